@@ -19,22 +19,36 @@ use koord_manager::{GATES, Options};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
-/// Starts a manager that serves its webhooks on a port of its own, and returns a client of it.
-async fn replica(cluster: &Cluster, gates: &str) -> Client {
+/// A replica of the manager that serves its webhooks on a port of its own.
+pub(crate) struct Replica {
+    /// A client of its webhooks.
+    pub(crate) client: Client,
+    pub(crate) port: u16,
+    /// Ends it.
+    pub(crate) stop: CancellationToken,
+}
+
+/// Starts one that is asked at `host`, or behind the Service.
+pub(crate) async fn start(cluster: &Cluster, gates: &str, host: Option<&str>) -> Replica {
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut settings = settings(Some("127.0.0.1"));
+    let mut settings = settings(host);
     settings.address = free.local_addr().unwrap();
     // With a host of its own the certificates would be in files.
     settings.directory = None;
-    let url = format!("https://{}", settings.address);
+    let (url, port) = (
+        format!("https://{}", settings.address),
+        settings.address.port(),
+    );
     drop(free);
     let options = Options {
         gates: Gates::parse(GATES, gates).unwrap(),
         ..options(settings)
     };
+    let stop = cluster.ctx.shutdown.child_token();
     let ctx = Context {
-        shutdown: cluster.ctx.shutdown.clone(),
+        shutdown: stop.clone(),
         ..Context::with_clock(cluster.ctx.clock.clone())
     };
     let run = koord_manager::run(options, cluster.limited.clone(), ctx);
@@ -44,7 +58,26 @@ async fn replica(cluster: &Cluster, gates: &str) -> Client {
         insecure: true,
         ..Peer::default()
     };
-    to_peer(&peer).await.unwrap()
+    let client = to_peer(&peer).await.unwrap();
+    Replica { client, port, stop }
+}
+
+/// What a replica knows of quotas, once it is `ready`.
+pub(crate) async fn knows(replica: &Client, ready: impl Fn(&Value) -> bool) {
+    let look = async {
+        loop {
+            let ask = Request::get("/elasticQuota").body(Vec::new()).unwrap();
+            if let Ok(text) = replica.request_text(ask).await
+                && ready(&serde_json::from_str(&text).unwrap())
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), look)
+        .await
+        .unwrap();
 }
 
 /// What a replica answers about the creation of a pod; `None` if it does not answer yet.
@@ -81,19 +114,14 @@ async fn many_writers_at_two_replicas_never_overdraw_a_quota() {
         .await
         .unwrap();
     let gates = "EnableQuotaAdmission=true,ElasticQuotaDump=true";
+    let host = Some("127.0.0.1");
     let replicas = [
-        replica(&cluster, gates).await,
-        replica(&cluster, gates).await,
+        start(&cluster, gates, host).await.client,
+        start(&cluster, gates, host).await.client,
     ];
     for replica in &replicas {
         // Served, and the quota is known.
-        loop {
-            let ask = Request::get("/elasticQuota").body(Vec::new()).unwrap();
-            match replica.request_text(ask).await {
-                Ok(text) if text.contains("\"q\"") => break,
-                _ => tokio::time::sleep(Duration::from_millis(20)).await,
-            }
-        }
+        knows(replica, |dump| dump["quotaInfoMap"].get("q").is_some()).await;
     }
     let writers: Vec<_> = (0..WRITERS)
         .map(|writer| {
@@ -143,7 +171,7 @@ async fn a_kubelets_allocatable_is_amplified_over_https() {
             "resource-amplification-config": factors.to_string()}))
         .await;
     cluster.add_node("n1", json!({}), "10", "100Gi").await;
-    replica(&cluster, "NodeMutatingWebhook=true").await;
+    start(&cluster, "NodeMutatingWebhook=true", Some("127.0.0.1")).await;
     let mut told = cluster.watch::<MutatingWebhookConfiguration>();
     let ready = |configuration: &MutatingWebhookConfiguration| {
         let mut entries = configuration.webhooks.iter().flatten();

@@ -18,4 +18,5 @@ mod recommender;
 mod refusals;
 mod rounds;
 mod shell;
+mod trees;
 mod webhooks;

@@ -1,0 +1,200 @@
+//! Many writers of quotas through the API server, which asks one replica over HTTPS and then the other.
+
+use crate::cluster::{Cluster, typed};
+use crate::https::{self, Replica};
+use crate::webhooks::{install, settings};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::core::v1::{Endpoints, Service};
+use koord_api::labels;
+use koord_api::scheduling::ElasticQuota;
+use koord_kube::api::{DeleteParams, PostParams};
+use koord_kube::{Api, ResourceExt, patch};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+const WRITERS: u64 = 8;
+const STEPS: usize = 15;
+/// What the parent of all quotas is guaranteed.
+const BACKED: i64 = 40;
+
+/// Points the Service of the webhooks to a replica.
+async fn point(cluster: &Cluster, replica: &Replica) {
+    let service = settings(None).service;
+    let services: Api<Service> = Api::namespaced(cluster.client.clone(), &service.namespace);
+    let ports = json!([{"port": 443, "targetPort": replica.port}]);
+    let object = json!({"metadata": {"name": service.name}, "spec": {"ports": ports}});
+    let endpoints: Api<Endpoints> = Api::namespaced(cluster.client.clone(), &service.namespace);
+    let subsets = json!([{"addresses": [{"ip": "127.0.0.1"}], "ports": [{"port": replica.port}]}]);
+    if services.get_opt(&service.name).await.unwrap().is_none() {
+        let params = PostParams::default();
+        services.create(&params, &typed(object)).await.unwrap();
+        let object = json!({"metadata": {"name": service.name}, "subsets": subsets});
+        endpoints.create(&params, &typed(object)).await.unwrap();
+    } else {
+        let change = json!({ "subsets": subsets });
+        patch::merge(&endpoints, &service.name, &change)
+            .await
+            .unwrap();
+    }
+}
+
+fn quota(name: &str, parent: &str, min: i64) -> ElasticQuota {
+    typed(json!({
+        "metadata": {"name": name, "labels": {labels::QUOTA_PARENT: parent,
+            labels::QUOTA_IS_PARENT: (parent == "koordinator-root-quota").to_string()}},
+        "spec": {"min": {"cpu": min}, "max": {"cpu": 100}},
+    }))
+}
+
+/// One who creates, changes and deletes a quota of his own as the dice say; what it is guaranteed in the
+/// end, and how often he was refused.
+async fn write(
+    quotas: Api<ElasticQuota>,
+    seed: u64,
+    mut has: Option<i64>,
+    name: String,
+) -> (Option<i64>, usize) {
+    let mut dice = fastrand::Rng::with_seed(seed);
+    let mut refused = 0;
+    for _ in 0..STEPS {
+        let wants = dice.i64(0..=12);
+        let done = match has {
+            None => {
+                let (params, new) = (PostParams::default(), quota(&name, "team", wants));
+                quotas.create(&params, &new).await.map(|_| Some(wants))
+            }
+            Some(_) if dice.u8(0..4) == 0 => {
+                let params = DeleteParams::default();
+                quotas.delete(&name, &params).await.map(|_| None)
+            }
+            Some(_) => {
+                let change = json!({"spec": {"min": {"cpu": wants}}});
+                let changed = patch::merge(&quotas, &name, &change);
+                changed.await.map(|_| Some(wants))
+            }
+        };
+        match done {
+            Ok(now) => has = now,
+            Err(error) => {
+                let why = error.to_string();
+                assert!(
+                    why.contains("checkMinQuotaSum all brothers"),
+                    "{name}: {why}"
+                );
+                refused += 1;
+            }
+        }
+        // What nobody may do, whatever the others do meanwhile.
+        if dice.u8(0..4) == 0 {
+            let orphan = quota(&format!("{name}-orphan"), "nobody", 0);
+            let created = quotas.create(&PostParams::default(), &orphan).await;
+            let why = created.unwrap_err().to_string();
+            assert!(why.contains("nobody"), "{why}");
+            let deleted = quotas.delete("team", &DeleteParams::default()).await;
+            let why = deleted.unwrap_err().to_string();
+            assert!(why.contains("child quotas"), "{why}");
+        }
+    }
+    (has, refused)
+}
+
+/// What all quotas are guaranteed.
+async fn stored(quotas: &Api<ElasticQuota>) -> BTreeMap<String, i64> {
+    let all = quotas.list(&Default::default()).await.unwrap();
+    let all = all.iter();
+    all.map(|quota| (quota.name_any(), quota.spec.min["cpu"].value()))
+        .collect()
+}
+
+#[tokio::test]
+async fn many_writers_of_quotas_leave_the_tree_whole_on_either_replica() {
+    let cluster = Cluster::start().await;
+    install(&cluster).await;
+    let gates = "ElasticQuotaDump=true";
+    let replicas = [
+        https::start(&cluster, gates, None).await,
+        https::start(&cluster, gates, None).await,
+    ];
+    point(&cluster, &replicas[0]).await;
+    let mut told = cluster.watch::<MutatingWebhookConfiguration>();
+    told.until("a caBundle", |c| {
+        let entry = c.webhooks.as_ref()?.first()?;
+        entry.client_config.ca_bundle.clone()
+    })
+    .await;
+    let mut told = cluster.watch::<ValidatingWebhookConfiguration>();
+    told.until("its caBundle", |c| {
+        let entry = c.webhooks.as_ref()?.first()?;
+        entry.client_config.ca_bundle.clone()
+    })
+    .await;
+    https::knows(&replicas[0].client, |_| true).await;
+    let quotas: Api<ElasticQuota> = Api::namespaced(cluster.client.clone(), "default");
+    let team = quota("team", "koordinator-root-quota", BACKED);
+    // Always there, so that nobody may delete the parent.
+    for quota in [team, quota("one", "team", 1)] {
+        quotas.create(&PostParams::default(), &quota).await.unwrap();
+    }
+    let knows_one = |dump: &Value| dump["quotaInfoMap"].get("one").is_some();
+    https::knows(&replicas[0].client, knows_one).await;
+    // All at once want as much as three of them can have.
+    let first = (0..WRITERS).map(|writer| {
+        let (quotas, name) = (quotas.clone(), format!("w{writer}"));
+        async move {
+            let params = PostParams::default();
+            let created = quotas.create(&params, &quota(&name, "team", 12)).await;
+            (name, created.ok().map(|_| 12))
+        }
+    });
+    let first = futures::future::join_all(first).await;
+    let mut has: BTreeMap<String, Option<i64>> = first.into_iter().collect();
+    assert_eq!(has.values().flatten().count(), 3, "{has:?}");
+    for (round, replica) in replicas.iter().enumerate() {
+        point(&cluster, replica).await;
+        // The next one decides by what there is.
+        let there = stored(&quotas).await;
+        https::knows(&replica.client, |dump| {
+            let min = |name: &String| dump["quotaInfoMap"][name]["min"]["cpu"].clone();
+            there
+                .iter()
+                .all(|(name, cpu)| min(name) == json!(cpu.to_string()))
+                && dump["quotaInfoMap"].as_object().map(serde_json::Map::len) == Some(there.len())
+        })
+        .await;
+        let writers = (0..).zip(&has).map(|(seed, (name, has))| {
+            let seed = seed + 100 * u64::try_from(round).unwrap();
+            let writer = write(quotas.clone(), seed, *has, name.clone());
+            let name = name.clone();
+            async move { (name, tokio::spawn(writer).await.unwrap()) }
+        });
+        let done = futures::future::join_all(writers).await;
+        let refused: usize = done.iter().map(|(_, (_, refused))| refused).sum();
+        has = done
+            .into_iter()
+            .map(|(name, (has, _))| (name, has))
+            .collect();
+        let mut want: BTreeMap<String, i64> = has
+            .iter()
+            .filter_map(|(name, has)| Some((name.clone(), (*has)?)))
+            .collect();
+        want.extend([("team".to_owned(), BACKED), ("one".to_owned(), 1)]);
+        let there = stored(&quotas).await;
+        assert_eq!(there, want, "what was admitted is there, and nothing else");
+        let sum: i64 = there
+            .iter()
+            .filter(|(name, _)| *name != "team")
+            .map(|(_, min)| min)
+            .sum();
+        assert!(sum <= BACKED, "{there:?}");
+        assert!(
+            refused > 0 && sum > 0,
+            "nobody was in another's way: {there:?}"
+        );
+        replica.stop.cancel();
+    }
+    let refused = quotas.delete("one", &DeleteParams::default()).await;
+    let why = refused.map(|_| Value::Null).unwrap_err().to_string();
+    assert!(why.contains("failed calling webhook"), "{why}");
+}
