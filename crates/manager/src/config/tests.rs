@@ -1,3 +1,5 @@
+mod sections;
+
 use super::*;
 use koord_api::GoDuration;
 use koord_api::slo::{CPUBurstPolicy, CPUSuppressPolicy};

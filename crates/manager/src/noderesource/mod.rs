@@ -15,7 +15,7 @@ use crate::replica::Replica;
 use jiff::Timestamp;
 use koord_api::annotations;
 use koord_api::quantity::Quantity;
-use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
+use koord_api::resources::{self, BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
 use koord_api::scheduling::Device;
 use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_kube::{Change, Mirrored, ObjectKey, patch};
@@ -293,19 +293,23 @@ fn merged(meta: Option<&Value>, status: Option<&Value>) -> Option<Value> {
     (!both.is_empty()).then_some(Value::Object(both))
 }
 
-/// Whether a change of a NodeResourceTopology, batch resources aside, can change anything.
+/// Whether a change of a NodeResourceTopology, batch resources aside, can change anything: what zones
+/// have of CPU and memory, whether they have batch resources, and the node's CPU.
 fn is_relevant(old: &NodeResourceTopology, new: &NodeResourceTopology) -> bool {
     let info = |topology: &NodeResourceTopology| {
         let annotations = topology.metadata.annotations.as_ref();
         annotations.and_then(|all| all.get(annotations::NODE_CPU_BASIC_INFO).cloned())
     };
-    let amounts = |topology: &NodeResourceTopology| -> Vec<(String, Quantity, bool)> {
+    let amounts = |topology: &NodeResourceTopology| -> Vec<(String, Option<Quantity>)> {
         let zones = topology.spec.zones.iter();
         let all = zones.flat_map(|zone| zone.resources.iter().map(move |r| (zone, r)));
-        all.map(|(zone, r)| {
-            let ours = r.name == BATCH_CPU || r.name == BATCH_MEMORY;
-            let amount = if ours { Quantity::ZERO } else { r.allocatable };
-            (format!("{}/{}", zone.name, r.name), amount, ours)
+        all.filter_map(|(zone, r)| {
+            let amount = match r.name.as_str() {
+                BATCH_CPU | BATCH_MEMORY => None,
+                resources::CPU | resources::MEMORY => Some(r.allocatable),
+                _ => return None,
+            };
+            Some((format!("{}/{}", zone.name, r.name), amount))
         })
         .collect()
     };

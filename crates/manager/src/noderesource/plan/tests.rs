@@ -3,6 +3,7 @@ use super::*;
 mod numa;
 mod plugins;
 mod rows;
+mod tables;
 use crate::config::Strategy;
 use koord_api::annotations;
 use koord_api::resources::{MID_CPU, MID_MEMORY};

@@ -1,0 +1,298 @@
+//! Every section of a NodeSLO by the same rules: the facts of the tables in Koordinator's
+//! `pkg/slo-controller/nodeslo/{resource_strategy,nodeslo_cm_event_handler,nodeslo_controller}_test.go`, and
+//! of `pkg/slo-controller/nodemetric` for what koordlet is told about measuring.
+
+use super::*;
+use crate::nodemetric;
+use crate::nodeslo;
+use crate::object::Action;
+use koord_api::slo::{NodeMetricSpec, NodeSLOSpec};
+
+/// A section: its key, its field in the NodeSLO, what the cluster sets, what two overrides that pick the
+/// same node set, and what is in force on a plain node and on that one.
+struct Section {
+    key: &'static str,
+    field: &'static str,
+    cluster: Value,
+    overrides: [Value; 2],
+    plain: Value,
+    picked: Value,
+    /// What cannot be read.
+    broken: Value,
+}
+
+fn sections() -> [Section; 5] {
+    [
+        Section {
+            key: "resource-threshold-config",
+            field: "resourceUsedThresholdWithBE",
+            cluster: json!({"enable": true, "cpuSuppressThresholdPercent": 60}),
+            overrides: [
+                json!({"cpuSuppressThresholdPercent": 40, "memoryEvictThresholdPercent": 80}),
+                json!({"enable": false}),
+            ],
+            plain: json!({"enable": true, "cpuSuppressThresholdPercent": 60,
+                "cpuSuppressPolicy": "cpuset", "memoryEvictThresholdPercent": 70,
+                "cpuEvictPolicy": "evictByRealLimit"}),
+            picked: json!({"enable": true, "cpuSuppressThresholdPercent": 40,
+                "cpuSuppressPolicy": "cpuset", "memoryEvictThresholdPercent": 80,
+                "cpuEvictPolicy": "evictByRealLimit"}),
+            broken: json!({"enable": "yes"}),
+        },
+        Section {
+            key: "resource-qos-config",
+            field: "resourceQOSStrategy",
+            cluster: json!({"beClass": {"cpuQOS": {"groupIdentity": 0}}}),
+            overrides: [
+                json!({"beClass": {"cpuQOS": {"enable": true}, "memoryQOS": {"wmarkRatio": 90}}}),
+                json!({"beClass": {"cpuQOS": {"groupIdentity": 2}}}),
+            ],
+            plain: json!({"beClass": {"cpuQOS": {"groupIdentity": 0}}}),
+            picked: json!({"beClass": {"cpuQOS": {"enable": true, "groupIdentity": 0},
+                "memoryQOS": {"wmarkRatio": 90}}}),
+            broken: json!({"beClass": []}),
+        },
+        Section {
+            key: "cpu-burst-config",
+            field: "cpuBurstStrategy",
+            cluster: json!({"cfsQuotaBurstPeriodSeconds": 120}),
+            overrides: [
+                json!({"policy": "auto", "sharePoolThresholdPercent": 70}),
+                json!({"policy": "none"}),
+            ],
+            plain: json!({"policy": "none", "cpuBurstPercent": 1000, "cfsQuotaBurstPercent": 300,
+                "cfsQuotaBurstPeriodSeconds": 120, "sharePoolThresholdPercent": 50}),
+            picked: json!({"policy": "auto", "cpuBurstPercent": 1000, "cfsQuotaBurstPercent": 300,
+                "cfsQuotaBurstPeriodSeconds": 120, "sharePoolThresholdPercent": 70}),
+            broken: json!({"cpuBurstPercent": "200"}),
+        },
+        Section {
+            key: "system-config",
+            field: "systemStrategy",
+            cluster: json!({"watermarkScaleFactor": 150, "totalNetworkBandwidth": "10G"}),
+            overrides: [
+                json!({"minFreeKbytesFactor": 100}),
+                json!({"minFreeKbytesFactor": 200}),
+            ],
+            plain: json!({"watermarkScaleFactor": 150, "totalNetworkBandwidth": "10G"}),
+            picked: json!({"watermarkScaleFactor": 150, "totalNetworkBandwidth": "10G",
+                "minFreeKbytesFactor": 100}),
+            broken: json!({"totalNetworkBandwidth": "fast"}),
+        },
+        Section {
+            key: "host-application-config",
+            field: "hostApplications",
+            cluster: json!({"applications": [{"name": "nginx", "qos": "LS"}]}),
+            overrides: [
+                json!({"applications": [{"name": "db", "qos": "LSR", "priority": "koord-prod"}]}),
+                json!({"applications": []}),
+            ],
+            plain: json!([{"name": "nginx", "qos": "LS"}]),
+            picked: json!([{"name": "db", "qos": "LSR", "priority": "koord-prod"}]),
+            broken: json!({"applications": {"name": "nginx"}}),
+        },
+    ]
+}
+
+impl Section {
+    fn text(&self, cluster: &Value, overrides: &[Value]) -> String {
+        let with = |mut one: Value| {
+            one["nodeSelector"] = json!({"matchLabels": {"pool": "picked"}});
+            one
+        };
+        let overrides: Vec<_> = overrides.iter().cloned().map(with).collect();
+        let document = if self.key == "host-application-config" {
+            let mut document = cluster.clone();
+            document["nodeConfigs"] = json!(overrides);
+            document
+        } else {
+            json!({"clusterStrategy": cluster, "nodeStrategies": overrides})
+        };
+        document.to_string()
+    }
+
+    fn of(&self, config: &Config, pool: &str) -> Value {
+        let (spec, problem) = config.slo(&node(json!({"pool": pool}), json!({})));
+        assert_eq!(problem, None);
+        let field = |spec: NodeSLOSpec| serde_json::to_value(spec).unwrap()[self.field].clone();
+        field(spec)
+    }
+}
+
+#[test]
+fn each_section_is_merged_by_itself_and_kept_when_it_cannot_be_read() {
+    let empty = read(&[]);
+    for section in sections() {
+        let key = section.key;
+        let of = |config: &Config| [section.of(config, "other"), section.of(config, "picked")];
+        let standard = section.of(&empty, "picked");
+        assert_eq!(
+            of(&read(&[(key, "")])),
+            [standard.clone(), standard.clone()],
+            "{key}"
+        );
+        let cluster_only = read(&[(key, &section.text(&section.cluster, &[]))]);
+        let plain = section.plain.clone();
+        assert_eq!(of(&cluster_only), [plain.clone(), plain], "{key}");
+        // The first of two overrides, over the cluster, over the defaults.
+        let full = section.text(&section.cluster, &section.overrides);
+        let full = read(&[(key, &full)]);
+        let want = [section.plain.clone(), section.picked.clone()];
+        assert_eq!(of(&full), want, "{key}");
+        assert_eq!(
+            of(&cluster_only.updated(&data(&[(key, "")])).0)[0],
+            standard,
+            "{key}"
+        );
+
+        for text in ["{".to_owned(), section.text(&section.broken, &[])] {
+            let (kept, problems) = full.updated(&data(&[(key, &text)]));
+            assert_eq!(of(&kept), want, "{key}: {text}");
+            let reasons: Vec<_> = problems.iter().map(|p| (p.key, p.reason)).collect();
+            assert_eq!(
+                reasons,
+                [(key, "SLOCfgUnmarshalFailed")],
+                "{text}: {problems:?}"
+            );
+            // At first there is nothing to keep.
+            let (first, _) = Config::default().updated(&data(&[(key, &text)]));
+            assert_eq!(
+                of(&first),
+                [standard.clone(), standard.clone()],
+                "{key}: {text}"
+            );
+        }
+        // Nobody's nodes are looked at again for a text that says the same.
+        let (again, _) = full.updated(&data(&[(
+            key,
+            &section.text(&section.cluster, &section.overrides),
+        )]));
+        assert_eq!(again, full, "{key}");
+    }
+}
+
+#[test]
+fn a_bandwidth_annotation_lies_over_cluster_and_override() {
+    let section = &sections()[3];
+    let config = read(&[(
+        section.key,
+        &section.text(&section.cluster, &section.overrides),
+    )]);
+    let annotation = json!({"node.koordinator.sh/network-bandwidth": "25G"});
+    for (pool, mut want) in [
+        ("other", section.plain.clone()),
+        ("picked", section.picked.clone()),
+    ] {
+        let (spec, problem) = config.slo(&node(json!({"pool": pool}), annotation.clone()));
+        assert_eq!(problem, None);
+        want["totalNetworkBandwidth"] = json!("25G");
+        let found = serde_json::to_value(spec.system_strategy).unwrap();
+        assert_eq!(found, want, "{pool}");
+    }
+}
+
+/// The spec of a NodeMetric, as JSON; what is not given has the defaults.
+fn measures(given: Value) -> NodeMetricSpec {
+    let mut policy = json!({"aggregateDurationSeconds": 300, "reportIntervalSeconds": 60,
+        "nodeAggregatePolicy": {"durations": ["5m0s", "10m0s", "30m0s"]},
+        "nodeMemoryCollectPolicy": "usageWithoutPageCache"});
+    policy
+        .as_object_mut()
+        .unwrap()
+        .extend(given.as_object().unwrap().clone());
+    serde_json::from_value(json!({ "metricCollectPolicy": policy })).unwrap()
+}
+
+#[test]
+fn a_node_metric_is_made_changed_and_deleted_with_its_node() {
+    let (old, standard) = (
+        measures(json!({"reportIntervalSeconds": 5})),
+        measures(json!({})),
+    );
+    let aggregate = json!({"enable": true, "metricAggregateDurationSeconds": 60,
+        "nodeConfigs": [
+            {"nodeSelector": {"matchLabels": {"pool": "a"}}, "metricReportIntervalSeconds": 20},
+            {"nodeSelector": {"matchLabels": {"pool": "a"}}, "metricReportIntervalSeconds": 30},
+            {"nodeSelector": {"matchLabels": {"pool": "bad"}}, "metricReportIntervalSeconds": -1},
+            {"nodeSelector": {"matchLabels": {"pool": "off"}}, "enable": false, "metricReportIntervalSeconds": 7},
+        ]})
+    .to_string();
+    let good = doubtful(&aggregate);
+    let unreadable = good.updated(&data(&[(keys::COLOCATION, "{")])).0;
+    let invalid = good
+        .updated(&data(&[(
+            keys::COLOCATION,
+            r#"{"enable": true, "metricAggregateDurationSeconds": -1}"#,
+        )]))
+        .0;
+    let in_pool = |pool: &str| node(json!({"pool": pool}), json!({}));
+    let of_pool = |given: Value| Action::Create(measures(given));
+    let minute = json!({"aggregateDurationSeconds": 60});
+    for (node, existing, config, want) in [
+        (None, None, &good, Action::Nothing),
+        (None, Some(&old), &good, Action::Delete),
+        (
+            Some(plain()),
+            None,
+            &read(&[]),
+            Action::Create(standard.clone()),
+        ),
+        (
+            Some(plain()),
+            Some(&old),
+            &read(&[]),
+            Action::Update(standard.clone()),
+        ),
+        (Some(plain()), Some(&standard), &read(&[]), Action::Nothing),
+        (
+            Some(plain()),
+            None,
+            &colocation(r#"{"enable": false}"#),
+            Action::Create(standard.clone()),
+        ),
+        (Some(plain()), None, &good, of_pool(minute.clone())),
+        (
+            Some(in_pool("a")),
+            None,
+            &good,
+            of_pool(json!({"aggregateDurationSeconds": 60, "reportIntervalSeconds": 20})),
+        ),
+        (Some(in_pool("bad")), None, &good, of_pool(minute.clone())),
+        (Some(in_pool("off")), None, &good, of_pool(json!({}))),
+        // Settings that cannot be used leave what is there, and do not keep a new node waiting.
+        (Some(plain()), Some(&old), &unreadable, Action::Nothing),
+        (Some(plain()), Some(&old), &invalid, Action::Nothing),
+        (Some(plain()), None, &invalid, of_pool(minute)),
+    ] {
+        assert_eq!(
+            nodemetric::plan(node.as_ref(), existing, config),
+            want,
+            "{node:?}"
+        );
+    }
+}
+
+#[test]
+fn a_node_slo_is_made_changed_and_deleted_with_its_node() {
+    let config = read(&[]);
+    let mut standard = config.slo(&plain()).0;
+    standard.extensions = Some(crate::suppress::no_extensions());
+    let mut old = standard.clone();
+    old.cpu_burst_strategy = None;
+    // Extensions are somebody else's.
+    let mut theirs = old.clone();
+    theirs.extensions = json!({"theirs": 1}).as_object().cloned();
+    let mut kept = standard.clone();
+    kept.extensions = theirs.extensions.clone();
+    for (node, existing, want) in [
+        (None, None, Action::Nothing),
+        (None, Some(&old), Action::Delete),
+        (Some(plain()), None, Action::Create(standard.clone())),
+        (Some(plain()), Some(&old), Action::Update(standard.clone())),
+        (Some(plain()), Some(&theirs), Action::Update(kept)),
+        (Some(plain()), Some(&standard), Action::Nothing),
+    ] {
+        let (action, problem) = nodeslo::plan(node.as_ref(), existing, &config);
+        assert_eq!((action, problem), (want, None), "{existing:?}");
+    }
+}
