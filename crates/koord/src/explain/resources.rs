@@ -9,6 +9,7 @@ use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_kube::api::ListParams;
 use koord_kube::{Api, Client};
 use koord_manager::explain::{self, Explanation, Objects, Resource, Service};
+use koord_model::reclaim;
 use std::fmt::Write as _;
 
 /// Services that are listed; the rest is one line.
@@ -134,18 +135,9 @@ fn services(out: &mut String, title: &str, services: &[Service]) {
 /// CPU as milli-cores, which `cores` says whether it is counted in yet; memory as bytes.
 fn unit(amount: Quantity, cores: bool, is_cpu: bool) -> String {
     match (is_cpu, cores) {
-        (true, true) => format!("{}m", amount.milli_value()),
+        (true, true) => reclaim::millicores(amount),
         (true, false) => format!("{}m", amount.value()),
-        (false, _) => mebibytes(amount),
-    }
-}
-
-fn mebibytes(amount: Quantity) -> String {
-    let bytes = amount.value();
-    if bytes == 0 {
-        "0".to_owned()
-    } else {
-        format!("{} MiB", bytes.div_euclid(1 << 20))
+        (false, _) => reclaim::mebibytes(amount),
     }
 }
 

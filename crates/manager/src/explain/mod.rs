@@ -386,13 +386,19 @@ fn waits(
     origins: &Origins,
 ) -> Option<String> {
     let threshold = strategy.diff_threshold;
+    let shown = if matches!(name, BATCH_CPU | MID_CPU) {
+        // It counts in thousandths of cores.
+        format!("{}m", wanted.value())
+    } else {
+        reclaim::mebibytes(wanted)
+    };
     if published == Some(wanted) {
         None
     } else if reclaim::differs(published, Some(wanted), threshold) {
-        Some(format!("{name} is about to change to {wanted}"))
+        Some(format!("{name} is about to change to {shown}"))
     } else {
         Some(format!(
-            "{name} changes to {wanted} when the node is due: a change of no more than \
+            "{name} changes to {shown} when the node is due: a change of no more than \
              {threshold} of what is published waits up to {} s (resourceDiffThreshold: {}, \
              updateTimeThresholdSeconds: {})",
             strategy.update_threshold_secs,

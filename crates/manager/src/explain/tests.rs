@@ -51,13 +51,18 @@ fn explain(objects: &Objects) -> Explanation {
         let Some(computed) = resource.computed else {
             continue;
         };
-        let wanted = if resource.name.ends_with("cpu") {
-            Quantity::from_value(computed.milli_value())
+        let (wanted, shown) = if resource.name.ends_with("cpu") {
+            let milli = computed.milli_value();
+            (Quantity::from_value(milli), format!("{milli}m"))
         } else {
-            computed
+            let shown = match computed.value() >> 20 {
+                0 => "0".to_owned(),
+                mebibytes => format!("{mebibytes} MiB"),
+            };
+            (computed, shown)
         };
         let said_so = |note: &String| {
-            note.starts_with(resource.name) && note.contains(&format!(" to {wanted}"))
+            note.starts_with(resource.name) && note.contains(&format!(" to {shown}"))
         };
         let written = resource.published == Some(wanted) || said.notes.iter().any(said_so);
         assert!(written, "{resource:?}: {:?}", said.notes);
@@ -177,7 +182,8 @@ fn the_number_is_explained_term_by_term() {
         .map(|service| (service.name.as_str(), service.by, service.cpu.value()))
         .collect();
     assert_eq!(charged, [("d/new", "request", 3), ("d/web", "measured", 2)]);
-    assert!(said.notes[0].contains("batch-cpu is about to change to 2k"));
+    assert!(said.notes[0].contains("batch-cpu is about to change to 2000m"));
+    assert!(said.notes[1].contains("batch-memory is about to change to 2384 MiB"));
     assert_eq!((said.zones.len(), said.problems.len()), (0, 0));
 }
 
@@ -203,7 +209,7 @@ fn each_policy_names_itself_and_where_it_was_set() {
         annotations::NODE_COLOCATION_STRATEGY,
         "{\"midCPUThresholdPercent\": 5, \"memoryReclaimThresholdPercent\": 90}",
     );
-    let reservation = "{\"resources\":{\"cpu\":\"500m\",\"memory\":\"2G\"}}";
+    let reservation = "{\"resources\":{\"cpu\":\"1\",\"memory\":\"2G\"}}";
     annotate(&mut objects, annotations::NODE_RESERVATION, reservation);
     let said = explain(&objects);
     let [cpu, memory, mid_cpu, mid_memory] = &said.resources[..] else {
@@ -245,6 +251,14 @@ fn each_policy_names_itself_and_where_it_was_set() {
         ]
     );
     assert_eq!(origin(mid_cpu, "unallocated"), at);
+    // Reasons have the units of the sums.
+    for (term, shown) in [
+        (&cpu.terms[2], "(1000m)"),
+        (&mid_cpu.terms[1], "(3000m)"),
+        (&mid_memory.terms[1], "(3814 MiB)"),
+    ] {
+        assert!(term.why.contains(shown), "{term:?}");
+    }
     assert_eq!(mid_memory.computed.unwrap().value(), giga * 4 / 10);
 }
 
@@ -355,7 +369,7 @@ fn small_changes_say_until_when_they_wait() {
     allocatable.get_mut(BATCH_CPU).unwrap().0 = "2100".to_owned();
     let notes = explain(&objects).notes;
     assert!(
-        notes[0].contains("changes to 2k when the node is due")
+        notes[0].contains("changes to 2000m when the node is due")
             && notes[0].contains("0.1 of what is published waits up to 300 s"),
         "{notes:?}"
     );

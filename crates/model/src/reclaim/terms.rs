@@ -116,9 +116,25 @@ fn negative(quantity: Quantity) -> Quantity {
     Quantity::ZERO.with_format(quantity.format()) - quantity
 }
 
+/// CPU for people, in thousandths of cores: `1500m`.
+#[must_use]
+pub fn millicores(cores: Quantity) -> String {
+    format!("{}m", cores.milli_value())
+}
+
+/// Memory for people, in whole MiB, rounded down: `512 MiB`.
+#[must_use]
+pub fn mebibytes(bytes: Quantity) -> String {
+    match bytes.value() {
+        0 => "0".to_owned(),
+        bytes => format!("{} MiB", bytes.div_euclid(1 << 20)),
+    }
+}
+
 /// How one of the two resources is computed.
 struct Rule<'a> {
     get: fn(Amount) -> Quantity,
+    show: fn(Quantity) -> String,
     percent: (&'static str, i64),
     policy: (&'static str, &'a str),
     limit: (&'static str, Option<i64>),
@@ -132,6 +148,7 @@ struct Rule<'a> {
 pub fn sums(batch: &Batch, policy: &BatchPolicy) -> [Sum; 2] {
     let cpu = Rule {
         get: |amount| amount.cpu,
+        show: millicores,
         percent: ("cpuReclaimThresholdPercent", policy.cpu_reclaim_percent),
         policy: (
             "cpuCalculatePolicy",
@@ -146,6 +163,7 @@ pub fn sums(batch: &Batch, policy: &BatchPolicy) -> [Sum; 2] {
     };
     let memory = Rule {
         get: |amount| amount.memory,
+        show: mebibytes,
         percent: (
             "memoryReclaimThresholdPercent",
             policy.memory_reclaim_percent,
@@ -207,6 +225,7 @@ fn held(batch: &Batch, rule: &Rule<'_>) -> Vec<Term> {
     let held = &batch.held;
     let (used, reserved) = (of(held.used()), of(held.reserved()));
     if !rule.by_request && used >= reserved {
+        let reserved = (rule.show)(reserved);
         let why = format!("outside pods; no less than is reserved ({reserved})");
         let apps = of(held.apps);
         let apps = (apps.signum() != 0)
@@ -225,6 +244,7 @@ fn held(batch: &Batch, rule: &Rule<'_>) -> Vec<Term> {
     let why = if rule.by_request {
         format!("{whose}; what the system uses does not count")
     } else {
+        let used = (rule.show)(used);
         format!("{whose}; more than the system uses ({used})")
     };
     let term = Term::taken("reserved", reserved, why);
@@ -248,7 +268,8 @@ pub fn mid_sums(node: &NodeView, policy: &MidPolicy) -> [Sum; 2] {
     };
     let parts = mid::parts(node, policy);
     let limit = mid::limit(node, policy);
-    let sum = |get: fn(Amount) -> Quantity, fixed: (&'static str, i64), most| {
+    type Parted = (fn(Amount) -> Quantity, fn(Quantity) -> String);
+    let sum = |(get, show): Parted, fixed: (&'static str, i64), most| {
         let mut sum = match &parts {
             Parts::Static { reserved } => {
                 let why = format!("{} % of the capacity; midReclaimMode is static", fixed.1);
@@ -266,14 +287,17 @@ pub fn mid_sums(node: &NodeView, policy: &MidPolicy) -> [Sum; 2] {
                 let reclaimable = get(node.prod_reclaimable);
                 let mut sum = Sum::of(vec![Term::given("reclaimable", reclaimable, why)]);
                 let why = match node.node_usage {
-                    Some(_) => format!("no more than the node leaves unused ({})", get(*unused)),
+                    Some(_) => {
+                        let unused = show(get(*unused));
+                        format!("no more than the node leaves unused ({unused})")
+                    }
                     None => "the report does not say what the node uses".to_owned(),
                 };
                 sum.reach(get(*base), "in use", &why);
                 let percent = policy.unallocated_percent;
                 let why = format!(
                     "{percent} % of what prod did not ask for ({})",
-                    get(*unallocated)
+                    show(get(*unallocated))
                 );
                 let term = Term::given("unallocated", get(*share), why);
                 sum.push(term.by("midUnallocatedPercent", percent));
@@ -286,12 +310,12 @@ pub fn mid_sums(node: &NodeView, policy: &MidPolicy) -> [Sum; 2] {
     };
     [
         sum(
-            |amount| amount.cpu,
+            (|amount| amount.cpu, millicores),
             ("midStaticCPUReservedPercent", static_percents.0),
             ("midCPUThresholdPercent", policy.cpu_limit_percent),
         ),
         sum(
-            |amount| amount.memory,
+            (|amount| amount.memory, mebibytes),
             ("midStaticMemoryReservedPercent", static_percents.1),
             ("midMemoryThresholdPercent", policy.memory_limit_percent),
         ),

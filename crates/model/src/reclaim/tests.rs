@@ -492,7 +492,7 @@ fn terms_add_up_and_name_what_chose_them() {
     let [cpu, memory] = check(&node, &policy_65());
     assert_eq!(amounts(&cpu)[2], ("reserved", -12));
     let why = &cpu.terms[2].why;
-    assert!(why.contains("annotation node.koordinator.sh/reservation") && why.contains("(7)"));
+    assert!(why.contains("annotation node.koordinator.sh/reservation") && why.contains("(7000m)"));
     assert_eq!(amounts(&memory)[2], ("system use", -12_000_000_000));
     node.reserved_by_annotation = amount("1/0");
     node.allocatable = amount("90/119G");
@@ -570,7 +570,7 @@ fn mids_terms_add_up_and_name_what_chose_them() {
             ("limit", -1, true, "midCPUThresholdPercent=12"),
         ],
     );
-    assert!(cpu.terms[1].why.contains("unused (5)"));
+    assert!(cpu.terms[1].why.contains("unused (5000m)"));
     let unknown = NodeView {
         node_usage: None,
         ..node_c()
