@@ -14,6 +14,7 @@ mod metrics;
 mod pods;
 mod profiles;
 mod quotas;
+mod reapply;
 mod recommender;
 mod refusals;
 mod rounds;

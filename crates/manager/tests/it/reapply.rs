@@ -1,0 +1,105 @@
+//! The webhooks' manifests applied again over what the manager filled in, as an upgrade does it.
+
+use crate::cluster::Cluster;
+use crate::deploy::documents;
+use crate::webhooks::{options, settings};
+use koord_kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use koord_kube::{Api, kube_core};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// The configurations of a kind, and the manifest.
+fn configurations(cluster: &Cluster) -> Vec<(Api<DynamicObject>, Value)> {
+    let all = documents("webhooks.yaml").into_iter();
+    all.filter_map(|manifest| {
+        let kind = manifest["kind"].as_str().unwrap();
+        if !kind.ends_with("WebhookConfiguration") {
+            return None;
+        }
+        let kind = kube_core::GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", kind);
+        let api = Api::all_with(cluster.client.clone(), &ApiResource::from_gvk(&kind));
+        Some((api, manifest))
+    })
+    .collect()
+}
+
+/// Applies a manifest: as `kubectl apply` does it by default where the manifest has not changed (what it
+/// says is set, list by key, and nothing is taken away), or as the server does it.
+async fn apply(api: &Api<DynamicObject>, manifest: &Value, server_side: bool) -> DynamicObject {
+    let name = manifest["metadata"]["name"].as_str().unwrap();
+    let params = PatchParams {
+        field_manager: Some("kubectl".to_owned()),
+        ..PatchParams::default()
+    };
+    if server_side {
+        let applied = api.patch(name, &params, &Patch::Apply(manifest)).await;
+        return applied.unwrap();
+    }
+    let mut noted = manifest.clone();
+    noted["metadata"]["annotations"][LAST_APPLIED] = json!(manifest.to_string());
+    if api.get_opt(name).await.unwrap().is_none() {
+        let object = serde_json::from_value(noted).unwrap();
+        return api.create(&PostParams::default(), &object).await.unwrap();
+    }
+    let patched = api.patch(name, &params, &Patch::Strategic(&noted)).await;
+    patched.unwrap()
+}
+
+/// Who vouches for each entry.
+fn bundles(object: &DynamicObject) -> BTreeMap<String, Option<String>> {
+    let entries = object.data["webhooks"].as_array().into_iter().flatten();
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    entries
+        .map(|entry| {
+            let bundle = text(&entry["clientConfig"]["caBundle"]);
+            (text(&entry["name"]).unwrap(), bundle)
+        })
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn manifests_applied_again_take_nothing_away() {
+    for server_side in [false, true] {
+        let cluster = Cluster::start().await;
+        let all = configurations(&cluster);
+        assert_eq!(all.len(), 2);
+        for (api, manifest) in &all {
+            apply(api, manifest, server_side).await;
+        }
+        let manager = cluster.manager(options(settings(None)));
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        for (api, manifest) in &all {
+            let name = manifest["metadata"]["name"].as_str().unwrap();
+            let before = api.get(name).await.unwrap();
+            let told = bundles(&before);
+            let listed = manifest["webhooks"].as_array().unwrap().len();
+            assert!(
+                !told.is_empty() && told.len() < listed,
+                "some are off: {told:?}"
+            );
+            assert!(told.values().all(Option::is_some), "{told:?}");
+
+            let applied = apply(api, manifest, server_side).await;
+            // What works goes on working from the first moment.
+            let now = bundles(&applied);
+            for (entry, bundle) in &told {
+                assert_eq!(now.get(entry), Some(bundle), "{entry}, {server_side}");
+            }
+            // What is off is taken out again.
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            let after = api.get(name).await.unwrap();
+            assert_eq!(after.data["webhooks"], before.data["webhooks"]);
+            tokio::time::sleep(Duration::from_secs(600)).await;
+            let later = api.get(name).await.unwrap();
+            assert_eq!(
+                later.metadata.resource_version,
+                after.metadata.resource_version
+            );
+        }
+        cluster.ctx.shutdown.cancel();
+        manager.await.unwrap();
+    }
+}
