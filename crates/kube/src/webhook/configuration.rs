@@ -259,19 +259,21 @@ impl Injector {
             None => current.clone(),
             Some(text) => serde_json::from_str(text).unwrap_or_default(),
         };
-        let Value::Array(entries) = template.clone() else {
+        let Value::Array(mut entries) = template else {
             return Err(InjectError::Template {
                 kind,
                 name: name.to_owned(),
                 problem: "is no JSON list of webhooks".to_owned(),
             });
         };
+        let is_new = stored.is_none() || adopt(&mut entries, &current);
+        let template = is_new.then(|| json!(entries).to_string());
         let wanted = self.wanted(entries, ca);
-        if stored.is_some() && current == wanted {
+        if template.is_none() && current == wanted {
             return Ok(());
         }
         let yielded = contested.yields;
-        if stored.is_some() && !contested.stands_up(&current, &wanted) {
+        if template.is_none() && !contested.stands_up(&current, &wanted) {
             if !yielded {
                 tracing::warn!(
                     kind,
@@ -281,8 +283,8 @@ impl Injector {
             }
             return Ok(());
         }
-        if stored.is_none() {
-            annotations.insert(TEMPLATE.to_owned(), template.to_string());
+        if let Some(template) = template {
+            annotations.insert(TEMPLATE.to_owned(), template);
         }
         if let Some(data) = object.data.as_object_mut() {
             data.insert("webhooks".to_owned(), wanted);
@@ -329,6 +331,18 @@ impl Injector {
         }
         Value::Array(wanted)
     }
+}
+
+/// Adds to the template what `current` has and it does not: entries of newer manifests, which were
+/// applied over what a server made of older ones. Whether there are any.
+fn adopt(template: &mut Vec<Value>, current: &Value) -> bool {
+    let before = template.len();
+    for entry in current.as_array().into_iter().flatten() {
+        if !template.iter().any(|known| known["name"] == entry["name"]) {
+            template.push(entry.clone());
+        }
+    }
+    template.len() > before
 }
 
 /// Where an entry's questions go.

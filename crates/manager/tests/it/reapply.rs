@@ -103,3 +103,43 @@ async fn manifests_applied_again_take_nothing_away() {
         manager.await.unwrap();
     }
 }
+
+/// A newer manifest has an entry more, for a path that is served: it takes effect.
+#[tokio::test(start_paused = true)]
+async fn an_entry_of_a_newer_manifest_takes_effect() {
+    let cluster = Cluster::start().await;
+    for (api, manifest) in configurations(&cluster) {
+        let mut older = manifest.clone();
+        let entries = older["webhooks"].as_array_mut().unwrap();
+        // One that is on by default.
+        let path = |entry: &Value| entry["clientConfig"]["service"]["path"].clone();
+        let left = ["/mutate-pod", "/validate-pod"];
+        entries.retain(|entry| !left.iter().any(|left| path(entry) == *left));
+        apply(&api, &older, false).await;
+    }
+    let manager = cluster.manager(options(settings(None)));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    for (api, manifest) in configurations(&cluster) {
+        let name = manifest["metadata"]["name"].as_str().unwrap();
+        let before = bundles(&api.get(name).await.unwrap());
+        let applied = apply(&api, &manifest, false).await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let after = api.get(name).await.unwrap();
+        let told = bundles(&after);
+        assert!(told.values().all(Option::is_some), "{told:?}");
+        let more: Vec<_> = told
+            .keys()
+            .filter(|name| !before.contains_key(*name))
+            .collect();
+        assert!(more.iter().all(|name| name.contains("pod")), "{more:?}");
+        assert!(!more.is_empty(), "{:?}", bundles(&applied));
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let later = api.get(name).await.unwrap();
+        assert_eq!(
+            later.metadata.resource_version,
+            after.metadata.resource_version
+        );
+    }
+    cluster.ctx.shutdown.cancel();
+    manager.await.unwrap();
+}
