@@ -1,7 +1,7 @@
 //! Quotas and their pods as API servers ask about them, on two replicas; and the controller of profiles.
 
 use crate::cluster::{Cluster, typed};
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, Namespace};
 use koord_api::quota::ElasticQuotaProfile;
 use koord_api::scheduling::ElasticQuota;
 use koord_api::{annotations, labels};
@@ -108,6 +108,45 @@ fn pod(name: &str, quota: &str) -> Value {
         "metadata": {"name": name, "namespace": "default", "labels": {labels::POD_QUOTA_NAME: quota}},
         "spec": {"containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "1"}}}]},
     })
+}
+
+/// Of two quotas with one name the older counts, and the other from the moment on that it goes, long
+/// before everything is read anew.
+#[tokio::test(start_paused = true)]
+async fn who_waited_for_a_name_has_it_when_it_is_free() {
+    let cluster = Cluster::start().await;
+    let replica = Replica::start(&cluster).await;
+    let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
+    let other = json!({"metadata": {"name": "other"}});
+    let params = PostParams::default();
+    namespaces.create(&params, &typed(other)).await.unwrap();
+    let of = |namespace: &str, min: i64| {
+        let mut quota = quota("parent", json!({labels::QUOTA_IS_PARENT: "true"}), min, 100);
+        quota["metadata"]["namespace"] = json!(namespace);
+        let api: Api<ElasticQuota> = Api::namespaced(cluster.client.clone(), namespace);
+        (api, typed::<ElasticQuota>(quota))
+    };
+    let (first, second) = (of("default", 2), of("other", 9));
+    first.0.create(&params, &first.1).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    second.0.create(&params, &second.1).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let child = quota("child", json!({labels::QUOTA_PARENT: "parent"}), 4, 100);
+    let ask = async || {
+        let verdict = replica
+            .review(VALIDATE, Create, None, Some(&child), true)
+            .await;
+        (verdict.allowed, verdict.message)
+    };
+    let (allowed, message) = ask().await;
+    assert!(
+        !allowed && message.contains("checkMinQuotaSum"),
+        "{message}"
+    );
+    let (api, _) = first;
+    api.delete("parent", &Default::default()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(ask().await, (true, String::new()));
 }
 
 #[tokio::test(start_paused = true)]

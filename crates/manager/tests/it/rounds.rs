@@ -3,9 +3,11 @@
 use crate::recommender::{NAMESPACE, Shop, amounts, workload};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use koord_api::analysis::RecommendationCheckpoint;
 use koord_app::flags;
-use koord_kube::{Api, ResourceExt};
+use koord_kube::api::PostParams;
+use koord_kube::{Api, ResourceExt, patch};
 use koord_manager::{Args, Options};
 use serde_json::json;
 use std::ffi::OsString;
@@ -114,4 +116,59 @@ async fn histories_are_saved_now_and_then_and_a_few_at_a_time() {
     };
     let most = (0..saves.len()).map(near).max();
     assert_eq!(most, Some(2));
+}
+
+/// A history that belongs to another Recommendation, such as one of the same name that is no more, says
+/// nothing about this one.
+#[tokio::test(start_paused = true)]
+async fn the_history_of_another_is_not_taken_over() {
+    let shop = Shop::open().await;
+    shop.deploy("web", &[("main", "4", "8Gi")]).await;
+    let target = workload("Deployment", "web");
+    shop.recommend("web", json!({}), target).await;
+    shop.recommend("other", json!({}), workload("Deployment", "other"))
+        .await;
+    let (ctx, manager) = shop.manager(&shop.cluster.limited, Options::default());
+    shop.measure(30, &[("web", "2", "4Gi")]).await;
+    ctx.shutdown.cancel();
+    manager.await.unwrap();
+    let saved: Api<RecommendationCheckpoint> =
+        Api::namespaced(shop.cluster.client.clone(), NAMESPACE);
+    let mut owner = saved.get("web.main").await.unwrap().owner_references()[0].clone();
+    let other = shop.recommendations().get("other").await.unwrap();
+    (owner.name, owner.uid) = ("other".to_owned(), other.uid().unwrap());
+    let change = json!({"metadata": {"ownerReferences": [owner]}});
+    patch::merge(&saved, "web.main", &change).await.unwrap();
+    // The last report is read once more.
+    shop.measure(1, &[("web", "500m", "1Gi")]).await;
+    shop.manager(&shop.cluster.limited, Options::default());
+    shop.measure(10, &[("web", "500m", "1Gi")]).await;
+    let object = shop.recommendations().get("web").await.unwrap();
+    let (cpu, _) = amounts(&object, "main").unwrap();
+    assert!(cpu < 0.6, "{cpu}");
+}
+
+/// The definition comes later than the manager: from then on histories are kept.
+#[tokio::test(start_paused = true)]
+async fn histories_are_kept_as_soon_as_they_can_be() {
+    let shop = Shop::open().await;
+    let definitions: Api<CustomResourceDefinition> = Api::all(shop.cluster.client.clone());
+    let name = "recommendationcheckpoints.analysis.koordinator.sh";
+    definitions.delete(name, &Default::default()).await.unwrap();
+    shop.deploy("web", &[("main", "4", "8Gi")]).await;
+    shop.recommend("web", json!({}), workload("Deployment", "web"))
+        .await;
+    let mut all = koord_api::crd_values().into_iter();
+    let definition = all.find(|one| one["metadata"]["name"] == name).unwrap();
+    shop.manager(&shop.cluster.limited, Options::default());
+    shop.measure(15, &[("web", "2", "4Gi")]).await;
+    let params = PostParams::default();
+    let definition = serde_json::from_value(definition).unwrap();
+    definitions.create(&params, &definition).await.unwrap();
+    // It is looked for every ten minutes.
+    shop.measure(25, &[("web", "2", "4Gi")]).await;
+    let saved: Api<RecommendationCheckpoint> =
+        Api::namespaced(shop.cluster.client.clone(), NAMESPACE);
+    let checkpoint = saved.get("web.main").await.unwrap();
+    assert_eq!(checkpoint.spec.recommendation, "web");
 }
