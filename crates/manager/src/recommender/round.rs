@@ -351,8 +351,13 @@ impl Rounds {
                 Err(error) => {
                     let minutes = (1 << entry.failures.min(4)).min(LONGEST_PAUSE);
                     entry.retry_at = now.saturating_add(i64::from(minutes) * 60_000);
+                    // With growing pauses; one line says it all.
+                    if entry.failures == 0 {
+                        tracing::warn!(recommendation = %key, %error, "not written; it is tried again");
+                    } else {
+                        tracing::debug!(recommendation = %key, %error, minutes, "not written again");
+                    }
                     entry.failures = entry.failures.saturating_add(1);
-                    tracing::warn!(recommendation = %key, %error, minutes, "not written; it is tried again");
                 }
             }
         }

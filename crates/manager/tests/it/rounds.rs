@@ -1,5 +1,6 @@
 //! What the recommender remembers from round to round, and how often it writes.
 
+use crate::log::Log;
 use crate::recommender::{NAMESPACE, Shop, amounts, workload};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
@@ -58,7 +59,8 @@ fn denied(_: &str) -> (StatusCode, String) {
     (StatusCode::FORBIDDEN, "not today".to_owned())
 }
 
-/// A round a minute, and 1, 2, 4, 8 and then 16 minutes between two tries.
+/// A round a minute, and 1, 2, 4, 8 and then 16 minutes between two tries; the API server's words are
+/// logged once.
 #[tokio::test(start_paused = true)]
 async fn a_refused_recommendation_is_tried_again_after_longer_and_longer_pauses() {
     let shop = Shop::open().await;
@@ -67,8 +69,13 @@ async fn a_refused_recommendation_is_tried_again_after_longer_and_longer_pauses(
         .await;
     let (client, guard) = shop.cluster.guarded(kind, denied);
     guard.refuse(true);
+    let log = Log::default();
+    let _listening = log.listen();
     shop.manager(&client, Options::default());
     shop.measure(60, &[("web", "2", "4Gi")]).await;
+    let said = log.lines_with("not today");
+    let said = said.iter().filter(|line| line.contains("not written"));
+    assert_eq!(said.count(), 1);
     let tries = guard.seen("status");
     let pauses = tries.windows(2).map(|two| (two[1] - two[0]).as_secs() / 60);
     assert_eq!(pauses.take(5).collect::<Vec<_>>(), [1, 2, 4, 8, 16]);

@@ -126,6 +126,8 @@ fn only_quotas_that_are_asked_are_charged() {
         &quota("quota1", json!({})),
         &quota("quota2", json!({})),
         &quota("twice", json!({})),
+        &quota(DEFAULT_QUOTA, json!({})),
+        &quota(koord_api::quota::SYSTEM_QUOTA, json!({})),
     ]);
     all.observe(super::super::info::Info::of(&quota(
         "twice",
@@ -157,6 +159,8 @@ fn only_quotas_that_are_asked_are_charged() {
             refusal("more than one elastic quota twice found"),
         ),
         (None, "", on, Ok(None)),
+        // Built-in ones are not asked, whether they are there or not.
+        (None, DEFAULT_QUOTA, on, Ok(None)),
         (None, koord_api::quota::ROOT_QUOTA, on, Ok(None)),
         (None, koord_api::quota::SYSTEM_QUOTA, on, Ok(None)),
         (Some("quota1"), "quota2", on, Ok(None)),
