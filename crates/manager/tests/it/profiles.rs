@@ -1,13 +1,17 @@
 //! How fast and how often profiles are applied to pods that wait.
 
 use crate::cluster::{Cluster, typed};
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::config::ClusterColocationProfile;
 use koord_app::features::Gates;
-use koord_kube::api::PostParams;
+use koord_kube::api::{DeleteParams, PostParams};
 use koord_kube::{Api, patch};
 use koord_manager::{GATES, Options, ProfileOptions};
 use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn options(profiles: ProfileOptions) -> Options {
@@ -107,4 +111,53 @@ async fn who_changes_a_pod_back_is_left_alone_for_a_while() {
     patch::merge(&profiles, "p", &other).await.unwrap();
     sleep(5).await;
     assert_eq!(now().await.as_deref(), Some("q"));
+}
+
+/// What is known of pods is old at times: one that runs meanwhile stays as it is, and so does
+/// another one of the same name.
+#[tokio::test(start_paused = true)]
+async fn a_pod_is_looked_at_again_before_it_is_changed() {
+    let cluster = Cluster::start().await;
+    let pods = pods(&cluster, ["waits", "runs", "other"].map(str::to_owned)).await;
+    // The manager lists pods once and hears nothing of them afterwards.
+    let is_old = Arc::new(AtomicBool::new(false));
+    let old = is_old.clone();
+    let name = move |request: &Request<Body>| {
+        let is_pods = request.uri().path() == "/api/v1/pods";
+        let query = request.uri().query().unwrap_or_default();
+        let is_news = query.contains("watch=") || old.load(Ordering::Relaxed);
+        (is_pods && is_news).then_some("news")
+    };
+    let broken = |_: &str| (StatusCode::FORBIDDEN, "no news".to_owned());
+    let (client, guard) = cluster.guarded(name, broken);
+    guard.refuse(true);
+    let options = options(ProfileOptions::default());
+    let manager = koord_manager::run(options, client, cluster.ctx.clone());
+    tokio::spawn(async move { manager.await.unwrap() });
+    sleep(5).await;
+    is_old.store(true, Ordering::Relaxed);
+    let runs = json!({"status": {"phase": "Running"}});
+    patch::merge_status(&pods, "runs", &runs).await.unwrap();
+    let before = pods.get("other").await.unwrap();
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("other", &now).await.unwrap();
+    let mut other = before.clone();
+    other.metadata.resource_version = None;
+    other.metadata.uid = None;
+    let other = pods.create(&PostParams::default(), &other).await.unwrap();
+    assert_ne!(other.metadata.uid, before.metadata.uid);
+    profile(
+        &cluster,
+        json!({"selector": {"matchLabels": {"job": "yes"}}, "labels": {"from": "p"}}),
+    )
+    .await;
+    sleep(60).await;
+    assert!(!guard.seen("news").is_empty());
+    let mut changed = Vec::new();
+    for name in ["waits", "runs", "other"] {
+        if label(&pods.get(name).await.unwrap()).is_some() {
+            changed.push(name);
+        }
+    }
+    assert_eq!(changed, ["waits"]);
 }
