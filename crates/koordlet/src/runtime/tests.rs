@@ -1,5 +1,7 @@
 //! The hook server over its socket, the plugin with a runtime of its own, and what both answer.
 
+mod link;
+
 use super::nri::Plugin;
 use super::*;
 use crate::gates::Gate;
@@ -14,17 +16,12 @@ use koord_rpc::hooks::{
     ContainerMetadata, ContainerResourceHookRequest, LinuxContainerResources,
     PodSandboxHookRequest, PodSandboxMetadata,
 };
-use koord_rpc::mux::Mux;
 use koord_rpc::nri::{
-    ConfigureRequest, Container, CreateContainerRequest, Event, Handler, LinuxContainer, LinuxCpu,
-    LinuxMemory, LinuxPodSandbox, LinuxResources, OptionalInt64, OptionalUInt64, PLUGIN_CHANNEL,
-    PluginClient, PodSandbox, RUNTIME_CHANNEL, RegisterPluginRequest, RunPodSandboxRequest,
-    Runtime, RuntimeServer, StateChangeEvent, SynchronizeRequest,
+    Container, Handler, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources,
+    OptionalInt64, OptionalUInt64, PodSandbox,
 };
-use koord_rpc::ttrpc;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use tokio::sync::mpsc;
 
 const MIB: i64 = 1 << 20;
 
@@ -32,6 +29,7 @@ const MIB: i64 = 1 << 20;
 struct Rig {
     tree: Tree,
     parts: Parts,
+    registry: prometheus::Registry,
     directory: tempfile::TempDir,
 }
 
@@ -62,7 +60,8 @@ impl Rig {
             layout: Layout::new(Driver::Cgroupfs, CgroupPath::root()),
             ..Settings::default()
         };
-        let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+        let registry = prometheus::Registry::new();
+        let metrics = Metrics::new(&registry).unwrap();
         metrics.started("n", 0);
         let root = tree.root().clone();
         Self {
@@ -73,6 +72,7 @@ impl Rig {
                 metrics,
             },
             tree,
+            registry,
             directory: tempfile::tempdir().unwrap(),
         }
     }
@@ -611,78 +611,4 @@ fn groups_as_runtimes_name_them() {
             .as_str()
             .ends_with("-podu.slice/cri-containerd-abc.scope")
     );
-}
-
-/// The runtime's end: who registers is told to a channel.
-struct FakeRuntime(mpsc::Sender<RegisterPluginRequest>);
-
-impl Runtime for FakeRuntime {
-    async fn register_plugin(
-        &self,
-        request: RegisterPluginRequest,
-        _: ttrpc::Context,
-    ) -> Result<koord_rpc::nri::Empty, ttrpc::Status> {
-        let _ = self.0.send(request).await;
-        Ok(koord_rpc::nri::Empty {})
-    }
-}
-
-#[tokio::test]
-async fn a_runtime_is_answered_over_its_socket_and_again_after_its_restart() {
-    let rig = Rig::new();
-    let group = rig.tree.group("kubepods/besteffort/podu").unwrap();
-    let mut config = rig.config(Mode::Nri);
-    config.nri.backoff = Duration::from_millis(5);
-    let _stop = rig.start(&config);
-    for dedicated in [false, true] {
-        let listener = grpc::listen(&config.nri.socket).unwrap();
-        let (stream, _) = listener.accept().await.unwrap();
-        let (mux, [plugin, runtime]) = Mux::open(stream, [PLUGIN_CHANNEL, RUNTIME_CHANNEL]);
-        let (sender, mut registered) = mpsc::channel(1);
-        let server = ttrpc::Server::default().with(RuntimeServer(Arc::new(FakeRuntime(sender))));
-        let serving = tokio::spawn(async move { server.serve(runtime).await });
-        let registered = registered.recv().await.unwrap();
-        assert_eq!(registered.plugin_name, "koordlet_nri");
-        assert_eq!(registered.plugin_idx, "00");
-        let plugin = PluginClient(ttrpc::Client::new(plugin));
-        let options = ttrpc::Options::within(Duration::from_secs(60));
-        let configured = plugin
-            .configure(&ConfigureRequest::default(), &options)
-            .await;
-        // RunPodSandbox, CreateContainer and UpdateContainer; the fourth has no hook by default.
-        assert_eq!(configured.unwrap().events, 0b1000_1001);
-        let there = SynchronizeRequest {
-            pods: vec![batch_pod()],
-            containers: vec![container(nri_resources(2, 0, 0, ""))],
-            more: false,
-        };
-        let answer = plugin.synchronize(&there, &options).await.unwrap();
-        assert_eq!(answer.update.len(), 1);
-        let pod = Some(batch_pod());
-        if dedicated {
-            let asked = RunPodSandboxRequest { pod };
-            plugin.run_pod_sandbox(&asked, &options).await.unwrap();
-        } else {
-            let told = StateChangeEvent {
-                event: Event::RunPodSandbox as i32,
-                pod,
-                container: None,
-            };
-            plugin.state_change(&told, &options).await.unwrap();
-        }
-        let shares = rig.tree.raw(&group, Resource::CpuShares).unwrap();
-        assert_eq!(shares.trim(), "512");
-        rig.tree.feed(&group, Resource::CpuShares, "2\n").unwrap();
-        let asked = CreateContainerRequest {
-            pod: Some(batch_pod()),
-            container: Some(container(nri_resources(2, 0, 0, ""))),
-        };
-        let answer = plugin.create_container(&asked, &options).await.unwrap();
-        let linux = answer.adjust.unwrap().linux.unwrap();
-        let want = (512, 50_000, 64 * MIB, String::new());
-        assert_eq!(said(linux.resources.as_ref()), want);
-        drop(listener);
-        mux.close().await;
-        serving.abort();
-    }
 }

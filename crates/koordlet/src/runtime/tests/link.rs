@@ -1,0 +1,433 @@
+//! The plugin's connection, with a runtime of the test's own at its other end.
+
+use super::*;
+use koord_rpc::mux::{Channel, Mux};
+use koord_rpc::nri::{
+    ConfigureRequest, ContainerUpdate, CreateContainerRequest, CreateContainerResponse, Empty,
+    Event, PLUGIN_CHANNEL, PluginClient, RUNTIME_CHANNEL, RegisterPluginRequest,
+    RunPodSandboxRequest, Runtime, RuntimeServer, StateChangeEvent, SynchronizeRequest,
+    SynchronizeResponse,
+};
+use koord_rpc::ttrpc;
+use koord_rpc::ttrpc::frame::{Header, Kind};
+use prost::Message;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+/// The runtime's end: who registers is told to a channel.
+struct FakeRuntime(mpsc::Sender<RegisterPluginRequest>);
+
+impl Runtime for FakeRuntime {
+    async fn register_plugin(
+        &self,
+        request: RegisterPluginRequest,
+        _: ttrpc::Context,
+    ) -> Result<Empty, ttrpc::Status> {
+        let _ = self.0.send(request).await;
+        Ok(Empty {})
+    }
+}
+
+/// A runtime with which the agent has registered, and the channel on which it is called.
+struct Registered {
+    mux: Mux,
+    serving: JoinHandle<()>,
+}
+
+impl Registered {
+    async fn accept(listener: &UnixListener) -> (Self, Channel) {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (mux, [plugin, runtime]) = Mux::open(stream, [PLUGIN_CHANNEL, RUNTIME_CHANNEL]);
+        let (sender, mut registered) = mpsc::channel(1);
+        let server = ttrpc::Server::default().with(RuntimeServer(Arc::new(FakeRuntime(sender))));
+        let serving = tokio::spawn(async move { drop(server.serve(runtime).await) });
+        let registered = registered.recv().await.unwrap();
+        assert_eq!(registered.plugin_name, "koordlet_nri");
+        assert_eq!(registered.plugin_idx, "00");
+        (Self { mux, serving }, plugin)
+    }
+
+    /// It has vanished.
+    async fn gone(self) {
+        self.mux.close().await;
+        self.serving.abort();
+    }
+}
+
+/// The same, configured and called as runtimes do that do not say how long they wait.
+async fn client(listener: &UnixListener, patience: Duration) -> (Registered, PluginClient) {
+    let (runtime, plugin) = Registered::accept(listener).await;
+    let plugin = PluginClient(ttrpc::Client::new(plugin));
+    let told = ConfigureRequest {
+        request_timeout: i64::try_from(patience.as_millis()).unwrap(),
+        ..ConfigureRequest::default()
+    };
+    plugin.configure(&told, &within()).await.unwrap();
+    (runtime, plugin)
+}
+
+fn within() -> ttrpc::Options {
+    ttrpc::Options::default()
+}
+
+fn create_request() -> CreateContainerRequest {
+    CreateContainerRequest {
+        pod: Some(batch_pod()),
+        container: Some(container(nri_resources(2, 0, 0, ""))),
+    }
+}
+
+/// What batch pods' containers get.
+fn batch_values() -> (u64, i64, i64, String) {
+    (512, 50_000, 64 * MIB, String::new())
+}
+
+fn adjusted(answer: &CreateContainerResponse) -> (u64, i64, i64, String) {
+    let adjust = answer.adjust.as_ref();
+    let linux = adjust.and_then(|adjust| adjust.linux.as_ref());
+    said(linux.and_then(|linux| linux.resources.as_ref()))
+}
+
+fn updated(update: &ContainerUpdate) -> (u64, i64, i64, String) {
+    said(
+        update
+            .linux
+            .as_ref()
+            .and_then(|linux| linux.resources.as_ref()),
+    )
+}
+
+impl Rig {
+    /// The value of a gauge or counter, or how often a histogram was fed, by its labels beside the
+    /// node.
+    fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let families = self.registry.gather();
+        let family = families.iter().find(|family| family.name() == name);
+        let mut all = family.into_iter().flat_map(|family| family.get_metric());
+        let found = all.find(|metric| {
+            labels.iter().all(|(name, value)| {
+                let mut pairs = metric.get_label().iter();
+                pairs.any(|pair| pair.name() == *name && pair.value() == *value)
+            })
+        });
+        found.map_or(0.0, |metric| {
+            let fed = metric.get_histogram().get_sample_count();
+            metric.get_gauge().get_value()
+                + metric.get_counter().get_value()
+                + f64::from(u32::try_from(fed).unwrap())
+        })
+    }
+
+    fn connected(&self) -> f64 {
+        self.metric("koordlet_nri_connected", &[])
+    }
+
+    fn lost(&self) -> f64 {
+        self.metric("koordlet_nri_connections_lost_total", &[])
+    }
+}
+
+/// Waits for what other tasks do.
+async fn until(what: impl Fn() -> bool) {
+    while !what() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_is_answered_over_its_socket_and_again_after_its_restart() {
+    let rig = Rig::new();
+    let group = rig.tree.group("kubepods/besteffort/podu").unwrap();
+    let mut config = rig.config(Mode::Nri);
+    config.nri.backoff = Duration::from_millis(5);
+    let _stop = rig.start(&config);
+    for dedicated in [false, true] {
+        let listener = grpc::listen(&config.nri.socket).unwrap();
+        let (runtime, plugin) = Registered::accept(&listener).await;
+        let plugin = PluginClient(ttrpc::Client::new(plugin));
+        let configured = plugin
+            .configure(&ConfigureRequest::default(), &within())
+            .await;
+        // RunPodSandbox, CreateContainer and UpdateContainer; the fourth has no hook by default.
+        assert_eq!(configured.unwrap().events, 0b1000_1001);
+        let there = SynchronizeRequest {
+            pods: vec![batch_pod()],
+            containers: vec![container(nri_resources(2, 0, 0, ""))],
+            more: false,
+        };
+        let answer = plugin.synchronize(&there, &within()).await.unwrap();
+        assert_eq!(answer.update.len(), 1);
+        until(|| rig.connected() > 0.0).await;
+        let pod = Some(batch_pod());
+        if dedicated {
+            let asked = RunPodSandboxRequest { pod };
+            plugin.run_pod_sandbox(&asked, &within()).await.unwrap();
+        } else {
+            let told = StateChangeEvent {
+                event: Event::RunPodSandbox as i32,
+                pod,
+                container: None,
+            };
+            plugin.state_change(&told, &within()).await.unwrap();
+        }
+        let shares = rig.tree.raw(&group, Resource::CpuShares).unwrap();
+        assert_eq!(shares.trim(), "512");
+        rig.tree.feed(&group, Resource::CpuShares, "2\n").unwrap();
+        let asked = create_request();
+        let answer = plugin.create_container(&asked, &within()).await.unwrap();
+        assert_eq!(adjusted(&answer), batch_values());
+        drop(listener);
+        let lost = rig.lost();
+        runtime.gone().await;
+        until(|| rig.connected() == 0.0 && rig.lost() > lost).await;
+    }
+}
+
+/// A container of its own pod, as a runtime lists it that missed the agent.
+fn missed(number: usize) -> (PodSandbox, Container) {
+    let pod = PodSandbox {
+        id: format!("sandbox{number}"),
+        uid: format!("u{number}"),
+        ..batch_pod()
+    };
+    let container = Container {
+        id: format!("c{number}"),
+        pod_sandbox_id: pod.id.clone(),
+        ..container(nri_resources(2, 0, 0, ""))
+    };
+    (pod, container)
+}
+
+/// A runtime splits at a message's size: a container may come before its pod.
+#[tokio::test]
+async fn what_comes_in_parts_is_answered_with_the_last() {
+    let rig = Rig::new();
+    let config = rig.config(Mode::Nri);
+    let listener = grpc::listen(&config.nri.socket).unwrap();
+    let _stop = rig.start(&config);
+    let (_runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
+    let (pods, containers): (Vec<_>, Vec<_>) = (0..200).map(missed).unzip();
+    for (pods, containers) in [
+        (vec![], containers[..120].to_vec()),
+        (pods[..150].to_vec(), vec![]),
+        (pods[150..].to_vec(), containers[120..150].to_vec()),
+    ] {
+        let part = SynchronizeRequest {
+            pods,
+            containers,
+            more: true,
+        };
+        let answer = plugin.synchronize(&part, &within()).await.unwrap();
+        // Else a runtime takes the plugin for one that does not know parts.
+        assert_eq!((answer.update.len(), answer.more), (0, true));
+        assert_eq!(rig.connected(), 0.0);
+    }
+    let last = SynchronizeRequest {
+        pods: vec![],
+        containers: containers[150..].to_vec(),
+        more: false,
+    };
+    let answer = plugin.synchronize(&last, &within()).await.unwrap();
+    assert!(!answer.more);
+    let ids: Vec<_> = answer
+        .update
+        .iter()
+        .map(|update| update.container_id.clone())
+        .collect();
+    let want: Vec<_> = (0..200).map(|number| format!("c{number}")).collect();
+    assert_eq!(ids, want);
+    for update in &answer.update {
+        assert_eq!(updated(update), batch_values());
+        assert!(update.ignore_failure, "it may have gone meanwhile");
+    }
+    until(|| rig.connected() > 0.0).await;
+    // What one runtime said is not added to what the next one says.
+    let answer = plugin.synchronize(&last, &within()).await.unwrap();
+    assert_eq!(answer.update, []);
+}
+
+#[derive(Message)]
+struct Call {
+    #[prost(string, tag = "1")]
+    service: String,
+    #[prost(string, tag = "2")]
+    method: String,
+    #[prost(bytes = "vec", tag = "3")]
+    payload: Vec<u8>,
+}
+
+#[derive(Message)]
+struct Answer {
+    #[prost(bytes = "vec", tag = "2")]
+    payload: Vec<u8>,
+}
+
+/// A call by hand: a client keeps to the limit of 4 MiB, which runtimes before NRI 0.7 do not.
+async fn call<R: Message + Default>(
+    channel: &mut Channel,
+    stream: u32,
+    method: &str,
+    request: &impl Message,
+) -> R {
+    let call = Call {
+        service: "nri.pkg.api.v1alpha1.Plugin".to_owned(),
+        method: method.to_owned(),
+        payload: request.encode_to_vec(),
+    };
+    let call = call.encode_to_vec();
+    let header = Header {
+        length: u32::try_from(call.len()).unwrap(),
+        stream,
+        kind: Kind::Request,
+        flags: 0,
+    };
+    channel.write_all(&header.encode()).await.unwrap();
+    channel.write_all(&call).await.unwrap();
+    channel.flush().await.unwrap();
+    let length = channel.read_u32().await.unwrap();
+    let mut answer = vec![0; 6 + usize::try_from(length).unwrap()];
+    channel.read_exact(&mut answer).await.unwrap();
+    let answer = Answer::decode(&answer[6..]).unwrap();
+    R::decode(answer.payload.as_slice()).unwrap()
+}
+
+#[tokio::test]
+async fn a_node_of_many_megabytes_is_known_in_one_message() {
+    let rig = Rig::new();
+    let config = rig.config(Mode::Nri);
+    let listener = grpc::listen(&config.nri.socket).unwrap();
+    let _stop = rig.start(&config);
+    let (_runtime, mut plugin) = Registered::accept(&listener).await;
+    let told = ConfigureRequest::default();
+    let _: koord_rpc::nri::ConfigureResponse = call(&mut plugin, 1, "Configure", &told).await;
+    let (pods, mut containers): (Vec<_>, Vec<_>) = (0..300).map(missed).unzip();
+    for container in &mut containers {
+        container.args = vec!["x".repeat(32 << 10)];
+    }
+    let all = SynchronizeRequest {
+        pods,
+        containers,
+        more: false,
+    };
+    assert!(all.encoded_len() > 9 << 20);
+    let answer: SynchronizeResponse = call(&mut plugin, 3, "Synchronize", &all).await;
+    assert_eq!(answer.update.len(), 300);
+    assert_eq!(updated(&answer.update[299]), batch_values());
+    let asked = create_request();
+    let answer: CreateContainerResponse = call(&mut plugin, 5, "CreateContainer", &asked).await;
+    assert_eq!(adjusted(&answer), batch_values());
+}
+
+/// Whether the other end has closed the stream; what it wrote before is read.
+fn is_closed(stream: &UnixStream) -> bool {
+    loop {
+        match stream.try_read(&mut [0; 4096]) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+/// Attempts come after one second and a tenth at most, then after two, and so on.
+fn assert_about(took: Duration, seconds: f64) {
+    let took = took.as_secs_f64();
+    assert!(
+        (seconds..seconds * 1.1 + 0.1).contains(&took),
+        "{took} s instead of {seconds}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_accepts_and_does_not_answer_is_left_and_tried_again() {
+    let rig = Rig::new();
+    let mut config = rig.config(Mode::Nri);
+    config.nri.connect_within = Duration::from_secs(6);
+    config.nri.backoff_cap = Duration::from_secs(3);
+    let listener = grpc::listen(&config.nri.socket).unwrap();
+    let _stop = rig.start(&config);
+    let (mut last, _) = listener.accept().await.unwrap();
+    let mut at = Instant::now();
+    // Patience, and the wait before the next attempt.
+    for (attempt, wait) in [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0), (4.0, 3.0)] {
+        let (next, _) = listener.accept().await.unwrap();
+        assert!(is_closed(&last), "one connection at a time");
+        let took = at.elapsed().saturating_sub(Duration::from_secs(6));
+        assert_about(took, wait);
+        assert_eq!((rig.connected(), rig.lost()), (0.0, attempt));
+        (last, at) = (next, Instant::now());
+    }
+    // It vanishes while it is waited for: known at once, not after all patience.
+    drop(last);
+    let (runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
+    assert_about(at.elapsed(), 3.0);
+    assert_eq!((rig.connected(), rig.lost()), (0.0, 5.0));
+    let nothing = SynchronizeRequest::default();
+    plugin.synchronize(&nothing, &within()).await.unwrap();
+    until(|| rig.connected() > 0.0).await;
+    // It has been connected: waiting begins anew.
+    let at = Instant::now();
+    runtime.gone().await;
+    let (_runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
+    assert_about(at.elapsed(), 1.0);
+    assert_eq!((rig.connected(), rig.lost()), (0.0, 6.0));
+    let asked = create_request();
+    let answer = plugin.create_container(&asked, &within()).await.unwrap();
+    assert_eq!(adjusted(&answer), batch_values());
+}
+
+/// Whoever reads the numbers of this device file waits until they are written.
+fn without_numbers(rig: &Rig) -> std::path::PathBuf {
+    let file = rig.tree.root().sys("class/misc/rdma_cm/dev");
+    std::fs::remove_file(&file).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&file).status();
+    assert!(made.unwrap().success());
+    file
+}
+
+#[tokio::test]
+async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
+    let rig = Rig::on(Node::default().open(Gate::RDMADeviceInject));
+    let pod = rdma(&rig);
+    let mut config = rig.config(Mode::Nri);
+    config.nri.backoff = Duration::from_millis(5);
+    let listener = grpc::listen(&config.nri.socket).unwrap();
+    let _stop = rig.start(&config);
+    let (runtime, plugin) = client(&listener, Duration::from_millis(200)).await;
+    let nothing = SynchronizeRequest::default();
+    plugin.synchronize(&nothing, &within()).await.unwrap();
+    let asked = CreateContainerRequest {
+        pod: Some(pod),
+        ..create_request()
+    };
+    let answered = |status| {
+        let labels = [("event", "CREATE_CONTAINER"), ("status", status)];
+        rig.metric("koordlet_runtime_request_duration_milliseconds", &labels)
+    };
+    let numbers = without_numbers(&rig);
+    let answer = plugin.create_container(&asked, &within()).await.unwrap();
+    assert_eq!(answer, CreateContainerResponse::default());
+    assert_eq!((answered("failed"), answered("succeeded")), (1.0, 0.0));
+
+    // The connection stands, and others are answered meanwhile.
+    let others = create_request();
+    let answer = plugin.create_container(&others, &within()).await.unwrap();
+    assert_eq!(adjusted(&answer), batch_values());
+    assert_eq!((answered("failed"), answered("succeeded")), (1.0, 1.0));
+    assert_eq!(rig.lost(), 0.0);
+
+    // A runtime that vanishes while it waits is another's at once, although somebody still hangs.
+    drop(plugin);
+    runtime.gone().await;
+    let (_runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
+    assert_eq!(rig.lost(), 1.0);
+    std::fs::write(&numbers, "10:121\n").unwrap();
+    std::fs::remove_file(&numbers).unwrap();
+    std::fs::write(&numbers, "10:121\n").unwrap();
+    let answer = plugin.create_container(&asked, &within()).await.unwrap();
+    let devices = answer.adjust.unwrap().linux.unwrap().devices;
+    assert_eq!(devices.len(), 2);
+}
