@@ -3,11 +3,36 @@
 use crate::qos::guard::Note;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_kube::events::{Recorder, Severity};
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// So many at once.
 const BURST: u64 = 5;
 /// Milliseconds until there is one more.
 const EVERY_MS: u64 = 60_000;
+
+/// What has gone wrong with the container runtime, told to the node's events from any thread.
+#[derive(Debug)]
+pub(crate) struct Warnings {
+    since: Instant,
+    events: Mutex<NodeEvents>,
+}
+
+impl Warnings {
+    pub(crate) fn new(node: &str, recorder: Recorder) -> Self {
+        Self {
+            since: Instant::now(),
+            events: Mutex::new(NodeEvents::new(node, recorder)),
+        }
+    }
+
+    /// Tells, unless too much was told lately; what was left out is in the log.
+    pub(crate) fn tell(&self, severity: Severity, reason: &str, message: &str) {
+        let now_ms = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let mut events = self.events.lock();
+        events.say(now_ms, severity, reason, message, "log");
+    }
+}
 
 /// Tells the node's events what the pressure guard found out.
 #[derive(Debug)]
@@ -57,6 +82,25 @@ impl NodeEvents {
 
     /// Tells, unless too much was told lately; what was left out is in the audit log.
     pub(crate) fn tell(&mut self, now_ms: u64, note: &Note) {
+        let reason = format!("PressureGuard{}", note.kind);
+        self.say(
+            now_ms,
+            Severity::Normal,
+            &reason,
+            &note.message,
+            "audit log",
+        );
+    }
+
+    /// The same of anything; `elsewhere` has what was left out.
+    fn say(
+        &mut self,
+        now_ms: u64,
+        severity: Severity,
+        reason: &str,
+        message: &str,
+        elsewhere: &str,
+    ) {
         let Some(dropped) = self.bucket.take(now_ms) else {
             return;
         };
@@ -69,12 +113,10 @@ impl NodeEvents {
         };
         let more = match dropped {
             0 => String::new(),
-            n => format!(" ({n} events before this one are in the audit log only)"),
+            n => format!(" ({n} events before this one are in the {elsewhere} only)"),
         };
-        let reason = format!("PressureGuard{}", note.kind);
-        let message = format!("{}{more}", note.message);
         self.recorder
-            .event(about, Severity::Normal, &reason, message);
+            .event(about, severity, reason, format!("{message}{more}"));
     }
 }
 

@@ -6,7 +6,7 @@ use crate::evictor::{self, Done, Evictor, Outcome};
 use crate::gates::{Gate, Gates};
 use crate::http;
 use crate::metrics::Metrics;
-use crate::node_events::NodeEvents;
+use crate::node_events::{NodeEvents, Warnings};
 use crate::options::{Options, PodSource, Thread};
 use crate::qos;
 use crate::report::{Memory, Policy};
@@ -164,8 +164,9 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         settings: options.settings.clone(),
         root: root.clone(),
         metrics: metrics.clone(),
+        warnings: Arc::new(Warnings::new(&options.node_name, recorder.clone())),
     };
-    runtime::start(&options.runtime, parts, ctx.shutdown.clone());
+    let contests = runtime::start(&options.runtime, parts, ctx.shutdown.clone());
     let parts = evictor::Parts {
         client: client.clone(),
         recorder: recorder.clone(),
@@ -200,6 +201,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         audit: options.audit.clone(),
         board,
         evictor: Some(evictor),
+        contests,
         events: NodeEvents::new(&options.node_name, recorder),
     };
     match options.thread {
@@ -400,6 +402,8 @@ struct Loop {
     board: Board,
     /// Without one, nothing is evicted.
     evictor: Option<Evictor>,
+    /// With a runtime's plugin.
+    contests: Option<runtime::Contests>,
     events: NodeEvents,
 }
 
@@ -464,6 +468,9 @@ impl Loop {
                         && !shown.as_ref().is_some_and(|old| Arc::ptr_eq(old, &listed))
                     {
                         self.metrics.pods(&listed);
+                        if let Some(contests) = &mut self.contests {
+                            contests.look(&listed);
+                        }
                         shown = Some(listed);
                     }
                     let found = self.states.layout.load();

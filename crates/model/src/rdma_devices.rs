@@ -2,7 +2,9 @@
 //!
 //! Source: Koordinator `pkg/koordlet/runtimehooks/hooks/rdma`.
 
+use k8s_openapi::api::core::v1::Pod;
 use koord_api::extension::DeviceAllocations;
+use koord_api::resources::RDMA;
 use koord_api::scheduling::DeviceType;
 
 /// A device file, by what it belongs to.
@@ -44,6 +46,40 @@ pub fn of_pod(devices: &DeviceAllocations) -> Result<Vec<RdmaFile>, NoAddress> {
         }
     }
     Ok(files)
+}
+
+/// The resource's name in Koordinator's first releases.
+const RDMA_BEFORE: &str = "kubernetes.io/rdma";
+
+/// On the API server's copy of a pod that the kubelet has from a file. No kubelet runs a pod because of
+/// such an object, so that nobody gains by writing it.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Whether `devices`, a pod's allocations, name RDMA devices although no container of the pod asks for
+/// any: no scheduler has accounted them, and somebody else has written them. What a file on the node
+/// says (a mirror pod) is the node's owner's business.
+pub fn are_unasked(pod: &Pod, devices: &DeviceAllocations) -> bool {
+    let named = devices.get(DeviceType::Rdma.as_str());
+    if named.is_none_or(Vec::is_empty) {
+        return false;
+    }
+    let notes = pod.metadata.annotations.as_ref();
+    if notes.is_some_and(|notes| notes.contains_key(MIRROR)) {
+        return false;
+    }
+    let spec = pod.spec.iter();
+    let containers = spec.flat_map(|spec| {
+        let init = spec.init_containers.iter().flatten();
+        spec.containers.iter().chain(init)
+    });
+    let mut lists = containers
+        .filter_map(|container| container.resources.as_ref())
+        .flat_map(|resources| resources.requests.iter().chain(&resources.limits));
+    !lists.any(|list| {
+        [RDMA, RDMA_BEFORE]
+            .iter()
+            .any(|name| list.contains_key(*name))
+    })
 }
 
 /// The address becomes a part of a path, and whoever makes a pod can write its annotations.
@@ -109,6 +145,53 @@ mod tests {
         ] {
             assert_eq!(given(devices.clone()), Ok(want), "{devices}");
         }
+    }
+
+    #[test]
+    fn who_names_devices_asks_for_them() {
+        let one = json!({"rdma": [{"minor": 0}]});
+        let asks = |list: &str, name: &str| json!({"resources": {list: {name: "1"}}});
+        let plain = || asks("requests", "cpu");
+        let (main, init) = ("containers", "initContainers");
+        let own = "koordinator.sh/rdma";
+        for (devices, place, container, note, want) in [
+            (&one, main, plain(), "a", true),
+            (&one, main, json!({}), "a", true),
+            (&json!({"rdma": []}), main, plain(), "a", false),
+            (&json!({"gpu": [{"minor": 0}]}), main, plain(), "a", false),
+            (&one, main, asks("requests", own), "a", false),
+            (&one, main, asks("limits", own), "a", false),
+            (&one, init, asks("requests", own), "a", false),
+            (
+                &one,
+                main,
+                asks("requests", "kubernetes.io/rdma"),
+                "a",
+                false,
+            ),
+            (
+                &one,
+                main,
+                asks("requests", "koordinator.sh/gpu"),
+                "a",
+                true,
+            ),
+            (&one, main, plain(), "kubernetes.io/config.mirror", false),
+            (&one, main, plain(), "kubernetes.io/config.source", true),
+        ] {
+            let pod = json!({"metadata": {"annotations": {note: "file"}},
+                "spec": {"containers": [{"name": "other"}], place: [container]}});
+            let mut pod: Value = pod;
+            for container in pod["spec"][place].as_array_mut().unwrap() {
+                container["name"] = "c".into();
+            }
+            let typed = serde_json::from_value(pod.clone()).unwrap();
+            let devices: DeviceAllocations = serde_json::from_value(devices.clone()).unwrap();
+            assert_eq!(are_unasked(&typed, &devices), want, "{pod} {devices:?}");
+        }
+        let bare = serde_json::from_value(json!({"metadata": {}})).unwrap();
+        let devices = serde_json::from_value(one).unwrap();
+        assert!(are_unasked(&bare, &devices), "no spec asks for nothing");
     }
 
     #[test]

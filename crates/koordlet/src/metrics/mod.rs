@@ -209,6 +209,7 @@ struct Inner {
     host_applications: Rows<HostApplication>,
     nri_connected: GaugeVec,
     nri_lost: IntCounterVec,
+    nri_contested: GaugeVec,
     runtime_asked: HistogramVec,
     tick: GaugeVec,
     bad_input: IntCounterVec,
@@ -318,6 +319,7 @@ impl Metrics {
             )?,
             nri_connected: gauge(t::NRI_CONNECTED)?,
             nri_lost: counter(t::NRI_LOST)?,
+            nri_contested: gauge(t::NRI_CONTESTED)?,
             runtime_asked: histogram(t::RUNTIME_ASKED, WRITE_MS)?,
             tick: gauge(t::TICK)?,
             bad_input: counter(t::BAD_INPUT)?,
@@ -552,6 +554,11 @@ impl Metrics {
     /// Counts a connection to the container runtime that was lost or could not be made.
     pub fn nri_lost(&self) {
         self.count(&self.0.nri_lost, &[]);
+    }
+
+    /// Records how many containers are not created because another plugin sets the same of them.
+    pub fn nri_contested(&self, containers: usize) {
+        self.set(&self.0.nri_contested, &[], containers as f64);
     }
 
     /// Records that a value hooks want was compared with the kernel's, and written where it differed;

@@ -117,6 +117,8 @@ families! {
         "1 while this agent is a plugin of the container runtime, else 0";
     NRI_LOST Internal "nri_connections_lost_total" ["node"]
         "Connections to the container runtime that were lost or could not be made";
+    NRI_CONTESTED Internal "nri_contested_containers" ["node"]
+        "Containers that are not created because another plugin of the runtime sets the same of them";
     RUNTIME_ASKED Internal "runtime_request_duration_milliseconds" ["node", "event", "status"]
         "Time of the answers to the container runtime and its proxy";
     TICK Internal "tick_seconds" ["node"]

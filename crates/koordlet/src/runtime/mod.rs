@@ -8,11 +8,14 @@
 //! Answers come from the pods and [`Rules`](crate::hooks::Rules) that are known when the runtime asks,
 //! through the functions that the reconciler uses. What is not known of a pod yet is taken from the
 //! request. Nobody is asked on the way: neither the API server nor the kubelet. So that no value is
-//! fought over, a running container gets those values only that the runtime is about to change, and
-//! CPU lists of batch pods are CPUSuppress' alone.
+//! fought over, a running container gets those values only that the runtime is about to change, CPU
+//! lists of batch pods are CPUSuppress' alone, and of several agents of a machine one gives values,
+//! in whichever mode ([`claim`]).
 
 mod answer;
 mod asked;
+mod claim;
+mod contest;
 mod nri;
 mod registration;
 mod server;
@@ -21,9 +24,12 @@ mod tests;
 
 use crate::gates::{Gate, Gates};
 use crate::metrics::Metrics;
+use crate::node_events::Warnings;
 use crate::options::Settings;
 use crate::states::States;
+use claim::Claim;
 use koord_host::Root;
+use koord_kube::events::Severity;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -31,6 +37,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use answer::STAGES;
+pub(crate) use contest::Contests;
 pub use koord_api::hookserver::{Policy, UnknownPolicy};
 
 /// How containers get their values at creation.
@@ -154,6 +161,7 @@ pub(crate) struct Parts {
     pub(crate) settings: Settings,
     pub(crate) root: Root,
     pub(crate) metrics: Metrics,
+    pub(crate) warnings: Arc<Warnings>,
 }
 
 /// Says which open gates lack a way to containers in this mode.
@@ -175,25 +183,74 @@ fn told_what_is_lost(mode: Mode, gates: &Gates) {
     }
 }
 
+/// Says that another agent is the one who gives containers their values.
+fn told_who_does(config: &Config, parts: &Parts) {
+    let (mode, directory) = (config.mode.name(), config.server.directory.display());
+    tracing::warn!(
+        mode,
+        %directory,
+        "another koordlet gives containers their values: this one waits until it has gone"
+    );
+    let message = format!(
+        "another koordlet of this machine gives containers their values, and has {directory} \
+         locked: this one, in mode {mode}, waits until it has gone"
+    );
+    let warnings = &parts.warnings;
+    warnings.tell(Severity::Warning, "RuntimeHooksElsewhere", &message);
+}
+
 /// Starts what `config` asks for, and says which mode is in force. It goes on until `shutdown`.
-pub(crate) fn start(config: &Config, parts: Parts, shutdown: CancellationToken) {
+/// Returns what has to see each new list of pods.
+pub(crate) fn start(
+    config: &Config,
+    parts: Parts,
+    shutdown: CancellationToken,
+) -> Option<Contests> {
     tracing::info!(
         mode = config.mode.name(),
         "containers get what hooks want by this mode"
     );
     told_what_is_lost(config.mode, &parts.settings.gates);
+    let (mode, directory) = (config.mode, config.server.directory.clone());
+    let claim = Claim::take(&directory, mode != Mode::Standalone);
+    if claim.is_others() {
+        if mode == Mode::Standalone {
+            // Its registration is not what an earlier run left.
+            return None;
+        }
+        told_who_does(config, &parts);
+    } else if mode != Mode::Proxy {
+        registration::remove(&directory);
+    }
+    if mode == Mode::Standalone {
+        return None;
+    }
+    let own = format!("{}-{}", config.nri.index, config.nri.name);
+    let contests = Contests::new(own, parts.warnings.clone(), parts.metrics.clone());
     let stages = answer::Stages::of(&config.disabled, &parts.settings.gates);
     let answers = Arc::new(answer::Answers::new(config.policy, stages, parts));
-    if config.mode != Mode::Proxy {
-        registration::remove(&config.server.directory);
-    }
-    match config.mode {
-        Mode::Nri => {
-            tokio::spawn(nri::run(config.nri.clone(), answers, shutdown));
+    let config = config.clone();
+    tokio::spawn(async move {
+        let waits = claim.is_others();
+        let Some(_claim) = claim.wait(&directory, &shutdown).await else {
+            return;
+        };
+        if waits {
+            tracing::info!(
+                mode = mode.name(),
+                "this agent gives containers their values now"
+            );
         }
-        Mode::Proxy => {
-            tokio::spawn(server::run(config.server.clone(), answers, shutdown));
+        match mode {
+            Mode::Nri => {
+                if waits {
+                    registration::remove(&directory);
+                }
+                nri::run(config.nri, directory, answers, shutdown).await;
+            }
+            Mode::Proxy => server::run(config.server, answers, shutdown).await,
+            Mode::Standalone => {}
         }
-        Mode::Standalone => {}
-    }
+    });
+    (mode == Mode::Nri).then_some(contests)
 }

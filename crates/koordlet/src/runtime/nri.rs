@@ -3,8 +3,9 @@
 
 use super::answer::{AnswerError, Answers, Asked, Created};
 use super::asked::{AskedContainer, AskedPod};
-use super::{Nri, Policy};
+use super::{Nri, Policy, registration};
 use crate::hooks::{Adjustment, Said};
+use koord_kube::events::Severity;
 use koord_rpc::nri::{
     Container, ContainerAdjustment, ContainerState, ContainerUpdate, Event, Handler, KeyValue,
     LinuxContainerAdjustment, LinuxContainerUpdate, LinuxCpu, LinuxDevice, LinuxMemory,
@@ -13,15 +14,26 @@ use koord_rpc::nri::{
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The shortest time a runtime is given to answer: what it gives plugins itself.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Is a plugin of the runtime until `shutdown`, whenever there is one.
-pub(super) async fn run(config: Nri, answers: Arc<Answers>, shutdown: CancellationToken) {
+/// A late answer is told to the node's events this often; each of them is in the log and counted.
+const LATE_AGAIN: Duration = Duration::from_secs(600);
+
+/// Is a plugin of the runtime until `shutdown`, whenever there is one. `registrations` is the
+/// directory in which the proxy's hook servers are registered.
+pub(super) async fn run(
+    config: Nri,
+    registrations: PathBuf,
+    answers: Arc<Answers>,
+    shutdown: CancellationToken,
+) {
     if !answers.ready(&shutdown).await {
         return;
     }
@@ -34,7 +46,8 @@ pub(super) async fn run(config: Nri, answers: Arc<Answers>, shutdown: Cancellati
         tracing::info!("every stage is disabled: no plugin of the runtime");
         return;
     }
-    let plugin = Arc::new(Plugin::new(config.socket.display().to_string(), answers));
+    let socket = config.socket.display().to_string();
+    let plugin = Arc::new(Plugin::new(socket, registrations, answers));
     plugin.answers.parts.metrics.nri_connected(false);
     match Stub::new(settings, plugin) {
         Ok(stub) => stub.run(shutdown).await,
@@ -68,9 +81,20 @@ struct Configuration {
 #[derive(Debug)]
 pub(super) struct Plugin {
     socket: String,
+    registrations: PathBuf,
     answers: Arc<Answers>,
-    /// Why there is no connection, as it was told last.
-    lost: parking_lot::Mutex<Option<String>>,
+    told: parking_lot::Mutex<Told>,
+}
+
+/// What was told last, so that it is not told again and again.
+#[derive(Debug, Default)]
+struct Told {
+    /// Why there is no connection.
+    lost: Option<String>,
+    /// When an answer came too late.
+    late: Option<Instant>,
+    /// That koordlet's hook server is registered, too.
+    proxied: bool,
 }
 
 fn asked_pod(pod: &PodSandbox) -> AskedPod {
@@ -88,7 +112,7 @@ fn asked_pod(pod: &PodSandbox) -> AskedPod {
 }
 
 fn asked_container(container: &Container, resources: Option<&LinuxResources>) -> AskedContainer {
-    let told = Told::of(resources);
+    let told = Record::of(resources);
     AskedContainer {
         name: container.name.clone(),
         quota: told.quota,
@@ -98,7 +122,7 @@ fn asked_container(container: &Container, resources: Option<&LinuxResources>) ->
 
 /// A runtime's resources; 0 and empty are not said.
 #[derive(Debug, Clone, Copy, Default)]
-struct Told<'a> {
+struct Record<'a> {
     shares: i64,
     quota: i64,
     period: i64,
@@ -106,7 +130,7 @@ struct Told<'a> {
     cpus: &'a str,
 }
 
-impl<'a> Told<'a> {
+impl<'a> Record<'a> {
     fn of(resources: Option<&'a LinuxResources>) -> Self {
         let unsigned = |value: &Option<OptionalUInt64>| {
             let value = value.as_ref().map_or(0, |value| value.value);
@@ -208,7 +232,7 @@ fn update(id: &str, wanted: &Adjustment) -> Vec<ContainerUpdate> {
 }
 
 /// Of what is wanted, what a request is about: the rest stays as its owners left it.
-fn only_requested(wanted: &mut Adjustment, told: Told<'_>) {
+fn only_requested(wanted: &mut Adjustment, told: Record<'_>) {
     let keep = |said: &mut Option<Said<i64>>, told: i64| {
         if told == 0 {
             *said = None;
@@ -224,7 +248,7 @@ fn only_requested(wanted: &mut Adjustment, told: Told<'_>) {
 
 /// Of what is wanted, what the runtime has not on record: what it has was in place when the container
 /// was made, and others may have changed it since.
-fn only_missing(wanted: &mut Adjustment, told: Told<'_>) {
+fn only_missing(wanted: &mut Adjustment, told: Record<'_>) {
     let drop = |said: &mut Option<Said<i64>>, told: i64| {
         // Nothing said is no limit.
         let same = |value: i64| value == told || (value < 0 && told <= 0);
@@ -246,12 +270,40 @@ fn only_missing(wanted: &mut Adjustment, told: Told<'_>) {
 
 impl Plugin {
     /// The plugin of the runtime behind `socket`.
-    pub(super) fn new(socket: String, answers: Arc<Answers>) -> Self {
+    pub(super) fn new(socket: String, registrations: PathBuf, answers: Arc<Answers>) -> Self {
         Self {
             socket,
+            registrations,
             answers,
-            lost: parking_lot::Mutex::new(None),
+            told: parking_lot::Mutex::default(),
         }
+    }
+
+    fn warn(&self, reason: &str, message: &str) {
+        let warnings = &self.answers.parts.warnings;
+        warnings.tell(Severity::Warning, reason, message);
+    }
+
+    /// Whether the runtime's proxy asks a hook server of koordlet's name, too, although this agent has
+    /// removed its registration: somebody has written it again. What the runtime is asked for may then
+    /// be what that one has made of it, and a quota must not be scaled once more.
+    fn is_proxied(&self) -> bool {
+        let proxied = registration::is_there(&self.registrations);
+        let before = std::mem::replace(&mut self.told.lock().proxied, proxied);
+        if proxied && !before {
+            let directory = self.registrations.display();
+            tracing::warn!(
+                %directory,
+                "a hook server of koordlet's name is registered again, by somebody else: quotas \
+                 of requests are left as they are"
+            );
+            let message = format!(
+                "koordlet is a plugin of the container runtime, and in {directory} somebody else \
+                 has registered a hook server of its name: one of them is to be switched off"
+            );
+            self.warn("RuntimeHooksTwice", &message);
+        }
+        proxied
     }
 
     /// The answer, or none: told, and an error only where the policy says so.
@@ -309,7 +361,7 @@ impl Handler for Plugin {
             let wanted = self.answers.running(&asked_pod(pod), &asked);
             let wanted = self.settled("Synchronize", &container.name, wanted);
             let Ok(mut wanted) = wanted else { continue };
-            only_missing(&mut wanted, Told::of(record));
+            only_missing(&mut wanted, Record::of(record));
             updates.extend(update(&container.id, &wanted));
         }
         tracing::info!(
@@ -324,7 +376,7 @@ impl Handler for Plugin {
     fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Reply, String> {
         let linux = container.linux.as_ref();
         let asked = linux.and_then(|linux| linux.resources.as_ref());
-        let asked = asked_container(container, asked);
+        let asked = asked_container(container, asked.filter(|_| !self.is_proxied()));
         let created = self.answers.create(&asked_pod(pod), &asked);
         let created = self.settled("CreateContainer", &container.name, created)?;
         Ok(Reply {
@@ -342,7 +394,10 @@ impl Handler for Plugin {
         let asked = asked_container(container, Some(requested));
         let wanted = self.answers.running(&asked_pod(pod), &asked);
         let mut wanted = self.settled("UpdateContainer", &container.name, wanted)?;
-        only_requested(&mut wanted, Told::of(Some(requested)));
+        if self.is_proxied() {
+            wanted.cfs_quota = None;
+        }
+        only_requested(&mut wanted, Record::of(Some(requested)));
         Ok(update(&container.id, &wanted))
     }
 
@@ -377,22 +432,30 @@ impl Handler for Plugin {
         let metrics = &self.answers.parts.metrics;
         match seen {
             Seen::Connected => {
-                *self.lost.lock() = None;
                 metrics.nri_connected(true);
-                tracing::info!(
-                    socket = self.socket,
-                    "plugin of the container runtime (NRI)"
-                );
+                let socket = &self.socket;
+                tracing::info!(socket, "plugin of the container runtime (NRI)");
+                if self.told.lock().lost.take().is_some() {
+                    let message = format!("koordlet is a plugin of the runtime at {socket} again");
+                    let warnings = &self.answers.parts.warnings;
+                    warnings.tell(Severity::Normal, "RuntimeConnected", &message);
+                }
             }
             Seen::Lost(why, wait) => {
                 metrics.nri_connected(false);
                 metrics.nri_lost();
-                let mut lost = self.lost.lock();
-                // Again and again while there is no runtime: said once.
-                if lost.as_deref() != Some(why) {
-                    let socket = &self.socket;
+                // Again and again while there is no runtime: said once, and what is new of it.
+                let before = self.told.lock().lost.replace(why.clone());
+                let socket = &self.socket;
+                if before.as_ref() != Some(why) {
                     tracing::warn!(socket, why, retry_in = ?wait, "no plugin of the container runtime (NRI)");
-                    *lost = Some(why.clone());
+                }
+                if before.is_none() {
+                    let message = format!(
+                        "koordlet is no plugin of the container runtime at {socket}: {why}; until \
+                         it is, containers get what hooks want after they have started"
+                    );
+                    self.warn("RuntimeDisconnected", &message);
                 }
             }
             Seen::Answered(event, took, outcome) => {
@@ -401,6 +464,17 @@ impl Handler for Plugin {
                 metrics.runtime_asked(name, *outcome == Outcome::Done, milliseconds);
                 if matches!(outcome, Outcome::Late | Outcome::Panicked) {
                     tracing::warn!(event = name, ?took, ?outcome, "a container is not adjusted");
+                    let now = Instant::now();
+                    let mut told = self.told.lock();
+                    if told.late.is_none_or(|last| now - last >= LATE_AGAIN) {
+                        told.late = Some(now);
+                        drop(told);
+                        let message = format!(
+                            "koordlet did not answer the container runtime ({name}) within {took:?}: \
+                             what hooks want of the container comes after its start"
+                        );
+                        self.warn("RuntimeAnswerLate", &message);
+                    }
                 }
             }
         }

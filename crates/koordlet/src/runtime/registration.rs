@@ -13,6 +13,11 @@ pub(super) fn write(directory: &Path, server: &HookServer) -> io::Result<()> {
     std::fs::rename(&new, directory.join(KOORDLET))
 }
 
+/// Whether a hook server of koordlet's name is registered in `directory`.
+pub(super) fn is_there(directory: &Path) -> bool {
+    directory.join(KOORDLET).exists()
+}
+
 /// Removes what an earlier run left: the proxy must not ask for what the runtime does now.
 pub(super) fn remove(directory: &Path) {
     let path = directory.join(KOORDLET);

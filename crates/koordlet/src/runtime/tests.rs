@@ -1,6 +1,8 @@
 //! The hook server over its socket, the plugin with a runtime of its own, and what both answer.
 
 mod link;
+mod news;
+mod twice;
 
 use super::nri::Plugin;
 use super::*;
@@ -10,6 +12,8 @@ use crate::states::{Driver, Layout};
 use koord_api::hookserver::HookServer;
 use koord_host::fake::Tree;
 use koord_host::{CgroupPath, Resource};
+use koord_kube::client::{Body, in_process};
+use koord_kube::events::Recorder;
 use koord_rpc::grpc;
 use koord_rpc::hooks::runtime_hook_service_client::RuntimeHookServiceClient;
 use koord_rpc::hooks::{
@@ -22,6 +26,7 @@ use koord_rpc::nri::{
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use tokio::sync::mpsc;
 
 const MIB: i64 = 1 << 20;
 
@@ -70,6 +75,7 @@ impl Rig {
                 settings,
                 root,
                 metrics,
+                warnings: Arc::new(Warnings::new("n", Recorder::silent())),
             },
             tree,
             registry,
@@ -91,14 +97,35 @@ impl Rig {
 
     fn start(&self, config: &Config) -> tokio_util::sync::DropGuard {
         let stop = CancellationToken::new();
-        start(config, self.parts.clone(), stop.clone());
+        let contests = start(config, self.parts.clone(), stop.clone());
+        assert_eq!(contests.is_some(), config.mode == Mode::Nri);
         stop.drop_guard()
+    }
+
+    /// The node's events from now on.
+    fn events(&mut self) -> mpsc::UnboundedReceiver<Value> {
+        let (sender, told) = mpsc::unbounded_channel();
+        let server = tower::service_fn(move |request: http::Request<Body>| {
+            let sender = sender.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await?;
+                let _ = sender.send(serde_json::from_slice(&body)?);
+                let answer = http::Response::builder().status(201);
+                Ok::<_, tower::BoxError>(answer.body(Body::from(body.to_vec()))?)
+            }
+        });
+        let clock = koord_app::Clock::system();
+        let stop = CancellationToken::new();
+        let recorder = Recorder::start(in_process(server), "koordlet", "n", clock, stop);
+        self.parts.warnings = Arc::new(Warnings::new("n", recorder));
+        told
     }
 
     fn plugin(&self, policy: Policy) -> Plugin {
         let stages = answer::Stages::of(&[], &self.parts.settings.gates);
         Plugin::new(
             "nri.sock".to_owned(),
+            self.directory.path().join("hookserver.d"),
             Arc::new(answer::Answers::new(policy, stages, self.parts.clone())),
         )
     }

@@ -84,7 +84,8 @@ impl<'a> Listing<'a> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let at = self.by_uid.get(uid).copied();
         let last = at.and_then(|at| self.old.get(at));
-        let (info, malformed) = PodInfo::read(pod, &self.layout, last)?;
+        let (mut info, mut malformed) = PodInfo::read(pod, &self.layout, last)?;
+        malformed.extend(info.without_unasked_devices(pod));
         let sound = malformed.is_empty().then(|| Box::from(uid));
         self.states.complaints.replace(&name(&info), malformed);
         if let Some(listed) = at.and_then(|at| self.listed.get_mut(at)) {

@@ -1,8 +1,10 @@
 //! A pod, reduced to what the agent needs.
 
 mod containers;
+mod contested;
 mod notes;
 
+pub use contested::Contested;
 pub use notes::{CoreSchedPolicy, Notes, VolumeSource};
 
 use super::Layout;
@@ -10,10 +12,12 @@ use super::malformed::Malformed;
 use super::reader::Reader;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use koord_api::labels;
 use koord_api::priority::{self, PriorityClass};
 use koord_api::qos::{self, KubeQos, QosClass};
+use koord_api::scheduling::DeviceType;
+use koord_api::{annotations, labels};
 use koord_host::{CgroupPath, CpuSet};
+use koord_model::rdma_devices;
 use koord_model::reclaim::pod_request;
 use notes::Read;
 
@@ -136,6 +140,8 @@ pub struct PodInfo {
     pub containers: Vec<ContainerInfo>,
     /// Its init containers and sidecars.
     pub init_containers: Vec<ContainerInfo>,
+    /// Why one of them is not created, where that is another plugin of the runtime.
+    pub contested: Option<Box<Contested>>,
     /// What annotations ask for, when they do; [`Self::notes`] reads it.
     pub notes: Option<Box<Notes>>,
 }
@@ -168,6 +174,7 @@ impl Default for PodInfo {
             cgroup: CgroupPath::root(),
             containers: Vec::new(),
             init_containers: Vec::new(),
+            contested: None,
             notes: None,
         }
     }
@@ -248,9 +255,31 @@ impl PodInfo {
             cgroup,
             containers,
             init_containers,
+            contested: Contested::of(pod),
             notes: read.notes,
         };
         Some((info, reader.malformed))
+    }
+
+    /// Takes away RDMA devices that an annotation names and `pod`, which this was read from, does not
+    /// ask for: whoever makes a pod can write it, and a container would get their files. Pods of files
+    /// on the node, whose UID is no API server's, may have what they like.
+    pub(super) fn without_unasked_devices(&mut self, pod: &Pod) -> Option<Malformed> {
+        let devices = &self.notes().devices;
+        if is_config_hash(&self.uid) || !rdma_devices::are_unasked(pod, devices) {
+            return None;
+        }
+        if let Some(notes) = &mut self.notes {
+            notes.devices.remove(DeviceType::Rdma.as_str());
+            if **notes == notes::NONE {
+                self.notes = None;
+            }
+        }
+        let key = annotations::DEVICE_ALLOCATED;
+        let all = pod.metadata.annotations.as_ref();
+        let text = all.and_then(|all| all.get(key)).cloned();
+        let why = "names RDMA devices, and no container requests koordinator.sh/rdma";
+        Some(Malformed::new(key, text.unwrap_or_default(), why))
     }
 
     /// What annotations and labels ask for.

@@ -13,7 +13,6 @@ use koord_rpc::ttrpc::frame::{Header, Kind};
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -32,7 +31,7 @@ impl Runtime for FakeRuntime {
 }
 
 /// A runtime with which the agent has registered, and the channel on which it is called.
-struct Registered {
+pub(super) struct Registered {
     mux: Mux,
     serving: JoinHandle<()>,
 }
@@ -51,14 +50,17 @@ impl Registered {
     }
 
     /// It has vanished.
-    async fn gone(self) {
+    pub(super) async fn gone(self) {
         self.mux.close().await;
         self.serving.abort();
     }
 }
 
 /// The same, configured and called as runtimes do that do not say how long they wait.
-async fn client(listener: &UnixListener, patience: Duration) -> (Registered, PluginClient) {
+pub(super) async fn client(
+    listener: &UnixListener,
+    patience: Duration,
+) -> (Registered, PluginClient) {
     let (runtime, plugin) = Registered::accept(listener).await;
     let plugin = PluginClient(ttrpc::Client::new(plugin));
     let told = ConfigureRequest {
@@ -103,7 +105,7 @@ fn updated(update: &ContainerUpdate) -> (u64, i64, i64, String) {
 impl Rig {
     /// The value of a gauge or counter, or how often a histogram was fed, by its labels beside the
     /// node.
-    fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+    pub(super) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let families = self.registry.gather();
         let family = families.iter().find(|family| family.name() == name);
         let mut all = family.into_iter().flat_map(|family| family.get_metric());
@@ -121,17 +123,17 @@ impl Rig {
         })
     }
 
-    fn connected(&self) -> f64 {
+    pub(super) fn connected(&self) -> f64 {
         self.metric("koordlet_nri_connected", &[])
     }
 
-    fn lost(&self) -> f64 {
+    pub(super) fn lost(&self) -> f64 {
         self.metric("koordlet_nri_connections_lost_total", &[])
     }
 }
 
 /// Waits for what other tasks do.
-async fn until(what: impl Fn() -> bool) {
+pub(super) async fn until(what: impl Fn() -> bool) {
     while !what() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -390,7 +392,8 @@ fn without_numbers(rig: &Rig) -> std::path::PathBuf {
 
 #[tokio::test]
 async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
-    let rig = Rig::on(Node::default().open(Gate::RDMADeviceInject));
+    let mut rig = Rig::on(Node::default().open(Gate::RDMADeviceInject));
+    let mut events = rig.events();
     let pod = rdma(&rig);
     let mut config = rig.config(Mode::Nri);
     config.nri.backoff = Duration::from_millis(5);
@@ -408,15 +411,17 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
         rig.metric("koordlet_runtime_request_duration_milliseconds", &labels)
     };
     let numbers = without_numbers(&rig);
-    let answer = plugin.create_container(&asked, &within()).await.unwrap();
-    assert_eq!(answer, CreateContainerResponse::default());
-    assert_eq!((answered("failed"), answered("succeeded")), (1.0, 0.0));
+    for late in [1.0, 2.0] {
+        let answer = plugin.create_container(&asked, &within()).await.unwrap();
+        assert_eq!(answer, CreateContainerResponse::default());
+        assert_eq!((answered("failed"), answered("succeeded")), (late, 0.0));
+    }
 
     // The connection stands, and others are answered meanwhile.
     let others = create_request();
     let answer = plugin.create_container(&others, &within()).await.unwrap();
     assert_eq!(adjusted(&answer), batch_values());
-    assert_eq!((answered("failed"), answered("succeeded")), (1.0, 1.0));
+    assert_eq!((answered("failed"), answered("succeeded")), (2.0, 1.0));
     assert_eq!(rig.lost(), 0.0);
 
     // A runtime that vanishes while it waits is another's at once, although somebody still hangs.
@@ -424,10 +429,46 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
     runtime.gone().await;
     let (_runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
     assert_eq!(rig.lost(), 1.0);
+    // Both late answers are one event.
+    for reason in ["RuntimeAnswerLate", "RuntimeDisconnected"] {
+        let event = events.recv().await.unwrap();
+        assert_eq!(event["reason"], reason, "{event}");
+        assert_eq!(event["type"], "Warning");
+    }
+    // Both readers have it open; whoever opens it for writing wakes both.
     std::fs::write(&numbers, "10:121\n").unwrap();
     std::fs::remove_file(&numbers).unwrap();
     std::fs::write(&numbers, "10:121\n").unwrap();
     let answer = plugin.create_container(&asked, &within()).await.unwrap();
     let devices = answer.adjust.unwrap().linux.unwrap().devices;
     assert_eq!(devices.len(), 2);
+}
+
+/// The proxy gives no deadline: koordlet keeps one by itself, so that a kubelet does not wait.
+#[tokio::test]
+async fn a_hook_server_that_takes_too_long_answers_as_the_policy_says() {
+    let asked = |policy: Policy| async move {
+        let rig = Rig::on(Node::default().open(Gate::RDMADeviceInject));
+        let pod = rdma(&rig);
+        let numbers = without_numbers(&rig);
+        let mut config = rig.config(Mode::Proxy);
+        config.policy = policy;
+        let _stop = rig.start(&config);
+        let mut client = super::client(&config).await;
+        let asked = ContainerResourceHookRequest {
+            pod_annotations: pod.annotations,
+            ..hook_request()
+        };
+        let answer = client.pre_create_container_hook(asked.clone()).await;
+        let labels = [("event", "PreCreateContainer"), ("status", "failed")];
+        let late = rig.metric("koordlet_runtime_request_duration_milliseconds", &labels);
+        assert_eq!(late, 1.0);
+        std::fs::write(&numbers, "10:121\n").unwrap();
+        (asked, answer)
+    };
+    let (ignored, failed) = tokio::join!(asked(Policy::Ignore), asked(Policy::Fail));
+    let (asked, answer) = ignored;
+    let resources = answer.unwrap().into_inner().container_resources;
+    assert_eq!(resources, asked.container_resources);
+    assert_eq!(failed.1.unwrap_err().message(), "no answer within 1.6s");
 }

@@ -302,6 +302,78 @@ fn malformed_amounts_are_named_and_batch_amounts_stay() {
     );
 }
 
+/// Anybody who makes a pod can write the annotation, and a container would get the devices' files.
+#[test]
+fn rdma_devices_that_a_pod_does_not_ask_for_are_not_its_own() {
+    let key = "scheduling.koordinator.sh/device-allocated";
+    let both = json!({"rdma": [{"minor": 0, "id": "0000:3b:00.0"}], "gpu": [{"minor": 1}]});
+    let rdma = json!({"rdma": [{"minor": 0, "id": "0000:3b:00.0"}]});
+    let file = "0123456789abcdef0123456789abcdef";
+    let states = crate::states::States::default();
+    let listed = |uid: &str, devices: &serde_json::Value, request: &str| {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"uid": uid, "name": "p", "namespace": "d",
+                "annotations": {key: devices.to_string()}},
+            "spec": {"containers": [{"name": "a", "resources": {"requests": {request: "1"}}}]}}))
+        .unwrap();
+        states.publish_pods([pod].iter(), &Layout::default());
+        let pods = states.pods.load_full().unwrap();
+        let devices = pods[0].notes().devices.keys().cloned();
+        (
+            devices.collect::<Vec<_>>().join(" "),
+            pods[0].notes.is_none(),
+        )
+    };
+    let own = "koordinator.sh/rdma";
+    for (uid, devices, request, want) in [
+        ("u", &both, own, ("gpu rdma", false)),
+        // The same pod again: what it had does not stay.
+        ("u", &both, "cpu", ("gpu", false)),
+        ("u", &rdma, "cpu", ("", true)),
+        ("u", &rdma, own, ("rdma", false)),
+        (file, &rdma, "cpu", ("rdma", false)),
+    ] {
+        let (kinds, plain) = listed(uid, devices, request);
+        assert_eq!((kinds.as_str(), plain), want, "{uid} {devices} {request}");
+        let standing = states.complaints.standing();
+        let complaint = standing.get("Pod d/p").map(|all| all[0].clone());
+        let refused = want.0.is_empty() || want.0 == "gpu";
+        assert_eq!(complaint.is_some(), refused, "{complaint:?}");
+        if let Some(complaint) = complaint {
+            assert_eq!(
+                (complaint.field, complaint.value),
+                (key.to_owned(), devices.to_string())
+            );
+        }
+    }
+}
+
+#[test]
+fn a_container_that_two_plugins_want_is_found_whichever_it_is() {
+    let status = |name: &str, message: &str| {
+        json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"waiting": {"reason": "CreateContainerError", "message": message}}})
+    };
+    let text = "plugins \"00-a\" and \"10-b\" both tried to set CPU shares";
+    for (init, main, want) in [
+        (vec![], vec![status("a", "x"), status("b", text)], Some("b")),
+        (vec![status("i", text)], vec![status("a", "x")], Some("i")),
+        (vec![], vec![status("a", "x")], None),
+    ] {
+        let pod = info(json!({"metadata": {"uid": "u"}, "status": {
+            "initContainerStatuses": init, "containerStatuses": main}}));
+        let contested = pod.contested.as_deref();
+        assert_eq!(
+            contested.map(|contested| contested.container.as_str()),
+            want
+        );
+        if let Some(contested) = contested {
+            assert_eq!(contested.plugins, ["00-a", "10-b"]);
+            assert_eq!(contested.field, "CPU shares");
+        }
+    }
+}
+
 /// Memory of what most pods are: no notes, three containers.
 #[test]
 fn a_plain_pod_is_small() {

@@ -1,0 +1,118 @@
+//! What people are told of the connection to the runtime, once.
+
+use super::link::{client, until};
+use super::*;
+use koord_rpc::nri::SynchronizeRequest;
+
+/// Reason, and the parts that the message must have. What was told before with the same words has its
+/// count raised, and no more is said of it than that.
+async fn told(events: &mut mpsc::UnboundedReceiver<Value>, reason: &str, parts: &[&str]) {
+    let event = events.recv().await.unwrap();
+    if event["involvedObject"].is_null() {
+        assert!(event["count"].as_u64() > Some(1), "{event}");
+    } else {
+        assert_eq!(event["reason"], reason, "{event}");
+        assert_eq!(event["involvedObject"]["kind"], "Node");
+        assert_eq!(event["involvedObject"]["name"], "n");
+        let severity = if reason == "RuntimeConnected" {
+            "Normal"
+        } else {
+            "Warning"
+        };
+        assert_eq!(event["type"], severity, "{event}");
+    }
+    let message = event["message"].as_str().unwrap();
+    for part in parts {
+        assert!(message.contains(part), "{message:?} without {part:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_runtime_is_told_once_and_that_it_is_back() {
+    let mut rig = Rig::new();
+    let mut events = rig.events();
+    let config = rig.config(Mode::Nri);
+    let _stop = rig.start(&config);
+    let socket = config.nri.socket.display().to_string();
+    for outage in [1.0, 2.0] {
+        // However many attempts fail, and for whatever reason.
+        let lost = rig.lost();
+        until(|| rig.lost() >= lost + 4.0).await;
+        let listener = grpc::listen(&config.nri.socket).unwrap();
+        drop(listener.accept().await.unwrap());
+        until(|| rig.lost() >= lost + 5.0).await;
+        let (runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
+        let nothing = SynchronizeRequest::default();
+        let options = koord_rpc::ttrpc::Options::default();
+        plugin.synchronize(&nothing, &options).await.unwrap();
+        until(|| rig.connected() > 0.0).await;
+        let why = if outage == 1.0 {
+            "No such file"
+        } else {
+            "closed"
+        };
+        told(&mut events, "RuntimeDisconnected", &[&socket, why]).await;
+        told(&mut events, "RuntimeConnected", &[&socket]).await;
+        assert!(events.is_empty());
+        drop(listener);
+        std::fs::remove_file(&config.nri.socket).unwrap();
+        runtime.gone().await;
+        until(|| rig.connected() == 0.0).await;
+    }
+}
+
+/// A pod whose container waits for the reason that a kubelet gives.
+fn waiting(name: &str, message: &str) -> Value {
+    json!({"metadata": {"uid": name, "name": name, "namespace": "shop"},
+        "spec": {"containers": [{"name": "web"}]},
+        "status": {"phase": "Pending", "containerStatuses": [
+            {"name": "web", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+             "state": {"waiting": {"reason": "CreateContainerError", "message": message}}}]}})
+}
+
+fn both(one: &str, other: &str, field: &str) -> String {
+    format!("failed to generate spec: plugins {one:?} and {other:?} both tried to set {field}")
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_another_plugin_sets_too_is_told_once() {
+    const OWN: &str = "00-koordlet_nri";
+    let mut rig = Rig::new();
+    let mut events = rig.events();
+    let parts = &rig.parts;
+    let mut contests = contest::Contests::new(
+        OWN.to_owned(),
+        parts.warnings.clone(),
+        parts.metrics.clone(),
+    );
+    let mut look = |pods: Vec<Value>| {
+        let pods: Vec<_> = pods.into_iter().map(crate::hooks::tests::pod).collect();
+        contests.look(&pods);
+        rig.metric("koordlet_nri_contested_containers", &[])
+    };
+    let shares = |name| waiting(name, &both(OWN, "10-other", "CPU shares"));
+    assert_eq!(look(vec![waiting("a", "back-off pulling image")]), 0.0);
+    assert_eq!(look(vec![shares("a")]), 1.0);
+    let parts = [OWN, "10-other", "CPU shares", "web of shop/a"];
+    told(&mut events, "RuntimePluginConflict", &parts).await;
+    // The kubelet tries again, with other pods, too; and there is a moment without.
+    assert_eq!(look(vec![shares("a"), shares("b")]), 2.0);
+    assert_eq!(look(vec![]), 0.0);
+    assert_eq!(look(vec![shares("b")]), 1.0);
+    // Something else, from the other side, and another agent of this name.
+    let memory = waiting("c", &both("00-a", OWN, "memory limit"));
+    let own = waiting("d", &both(OWN, OWN, "CPU shares"));
+    // What others do to each other is not ours.
+    let others = waiting("e", &both("00-a", "10-other", "CPU shares"));
+    assert_eq!(look(vec![shares("b"), memory, own, others]), 3.0);
+    let parts = ["00-a", "memory limit", "web of shop/c"];
+    told(&mut events, "RuntimePluginConflict", &parts).await;
+    let parts = ["two plugins with the name", OWN, "web of shop/d"];
+    told(&mut events, "RuntimePluginConflict", &parts).await;
+    // After a long while without, it is news again.
+    tokio::time::advance(Duration::from_secs(601)).await;
+    assert_eq!(look(vec![]), 0.0);
+    assert_eq!(look(vec![shares("a")]), 1.0);
+    told(&mut events, "RuntimePluginConflict", &["10-other"]).await;
+    assert!(events.is_empty());
+}

@@ -1,0 +1,83 @@
+//! A container that is not created because two plugins of the container runtime want the same of it.
+
+use k8s_openapi::api::core::v1::Pod;
+
+/// Longest name of a field that is kept, in letters. Runtimes' names are shorter.
+const FIELD: usize = 100;
+
+/// What two plugins both set of a container. The runtime refuses the creation without telling either
+/// of them; its text is in the pod's status, as the reason why the container waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Contested {
+    /// The container's name.
+    pub container: String,
+    /// The plugins: index and name, such as `00-koordlet_nri`.
+    pub plugins: [String; 2],
+    /// The field, in the runtime's words.
+    pub field: String,
+}
+
+impl Contested {
+    /// What the first such container of a pod waits for.
+    pub(super) fn of(pod: &Pod) -> Option<Box<Self>> {
+        let status = pod.status.as_ref()?;
+        let main = status.container_statuses.iter().flatten();
+        let mut all = main.chain(status.init_container_statuses.iter().flatten());
+        all.find_map(|status| {
+            let waiting = status.state.as_ref()?.waiting.as_ref()?;
+            let message = waiting.message.as_deref()?;
+            let (plugins, field) = read(message)?;
+            Some(Box::new(Self {
+                container: status.name.clone(),
+                plugins,
+                field,
+            }))
+        })
+    }
+}
+
+/// `... plugins "00-a" and "10-b" both tried to set CPU shares`. Source: containerd/nri,
+/// `pkg/adaptation/result.go`.
+fn read(message: &str) -> Option<([String; 2], String)> {
+    let (plugins, field) = message.split_once(" both tried to set ")?;
+    let (_, plugins) = plugins.rsplit_once("plugins ")?;
+    let (one, other) = plugins.split_once(" and ")?;
+    let name = |quoted: &str| {
+        // Quoted once more where somebody has put the text into another one.
+        let name = quoted.trim_matches(['"', '\\']);
+        (!name.is_empty()).then(|| name.to_owned())
+    };
+    let field = field.lines().next().unwrap_or_default();
+    let field = field.trim_end_matches(['"', '\\']).chars().take(FIELD);
+    Some(([name(one)?, name(other)?], field.collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtimes_text_is_found_in_others() {
+        let both = |one: &str, other: &str, field: &str| {
+            Some(([one.to_owned(), other.to_owned()], field.to_owned()))
+        };
+        let plain = r#"rpc error: code = Unknown desc = failed to create containerd container: NRI failed: plugins "00-koordlet_nri" and "10-other" both tried to set CPU shares"#;
+        let quoted = r#"failed: \"plugins \"00-a\" and \"00-a\" both tried to set mount /x\""#;
+        let long = format!(
+            "plugins \"a\" and \"b\" both tried to set {}",
+            "é".repeat(200)
+        );
+        for (text, want) in [
+            (plain, both("00-koordlet_nri", "10-other", "CPU shares")),
+            (quoted, both("00-a", "00-a", "mount /x")),
+            (&long, both("a", "b", &"é".repeat(100))),
+            ("", None),
+            ("back-off pulling image \"x\"", None),
+            ("two both tried to set x", None),
+            ("plugins \"a\" both tried to set x", None),
+            ("plugins \"\" and \"b\" both tried to set x", None),
+        ] {
+            assert_eq!(read(text), want, "{text}");
+        }
+    }
+}
