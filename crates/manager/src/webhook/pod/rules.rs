@@ -5,12 +5,34 @@
 
 use super::field::{self, REQUESTS};
 use k8s_openapi::api::core::v1::Pod;
+use koord_api::extension::DeviceAllocations;
 use koord_api::priority::{self, PriorityClass};
 use koord_api::qos::{self, QosClass};
 use koord_api::quantity;
-use koord_api::resources::{BATCH_CPU, BATCH_MEMORY};
+use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, RDMA};
 use koord_api::{annotations, labels};
+use koord_model::rdma_devices;
 use koord_model::reclaim::pod_request;
+
+/// RDMA devices that a new pod's annotation names, or a changed one's for the first time, and that the
+/// pod does not ask for: koordlet gives a container their files, and no scheduler has accounted them.
+/// What the scheduler writes, and what is restored of a pod, goes with requests. A malformed text is
+/// others' to refuse: koordlet gives nothing for it.
+pub(super) fn device_problems(pod: &Pod, old: Option<&Pod>) -> Vec<String> {
+    let key = annotations::DEVICE_ALLOCATED;
+    let text = |pod: &Pod| {
+        let all = pod.metadata.annotations.as_ref();
+        all.and_then(|all| all.get(key)).cloned()
+    };
+    let Some(now) = text(pod).filter(|now| Some(now) != old.and_then(text).as_ref()) else {
+        return Vec::new();
+    };
+    let read = serde_json::from_str::<DeviceAllocations>(&now);
+    let unasked = read.is_ok_and(|devices| rdma_devices::are_unasked(pod, &devices));
+    let why = format!("it names RDMA devices, and no container requests {RDMA}");
+    let problem = || field::forbidden(&format!("annotations.{key}"), &why);
+    unasked.then(problem).into_iter().collect()
+}
 
 /// Annotations that only the scheduler's own stand-ins of reservations have.
 pub(super) fn annotation_problems(pod: &Pod) -> Vec<String> {

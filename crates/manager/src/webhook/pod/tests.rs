@@ -715,6 +715,45 @@ fn stand_ins_of_reservations_are_the_schedulers() {
     );
 }
 
+/// Whoever makes pods can write the annotation, and gets device files on the node by it.
+#[test]
+fn allocations_of_rdma_go_with_requests() {
+    let pod = |note: Option<&str>, request: &str| {
+        let notes: BTreeMap<_, _> = note
+            .map(|note| ("scheduling.koordinator.sh/device-allocated", note))
+            .into_iter()
+            .collect();
+        typed(json!({"metadata": {"annotations": notes},
+            "spec": {"containers": [{"name": "a", "resources": {"requests": {request: "1"}}}]}}))
+    };
+    let one = r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0"}]}"#;
+    let two = r#"{"rdma":[{"minor":1,"id":"0000:af:00.0"}]}"#;
+    let gpu = r#"{"gpu":[{"minor":0}]}"#;
+    let rdma = "koordinator.sh/rdma";
+    for (old, new, denied) in [
+        (None, pod(Some(one), "cpu"), true),
+        // A pod that is restored, or that its maker wants on these devices: the scheduler checks it.
+        (None, pod(Some(one), rdma), false),
+        (None, pod(Some(gpu), "cpu"), false),
+        (None, pod(None, "cpu"), false),
+        // What koordlet makes nothing of.
+        (None, pod(Some("{"), "cpu"), false),
+        (Some(pod(None, "cpu")), pod(Some(one), "cpu"), true),
+        (Some(pod(Some(one), "cpu")), pod(Some(two), "cpu"), true),
+        // As the scheduler does.
+        (Some(pod(None, rdma)), pod(Some(one), rdma), false),
+        // A pod from before this rule can be changed and ended.
+        (Some(pod(Some(one), "cpu")), pod(Some(one), "cpu"), false),
+        (Some(pod(Some(one), "cpu")), pod(None, "cpu"), false),
+    ] {
+        let problems = rules::device_problems(&new, old.as_ref());
+        let text = field::all(problems).err().unwrap_or_default();
+        let want = "annotations.scheduling.koordinator.sh/device-allocated: Forbidden: it names \
+                    RDMA devices, and no container requests koordinator.sh/rdma";
+        assert_eq!(text, if denied { want } else { "" }, "{old:?} {new:?}");
+    }
+}
+
 fn amounts() -> impl Strategy<Value = Value> {
     let names = [
         "cpu",

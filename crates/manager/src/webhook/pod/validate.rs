@@ -56,6 +56,10 @@ impl Validating {
         let checked = field::all(rules::annotation_problems(&pod));
         timer.stop(checked).map_err(denied)?;
 
+        let timer = pods.start("DeviceAllocation");
+        let checked = field::all(rules::device_problems(&pod, old));
+        timer.stop(checked).map_err(denied)?;
+
         let timer = pods.start("ClusterColocationProfile");
         let priority_may_change = self
             .gates
