@@ -56,3 +56,14 @@ pub(crate) fn invalid(plugin: &str, message: String) -> BuildError {
         message,
     }
 }
+
+/// Says that `setting` is about all profiles' pods together, and that another profile came first.
+pub(crate) fn decided_by_first(plugin: &'static str, profile: &str, setting: &str) {
+    tracing::warn!(
+        plugin,
+        profile,
+        setting,
+        "has no effect: it is about the pods of all profiles together, and the first profile with \
+         this plugin decides it"
+    );
+}

@@ -19,9 +19,9 @@ use koord_model::gang::{Defaults, Gangs, Ignored, Moves, Permission, Phase, Seen
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Holders, NotShown, ObjectChange, Permit,
-    Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings, Reason, Rejection, Signable,
-    Signature, Verdict, View,
+    Action, BuildContext, BuildError, Cycle, Effects, Holders, NotShown, ObjectChange, PerProfile,
+    Permit, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings, Reason, Rejection,
+    Signable, Signature, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use pod_groups::PodGroups;
@@ -38,7 +38,7 @@ const EXPLAIN_GATE: &str = "GangPendingPodsConditionPatch";
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Coscheduling {
-    defaults: Defaults,
+    defaults: PerProfile<Defaults>,
     explain_skipped: bool,
     gangs: Gangs,
     /// `None`: another process keeps their statuses true.
@@ -57,7 +57,7 @@ pub(crate) fn build(
     let defaults = args.defaults()?;
     args.warn();
     Ok(Box::new(Coscheduling {
-        defaults,
+        defaults: PerProfile::new(defaults),
         explain_skipped: context.gates.get(EXPLAIN_GATE).copied().unwrap_or(true),
         gangs: Gangs::default(),
         pod_groups: context.controllers.enabled(NAME).then(PodGroups::default),
@@ -127,6 +127,19 @@ impl Plugin for Coscheduling {
     fn name(&self) -> &'static str {
         NAME
     }
+    fn join(
+        &mut self,
+        profile: &str,
+        args: Option<&Value>,
+        _context: &BuildContext,
+    ) -> Option<Result<(), BuildError>> {
+        let args = crate::args::decode::<Args>(NAME, args);
+        let defaults = args.and_then(|args| {
+            args.warn();
+            args.defaults()
+        });
+        Some(defaults.map(|defaults| self.defaults.join(profile, defaults)))
+    }
     fn points(&self) -> Points {
         // Scoring is for network topologies, which nobody asks about yet; profiles name it.
         Points::PRE_ENQUEUE
@@ -178,7 +191,7 @@ impl Plugin for Coscheduling {
             if let Some(groups) = &mut self.pod_groups {
                 groups.applied(&id, group);
             }
-            let (described, ignored) = spec::of_pod_group(group, &id, &self.defaults);
+            let (described, ignored) = spec::of_pod_group(group, &id, self.defaults.first());
             self.report(object, ignored, fx);
             self.gangs.declare(&id, Some(described), &mut moves);
         }
@@ -197,7 +210,7 @@ impl Plugin for Coscheduling {
         let gang = spec::id(&pod.namespace, name);
         let mut own = None;
         if !spec::has_pod_group(&pod.object) {
-            let (described, ignored) = spec::of_pod(&pod.object, &gang, &self.defaults);
+            let (described, ignored) = spec::of_pod(&pod.object, &gang, self.defaults.of(pod));
             own = described;
             // One member that describes the gang well is enough.
             let ignored = if self.gangs.is_described(&gang) && own.is_none() {

@@ -21,14 +21,14 @@ use args::Args;
 use books::{Known, Row};
 use koord_api::{annotations, labels, scheduling};
 use koord_model::device::{
-    DeviceType, Holding, Inventory, Quirks, Rules, Scorer, numa_hints, score_node,
+    DeviceResource, DeviceType, Holding, Inventory, Quirks, Rules, Scorer, numa_hints, score_node,
 };
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest, Lack,
-    Normalize, NotShown, ObjectChange, Plugin, PodPatch, Points, PreFilter, PreScore, Problem,
-    Readings, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore,
+    Problem, Readings, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use place::{How, No, lack, site};
@@ -47,8 +47,7 @@ const UNKNOWN: &str = "node(s) have pods whose devices are unknown";
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct DeviceShare {
-    args: Args,
-    scorer: Scorer,
+    settings: PerProfile<Settings>,
     quirks: Quirks,
     reader: Reader,
     /// What Device objects said last, by node name; an object may be here before its node.
@@ -62,19 +61,37 @@ pub(crate) struct DeviceShare {
     news: bool,
 }
 
+/// What the arguments come down to.
+#[derive(Debug)]
+struct Settings {
+    args: Args,
+    scorer: Scorer,
+    /// Shared requests for these need a template.
+    by_template: Vec<DeviceResource>,
+}
+
+impl Settings {
+    fn new(value: Option<&Value>, context: &BuildContext) -> Result<Self, BuildError> {
+        let args: Args = crate::args::decode(NAME, value)?;
+        let scorer = args.scorer()?;
+        args.warn(context.gates.get("DevicePluginAdaption") == Some(&true));
+        Ok(Self {
+            scorer,
+            by_template: args.matched_resources(),
+            args,
+        })
+    }
+}
+
 /// Builds the plugin.
 pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    let args: Args = crate::args::decode(NAME, value)?;
-    let scorer = args.scorer()?;
     let gate = |name: &str| context.gates.get(name).copied().unwrap_or(false);
-    args.warn(gate("DevicePluginAdaption"));
     Ok(Box::new(DeviceShare {
-        scorer,
-        reader: Reader::new(&args),
-        args,
+        settings: PerProfile::new(Settings::new(value, context)?),
+        reader: Reader::default(),
         quirks: Quirks {
             worst_partition_first: gate("UpstreamGPUPartitionOrder"),
             straight_shared_score: gate("StraightSharedGPUScore"),
@@ -103,7 +120,10 @@ impl DeviceShare {
     }
 
     fn incoming(&self, cycle: &Cycle<'_>) -> Result<Option<Incoming>, Rejection> {
-        let read = self.reader.incoming(cycle.pod, cycle.view.resources);
+        let by_template = &self.settings.of(cycle.pod).by_template;
+        let read = self
+            .reader
+            .incoming(cycle.pod, by_template, cycle.view.resources);
         read.map_err(Rejection::unresolvable)
     }
 
@@ -236,6 +256,15 @@ impl Plugin for DeviceShare {
     fn holders(&self) -> Holders {
         Holders::Booked
     }
+    fn join(
+        &mut self,
+        profile: &str,
+        args: Option<&Value>,
+        context: &BuildContext,
+    ) -> Option<Result<(), BuildError>> {
+        let settings = Settings::new(args, context);
+        Some(settings.map(|settings| self.settings.join(profile, settings)))
+    }
     fn interests(&self) -> Vec<Interest> {
         let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
         vec![
@@ -359,7 +388,12 @@ impl Plugin for DeviceShare {
                 label(labels::NODE_GPU_VENDOR),
                 label(labels::NODE_GPU_MODEL),
             );
-            if self.args.forbids_sharing(vendor, model) {
+            if self
+                .settings
+                .of(cycle.pod)
+                .args
+                .forbids_sharing(vendor, model)
+            {
                 return Err(Rejection::unresolvable(format!(
                     "model {model:?} of vendor {vendor:?} does not support GPU Share"
                 )));
@@ -390,7 +424,7 @@ impl Plugin for DeviceShare {
         };
         let rules = Rules {
             numa: cycle.numa,
-            ..self.rules(How::default())
+            ..self.rules(cycle.pod, How::default())
         };
         let site = site(inventory, used, cycle.view, node);
         score_node(&pod.need, &site, &rules).unwrap_or(0)
@@ -449,7 +483,8 @@ impl Plugin for DeviceShare {
         let (Some(pod), Some(row)) = (state.get::<Incoming>(), self.rows.get(node.row())) else {
             return Ok(Offers::new());
         };
-        let Some(inventory) = row.managed().filter(|_| !self.args.disable_alignment()) else {
+        let aligns = !self.settings.of(cycle.pod).args.disable_alignment();
+        let Some(inventory) = row.managed().filter(|_| aligns) else {
             return Ok(Offers::new());
         };
         let place = |mask| {
@@ -503,7 +538,7 @@ impl Plugin for DeviceShare {
         let inventory = row.managed()?;
         let used = row.books.without(|uid| cycle.overlay.removes(uid));
         let site = site(inventory, &used, cycle.view, node);
-        lack(&pod.need, &site, &self.rules(How::default()))
+        lack(&pod.need, &site, &self.rules(cycle.pod, How::default()))
     }
     fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
         let held = self.rows.iter().find_map(|row| {

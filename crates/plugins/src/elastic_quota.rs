@@ -27,8 +27,8 @@ use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, NotShown,
-    ObjectChange, Plugin, Points, Pool, PostFilter, PreFilter, Preemption, Readings, Signable,
-    Signature, State, Subject, Verdict, View,
+    ObjectChange, PerProfile, Plugin, Points, Pool, PostFilter, PreFilter, Preemption, Readings,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use ledger::{Charge, Ledger, is_non_preemptible};
@@ -49,8 +49,9 @@ const RETRY_EVERY: SignedDuration = SignedDuration::from_secs(1);
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct ElasticQuotas {
+    /// What holds for the tree, and so for the pods of all profiles.
     args: Args,
-    rules: Rules,
+    manners: PerProfile<Manners>,
     objects: Objects,
     ledger: Ledger,
     /// `None`: budgets are not looked at.
@@ -73,25 +74,39 @@ pub(crate) struct ElasticQuotas {
     times: metrics::Times,
 }
 
+/// How the pods of a profile are judged.
+#[derive(Debug, Clone, Copy)]
+struct Manners {
+    rules: Rules,
+    /// Whether pods of the default quota are not evicted for others.
+    spare_default: bool,
+}
+
+impl Manners {
+    fn of(args: &Args) -> Self {
+        Self {
+            rules: Rules {
+                runtime: args.enable_runtime_quota,
+                ancestors: args.enable_check_parent_quota,
+            },
+            spare_default: args.disable_default_quota_preemption,
+        }
+    }
+}
+
 /// Builds the plugin.
 pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    let args: Args = crate::args::decode(NAME, value)?;
-    let args = args.complete();
-    args.validate()?;
     let gates = Gates::of(context);
-    args.warn(&gates);
+    let args = Args::read(value, &gates)?;
     let tree = Tree::new(Options {
         scale_min: args.enable_min_quota_scale,
         guarantee_used: gates.guarantee_used,
     });
     Ok(Box::new(ElasticQuotas {
-        rules: Rules {
-            runtime: args.enable_runtime_quota,
-            ancestors: args.enable_check_parent_quota,
-        },
+        manners: PerProfile::new(Manners::of(&args)),
         args,
         objects: Objects::default(),
         budgets: gates.budgets.then(Budgets::default),
@@ -176,7 +191,8 @@ impl ElasticQuotas {
             non_preemptible: is_non_preemptible(pod),
         };
         let mut tree = self.tree();
-        self.rules.admit(&request, shift, &mut tree, Some(table))
+        let Manners { rules, .. } = self.manners.of(pod);
+        rules.admit(&request, shift, &mut tree, Some(table))
     }
 
     /// The same without the reason, of a pod in the books.
@@ -187,7 +203,8 @@ impl ElasticQuotas {
             non_preemptible: charge.non_preemptible,
         };
         let mut tree = self.tree();
-        self.rules.admit(&request, shift, &mut tree, None).is_ok()
+        let Manners { rules, .. } = self.manners.of(&charge.info);
+        rules.admit(&request, shift, &mut tree, None).is_ok()
     }
 
     fn quota_of(&self, pod: &PodInfo) -> Option<Arc<str>> {
@@ -197,10 +214,10 @@ impl ElasticQuotas {
         }
     }
 
-    /// Who may go for a pod of `quota`.
-    fn pool(&self, quota: Option<Arc<str>>) -> Option<Pool<'_>> {
+    /// Who may go for a pod of `quota`; perhaps none of the default quota.
+    fn pool(&self, quota: Option<Arc<str>>, spare_default: bool) -> Option<Pool<'_>> {
         let quota = quota?;
-        if self.args.disable_default_quota_preemption && *quota == *DEFAULT_QUOTA {
+        if spare_default && *quota == *DEFAULT_QUOTA {
             return Some(Box::new(|_| {}));
         }
         let placed = self.ledger.placed(&quota)?;
@@ -256,6 +273,18 @@ impl ElasticQuotas {
 impl Plugin for ElasticQuotas {
     fn name(&self) -> &'static str {
         NAME
+    }
+    fn join(
+        &mut self,
+        profile: &str,
+        args: Option<&Value>,
+        context: &BuildContext,
+    ) -> Option<Result<(), BuildError>> {
+        let args = Args::read(args, &Gates::of(context)).map(|args| {
+            args.warn_beside(&self.args, profile);
+            self.manners.join(profile, Manners::of(&args));
+        });
+        Some(args)
     }
     fn points(&self) -> Points {
         Points::PRE_FILTER
@@ -446,8 +475,8 @@ impl Plugin for ElasticQuotas {
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         let quota = self.quota_of(cycle.pod);
         let same = quota.clone();
-        let pool = self.pool(quota.clone());
-        let spare_default = self.args.disable_default_quota_preemption;
+        let spare_default = self.manners.of(cycle.pod).spare_default;
+        let pool = self.pool(quota.clone(), spare_default);
         let (pod, table) = (cycle.pod, cycle.view.resources);
         PostFilter::Preempt(Preemption {
             prefix: "preemption: ",

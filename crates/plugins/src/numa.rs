@@ -31,8 +31,8 @@ use koord_model::resources::{
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, Cycle, Effects, Holders, Interest, Lack, NotShown,
-    ObjectChange, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection, Signable,
-    Signature, State, Subject, Verdict, View,
+    ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 use node::{Report, Side, milli};
@@ -48,7 +48,7 @@ const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Numa {
-    settings: Settings,
+    settings: PerProfile<Settings>,
     /// By node name; a report may be here before its node.
     reports: FxHashMap<String, Arc<Report>>,
     /// By node index.
@@ -66,7 +66,7 @@ pub(crate) fn build(
 ) -> Result<Box<dyn Plugin>, BuildError> {
     let args: Args = crate::args::decode(NAME, value)?;
     Ok(Box::new(Numa {
-        settings: args.settings()?,
+        settings: PerProfile::new(args.settings()?),
         reports: FxHashMap::default(),
         books: Vec::new(),
         restricted: FxHashSet::default(),
@@ -83,7 +83,7 @@ impl Numa {
     }
 
     fn incoming(&self, pod: &PodInfo, view: View<'_>) -> Result<Option<Incoming>, String> {
-        Incoming::new(pod, &self.settings, view.resources)
+        Incoming::new(pod, self.settings.of(pod), view.resources)
     }
 
     fn known(&self, node: NodeIndex) -> Option<(&Book, &Side)> {
@@ -154,6 +154,15 @@ impl Plugin for Numa {
     fn holders(&self) -> Holders {
         Holders::Booked
     }
+    fn join(
+        &mut self,
+        profile: &str,
+        args: Option<&Value>,
+        _context: &BuildContext,
+    ) -> Option<Result<(), BuildError>> {
+        let settings = crate::args::decode(NAME, args).and_then(Args::settings);
+        Some(settings.map(|settings| self.settings.join(profile, settings)))
+    }
     fn interests(&self) -> Vec<Interest> {
         let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
         let node = Action::ADD
@@ -169,7 +178,7 @@ impl Plugin for Numa {
         .to_vec()
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
-        match Incoming::new(pod, &self.settings, &self.unnumbered) {
+        match Incoming::new(pod, self.settings.of(pod), &self.unnumbered) {
             Ok(Some(incoming)) => incoming.sign(signature),
             Ok(None) => signature.number(0),
             Err(message) => signature.text(&message),
@@ -332,7 +341,7 @@ impl Plugin for Numa {
         if plan.bind.is_some() && !side.topology().is_valid() {
             return 0;
         }
-        let (settings, table) = (&self.settings, cycle.view.resources);
+        let (settings, table) = (self.settings.of(cycle.pod), cycle.view.resources);
         let whole = |id| {
             let there = cycle.view.nodes.allocatable(node, id);
             (there, cycle.requested(node, id))
@@ -427,7 +436,7 @@ impl Plugin for Numa {
         let table = cycle.view.resources;
         Ok(allocate::hints(
             &plan,
-            &self.settings,
+            self.settings.of(cycle.pod),
             &ways,
             &widest,
             table,

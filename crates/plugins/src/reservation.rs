@@ -29,8 +29,9 @@ use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Interest, Normalize, NotShown, ObjectChange, Plugin, PodPatch, Points, PostFilter, PreFilter,
-    PreScore, Readings, Rejection, Signable, Signature, State, Subject, Verb, Verdict, View, Write,
+    Interest, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter,
+    PreFilter, PreScore, Readings, Rejection, Signable, Signature, State, Subject, Verb, Verdict,
+    View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -51,7 +52,7 @@ const ORDER_LIMIT: i64 = 40_000_000_000_000_000;
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Reservations {
-    args: Args,
+    args: PerProfile<Args>,
     /// Whether labels of the node count as labels of its reservations.
     node_labels: bool,
     /// Whether owners forget a reservation that is deleted.
@@ -71,15 +72,11 @@ pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    let args: Args = crate::args::decode(NAME, value)?;
-    args.validate()?;
-    for setting in args.unsupported() {
-        tracing::warn!(plugin = NAME, setting, "accepted and not honoured yet");
-    }
+    let args = Args::read(value)?;
     let gate = |name: &str| context.gates.get(name).copied().unwrap_or(false);
     let controls = context.controllers.enabled(NAME);
     Ok(Box::new(Reservations {
-        args,
+        args: PerProfile::new(args),
         node_labels: !gate("OmitNodeLabelsForReservation"),
         clean_owners: controls && gate("CleanExpiredReservationAllocated"),
         expire_pending: gate("ExpirePendingReservations"),
@@ -138,7 +135,8 @@ impl Reservations {
     }
 
     fn spot<'a>(&'a self, cycle: &'a Cycle<'a>, side: &'a PodSide, node: NodeIndex) -> Spot<'a> {
-        Spot::new(&self.table, &self.args, cycle, side, node, self.node_labels)
+        let args = self.args.of(cycle.pod);
+        Spot::new(&self.table, args, cycle, side, node, self.node_labels)
     }
 
     /// Whether any reservation, on whatever node, is open to the pod.
@@ -184,6 +182,18 @@ impl Plugin for Reservations {
     }
     fn holders(&self) -> Holders {
         Holders::Booked
+    }
+    fn join(
+        &mut self,
+        profile: &str,
+        args: Option<&Value>,
+        _context: &BuildContext,
+    ) -> Option<Result<(), BuildError>> {
+        let args = Args::read(args).map(|args| {
+            args.warn_beside(self.args.first(), profile);
+            self.args.join(profile, args);
+        });
+        Some(args)
     }
     fn interests(&self) -> Vec<Interest> {
         vec![

@@ -249,7 +249,7 @@ fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
         now: at(0),
     };
     let mut plugin = Coscheduling {
-        defaults: Defaults::default(),
+        defaults: PerProfile::new(Defaults::default()),
         explain_skipped: true,
         gangs: Gangs::default(),
         pod_groups: Some(PodGroups::default()),

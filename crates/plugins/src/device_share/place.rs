@@ -2,7 +2,7 @@
 
 use super::books::Row;
 use super::pod::Incoming;
-use super::{DeviceShare, UNKNOWN};
+use super::{DeviceShare, Settings, UNKNOWN};
 use koord_api::labels;
 use koord_model::device::{
     Allocation, DeviceType, Inventory, Need, PartitionTable, PerMinor, Refusal, Rules, Site, Used,
@@ -72,7 +72,7 @@ impl DeviceShare {
         if pod.ignores_reservations {
             let used = row.books.without(|uid| leaves(uid) || reserves(uid));
             return Ok(Some(self.allocate(
-                pod, inventory, &used, cycle.view, node, how, None, [0; 3],
+                cycle, pod, inventory, &used, node, how, None, [0; 3],
             )?));
         }
         let mut reasons: Vec<Reason> = Vec::new();
@@ -98,7 +98,7 @@ impl DeviceShare {
             &without
         };
         let within = pod.designated.as_ref().map(|(units, _)| units);
-        let found = self.allocate(pod, inventory, used, cycle.view, node, how, within, [0; 3])?;
+        let found = self.allocate(cycle, pod, inventory, used, node, how, within, [0; 3])?;
         Ok(Some(found))
     }
 
@@ -123,8 +123,7 @@ impl DeviceShare {
         let left = row.books.left_of(&from.uid, leaves);
         let restricted = self.restricted.contains(&from.uid);
         let place = |within: Option<&[PerMinor; 3]>, preferred| {
-            let (view, used) = (cycle.view, &used);
-            self.allocate(pod, inventory, used, view, node, how, within, preferred)
+            self.allocate(cycle, pod, inventory, &used, node, how, within, preferred)
         };
         let preferred = DeviceType::ALL.map(|kind| left.set_of(kind));
         let units = DeviceType::ALL.map(|kind| left.units(kind));
@@ -150,10 +149,10 @@ impl DeviceShare {
     )]
     fn allocate(
         &self,
+        cycle: &Cycle<'_>,
         pod: &Incoming,
         inventory: &Inventory,
         used: &Used,
-        view: View<'_>,
         node: NodeIndex,
         how: How,
         within: Option<&[PerMinor; 3]>,
@@ -163,15 +162,16 @@ impl DeviceShare {
             within,
             preferred,
             functions: pod.designated.as_ref().map(|(_, functions)| functions),
-            ..self.rules(how)
+            ..self.rules(cycle.pod, how)
         };
-        allocate(&pod.need, &site(inventory, used, view, node), &rules)
+        allocate(&pod.need, &site(inventory, used, cycle.view, node), &rules)
     }
 
-    pub(super) fn rules(&self, how: How) -> Rules<'_> {
+    pub(super) fn rules(&self, pod: &PodInfo, how: How) -> Rules<'_> {
+        let Settings { args, scorer, .. } = self.settings.of(pod);
         Rules {
-            numa: how.numa.filter(|_| !self.args.disable_alignment()),
-            scorer: Some(&self.scorer),
+            numa: how.numa.filter(|_| !args.disable_alignment()),
+            scorer: Some(scorer),
             in_full: how.for_real,
             quirks: self.quirks,
             ..Rules::default()

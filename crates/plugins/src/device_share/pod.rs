@@ -1,6 +1,5 @@
 //! What a pod asks for, and what it says it holds.
 
-use super::args::Args;
 use koord_api::extension::{DeviceAllocations, ReservationAllocated};
 use koord_api::{annotations, labels};
 use koord_model::device::{Allocation, DeviceResource, DeviceType, Holding, Need, PerMinor, Units};
@@ -37,22 +36,13 @@ pub(super) struct Incoming {
 }
 
 /// Reads pods.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Reader {
     /// The numbers of the device resources.
     ids: OnceLock<[ResourceId; RESOURCES]>,
-    /// Shared requests for these need a template.
-    by_template: Vec<DeviceResource>,
 }
 
 impl Reader {
-    pub(super) fn new(args: &Args) -> Self {
-        Self {
-            ids: OnceLock::new(),
-            by_template: args.matched_resources(),
-        }
-    }
-
     /// Looks the device resources up, once.
     pub(super) fn learn_names(&self, table: &ResourceTable) -> &[ResourceId; RESOURCES] {
         let id = |resource: DeviceResource| table.intern(resource.name());
@@ -72,13 +62,15 @@ impl Reader {
         !self.units(pod, self.learn_names(table)).is_zero()
     }
 
-    /// What the pod needs; `None` when it needs no devices.
+    /// What the pod needs; `None` when it needs no devices. Shared requests for what is in
+    /// `by_template` need a template.
     ///
     /// # Errors
     /// Why no node can serve it.
     pub(super) fn incoming(
         &self,
         pod: &PodInfo,
+        by_template: &[DeviceResource],
         table: &ResourceTable,
     ) -> Result<Option<Incoming>, String> {
         let before = self.held(pod)?;
@@ -104,10 +96,7 @@ impl Reader {
             return Ok(None);
         };
         if let Some(gpu) = need.gpu.as_ref().filter(|gpu| gpu.shared)
-            && self
-                .by_template
-                .iter()
-                .any(|resource| gpu.each.lists(*resource))
+            && by_template.iter().any(|resource| gpu.each.lists(*resource))
         {
             return Err(NO_TEMPLATE.to_owned());
         }

@@ -67,6 +67,44 @@ impl Default for Args {
 }
 
 impl Args {
+    /// Reads the arguments, and says what is asked for and not done.
+    pub(super) fn read(
+        value: Option<&serde_json::Value>,
+        gates: &Gates,
+    ) -> Result<Self, BuildError> {
+        let args: Self = crate::args::decode(NAME, value)?;
+        let args = args.complete();
+        args.validate()?;
+        args.warn(gates);
+        Ok(args)
+    }
+
+    /// Says which of these arguments, given for one more profile, the first profile decides: there is
+    /// one tree for all pods.
+    pub(super) fn warn_beside(&self, first: &Self, profile: &str) {
+        let tree = [
+            (
+                self.default_quota_group_max != first.default_quota_group_max,
+                "defaultQuotaGroupMax",
+            ),
+            (
+                self.system_quota_group_max != first.system_quota_group_max,
+                "systemQuotaGroupMax",
+            ),
+            (
+                self.quota_group_namespace != first.quota_group_namespace,
+                "quotaGroupNamespace",
+            ),
+            (
+                self.enable_min_quota_scale != first.enable_min_quota_scale,
+                "enableMinQuotaScale",
+            ),
+        ];
+        for (_, setting) in tree.into_iter().filter(|(differs, _)| *differs) {
+            crate::args::decided_by_first(NAME, profile, setting);
+        }
+    }
+
     /// Fills in what was left out.
     pub(super) fn complete(mut self) -> Self {
         let boundless = Quantity::from_value(i64::MAX / 5);

@@ -72,7 +72,7 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
 /// How a pod is understood, and what it was given.
 pub(super) fn explain(plugin: &Numa, pod: &PodInfo, view: View<'_>) -> Option<Value> {
     let mut value = Map::new();
-    match Incoming::new(pod, &plugin.settings, view.resources) {
+    match Incoming::new(pod, plugin.settings.of(pod), view.resources) {
         Ok(Some(incoming)) => {
             if let Some(wish) = incoming.wish {
                 value.insert("cpuBindPolicy".to_owned(), json!(wish.preferred.as_str()));

@@ -176,7 +176,13 @@ impl Numa {
         ways: &[Way],
     ) -> Result<Given, Rejection> {
         let mask = cycle.numa.filter(|_| plan.policy.is_some());
-        allocate::serve(plan, &self.settings, ways, mask, cycle.view.resources)
+        allocate::serve(
+            plan,
+            self.settings.of(cycle.pod),
+            ways,
+            mask,
+            cycle.view.resources,
+        )
     }
 
     /// How many CPUs the node lacks for a pod that is bound to any.
@@ -201,7 +207,7 @@ impl Numa {
             let single = policy == NumaPolicyKind::SingleNumaNode;
             !single || hint.mask.is_none_or(|mask| mask.count() == 1)
         };
-        let offers = allocate::hints(plan, &self.settings, &ways, &widest, table);
+        let offers = allocate::hints(plan, self.settings.of(cycle.pod), &ways, &widest, table);
         let mut hints = offers.iter().filter_map(|(_, hints)| hints.as_ref());
         hints.all(|hints| hints.iter().any(narrow))
     }

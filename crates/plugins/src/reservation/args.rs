@@ -67,6 +67,38 @@ struct SelectorIndex {
 }
 
 impl Args {
+    /// Reads the arguments, and says what is asked for and not done.
+    pub(super) fn read(value: Option<&serde_json::Value>) -> Result<Self, BuildError> {
+        let args: Self = crate::args::decode(NAME, value)?;
+        args.validate()?;
+        for setting in args.unsupported() {
+            tracing::warn!(plugin = NAME, setting, "accepted and not honoured yet");
+        }
+        Ok(args)
+    }
+
+    /// Says which of these arguments, given for one more profile, the first profile decides:
+    /// reservations end and are removed without regard to profiles.
+    pub(super) fn warn_beside(&self, first: &Self, profile: &str) {
+        let controls = [
+            (
+                self.gc_duration_seconds != first.gc_duration_seconds,
+                "gcDurationSeconds",
+            ),
+            (
+                self.gc_interval_seconds != first.gc_interval_seconds,
+                "gcIntervalSeconds",
+            ),
+            (
+                self.disable_garbage_collection != first.disable_garbage_collection,
+                "disableGarbageCollection",
+            ),
+        ];
+        for (_, setting) in controls.into_iter().filter(|(differs, _)| *differs) {
+            crate::args::decided_by_first(NAME, profile, setting);
+        }
+    }
+
     pub(super) fn validate(&self) -> Result<(), BuildError> {
         let percentage = self.min_candidate_nodes_percentage;
         if !(0..=100).contains(&percentage) {

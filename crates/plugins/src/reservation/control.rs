@@ -94,8 +94,11 @@ impl Reservations {
             return;
         };
         if record.terms.phase == Phase::Over {
-            if self.agenda.gc.is_none() && !self.args.disable_garbage_collection {
-                self.agenda.gc = Some(after(view.now, self.args.gc_interval_seconds.max(1)));
+            if self.agenda.gc.is_none() && !self.args.first().disable_garbage_collection {
+                self.agenda.gc = Some(after(
+                    view.now,
+                    self.args.first().gc_interval_seconds.max(1),
+                ));
             }
             return;
         }
@@ -188,7 +191,7 @@ impl Reservations {
 
     /// Deletes reservations that have been over for long, or whose node is gone.
     fn collect(&mut self, view: View<'_>, fx: &mut Effects) {
-        let keep = SignedDuration::from_secs(self.args.gc_duration_seconds);
+        let keep = SignedDuration::from_secs(self.args.first().gc_duration_seconds);
         let mut left = false;
         for record in self.table.iter().filter(|r| r.terms.phase == Phase::Over) {
             let Some(since) = over_since(&record.object) else {
@@ -208,7 +211,8 @@ impl Reservations {
                 ..to(record)
             });
         }
-        self.agenda.gc = left.then(|| after(view.now, self.args.gc_interval_seconds.max(1)));
+        self.agenda.gc =
+            left.then(|| after(view.now, self.args.first().gc_interval_seconds.max(1)));
     }
 }
 

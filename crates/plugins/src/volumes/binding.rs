@@ -21,8 +21,8 @@ use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Effects, Helps, Interest,
-    ObjectChange, Permit, Plugin, Points, PreFilter, PreScore, Readings, Reason, Reasons,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter, PreScore, Readings, Reason,
+    Reasons, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -64,34 +64,10 @@ pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    let args: Args = decode(NAME, value)?;
     let gate = context.gates.get("DisableCSIStorageCapacityInformer");
-    let scores = context.gates.get("StorageCapacityScoring") == Some(&true);
-    let Ok(seconds) = u64::try_from(args.bind_timeout_seconds) else {
-        let message = format!(
-            "args.bindTimeoutSeconds: {} is below 0",
-            args.bind_timeout_seconds
-        );
-        return Err(invalid(NAME, message));
-    };
-    let shape = match (scores, args.shape) {
-        (false, None) => None,
-        (false, Some(_)) => {
-            let message = "args.shape: needs the feature gate StorageCapacityScoring".to_owned();
-            return Err(invalid(NAME, message));
-        }
-        (true, shape) => {
-            let shape = shape.filter(|shape| !shape.is_empty());
-            let shape = shape.unwrap_or_else(Shape::falling);
-            let checked = shape.validate();
-            checked.map_err(|message| invalid(NAME, format!("args.shape: {message}")))?;
-            Some(shape)
-        }
-    };
     Ok(Box::new(VolumeBinding {
-        timeout: Duration::from_secs(seconds),
+        settings: PerProfile::new(Settings::new(value, context)?),
         capacities: gate.is_none_or(|off| !off),
-        shape,
         storage: Storage::default(),
         given: FxHashMap::default(),
         selected: FxHashMap::default(),
@@ -100,14 +76,51 @@ pub(crate) fn build(
     }))
 }
 
+/// What the arguments come down to.
+#[derive(Debug)]
+struct Settings {
+    timeout: Duration,
+    /// How full storage scores; none, in every profile: it does not.
+    shape: Option<Shape>,
+}
+
+impl Settings {
+    fn new(value: Option<&Value>, context: &BuildContext) -> Result<Self, BuildError> {
+        let args: Args = decode(NAME, value)?;
+        let scores = context.gates.get("StorageCapacityScoring") == Some(&true);
+        let Ok(seconds) = u64::try_from(args.bind_timeout_seconds) else {
+            let message = format!(
+                "args.bindTimeoutSeconds: {} is below 0",
+                args.bind_timeout_seconds
+            );
+            return Err(invalid(NAME, message));
+        };
+        let shape = match (scores, args.shape) {
+            (false, None) => None,
+            (false, Some(_)) => {
+                let message =
+                    "args.shape: needs the feature gate StorageCapacityScoring".to_owned();
+                return Err(invalid(NAME, message));
+            }
+            (true, shape) => {
+                let shape = shape.filter(|shape| !shape.is_empty());
+                let shape = shape.unwrap_or_else(Shape::falling);
+                let checked = shape.validate();
+                checked.map_err(|message| invalid(NAME, format!("args.shape: {message}")))?;
+                Some(shape)
+            }
+        };
+        let timeout = Duration::from_secs(seconds);
+        Ok(Self { timeout, shape })
+    }
+}
+
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct VolumeBinding {
-    timeout: Duration,
+    settings: PerProfile<Settings>,
     /// Whether the room that drivers report is looked at.
     capacities: bool,
-    /// How full storage scores; none: it does not.
-    shape: Option<Shape>,
     storage: Storage,
     /// Volumes given to claims by plans, by name.
     given: FxHashMap<String, ClaimId>,
@@ -385,12 +398,21 @@ impl Plugin for VolumeBinding {
     fn name(&self) -> &'static str {
         NAME
     }
+    fn join(
+        &mut self,
+        profile: &str,
+        args: Option<&Value>,
+        context: &BuildContext,
+    ) -> Option<Result<(), BuildError>> {
+        let settings = Settings::new(args, context);
+        Some(settings.map(|settings| self.settings.join(profile, settings)))
+    }
     fn points(&self) -> Points {
         let points = Points::PRE_FILTER
             .or(Points::FILTER)
             .or(Points::RESERVE)
             .or(Points::PRE_BIND);
-        match self.shape {
+        match self.settings.first().shape {
             Some(_) => points.or(Points::PRE_SCORE).or(Points::SCORE),
             None => points,
         }
@@ -477,14 +499,16 @@ impl Plugin for VolumeBinding {
         self.answer(wanted, info).map(drop)
     }
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
-        let wanted = self.shape.as_ref().map(|_| self.wanted(cycle.pod));
+        let shape = self.settings.of(cycle.pod).shape.as_ref();
+        let wanted = shape.map(|_| self.wanted(cycle.pod));
         match wanted {
             Some(Ok(wanted)) if !wanted.delayed.is_empty() => PreScore::Ready(State::of(wanted)),
             _ => PreScore::Skip,
         }
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let (Some(shape), Some(wanted)) = (&self.shape, state.get::<Wanted>()) else {
+        let shape = &self.settings.of(cycle.pod).shape;
+        let (Some(shape), Some(wanted)) = (shape, state.get::<Wanted>()) else {
             return 0;
         };
         let Some(info) = cycle.view.nodes.info(node) else {
@@ -551,7 +575,8 @@ impl Plugin for VolumeBinding {
             }
             Progress::Pending => {
                 let waited = Duration::try_from(now.duration_since(since)).unwrap_or_default();
-                Permit::Wait(self.timeout.saturating_sub(waited))
+                let timeout = self.settings.of(cycle.pod).timeout;
+                Permit::Wait(timeout.saturating_sub(waited))
             }
             Progress::Failed(problem) => {
                 let reason = format!("binding volumes: {problem}");

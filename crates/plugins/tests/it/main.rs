@@ -24,5 +24,6 @@ mod profile;
 mod quota;
 mod reservation;
 mod small;
+mod two_profiles;
 mod volumes;
 mod volumes_api;

@@ -11,6 +11,7 @@ mod event;
 mod profile;
 mod reading;
 mod registry;
+mod shared;
 mod signature;
 mod status;
 
@@ -23,6 +24,7 @@ pub use event::{Action, ClusterEvent, Helps, Interest, ObjectChange, Subject};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
+pub use shared::PerProfile;
 pub use signature::{Signable, Signature};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
 
@@ -241,7 +243,8 @@ pub enum Holders {
     Booked,
 }
 
-/// A scheduling rule. One instance may serve several profiles.
+/// A scheduling rule. One instance serves all profiles that give it the same arguments; one that keeps
+/// books of what it gives away serves all profiles there are ([`Plugin::join`]).
 ///
 /// All methods are called from the one task that owns the engine. Methods with `&self` may be
 /// called for several nodes at a time.
@@ -256,6 +259,18 @@ pub trait Plugin: Send + Sync {
     /// [`Plugin::on_unassigned`].
     fn holders(&self) -> Holders {
         Holders::Ignored
+    }
+
+    /// Takes on the arguments of one more profile. Whoever books in [`Plugin::reserve`] what can be given
+    /// once does so, and asks [`PerProfile`] what applies to a pod: of two instances, neither would
+    /// know what the other gave away. `None`: other arguments make another instance.
+    fn join(
+        &mut self,
+        _profile: &str,
+        _args: Option<&serde_json::Value>,
+        _context: &BuildContext,
+    ) -> Option<Result<(), BuildError>> {
+        None
     }
 
     /// The events that can make a pod that this plugin refused schedulable.

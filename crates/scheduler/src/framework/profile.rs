@@ -81,7 +81,8 @@ pub struct Profile {
     pub post_bind: Vec<Instance>,
 }
 
-/// All profiles and the plugin instances they share: one per distinct name and arguments.
+/// All profiles and the plugin instances they share: one per distinct name and arguments, or per name
+/// where the plugin keeps books ([`Plugin::join`]).
 pub struct Profiles {
     /// The profiles.
     pub profiles: Vec<Profile>,
@@ -104,8 +105,16 @@ impl std::fmt::Debug for Profiles {
 struct Builder<'a> {
     registry: &'a Registry,
     context: &'a BuildContext,
-    built: Vec<(String, Option<Value>)>,
+    /// Per instance.
+    built: Vec<Built>,
     out: Profiles,
+}
+
+/// What an instance was built from, and the profiles with other arguments that it took on.
+struct Built {
+    plugin: String,
+    args: Option<Value>,
+    joined: Vec<String>,
 }
 
 impl Profiles {
@@ -310,15 +319,31 @@ impl Builder<'_> {
         };
         let koord_args = self.registry.koord_args.get(plugin).filter(|_| koord);
         let args = args.get(plugin).copied().or(koord_args);
-        let key = (plugin.to_owned(), args.cloned());
-        if let Some(at) = self.built.iter().position(|built| *built == key) {
-            return Ok(Some(at));
-        }
-        let built = (factory.build)(args, self.context).map_err(|error| ProfileError::Build {
+        let failed = |error| ProfileError::Build {
             profile: profile.to_owned(),
             error,
-        })?;
-        self.built.push(key);
+        };
+        let same = |built: &Built| built.plugin == plugin && built.args.as_ref() == args;
+        if let Some(at) = self.built.iter().position(same) {
+            return Ok(Some(at));
+        }
+        let known = self.built.iter().position(|built| built.plugin == plugin);
+        if let Some(at) = known {
+            if self.built[at].joined.iter().any(|known| known == profile) {
+                return Ok(Some(at));
+            }
+            if let Some(joined) = self.out.instances[at].join(profile, args, self.context) {
+                joined.map_err(failed)?;
+                self.built[at].joined.push(profile.to_owned());
+                return Ok(Some(at));
+            }
+        }
+        let built = (factory.build)(args, self.context).map_err(failed)?;
+        self.built.push(Built {
+            plugin: plugin.to_owned(),
+            args: args.cloned(),
+            joined: Vec::new(),
+        });
         self.out.instances.push(built);
         Ok(Some(self.out.instances.len() - 1))
     }

@@ -58,13 +58,13 @@ impl Case {
         let comes = pod("comes", "1", json!({"spec": {"containers": containers}}));
         let comes = PodInfo::new(Arc::new(comes), &table).unwrap();
         let plugin = Numa {
-            settings: Args::default().settings().unwrap(),
+            settings: PerProfile::new(Args::default().settings().unwrap()),
             reports: FxHashMap::default(),
             books: Vec::new(),
             restricted: FxHashSet::default(),
             unnumbered: ResourceTable::new(),
         };
-        let incoming = Incoming::new(&comes, &plugin.settings, &table)
+        let incoming = Incoming::new(&comes, plugin.settings.first(), &table)
             .unwrap()
             .unwrap();
         let plan = Plan {
@@ -81,7 +81,7 @@ impl Case {
         self.ask(|plugin, book, plan, table| {
             let ways = allocate::ways(book, plan, &Stage::default());
             let mask = Some(NumaMask(mask));
-            match allocate::serve(plan, &plugin.settings, &ways, mask, table) {
+            match allocate::serve(plan, plugin.settings.first(), &ways, mask, table) {
                 Ok(given) => {
                     let zones = given
                         .zones
@@ -100,7 +100,7 @@ impl Case {
             let stage = Stage::default();
             let ways = allocate::ways(book, plan, &stage);
             let widest = allocate::widest(book, plan.side, &stage);
-            let offers = allocate::hints(plan, &plugin.settings, &ways, &widest, table);
+            let offers = allocate::hints(plan, plugin.settings.first(), &ways, &widest, table);
             let list = offers.iter().map(|(name, hints)| {
                 let hints = hints.iter().flatten().map(|hint| {
                     let mark = if hint.preferred { "!" } else { "" };

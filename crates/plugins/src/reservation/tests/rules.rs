@@ -432,7 +432,7 @@ fn who_ignores_reservations_may_use_what_they_hold() {
 #[test]
 fn what_pods_sign_changes_only_with_who_may_use_what() {
     let mut plugin = Reservations {
-        args: Args::default(),
+        args: PerProfile::new(Args::default()),
         node_labels: true,
         clean_owners: false,
         expire_pending: false,
