@@ -1,5 +1,6 @@
 //! Decisions as functions of values: no I/O, no clock, no global state.
 
+pub mod alignment;
 pub mod blkio;
 pub mod burst;
 pub mod core_sched;

@@ -165,6 +165,16 @@ pub fn amount(id: ResourceId, quantity: &Quantity) -> i64 {
     }
 }
 
+/// `amount` of resource `id` as people write it: `1500m`, `2Gi`, `3`.
+#[must_use]
+pub fn shown(id: ResourceId, amount: i64) -> String {
+    match id {
+        CPU => Quantity::from_milli(amount).to_string(),
+        MEMORY | EPHEMERAL_STORAGE => Quantity::from_bytes(amount).to_string(),
+        _ => amount.to_string(),
+    }
+}
+
 /// A few resources with their amounts, sorted by id. Absent means zero.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Amounts(Vec<(ResourceId, i64)>);

@@ -1,0 +1,85 @@
+//! Which pods an exporter has counted: their fingerprint, as it and the scheduler compute it.
+//!
+//! Format: `k8stopologyawareschedwg/podfingerprint`, version 1. Each pod is XXH64 of its name, seeded
+//! with XXH64 of its namespace (seed 0); these, in ascending order as eight bytes each, little-endian,
+//! are hashed again (seed 0); the result is `pfp0v001` and sixteen hexadecimal digits.
+
+use twox_hash::XxHash64;
+
+const PREFIX: &str = "pfp0v001";
+
+/// One pod in a fingerprint.
+#[must_use]
+pub fn pod(namespace: &str, name: &str) -> u64 {
+    let seed = XxHash64::oneshot(0, namespace.as_bytes());
+    XxHash64::oneshot(seed, name.as_bytes())
+}
+
+/// The fingerprint of `pods`, each as [`pod`] makes it, in any order.
+#[must_use]
+pub fn of(pods: impl IntoIterator<Item = u64>) -> String {
+    let mut pods: Vec<u64> = pods.into_iter().collect();
+    pods.sort_unstable();
+    let bytes: Vec<u8> = pods.iter().flat_map(|pod| pod.to_le_bytes()).collect();
+    format!("{PREFIX}{:016x}", XxHash64::oneshot(0, &bytes))
+}
+
+/// Checks that `text` has the form of a fingerprint.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check(text: &str) -> Result<(), String> {
+    let digits = text
+        .strip_prefix("pfp0")
+        .ok_or_else(|| format!("{text:?} does not begin with \"pfp0\""))?;
+    let digits = digits
+        .strip_prefix("v001")
+        .ok_or_else(|| format!("{text:?} is of a version other than v001"))?;
+    let hexadecimal = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if digits.len() == 16 && hexadecimal {
+        Ok(())
+    } else {
+        Err(format!("{text:?} does not end in 16 hexadecimal digits"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_names(names: &[(&str, &str)]) -> String {
+        of(names.iter().map(|(namespace, name)| pod(namespace, name)))
+    }
+
+    /// The first is upstream's own vector; all were computed by an independent implementation.
+    #[test]
+    fn fingerprints_are_those_of_upstream() {
+        let five = [
+            ("ns3", "n2"),
+            ("ns1", "n1"),
+            ("ns2", "n1"),
+            ("ns1", "n2"),
+            ("ns3", "n1"),
+        ];
+        assert_eq!(of_names(&five), "pfp0v001b92008c14168b3a6");
+        assert_eq!(of_names(&[]), "pfp0v001ef46db3751d8e999");
+        assert_eq!(of_names(&[("default", "pod1")]), "pfp0v001a5e1c50c557adb9d");
+        let two = [("kube-system", "coredns-0"), ("default", "pod1")];
+        assert_eq!(of_names(&two), "pfp0v001caad1ad3af993a6d");
+    }
+
+    #[test]
+    fn what_is_no_fingerprint_is_told() {
+        assert_eq!(check("pfp0v001ef46db3751d8e999"), Ok(()));
+        for (text, why) in [
+            ("", "does not begin"),
+            ("pfp1v001ef46db3751d8e999", "does not begin"),
+            ("pfp0v002ef46db3751d8e999", "of a version"),
+            ("pfp0v001ef46db3751d8e99", "16 hexadecimal"),
+            ("pfp0v001ef46db3751d8e99x", "16 hexadecimal"),
+        ] {
+            let error = check(text).unwrap_err();
+            assert!(error.contains(why) && error.contains(text), "{error}");
+        }
+    }
+}

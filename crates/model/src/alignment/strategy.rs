@@ -1,0 +1,96 @@
+//! How full, or how even, the zones of a node would be.
+
+use super::{Ask, BEST, Free, Scope, Want, units};
+use crate::resources::ResourceId;
+
+/// What makes a zone a good one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strategy {
+    /// Much is left.
+    LeastAllocated,
+    /// Little is left.
+    MostAllocated,
+    /// The requested resources are used alike.
+    BalancedAllocation,
+}
+
+/// The score of a node, 0 to 100: of each container, or of the pod, that of the worst zone that has room
+/// for it; of several containers the mean. `weight` is at least 1.
+///
+/// An empty request scores 100.
+#[must_use]
+pub fn strategy(
+    kind: Strategy,
+    ask: &Ask,
+    scope: Scope,
+    free: &Free<'_>,
+    weight: impl Fn(ResourceId) -> i64,
+) -> i64 {
+    let worst = |wants: &[Want]| {
+        if wants.is_empty() {
+            return BEST;
+        }
+        let scores = (0..free.len()).map(|at| of_zone(kind, wants, free, at, &weight));
+        scores.filter(|score| *score != 0).min().unwrap_or(0)
+    };
+    if scope == Scope::Pod {
+        return worst(&ask.whole);
+    }
+    let containers = i64::try_from(ask.containers.len()).unwrap_or(i64::MAX);
+    let sum: i64 = ask.containers.iter().map(|(_, wants)| worst(wants)).sum();
+    sum.checked_div(containers).unwrap_or(BEST)
+}
+
+fn of_zone(
+    kind: Strategy,
+    wants: &[Want],
+    free: &Free<'_>,
+    at: usize,
+    weight: impl Fn(ResourceId) -> i64,
+) -> i64 {
+    let pairs = wants.iter().map(|want| {
+        let have = units(want.id, free.get(at, want.id).unwrap_or(0));
+        (want.id, have, units(want.id, want.amount))
+    });
+    if kind == Strategy::BalancedAllocation {
+        return balanced(pairs.map(|(_, have, asked)| (have, asked)));
+    }
+    let (mut sum, mut weights) = (0_i128, 0_i128);
+    for (id, have, asked) in pairs {
+        let part = match kind {
+            _ if have == 0 || asked > have => 0,
+            Strategy::MostAllocated => asked,
+            _ => have - asked,
+        };
+        let points = i128::from(part) * i128::from(BEST) / i128::from(have.max(1));
+        let weight = i128::from(weight(id).max(1));
+        sum += points * weight;
+        weights += weight;
+    }
+    i64::try_from(sum / weights.max(1)).unwrap_or(BEST)
+}
+
+/// 100 times one minus the sample variance of what is used of each resource. Of a single one it is 100,
+/// where upstream divides by zero.
+fn balanced(pairs: impl Iterator<Item = (i64, i64)>) -> i64 {
+    let mut shares = Vec::new();
+    for (have, asked) in pairs {
+        let share = if have == 0 {
+            1.0
+        } else {
+            asked as f64 / have as f64
+        };
+        if share > 1.0 {
+            return 0;
+        }
+        shares.push(share);
+    }
+    let count = shares.len() as f64;
+    if count < 2.0 {
+        return BEST;
+    }
+    let mean = shares.iter().sum::<f64>() / count;
+    let squares: f64 = shares.iter().map(|share| (share - mean).powi(2)).sum();
+    let variance = squares / (count - 1.0);
+    ((1.0 - variance) * BEST as f64) as i64
+}

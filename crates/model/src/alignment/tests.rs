@@ -1,0 +1,381 @@
+//! The acceptance cases of the specification (AC), and upstream's tables from their facts.
+
+use super::*;
+use crate::resources::{ResourceTable, amount};
+use koord_api::quantity::Quantity;
+
+/// Turns texts like `cpu 2, memory 20Mi` into what is asked about.
+#[derive(Default)]
+struct Desk {
+    table: ResourceTable,
+}
+
+impl Desk {
+    fn wants(&self, text: &str) -> Vec<Want> {
+        let parts = text.split(", ").filter(|part| !part.is_empty());
+        let wants = parts.map(|part| {
+            let (name, value) = part.split_once(' ').unwrap();
+            let quantity: Quantity = value.parse().unwrap();
+            let id = self.table.intern(name);
+            Want {
+                id,
+                amount: amount(id, &quantity),
+                kind: Kind::of(name),
+            }
+        });
+        let mut wants: Vec<Want> = wants.collect();
+        wants.sort_by_key(|want| want.id);
+        wants
+    }
+
+    fn amounts(&self, text: &str) -> Amounts {
+        let wants = self.wants(text).into_iter();
+        wants.map(|want| (want.id, want.amount)).collect()
+    }
+
+    /// Zones in order, with distances as rows of a matrix.
+    fn zones(&self, zones: &[&str], costs: &[&[u32]]) -> Vec<Zone> {
+        let zones = zones.iter().enumerate().map(|(at, text)| Zone {
+            id: at as u32,
+            available: self.amounts(text),
+            costs: costs
+                .get(at)
+                .map(|row| (0..).zip(row.iter().copied()).collect())
+                .unwrap_or_default(),
+        });
+        zones.collect()
+    }
+
+    /// A pod of containers: `init `, `sidecar ` or nothing before what they ask for.
+    fn ask(&self, guaranteed: bool, containers: &[&str]) -> Ask {
+        let mut whole = Amounts::new();
+        let mut starting = Amounts::new();
+        let parsed = containers.iter().map(|text| {
+            let (role, text) = match text.split_once(' ') {
+                Some(("init", rest)) => (Role::Init, rest),
+                Some(("sidecar", rest)) => (Role::Sidecar, rest),
+                _ => (Role::Main, *text),
+            };
+            (role, self.wants(text))
+        });
+        let containers: Vec<_> = parsed.collect();
+        for (role, wants) in &containers {
+            let wants = wants.iter().map(|want| (want.id, want.amount));
+            match role {
+                Role::Init => starting.max_all(&wants.collect()),
+                _ => whole.add_all(&wants.collect()),
+            }
+        }
+        whole.max_all(&starting);
+        let whole = whole.iter().map(|(id, amount)| Want {
+            id,
+            amount,
+            kind: Kind::of(&self.table.name(id)),
+        });
+        Ask {
+            guaranteed,
+            whole: whole.collect(),
+            containers,
+        }
+    }
+
+    fn fits(&self, zones: &[&str], scope: Scope, ask: &Ask) -> Result<(), &'static str> {
+        let (zones, none) = (self.zones(zones, &[]), Amounts::new());
+        let absent = self.table.intern("example.com/absent");
+        let found = single(ask, scope, Free::new(&zones, &none), |id| id != absent);
+        found.map_err(|unfit| unfit.message)
+    }
+}
+
+const BOTH: [Scope; 2] = [Scope::Container, Scope::Pod];
+const A: [&str; 2] = ["cpu 10, memory 32Gi"; 2];
+const B: [&str; 2] = ["cpu 20, memory 32Gi"; 2];
+
+#[test]
+fn ac1_a_pod_goes_where_one_numa_node_holds_it() {
+    let desk = Desk::default();
+    let pod = desk.ask(true, &["cpu 20, memory 1Gi"]);
+    let refused = [Err("cannot align container"), Err("cannot align pod")];
+    for (scope, refused) in BOTH.into_iter().zip(refused) {
+        assert_eq!(desk.fits(&A, scope, &pod), refused);
+        assert_eq!(desk.fits(&B, scope, &pod), Ok(()));
+        let none = Amounts::new();
+        let score = |zones: &[&str], kind| {
+            let zones = desk.zones(zones, &[]);
+            strategy(kind, &pod, scope, &Free::new(&zones, &none), |_| 1)
+        };
+        assert_eq!(score(&B, Strategy::LeastAllocated), 48);
+        assert_eq!(score(&B, Strategy::MostAllocated), 51);
+        assert_eq!(score(&B, Strategy::BalancedAllocation), 53);
+        assert_eq!(score(&A, Strategy::LeastAllocated), 48);
+        assert_eq!(score(&A, Strategy::MostAllocated), 1);
+        for costs in [&[&[10, 20][..], &[20, 10]][..], &[]] {
+            let zones = desk.zones(&B, costs);
+            assert_eq!(least(&pod, scope, Free::new(&zones, &none), 8), 94);
+        }
+    }
+}
+
+#[test]
+fn ac3_a_scope_aligns_containers_or_the_pod() {
+    let desk = Desk::default();
+    for (containers, of_container, of_pod) in [
+        (&["cpu 6", "cpu 6"][..], Ok(()), Err("cannot align pod")),
+        (&["cpu 4", "cpu 6"], Ok(()), Ok(())),
+        (&["init cpu 10", "cpu 6", "cpu 4"], Ok(()), Ok(())),
+        (
+            &["init cpu 11", "cpu 1"],
+            Err("cannot align init container"),
+            Err("cannot align pod"),
+        ),
+        (
+            &["cpu 6", "cpu 6", "cpu 6"],
+            Err("cannot align container"),
+            Err("cannot align pod"),
+        ),
+        // What a sidecar has nobody else gets; what an init container had is handed on.
+        (
+            &["sidecar cpu 6", "sidecar cpu 6", "cpu 5"],
+            Err("cannot align container"),
+            Err("cannot align pod"),
+        ),
+        (
+            &["sidecar cpu 11"],
+            Err("cannot align sidecar container"),
+            Err("cannot align pod"),
+        ),
+        (
+            &["init cpu 6", "init cpu 6", "cpu 10", "cpu 10"],
+            Ok(()),
+            Err("cannot align pod"),
+        ),
+    ] {
+        let pod = desk.ask(true, containers);
+        let zones = ["cpu 10", "cpu 10"];
+        assert_eq!(
+            desk.fits(&zones, Scope::Container, &pod),
+            of_container,
+            "{containers:?}"
+        );
+        assert_eq!(
+            desk.fits(&zones, Scope::Pod, &pod),
+            of_pod,
+            "{containers:?}"
+        );
+    }
+}
+
+#[test]
+fn ac4_devices_lie_with_the_cpus() {
+    let desk = Desk::default();
+    let a = ["cpu 3, x.com/a 1, x.com/b 2", "cpu 3, x.com/a 2, x.com/b 1"];
+    let b = ["cpu 3, x.com/a 3", "cpu 3, x.com/b 3"];
+    let pod = desk.ask(true, &["cpu 1, x.com/a 1, x.com/b 1"]);
+    for scope in BOTH {
+        assert_eq!(desk.fits(&a, scope, &pod), Ok(()));
+        assert!(desk.fits(&b, scope, &pod).is_err());
+    }
+}
+
+#[test]
+fn ac5_and_9_what_is_nobodys_own_is_not_aligned() {
+    let desk = Desk::default();
+    let zones = ["cpu 10, memory 8Gi, x.com/a 2"; 2];
+    for (guaranteed, containers, fits) in [
+        (false, "cpu 15", true),
+        (false, "cpu 15, memory 64Gi", true),
+        (false, "cpu 1, x.com/a 3", false),
+        (false, "x.com/a 2", true),
+        (true, "cpu 15", false),
+        // The node has it, no zone lists it.
+        (true, "cpu 1, example.com/x 5, ephemeral-storage 1Ti", true),
+        (true, "cpu 1, example.com/absent 1", false),
+        (true, "cpu 1, example.com/absent 0", true),
+        // Huge pages are always in zones.
+        (true, "cpu 1, hugepages-2Mi 2Mi", false),
+        (true, "cpu 1, hugepages-2Mi 0", true),
+    ] {
+        let pod = desk.ask(guaranteed, &[containers]);
+        for scope in BOTH {
+            let found = desk.fits(&zones, scope, &pod);
+            assert_eq!(found.is_ok(), fits, "{containers}: {found:?}");
+        }
+    }
+    // A node whose report has no zones aligns nothing.
+    let pod = desk.ask(true, &["cpu 1"]);
+    assert_eq!(desk.fits(&[], Scope::Pod, &pod), Err("cannot align pod"));
+}
+
+#[test]
+fn what_is_held_is_missing_in_every_zone() {
+    let desk = Desk::default();
+    let zones = desk.zones(&["cpu 10, x.com/a 1", "cpu 4"], &[]);
+    let held = desk.amounts("cpu 6, x.com/a 3");
+    let free = Free::new(&zones, &held);
+    let (cpu, a) = (CPU, desk.table.intern("x.com/a"));
+    let seen = |id| (0..2).map(|at| free.get(at, id)).collect::<Vec<_>>();
+    assert_eq!(seen(cpu), [Some(4000), Some(0)]);
+    assert_eq!(seen(a), [Some(0), None]);
+}
+
+/// Upstream's `defaultNUMANodes`: two equal zones each.
+const SCORED: [[&str; 2]; 3] = [
+    ["cpu 4, memory 500Mi"; 2],
+    ["cpu 2, memory 50Mi"; 2],
+    ["cpu 6, memory 60Mi"; 2],
+];
+
+#[test]
+fn ac6_strategies_score_as_upstream() {
+    let desk = Desk::default();
+    let pod = desk.ask(true, &["cpu 2, memory 20Mi"]);
+    let none = Amounts::new();
+    for (kind, scores) in [
+        (Strategy::LeastAllocated, [73, 30, 66]),
+        (Strategy::MostAllocated, [27, 70, 33]),
+        (Strategy::BalancedAllocation, [89, 82, 100]),
+    ] {
+        for scope in BOTH {
+            let found = SCORED.map(|zones| {
+                let zones = desk.zones(&zones, &[]);
+                strategy(kind, &pod, scope, &Free::new(&zones, &none), |_| 1)
+            });
+            // 27 of MostAllocated is 50 and 4, 33 is 33 and 33, whole numbers.
+            assert_eq!(found, scores, "{kind:?} {scope:?}");
+        }
+    }
+    let weighed = |weights: [i64; 2]| {
+        let zones = desk.zones(&SCORED[0], &[]);
+        let weight = |id: ResourceId| weights[id.index()];
+        let free = Free::new(&zones, &none);
+        strategy(Strategy::LeastAllocated, &pod, Scope::Pod, &free, weight)
+    };
+    // CPU 50, memory 96.
+    assert_eq!([weighed([3, 1]), weighed([1, 3])], [61, 84]);
+    // A single resource is even with itself; nothing at all is welcome anywhere.
+    for ask in [desk.ask(true, &["cpu 2"]), desk.ask(true, &[""])] {
+        let zones = desk.zones(&SCORED[0], &[]);
+        let free = Free::new(&zones, &none);
+        let score = strategy(
+            Strategy::BalancedAllocation,
+            &ask,
+            Scope::Container,
+            &free,
+            |_| 1,
+        );
+        assert_eq!(score, BEST);
+    }
+}
+
+#[test]
+fn the_fewer_and_the_nearer_zones_the_better() {
+    let desk = Desk::default();
+    let none = Amounts::new();
+    let costs: &[&[u32]] = &[&[10, 20], &[20, 10]];
+    let m = |cpu: i64| format!("cpu {cpu}, memory 50Mi");
+    for (scope, containers, scores) in [
+        (Scope::Container, vec![m(2)], [94, 94, 94]),
+        (Scope::Container, vec![m(4)], [94, 82, 94]),
+        (Scope::Container, vec![m(6)], [82, 0, 94]),
+        (Scope::Container, vec![m(2), m(2)], [94, 94, 94]),
+        (Scope::Container, vec![m(1), m(3)], [94, 82, 94]),
+        (Scope::Container, vec![m(5), m(3)], [82, 0, 94]),
+        (
+            Scope::Container,
+            vec!["x.com/n 1".to_owned(), "x.com/n 2".to_owned()],
+            [100; 3],
+        ),
+        (Scope::Pod, vec![m(2), m(2)], [94, 82, 82]),
+        (Scope::Pod, vec![m(1), m(3)], [94, 82, 82]),
+        (Scope::Pod, vec![m(5), m(3)], [82, 0, 82]),
+        (Scope::Pod, vec!["x.com/n 1".to_owned()], [100; 3]),
+        // What no zone lists does not stand in the way.
+        (
+            Scope::Pod,
+            vec![m(2) + ", ephemeral-storage 1Gi"],
+            [94, 94, 94],
+        ),
+    ] {
+        let containers: Vec<&str> = containers.iter().map(String::as_str).collect();
+        let pod = desk.ask(true, &containers);
+        let found = SCORED.map(|zones| {
+            let zones = desk.zones(&zones, costs);
+            least(&pod, scope, Free::new(&zones, &none), 8)
+        });
+        assert_eq!(found, scores, "{scope:?} {containers:?}");
+    }
+}
+
+#[test]
+fn zones_that_are_nearer_are_preferred() {
+    let desk = Desk::default();
+    let none = Amounts::new();
+    let pod = desk.ask(true, &["cpu 2, x.com/gpu 2"]);
+    // GPUs at 0 and 3, which are as far from each other as zones are, or at 0 and 1.
+    let costs: &[&[u32]] = &[
+        &[10, 12, 20, 20],
+        &[12, 10, 20, 20],
+        &[20, 20, 10, 12],
+        &[20, 20, 12, 10],
+    ];
+    let with = |gpus: [&str; 4]| {
+        let zones = gpus.map(|gpu| format!("cpu 8, x.com/gpu {gpu}"));
+        let zones = desk.zones(&zones.each_ref().map(String::as_str), costs);
+        least(&pod, Scope::Pod, Free::new(&zones, &none), 8)
+    };
+    assert_eq!(with(["1", "1", "0", "0"]), 82);
+    assert_eq!(with(["1", "0", "0", "1"]), 76);
+    assert_eq!(with(["2", "0", "0", "0"]), 94);
+    assert_eq!(with(["1", "0", "0", "0"]), 0);
+    // A kubelet that deals with more zones minds each of them less.
+    let zones = desk.zones(&["cpu 1"; 3], &[]);
+    let three = desk.ask(true, &["cpu 3"]);
+    for (most, score) in [(8, 70), (2, 0), (64, 97)] {
+        let free = Free::new(&zones, &none);
+        assert_eq!(least(&three, Scope::Pod, free, most), score);
+    }
+    // Sets of many zones are not all looked at: it ends.
+    let zones = desk.zones(&["cpu 1"; 64], &[]);
+    let pod = desk.ask(true, &["cpu 20"]);
+    assert_eq!(least(&pod, Scope::Pod, Free::new(&zones, &none), 64), 80);
+}
+
+#[test]
+fn attributes_say_more_than_policies() {
+    use Policy::*;
+    let read = |policies: &[&'static str], attributes: &[(&'static str, &'static str)]| {
+        let policies = policies.iter().copied();
+        let (config, unread) = Config::read(policies, attributes.iter().copied());
+        ((config.policy, config.scope, config.max_zones), unread)
+    };
+    assert_eq!(read(&[], &[]), ((None, Scope::Container, 8), vec![]));
+    for (name, policy, scope) in [
+        ("SingleNUMANodePodLevel", SingleNumaNode, Scope::Pod),
+        (
+            "SingleNUMANodeContainerLevel",
+            SingleNumaNode,
+            Scope::Container,
+        ),
+        ("RestrictedPodLevel", Restricted, Scope::Pod),
+        ("RestrictedContainerLevel", Restricted, Scope::Container),
+        ("BestEffortPodLevel", BestEffort, Scope::Pod),
+        ("BestEffortContainerLevel", BestEffort, Scope::Container),
+        ("None", None, Scope::Container),
+        ("Restricted", None, Scope::Container),
+    ] {
+        assert_eq!(read(&[name, "None"], &[]).0, (policy, scope, 8), "{name}");
+    }
+    let policy = |value| ("topologyManagerPolicy", value);
+    let scope = |value| ("topologyManagerScope", value);
+    let most = |value| ("topologyManagerMaxNUMANodes", value);
+    let old = ["SingleNUMANodePodLevel"];
+    let found = read(&old, &[policy("restricted"), ("other", "x"), most("16")]);
+    assert_eq!(found, ((Restricted, Scope::Pod, 16), vec![]));
+    let found = read(&old, &[scope("container"), most("4096")]);
+    assert_eq!(found, ((SingleNumaNode, Scope::Container, 1024), vec![]));
+    let wrong = [policy("Restricted"), scope("node"), most("1"), most("x")];
+    assert_eq!(
+        read(&old, &wrong),
+        ((SingleNumaNode, Scope::Pod, 8), wrong.to_vec())
+    );
+}
