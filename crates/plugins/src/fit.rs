@@ -4,7 +4,6 @@ mod args;
 
 use args::{Args, Strategy};
 use koord_api::priority::PriorityClass;
-use koord_api::quantity::Quantity;
 use koord_api::resources::class_of;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
@@ -66,15 +65,6 @@ impl Fit {
 /// everything but the four native resources.
 pub(crate) fn is_scalar(id: ResourceId) -> bool {
     !matches!(id, CPU | MEMORY | PODS | resources::EPHEMERAL_STORAGE)
-}
-
-/// An amount as people write it.
-fn in_units(id: ResourceId, amount: i64) -> String {
-    match id {
-        CPU => Quantity::from_milli(amount).to_string(),
-        MEMORY | resources::EPHEMERAL_STORAGE => Quantity::from_bytes(amount).to_string(),
-        _ => amount.to_string(),
-    }
 }
 
 impl Plugin for Fit {
@@ -172,7 +162,7 @@ impl Plugin for Fit {
             let free = total.saturating_sub(cycle.requested(node, id)).max(0);
             if amount > free {
                 let name = cycle.view.resources.name(id);
-                let [needs, free_text] = [amount, free].map(|value| in_units(id, value));
+                let [needs, free_text] = [amount, free].map(|value| resources::shown(id, value));
                 texts.push(format!("{name}: needs {needs}, free {free_text}"));
                 #[allow(clippy::cast_precision_loss, reason = "a ratio")]
                 let missing = (amount - free) as f64 / amount as f64;

@@ -25,6 +25,7 @@ mod scheduling_hint;
 mod shape;
 mod taints;
 mod topology;
+mod topology_match;
 mod topology_spread;
 #[cfg(test)]
 mod upstream;
@@ -109,6 +110,7 @@ pub fn registry() -> Registry {
         koord(device_share::NAME, device_share::build),
         koord("ElasticQuota", elastic_quota::build),
         named("NodeResourcesFitPlus", fit_plus::build),
+        named("NodeResourceTopologyMatch", topology_match::build),
         named("ScarceResourceAvoidance", scarce::build),
         koord(pre_bind::NAME, |_, _| {
             Ok(Box::new(pre_bind::DefaultPreBind))

@@ -147,17 +147,21 @@ impl Profiles {
             warnings: Vec::new(),
             resources: Arc::default(),
         };
-        let mut builder = Builder {
-            registry,
-            context,
-            built: Vec::new(),
-            out,
-        };
         let fallback = [ProfileConfig::default()];
         let profiles = if config.profiles.is_empty() {
             &fallback[..]
         } else {
             &config.profiles[..]
+        };
+        let context = BuildContext {
+            schedulers: profiles.iter().map(name_of).collect(),
+            ..context.clone()
+        };
+        let mut builder = Builder {
+            registry,
+            context: &context,
+            built: Vec::new(),
+            out,
         };
         for profile in profiles {
             builder.profile(profile, koord)?;
@@ -180,12 +184,15 @@ impl Profiles {
 /// A plugin that is on, with its weight.
 type On<'a> = (&'a str, i64);
 
+/// The name by which pods choose the profile.
+fn name_of(config: &ProfileConfig) -> String {
+    let name = config.scheduler_name.clone();
+    name.unwrap_or_else(|| "default-scheduler".to_owned())
+}
+
 impl Builder<'_> {
     fn profile(&mut self, config: &ProfileConfig, koord: bool) -> Result<(), ProfileError> {
-        let name = config
-            .scheduler_name
-            .clone()
-            .unwrap_or_else(|| "default-scheduler".to_owned());
+        let name = name_of(config);
         let args = Configuration::args(config);
         let weight = |factory: &Factory| {
             if koord {

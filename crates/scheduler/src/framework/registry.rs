@@ -3,7 +3,7 @@
 use super::Plugin;
 use koord_app::flags::Selection;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a plugin may know when it is built.
 #[derive(Debug, Clone, Default)]
@@ -13,6 +13,8 @@ pub struct BuildContext {
     /// The plugins whose controllers run: what they do beside deciding, such as keeping the status
     /// of their objects true.
     pub controllers: Selection,
+    /// The names of all profiles: pods of these are placed by this process.
+    pub schedulers: BTreeSet<String>,
 }
 
 impl BuildContext {

@@ -1,0 +1,532 @@
+//! `NodeResourceTopologyMatch`: keeps pods from nodes whose kubelet would refuse them with
+//! `TopologyAffinityError`.
+//!
+//! An exporter reports what is free in each NUMA node, the kubelet chooses one after the binding. The
+//! plugin predicts that choice. What is placed between two reports is missing from every NUMA node until
+//! a report has counted it, which its fingerprint of the node's pods tells ([`Desk`]).
+
+mod args;
+mod desk;
+mod pod;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use args::{Args, Books, ForeignPods, OverReserve, ResyncScope, Settings};
+use desk::Desk;
+use jiff::{SignedDuration, Timestamp};
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_model::alignment::{self, Ask, Policy, Unfit};
+use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
+use koord_scheduler::Watch;
+use koord_scheduler::framework::{
+    Action, BuildContext, BuildError, Cycle, Effects, Holders, Interest, Lack, NotShown,
+    ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature,
+    State, Subject, Verdict, View,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use pod::Print;
+use report::Report;
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde_json::Value;
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+const NAME: &str = "NodeResourceTopologyMatch";
+const TOPOLOGIES: &str = "noderesourcetopologies.v1alpha2.topology.node.k8s.io";
+/// Periods of resynchronisation after which a report that does not agree is complained about.
+const PATIENCE: i32 = 10;
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct TopologyMatch {
+    settings: Settings,
+    /// The schedulers whose placements are not foreign: those of this process.
+    own: BTreeSet<String>,
+    /// By node name; a report may be here before its node.
+    desks: FxHashMap<Arc<str>, Desk>,
+    /// Where a pod that has ended is, by uid.
+    ended_on: FxHashMap<Arc<str>, Arc<str>>,
+    /// Nodes whose report or pods changed since they were compared.
+    unchecked: FxHashSet<Arc<str>>,
+    /// Pods that were refused, to be tried again when a report is believed.
+    refused: FxHashSet<Arc<str>>,
+    /// When to look for reports that do not agree.
+    look: Option<Timestamp>,
+    /// Resource numbers for signatures, which are made without the engine's state at hand.
+    unnumbered: ResourceTable,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(
+    value: Option<&Value>,
+    context: &BuildContext,
+) -> Result<Box<dyn Plugin>, BuildError> {
+    let args: Args = crate::args::decode(NAME, value)?;
+    Ok(Box::new(TopologyMatch {
+        settings: args.settings()?,
+        own: context.schedulers.clone(),
+        desks: FxHashMap::default(),
+        ended_on: FxHashMap::default(),
+        unchecked: FxHashSet::default(),
+        refused: FxHashSet::default(),
+        look: None,
+        unnumbered: ResourceTable::new(),
+    }))
+}
+
+impl TopologyMatch {
+    fn over_reserve(&self) -> Option<OverReserve> {
+        match self.settings.books {
+            Books::OverReserve(how) => Some(how),
+            Books::None | Books::Discard => None,
+        }
+    }
+
+    fn desk(&self, node: NodeIndex, view: View<'_>) -> Option<&Desk> {
+        self.desks.get(view.nodes.name(node))
+    }
+
+    fn desk_mut(&mut self, node: &Arc<str>) -> &mut Desk {
+        self.desks.entry(node.clone()).or_default()
+    }
+
+    /// Whether what is known of the node is not enough to decide.
+    fn is_unknown(&self, desk: &Desk) -> bool {
+        desk.doubtful || !desk.binding.is_empty()
+    }
+
+    /// What is missing in every zone as this cycle is to see it.
+    fn held<'a>(&self, desk: &'a Desk, cycle: &Cycle<'_>) -> Cow<'a, Amounts> {
+        if cycle.overlay.is_empty() || self.over_reserve().is_none() {
+            return Cow::Borrowed(desk.held());
+        }
+        let mut held = desk.held().clone();
+        let removed = cycle.overlay.removed.iter();
+        for needs in removed.filter_map(|pod| desk.held_by(&pod.uid)) {
+            held.sub_all(needs);
+        }
+        let added = cycle.overlay.added.iter();
+        for pod in added.filter(|pod| !pod.is_holder() && desk.held_by(&pod.uid).is_none()) {
+            held.add_all(&pod.requests);
+        }
+        Cow::Owned(held)
+    }
+
+    fn judge(&self, cycle: &Cycle<'_>, ask: &Ask, node: NodeIndex) -> Result<(), Refusal> {
+        let Some(desk) = self.desk(node, cycle.view) else {
+            return Ok(());
+        };
+        if self.is_unknown(desk) {
+            return Err(Refusal::Unknown);
+        }
+        let held = self.held(desk, cycle);
+        let Some(free) = desk.free(&held) else {
+            return Ok(());
+        };
+        if desk.config.policy != Policy::SingleNumaNode {
+            return Ok(());
+        }
+        let on_node = |id: ResourceId| cycle.view.nodes.allocatable(node, id) > 0;
+        alignment::single(ask, desk.config.scope, free, on_node).map_err(Refusal::Unfit)
+    }
+
+    /// Counts a pod that came to a node, where that matters.
+    fn came(&mut self, pod: &PodInfo, node: NodeIndex, view: View<'_>) {
+        let own = self.own.contains(pod.scheduler_name());
+        let name = view.nodes.name(node).clone();
+        let how = match self.settings.books {
+            Books::None => return,
+            Books::Discard => {
+                if pod.node.is_none() {
+                    self.desk_mut(&name).binding.insert(pod.uid.clone());
+                }
+                return;
+            }
+            Books::OverReserve(how) => how,
+        };
+        self.unchecked.insert(name.clone());
+        let desk = self.desk_mut(&name);
+        if own {
+            // One that is bound already was placed before this process led.
+            if desk.report().is_some() && (pod.node.is_none() || desk.can_tell()) {
+                desk.hold(&pod.uid, &pod.requests, view.now);
+            }
+        } else {
+            self.doubt(&name, pod, how, view);
+        }
+        self.look_later(how, view);
+    }
+
+    /// A pod of another scheduler came to the node, or left it.
+    fn doubt(&mut self, name: &Arc<str>, pod: &PodInfo, how: OverReserve, view: View<'_>) {
+        let desk = self.desk_mut(name);
+        let Some(report) = desk.report() else {
+            return;
+        };
+        let matters = match how.foreign {
+            ForeignPods::None => false,
+            ForeignPods::All => true,
+            ForeignPods::OnlyExclusiveResources => {
+                Print::of(pod, view.resources).is_exclusive(|id| report.lists(id))
+            }
+        };
+        if matters {
+            desk.doubtful = true;
+            desk.since.get_or_insert(view.now);
+        }
+    }
+
+    fn look_later(&mut self, how: OverReserve, view: View<'_>) {
+        if self.look.is_none() {
+            self.look = Some(later(view.now, how));
+        }
+    }
+
+    /// Compares the reports that may have counted everything by now.
+    fn check(&mut self, how: OverReserve, view: View<'_>, fx: &mut Effects) {
+        for name in std::mem::take(&mut self.unchecked) {
+            let (Some(desk), Some(node)) = (self.desks.get_mut(&name), view.nodes.find(&name))
+            else {
+                continue;
+            };
+            if desk.resync(node, view, &how) {
+                fx.touched.push(node);
+                fx.activate.extend(self.refused.drain());
+            }
+        }
+    }
+
+    /// Complains about reports that do not agree for long.
+    fn complain(&mut self, how: OverReserve, view: View<'_>, fx: &mut Effects) {
+        self.look = None;
+        let mut dirty = false;
+        for (name, desk) in &mut self.desks {
+            let Some(since) = desk.since.filter(|_| !desk.told) else {
+                continue;
+            };
+            dirty = true;
+            if later(since, how) > view.now {
+                continue;
+            }
+            let node = view.nodes.find(name);
+            let Some((node, info)) = node.and_then(|it| Some((it, view.nodes.info(it)?))) else {
+                continue;
+            };
+            desk.told = true;
+            let meta = &info.object.metadata;
+            fx.problems.push(Problem {
+                kind: "Node",
+                namespace: String::new(),
+                name: name.to_string(),
+                uid: meta.uid.clone().unwrap_or_default(),
+                message: desk.complaint(node, view, &how),
+            });
+        }
+        if dirty {
+            self.look_later(how, view);
+        }
+    }
+}
+
+fn later(from: Timestamp, how: OverReserve) -> Timestamp {
+    let period = SignedDuration::try_from(how.period).unwrap_or(SignedDuration::MAX);
+    let patience = period.checked_mul(PATIENCE).unwrap_or(SignedDuration::MAX);
+    from.saturating_add(patience).unwrap_or(Timestamp::MAX)
+}
+
+enum Refusal {
+    /// What is reported is not all there is to know.
+    Unknown,
+    Unfit(Unfit),
+}
+
+impl From<Refusal> for Rejection {
+    fn from(refusal: Refusal) -> Self {
+        Self::unschedulable(match refusal {
+            Refusal::Unknown => "invalid node topology data",
+            Refusal::Unfit(unfit) => unfit.message,
+        })
+    }
+}
+
+impl Plugin for TopologyMatch {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn points(&self) -> Points {
+        Points::PRE_FILTER
+            .or(Points::FILTER)
+            .or(Points::PRE_SCORE)
+            .or(Points::SCORE)
+            .or(Points::RESERVE)
+            .or(Points::POST_BIND)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
+    }
+    fn interests(&self) -> Vec<Interest> {
+        [
+            (Subject::AssignedPod, Action::DELETE),
+            (Subject::Node, Action::ADD.or(Action::NODE_ALLOCATABLE)),
+            (
+                Subject::Object(TOPOLOGIES),
+                Action::ADD.or(Action::UPDATE).or(Action::DELETE),
+            ),
+        ]
+        .map(|(subject, actions)| Interest { subject, actions })
+        .to_vec()
+    }
+    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+        match pod::ask(pod, &self.unnumbered) {
+            Some(ask) => pod::sign(&ask, signature),
+            None => signature.number(-1),
+        }
+        Signable::Yes
+    }
+
+    fn watches(&self) -> Vec<Watch> {
+        vec![Watch::of::<NodeResourceTopology>(TOPOLOGIES)]
+    }
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        let Some(object) = change.new_as::<NodeResourceTopology>() else {
+            return;
+        };
+        let name: Arc<str> = object.metadata.name.as_deref().unwrap_or_default().into();
+        let how = self.over_reserve();
+        let node = view.nodes.find(&name);
+        let first = self.desk_mut(&name).report().is_none();
+        let report = if change.action == Action::DELETE {
+            None
+        } else {
+            let (report, problems) = Report::new(object, view.resources);
+            if self.desk_mut(&name).newest() == Some(&report) {
+                return;
+            }
+            fx.problems.extend(problems);
+            Some(Arc::new(report))
+        };
+        let scope = how.map_or(ResyncScope::All, |how| how.scope);
+        let changed = self.desk_mut(&name).reported(report, scope);
+        if let Some(node) = node.filter(|_| changed) {
+            fx.touched.push(node);
+        }
+        let Some(how) = how else {
+            return;
+        };
+        if let Some(node) = node.filter(|_| first && self.desk_mut(&name).can_tell()) {
+            // Which of the pods that are there it has counted, its fingerprint will tell.
+            let there: Vec<Arc<PodInfo>> = view.nodes.pods(node).cloned().collect();
+            for pod in there {
+                self.came(&pod, node, view);
+            }
+        }
+        self.unchecked.insert(name);
+        self.look_later(how, view);
+    }
+    fn on_pod(&mut self, pod: &Arc<PodInfo>, view: View<'_>, _fx: &mut Effects) {
+        let Some(node) = pod.node.as_ref().filter(|_| self.over_reserve().is_some()) else {
+            return;
+        };
+        if pod.terminal {
+            let print = Print::of(pod, view.resources);
+            self.desk_mut(node).ended.insert(pod.uid.clone(), print);
+            self.ended_on.insert(pod.uid.clone(), node.clone());
+        }
+        self.unchecked.insert(node.clone());
+    }
+    fn on_pod_gone(&mut self, uid: &str, _view: View<'_>, _fx: &mut Effects) {
+        self.refused.remove(uid);
+        if let Some(node) = self.ended_on.remove(uid) {
+            self.desk_mut(&node).ended.remove(uid);
+            self.unchecked.insert(node);
+        }
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.refused.remove(&pod.uid);
+        self.came(pod, node, view);
+    }
+    fn on_updated(
+        &mut self,
+        _old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        if new.node.is_some() && self.settings.books == Books::Discard {
+            self.bound(&new.uid, view.nodes.name(node), view, fx);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        let name = view.nodes.name(node).clone();
+        match self.settings.books {
+            Books::None => {}
+            Books::Discard => self.bound(&pod.uid, &name, view, fx),
+            Books::OverReserve(how) => {
+                self.desk_mut(&name).let_go(&pod.uid);
+                if !self.own.contains(pod.scheduler_name()) {
+                    self.doubt(&name, pod, how, view);
+                }
+                self.unchecked.insert(name);
+                self.look_later(how, view);
+            }
+        }
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        if self.over_reserve().is_some() {
+            self.unchecked.insert(view.nodes.name(node).clone());
+        }
+    }
+    fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
+        let Some(how) = self.over_reserve() else {
+            return;
+        };
+        if !self.unchecked.is_empty() {
+            self.check(how, view, fx);
+        }
+        if self.look.is_some_and(|at| at <= view.now) {
+            self.complain(how, view, fx);
+        }
+    }
+    fn next_tick(&self) -> Option<Timestamp> {
+        let check = (!self.unchecked.is_empty()).then_some(Timestamp::UNIX_EPOCH);
+        check.or(self.look)
+    }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        match pod::ask(cycle.pod, cycle.view.resources) {
+            Some(ask) => PreFilter::ready(ask),
+            None => PreFilter::Skip,
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let Some(ask) = state.get::<Ask>() else {
+            return Ok(());
+        };
+        Ok(self.judge(cycle, ask, node)?)
+    }
+    fn after_post_filter(
+        &mut self,
+        cycle: &Cycle<'_>,
+        diagnosis: &mut koord_scheduler::engine::Diagnosis,
+        _fx: &mut Effects,
+    ) {
+        if self.settings.books != Books::None && diagnosis.plugins.contains(&NAME) {
+            self.refused.insert(cycle.pod.uid.clone());
+        }
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        // To a pod that is given nothing of its own all nodes are alike.
+        match pod::ask(cycle.pod, cycle.view.resources) {
+            Some(ask) if ask.guaranteed => PreScore::Ready(State::of(ask)),
+            _ => PreScore::Skip,
+        }
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let (Some(ask), Some(desk)) = (state.get::<Ask>(), self.desk(node, cycle.view)) else {
+            return 0;
+        };
+        let held = self.held(desk, cycle);
+        let Some(free) = desk.free(&held).filter(|_| !self.is_unknown(desk)) else {
+            return 0;
+        };
+        let scope = desk.config.scope;
+        match self.settings.strategy {
+            None => alignment::least(ask, scope, free, desk.config.max_zones),
+            Some(_) if desk.config.policy != Policy::SingleNumaNode => 0,
+            Some(strategy) => {
+                let weight = |id: ResourceId| {
+                    let weights = &self.settings.weights;
+                    if weights.is_empty() {
+                        return 1;
+                    }
+                    let name = cycle.view.resources.name(id);
+                    weights.get(&*name).copied().unwrap_or(1)
+                };
+                alignment::strategy(strategy, ask, scope, &free, weight)
+            }
+        }
+    }
+    fn post_bind(&mut self, pod: &Arc<PodInfo>, node: &str, view: View<'_>, fx: &mut Effects) {
+        if self.settings.books == Books::Discard {
+            self.bound(&pod.uid, node, view, fx);
+        }
+    }
+
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
+        let ask = state.get::<Ask>()?;
+        let Refusal::Unfit(unfit) = self.judge(cycle, ask, node).err()? else {
+            return None;
+        };
+        let desk = self.desk(node, cycle.view)?;
+        let held = self.held(desk, cycle);
+        let free = desk.free(&held)?;
+        let wants = match unfit.container {
+            Some(at) => &ask.containers.get(at)?.1,
+            None => &ask.whole,
+        };
+        let want = wants.iter().find(|want| want.id == unfit.resource)?;
+        let zones = (0..free.len()).filter_map(|at| free.get(at, want.id));
+        let zones: Vec<i64> = zones.collect();
+        let most = zones.iter().copied().max().unwrap_or(0);
+        let show = |amount: i64| shown(want.id, amount);
+        let each: Vec<String> = zones.iter().map(|free| show(*free)).collect();
+        Some(Lack {
+            text: format!(
+                "{} in one NUMA node: needs {}, free {}",
+                cycle.view.resources.name(want.id),
+                show(want.amount),
+                if each.is_empty() {
+                    "none".to_owned()
+                } else {
+                    each.join(" and ")
+                },
+            ),
+            distance: (want.amount.saturating_sub(most)).max(0) as f64 / want.amount.max(1) as f64,
+        })
+    }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["nodes/:nodeName"]
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &std::collections::BTreeMap<String, String>,
+        view: View<'_>,
+    ) -> Result<Value, NotShown> {
+        let ["nodes", name] = path else {
+            return Err(NotShown::NoSuchPath);
+        };
+        let desk = self.desks.get(*name).ok_or_else(|| {
+            NotShown::missing(format_args!("a NodeResourceTopology of node {name:?}"))
+        })?;
+        Ok(desk.describe(view.resources))
+    }
+}
+
+impl TopologyMatch {
+    /// A pod is bound, or will not be.
+    fn bound(&mut self, uid: &str, node: &str, view: View<'_>, fx: &mut Effects) {
+        let Some(desk) = self.desks.get_mut(node) else {
+            return;
+        };
+        if desk.binding.remove(uid) && desk.binding.is_empty() {
+            fx.touched.extend(view.nodes.find(node));
+            fx.activate.extend(self.refused.drain());
+        }
+    }
+}

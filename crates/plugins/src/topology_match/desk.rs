@@ -1,0 +1,269 @@
+//! What is known of a node: the report that is believed, and what it has not counted yet.
+
+use super::args::{InformerMode, OverReserve, ResyncMethod, ResyncScope};
+use super::pod::Print;
+use super::report::Report;
+use jiff::Timestamp;
+use koord_model::alignment::{Config, Free, fingerprint};
+use koord_model::resources::{Amounts, ResourceTable};
+use koord_scheduler::framework::View;
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::Arc;
+
+/// One node.
+#[derive(Debug, Default)]
+pub(super) struct Desk {
+    /// What is believed; `None` where nobody reports.
+    report: Option<Arc<Report>>,
+    /// The newest; another one than `report` only while something is held or doubtful.
+    newest: Option<Arc<Report>>,
+    /// How the kubelet aligns.
+    pub(super) config: Config,
+    /// What pods need that `report` has not counted, by uid.
+    held: FxHashMap<Arc<str>, Amounts>,
+    /// Their sum.
+    sum: Amounts,
+    /// Pods of other schedulers came or went, and no report has counted that.
+    pub(super) doubtful: bool,
+    /// Pods that are about to be bound, where these keep others away.
+    pub(super) binding: FxHashSet<Arc<str>>,
+    /// Pods that have ended and are still there, by uid.
+    pub(super) ended: FxHashMap<Arc<str>, Print>,
+    /// Since when something is held or doubtful.
+    pub(super) since: Option<Timestamp>,
+    /// Whether it was complained about that it lasts.
+    pub(super) told: bool,
+}
+
+impl Desk {
+    /// The report that is believed.
+    pub(super) fn report(&self) -> Option<&Report> {
+        self.report.as_deref()
+    }
+
+    /// The newest report.
+    pub(super) fn newest(&self) -> Option<&Report> {
+        self.newest.as_deref()
+    }
+
+    /// What the zones have for pods; `held` is [`Desk::held`] or less.
+    pub(super) fn free<'a>(&'a self, held: &'a Amounts) -> Option<Free<'a>> {
+        let report = self.report.as_deref()?;
+        Some(Free::new(&report.zones, held))
+    }
+
+    /// Whether reports say which pods they have counted.
+    pub(super) fn can_tell(&self) -> bool {
+        let newest = self.newest.as_deref();
+        newest.is_some_and(|report| report.fingerprint.is_some())
+    }
+
+    /// What is missing in every zone.
+    pub(super) fn held(&self) -> &Amounts {
+        &self.sum
+    }
+
+    /// What is missing because of the pod `uid`.
+    pub(super) fn held_by(&self, uid: &str) -> Option<&Amounts> {
+        self.held.get(uid)
+    }
+
+    /// Whether the believed report may not be all there is to know.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.doubtful || !self.held.is_empty()
+    }
+
+    /// Counts a pod until a report has. `false` where nobody reports.
+    pub(super) fn hold(&mut self, uid: &Arc<str>, needs: &Amounts, now: Timestamp) -> bool {
+        if self.report.is_none() || self.held.contains_key(uid) {
+            return false;
+        }
+        self.sum.add_all(needs);
+        self.held.insert(uid.clone(), needs.clone());
+        self.since.get_or_insert(now);
+        true
+    }
+
+    /// A pod is gone: whatever it needed, no report that is believed has counted it.
+    pub(super) fn let_go(&mut self, uid: &str) -> bool {
+        let Some(needs) = self.held.remove(uid) else {
+            return false;
+        };
+        self.sum.sub_all(&needs);
+        self.settle();
+        true
+    }
+
+    /// A report came, or `None` for its end. Whether what is believed changed.
+    pub(super) fn reported(&mut self, report: Option<Arc<Report>>, scope: ResyncScope) -> bool {
+        self.newest = report;
+        let Some(newest) = self.newest.clone().filter(|_| self.report.is_some()) else {
+            // The first, or none any more.
+            return self.believe();
+        };
+        if !self.is_dirty() {
+            return self.believe();
+        }
+        let other = scope == ResyncScope::All && self.config != newest.config;
+        if other {
+            self.config = newest.config;
+        }
+        other
+    }
+
+    fn believe(&mut self) -> bool {
+        let changed = self.report != self.newest;
+        self.report = self.newest.clone();
+        self.config = self.report.as_ref().map(|it| it.config).unwrap_or_default();
+        if self.report.is_none() {
+            self.held.clear();
+            self.sum = Amounts::new();
+            self.doubtful = false;
+        }
+        self.settle();
+        changed
+    }
+
+    fn settle(&mut self) {
+        if self.held.is_empty() {
+            // Sums of what is gone are nothing.
+            self.sum = Amounts::new();
+        }
+        if !self.is_dirty() {
+            (self.since, self.told) = (None, false);
+            self.report = self.newest.clone();
+            self.config = self.report.as_ref().map(|it| it.config).unwrap_or_default();
+        }
+    }
+
+    /// The fingerprint of the pods that an exporter would count, and their uids, with those that it
+    /// would not, because they have nothing of their own.
+    fn counted(
+        &self,
+        node: NodeIndex,
+        view: View<'_>,
+        how: &OverReserve,
+        only_exclusive: bool,
+    ) -> (String, FxHashSet<Arc<str>>) {
+        let mut uids = FxHashSet::default();
+        let mut hashes = Vec::new();
+        let newest = self.newest.as_deref();
+        let lists = |id| newest.is_some_and(|report| report.lists(id));
+        let mut add = |print: &Print| {
+            if !only_exclusive || print.is_exclusive(lists) {
+                hashes.push(print.hash);
+            }
+        };
+        for pod in view.nodes.pods(node) {
+            if is_counted(pod, how.informer) {
+                uids.insert(pod.uid.clone());
+                add(&Print::of(pod, view.resources));
+            }
+        }
+        if how.informer == InformerMode::Dedicated {
+            self.ended.values().for_each(add);
+        }
+        (fingerprint::of(hashes), uids)
+    }
+
+    /// Compares the newest report with the pods on the node. If it has counted them, and no others, it
+    /// is believed, and none of them is held any longer. Whether that changed anything.
+    pub(super) fn resync(&mut self, node: NodeIndex, view: View<'_>, how: &OverReserve) -> bool {
+        let Some(newest) = self.newest.clone().filter(|_| self.is_dirty()) else {
+            return false;
+        };
+        let Some(stated) = &newest.fingerprint else {
+            return false;
+        };
+        let (known, uids) = self.counted(node, view, how, is_exclusive(&newest, how.method));
+        if known != *stated {
+            return false;
+        }
+        // A pod that was placed after the exporter looked is in neither fingerprint, and stays held.
+        self.held.retain(|uid, _| !uids.contains(uid));
+        self.sum = Amounts::new();
+        for needs in self.held.values() {
+            self.sum.add_all(needs);
+        }
+        self.doubtful = false;
+        (self.since, self.told) = (None, false);
+        if !self.held.is_empty() {
+            self.since = Some(view.now);
+        }
+        self.report = Some(newest.clone());
+        self.config = newest.config;
+        true
+    }
+
+    /// Why nothing is believed any more, for people.
+    pub(super) fn complaint(&self, node: NodeIndex, view: View<'_>, how: &OverReserve) -> String {
+        let newest = self.newest.as_deref();
+        let why = match newest.and_then(|report| report.fingerprint.as_deref()) {
+            None => "has no attribute nodeTopologyPodsFingerprint".to_owned(),
+            Some(stated) => {
+                let only = newest.is_some_and(|report| is_exclusive(report, how.method));
+                let (known, uids) = self.counted(node, view, how, only);
+                format!(
+                    "states fingerprint {stated:?} of its pods, and the {} pods known here make {known:?}",
+                    uids.len() + self.ended.len()
+                )
+            }
+        };
+        let effect = if self.doubtful {
+            "the node takes no pod that must be aligned".to_owned()
+        } else {
+            format!(
+                "what {} pods need is missing in each of its NUMA nodes",
+                self.held.len()
+            )
+        };
+        format!("NodeResourceTopology of the node {why}: {effect} until they agree")
+    }
+
+    /// For people: what is believed and what is in doubt.
+    pub(super) fn describe(&self, table: &ResourceTable) -> serde_json::Value {
+        let amounts = |amounts: &Amounts| {
+            let pairs = amounts.iter().map(|(id, amount)| {
+                let name = table.name(id).to_string();
+                (name, serde_json::Value::from(amount))
+            });
+            serde_json::Value::Object(pairs.collect())
+        };
+        let zones = self.report.iter().flat_map(|report| &report.zones);
+        let zones = zones.map(|zone| {
+            let name = koord_api::topology::zone_name(zone.id);
+            (name, amounts(&zone.available))
+        });
+        serde_json::json!({
+            "policy": format!("{:?}", self.config.policy),
+            "scope": format!("{:?}", self.config.scope),
+            "available": serde_json::Value::Object(zones.collect()),
+            "missingInEach": amounts(&self.sum),
+            "uncountedPods": self.held.len(),
+            "foreignPodsUncounted": self.doubtful,
+            "binding": self.binding.len(),
+            "fingerprint": self.newest.as_ref().and_then(|report| report.fingerprint.clone()),
+            "since": self.since.map(|since| since.to_string()),
+        })
+    }
+}
+
+fn is_exclusive(report: &Report, method: ResyncMethod) -> bool {
+    // The old annotation is always about all pods.
+    match method {
+        ResyncMethod::All => false,
+        ResyncMethod::OnlyExclusiveResources => report.attributed,
+        ResyncMethod::Autodetect => report.only_exclusive,
+    }
+}
+
+fn is_counted(pod: &PodInfo, informer: InformerMode) -> bool {
+    let status = pod.object.status.as_ref();
+    let phase = status.and_then(|status| status.phase.as_deref());
+    pod.node.is_some()
+        && match informer {
+            InformerMode::Shared => phase == Some("Running"),
+            InformerMode::Dedicated => !matches!(phase, None | Some("Pending")),
+        }
+}

@@ -1,0 +1,129 @@
+//! What a NodeResourceTopology says.
+
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
+use koord_model::alignment::{Config, MAX_ZONES, UNKNOWN_COST, Zone, fingerprint};
+use koord_model::resources::{Amounts, ResourceId, ResourceTable, amount};
+use koord_scheduler::framework::Problem;
+
+/// The annotation in which old exporters leave the fingerprint.
+const LEGACY: &str = "topology.node.k8s.io/fingerprint";
+
+/// A report.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Report {
+    pub(super) config: Config,
+    /// By number, ascending.
+    pub(super) zones: Vec<Zone>,
+    /// Of the pods that it has counted.
+    pub(super) fingerprint: Option<String>,
+    /// Whether an attribute says so, and not the annotation of old exporters.
+    pub(super) attributed: bool,
+    /// Whether these are only those with exclusive resources, as it says.
+    pub(super) only_exclusive: bool,
+}
+
+impl Report {
+    /// Reads `object`. Also returns what of it is not used.
+    pub(super) fn new(
+        object: &NodeResourceTopology,
+        table: &ResourceTable,
+    ) -> (Self, Vec<Problem>) {
+        let mut wrong = Vec::new();
+        let fields = &object.spec;
+        let attributes = fields.attributes.iter();
+        let attributes = || {
+            let all = attributes.clone();
+            all.map(|one| (one.name.as_str(), one.value.as_str()))
+        };
+        let policies = fields.topology_policies.iter().map(String::as_str);
+        let (config, unread) = Config::read(policies, attributes());
+        for (name, value) in unread {
+            wrong.push(format!("attributes[{name}]: {value:?} is not known"));
+        }
+        let find = |name: &str| attributes().find(|(known, _)| *known == name);
+        let annotations = object.metadata.annotations.as_ref();
+        let legacy = annotations.and_then(|all| all.get(LEGACY));
+        let stated = find("nodeTopologyPodsFingerprint").map(|(_, value)| value);
+        let attributed = stated.is_some();
+        let only_exclusive = attributed
+            && find("nodeTopologyPodsFingerprintMethod")
+                .is_some_and(|(_, value)| value == "with-exclusive-resources");
+        let stated = stated.or(legacy.map(String::as_str));
+        let stated = stated.filter(|text| !text.is_empty());
+        if let Some(Err(error)) = stated.map(fingerprint::check) {
+            wrong.push(format!("fingerprint of pods: {error}"));
+        }
+        let problem = |message: String| Problem {
+            kind: "NodeResourceTopology",
+            namespace: String::new(),
+            name: object.metadata.name.clone().unwrap_or_default(),
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+            message,
+        };
+        let report = Self {
+            config,
+            zones: zones(object, table, &mut wrong),
+            fingerprint: stated.map(str::to_owned),
+            attributed,
+            only_exclusive,
+        };
+        let wrong = wrong.into_iter();
+        let problems = wrong.map(|what| problem(format!("{what}; it is ignored")));
+        (report, problems.collect())
+    }
+
+    /// Whether any zone lists the resource.
+    pub(super) fn lists(&self, id: ResourceId) -> bool {
+        self.zones.iter().any(|zone| zone.available.contains(id))
+    }
+}
+
+fn zones(
+    object: &NodeResourceTopology,
+    table: &ResourceTable,
+    wrong: &mut Vec<String>,
+) -> Vec<Zone> {
+    let mut zones: Vec<Zone> = Vec::new();
+    let listed = object.spec.zones.iter();
+    for zone in listed.filter(|zone| zone.type_ == ZONE_TYPE_NODE) {
+        let name = &zone.name;
+        let Some(id) = zone_id(name).filter(|id| *id < MAX_ZONES) else {
+            wrong.push(format!("zone {name:?}: not node-0 to node-63"));
+            continue;
+        };
+        if zones.iter().any(|known| known.id == id) {
+            wrong.push(format!("zone {name:?}: listed twice"));
+            continue;
+        }
+        let mut available = Amounts::new();
+        for resource in &zone.resources {
+            let number = table.intern(&resource.name);
+            let free = amount(number, &resource.available);
+            if free < 0 {
+                let (what, value) = (&resource.name, &resource.available);
+                wrong.push(format!(
+                    "zone {name:?}: {what}.available: {value} is below 0"
+                ));
+            }
+            available.set(number, free.max(0));
+        }
+        let mut costs = Vec::new();
+        for cost in &zone.costs {
+            match (zone_id(&cost.name), u32::try_from(cost.value)) {
+                (Some(other), Ok(value)) => costs.push((other, value.min(UNKNOWN_COST))),
+                _ => wrong.push(format!(
+                    "zone {name:?}: costs[{:?}]: {} is no distance to a NUMA node",
+                    cost.name, cost.value
+                )),
+            }
+        }
+        zones.push(Zone {
+            id,
+            available,
+            costs,
+        });
+    }
+    zones.sort_by_key(|zone| zone.id);
+    zones
+}

@@ -1,0 +1,546 @@
+//! The plugin through the engine.
+
+mod rows;
+
+use super::*;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{BindRequest, Engine, EngineOptions, Output};
+use koord_scheduler::framework::Profiles;
+use serde_json::json;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + second).unwrap()
+}
+
+fn now() -> Timestamp {
+    at(0)
+}
+
+/// An engine with no opinions but those of the plugin.
+fn engine(args: Value) -> Engine {
+    let config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{
+            "schedulerName": "koord-scheduler",
+            "plugins": {"multiPoint": {"disabled": [{"name": "*"}],
+                "enabled": [{"name": NAME}, {"name": "DefaultBinder"}]}},
+            "pluginConfig": [{"name": NAME, "args": args}]
+        }]
+    });
+    let config = Configuration::parse(&config.to_string()).unwrap();
+    let context = BuildContext::default();
+    let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
+    Engine::new(&config, profiles, EngineOptions::default())
+}
+
+fn node(name: &str, allocatable: Value) -> Arc<Node> {
+    let value = json!({
+        "metadata": {"name": name, "uid": name},
+        "status": {"allocatable": allocatable}
+    });
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+/// A report; `zones` are what is free, by name of zone.
+fn report(node: &str, policy: &str, attributes: Value, zones: Value) -> ObjectChange {
+    changed(Action::UPDATE, node, policy, attributes, zones)
+}
+
+fn changed(
+    action: Action,
+    node: &str,
+    policy: &str,
+    attributes: Value,
+    zones: Value,
+) -> ObjectChange {
+    let zone = |(name, free): (&String, &Value)| {
+        let resources = free.as_object().unwrap().iter();
+        let resources = resources.map(|(name, free)| {
+            json!({"name": name, "capacity": "100", "allocatable": "100", "available": free})
+        });
+        json!({"name": name, "type": "Node", "resources": resources.collect::<Vec<_>>()})
+    };
+    let zones = zones.as_object().unwrap().iter().map(zone);
+    let attributes = attributes.as_object().unwrap().iter();
+    let attributes = attributes.map(|(name, value)| json!({"name": name, "value": value}));
+    let object: NodeResourceTopology = serde_json::from_value(json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": {"name": node, "uid": node}, "topologyPolicies": [policy],
+        "attributes": attributes.collect::<Vec<_>>(), "zones": zones.collect::<Vec<_>>(),
+    }))
+    .unwrap();
+    ObjectChange {
+        kind: TOPOLOGIES,
+        action,
+        old: None,
+        new: Arc::new(object),
+    }
+}
+
+/// A pod of containers with these requests, which are limits, too.
+fn pod(name: &str, containers: &[Value]) -> Value {
+    let of = |(at, amounts): (usize, &Value)| json!({"name": format!("c{at}"), "resources": {"requests": amounts, "limits": amounts}});
+    json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name},
+        "spec": {"schedulerName": "koord-scheduler",
+            "containers": containers.iter().enumerate().map(of).collect::<Vec<_>>()},
+        "status": {"phase": "Pending"}
+    })
+}
+
+fn object(value: Value) -> Arc<Pod> {
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+/// The next decision.
+fn decide(engine: &mut Engine, at: Timestamp) -> Result<BindRequest, String> {
+    engine.take_outputs();
+    engine.schedule_one(at).ok_or("nothing to decide")?;
+    let outputs = engine.take_outputs().into_iter();
+    let mut decisions = outputs.filter_map(|output| match output {
+        Output::Bind(bind) => Some(Ok(bind)),
+        Output::Failed(failure) => Some(Err(failure.message)),
+        _ => None,
+    });
+    decisions.next().unwrap_or(Err("no decision".to_owned()))
+}
+
+/// Where the pod goes, or why nowhere.
+fn place(engine: &mut Engine, pod: Value) -> Result<String, String> {
+    engine.pod_applied(object(pod), now());
+    decide(engine, now()).map(|bind| bind.node.to_string())
+}
+
+fn bound(mut pod: Value, node: &str, phase: &str) -> Arc<Pod> {
+    pod["spec"]["nodeName"] = json!(node);
+    pod["status"]["phase"] = json!(phase);
+    object(pod)
+}
+
+fn refused(reason: &str) -> Result<String, String> {
+    Err(format!("0/1 nodes are available: 1 {reason}."))
+}
+
+fn problems(engine: &mut Engine) -> Vec<String> {
+    let outputs = engine.take_outputs().into_iter();
+    let texts = outputs.filter_map(|output| match output {
+        Output::Problem(problem) => Some(format!(
+            "{} {}: {}",
+            problem.kind, problem.name, problem.message
+        )),
+        _ => None,
+    });
+    texts.collect()
+}
+
+const SINGLE: &str = "SingleNUMANodeContainerLevel";
+
+fn two_zones(cpu0: u32, cpu1: u32) -> Value {
+    let zone = |cpu: u32| json!({"cpu": cpu.to_string(), "memory": "32Gi"});
+    json!({"node-0": zone(cpu0), "node-1": zone(cpu1)})
+}
+
+fn printed(fingerprint: &str) -> Value {
+    json!({"nodeTopologyPodsFingerprint": fingerprint})
+}
+
+/// The pods "pod1", "pod1 and pod2", nothing at all; computed independently.
+const POD1: &str = "pfp0v001a5e1c50c557adb9d";
+const NOBODY: &str = "pfp0v001ef46db3751d8e999";
+
+fn twenty() -> [Value; 1] {
+    [json!({"cpu": "20", "memory": "1Gi"})]
+}
+
+/// Node B of the reference example, empty.
+fn node_b(args: Value) -> Engine {
+    let mut engine = engine(args);
+    engine.node_applied(
+        node("b", json!({"cpu": "40", "memory": "64Gi", "pods": "110"})),
+        now(),
+    );
+    engine.object_changed(
+        &report("b", SINGLE, printed(NOBODY), two_zones(20, 20)),
+        now(),
+    );
+    engine
+}
+
+#[test]
+fn ac1_the_reference_example() {
+    let mut engine = engine(json!({}));
+    engine.node_applied(
+        node("a", json!({"cpu": "20", "memory": "64Gi", "pods": "110"})),
+        now(),
+    );
+    engine.node_applied(
+        node("b", json!({"cpu": "40", "memory": "64Gi", "pods": "110"})),
+        now(),
+    );
+    engine.object_changed(&report("a", SINGLE, json!({}), two_zones(10, 10)), now());
+    engine.object_changed(&report("b", SINGLE, json!({}), two_zones(20, 20)), now());
+    assert_eq!(
+        place(&mut engine, pod("pod1", &twenty())),
+        Ok("b".to_owned())
+    );
+    // Without a report there is nothing to predict by.
+    engine.object_changed(
+        &changed(Action::DELETE, "b", SINGLE, json!({}), two_zones(0, 0)),
+        now(),
+    );
+    assert_eq!(
+        place(&mut engine, pod("pod2", &twenty())),
+        Ok("b".to_owned())
+    );
+}
+
+#[test]
+fn ac2_nothing_is_given_twice_between_two_reports() {
+    let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
+    assert_eq!(
+        place(&mut engine, pod("pod1", &twenty())),
+        Ok("b".to_owned())
+    );
+    assert_eq!(
+        place(&mut engine, pod("pod2", &twenty())),
+        refused("cannot align container")
+    );
+    // The exporter looked before the pod came: its report is not believed.
+    engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Running"), now());
+    engine.object_changed(
+        &report("b", SINGLE, printed(NOBODY), two_zones(20, 19)),
+        now(),
+    );
+    assert_eq!(
+        decide(&mut engine, at(400)).map(|bind| bind.node.to_string()),
+        refused("cannot align container")
+    );
+    engine.object_changed(&report("b", SINGLE, printed(POD1), two_zones(0, 20)), now());
+    assert_eq!(
+        decide(&mut engine, at(800)).map(|bind| bind.node.to_string()),
+        Ok("b".to_owned())
+    );
+    assert_eq!(
+        place(&mut engine, pod("pod3", &twenty())),
+        refused("cannot align container")
+    );
+}
+
+/// Upstream drops everything that is held when the fingerprints agree.
+#[test]
+fn a_pod_that_no_fingerprint_has_stays_held() {
+    let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
+    assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
+    // Pod 1 is not running yet: to the exporter and to us the node is empty.
+    engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Pending"), now());
+    engine.object_changed(
+        &report("b", SINGLE, printed(NOBODY), two_zones(20, 20)),
+        now(),
+    );
+    assert_eq!(
+        place(&mut engine, pod("pod2", &twenty())),
+        refused("cannot align container")
+    );
+}
+
+#[test]
+fn a_pod_that_starts_to_run_after_its_report_came_frees_those_who_wait() {
+    let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
+    assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
+    assert!(place(&mut engine, pod("pod2", &twenty())).is_err());
+    engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Pending"), now());
+    engine.object_changed(&report("b", SINGLE, printed(POD1), two_zones(0, 20)), now());
+    assert!(decide(&mut engine, at(400)).is_err());
+    engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Running"), at(400));
+    assert!(decide(&mut engine, at(800)).is_ok());
+}
+
+#[test]
+fn what_a_gone_pod_held_is_free_again() {
+    let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
+    assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
+    assert!(place(&mut engine, pod("pod2", &twenty())).is_err());
+    let gone = bound(pod("pod1", &twenty()), "b", "Running");
+    engine.pod_applied(gone.clone(), now());
+    engine.pod_deleted(&gone, now());
+    assert!(decide(&mut engine, at(400)).is_ok());
+}
+
+/// Without books the second pod is let in, and the kubelet refuses it.
+#[test]
+fn ac2_without_books_a_node_is_what_its_report_says() {
+    let mut engine = node_b(json!({}));
+    assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
+    assert!(place(&mut engine, pod("pod2", &twenty())).is_ok());
+}
+
+#[test]
+fn ac2_a_node_with_a_pod_on_its_way_takes_no_other() {
+    let mut engine = node_b(json!({"discardReservedNodes": true, "cacheResyncPeriodSeconds": 5}));
+    let small = [json!({"cpu": "1", "memory": "1Gi"})];
+    assert!(place(&mut engine, pod("pod1", &small)).is_ok());
+    assert_eq!(
+        place(&mut engine, pod("pod2", &small)),
+        refused("invalid node topology data")
+    );
+    engine.bind_finished("pod1", Ok(()), now());
+    assert!(decide(&mut engine, at(400)).is_ok());
+    // A binding that failed is no longer on its way, either.
+    engine.bind_finished("pod2", Ok(()), at(400));
+    assert!(place(&mut engine, pod("pod3", &small)).is_ok());
+    engine.pod_deleted(&object(pod("pod3", &small)), at(400));
+    assert!(place(&mut engine, pod("pod4", &small)).is_ok());
+}
+
+#[test]
+fn a_foreign_pod_makes_the_node_wait_until_a_report_has_it() {
+    let foreign = || {
+        let mut pod = pod("pod1", &[json!({"cpu": "2", "memory": "1Gi"})]);
+        pod["spec"]["schedulerName"] = json!("default-scheduler");
+        bound(pod, "b", "Running")
+    };
+    let small = [json!({"cpu": "1", "memory": "1Gi"})];
+    for (detect, waits) in [
+        ("All", true),
+        ("OnlyExclusiveResources", true),
+        ("None", false),
+    ] {
+        let args = json!({"cacheResyncPeriodSeconds": 5, "cache": {"foreignPodsDetect": detect}});
+        let mut engine = node_b(args);
+        engine.pod_applied(foreign(), now());
+        let found = place(&mut engine, pod("pod2", &small));
+        if !waits {
+            assert!(found.is_ok(), "{detect}");
+            continue;
+        }
+        assert_eq!(found, refused("invalid node topology data"), "{detect}");
+        engine.object_changed(
+            &report("b", SINGLE, printed(POD1), two_zones(18, 20)),
+            now(),
+        );
+        assert!(decide(&mut engine, at(400)).is_ok(), "{detect}");
+    }
+    // One with nothing of its own changes nothing for others.
+    let mut shared = pod("pod1", &[json!({"cpu": "1500m", "memory": "1Gi"})]);
+    shared["spec"]["schedulerName"] = json!("default-scheduler");
+    shared["spec"]["containers"][0]["resources"]["limits"] = json!({});
+    let cache = json!({"foreignPodsDetect": "OnlyExclusiveResources"});
+    let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5, "cache": cache}));
+    engine.pod_applied(bound(shared, "b", "Running"), now());
+    assert!(place(&mut engine, pod("pod2", &small)).is_ok());
+}
+
+/// A new leader does not know which pods a report has counted, unless the report says so.
+#[test]
+fn pods_that_were_there_before_are_held_until_a_report_has_them() {
+    for (fingerprint, fits) in [(NOBODY, false), (POD1, true)] {
+        let mut engine = engine(json!({"cacheResyncPeriodSeconds": 5}));
+        engine.node_applied(
+            node("b", json!({"cpu": "40", "memory": "64Gi", "pods": "110"})),
+            now(),
+        );
+        engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Running"), now());
+        engine.object_changed(
+            &report("b", SINGLE, printed(fingerprint), two_zones(20, 20)),
+            now(),
+        );
+        assert_eq!(
+            place(&mut engine, pod("pod2", &twenty())).is_ok(),
+            fits,
+            "{fingerprint}"
+        );
+    }
+}
+
+#[test]
+fn fingerprints_may_be_of_some_pods_only() {
+    let shared = || {
+        let mut pod = pod("pod1", &[json!({"cpu": "2", "memory": "1Gi"})]);
+        pod["spec"]["containers"][0]["resources"]["limits"] = json!({});
+        pod
+    };
+    let method = json!({"nodeTopologyPodsFingerprint": NOBODY,
+        "nodeTopologyPodsFingerprintMethod": "with-exclusive-resources"});
+    let plain = printed(NOBODY);
+    for (how, attributes, agrees) in [
+        ("Autodetect", &method, true),
+        ("Autodetect", &plain, false),
+        ("All", &method, false),
+        ("OnlyExclusiveResources", &plain, true),
+    ] {
+        let args = json!({"cacheResyncPeriodSeconds": 5, "cache": {"resyncMethod": how}});
+        let mut engine = node_b(args);
+        assert!(place(&mut engine, shared()).is_ok());
+        engine.pod_applied(bound(shared(), "b", "Running"), now());
+        engine.object_changed(
+            &report("b", SINGLE, attributes.clone(), two_zones(20, 19)),
+            now(),
+        );
+        // 19 cores fit beside what is held only where nothing is.
+        let found = place(&mut engine, pod("pod2", &twenty()));
+        assert_eq!(found.is_ok(), agrees, "{how} {attributes}: {found:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_has_ended_is_in_the_fingerprint_of_kubelets() {
+    for (mode, agrees) in [("Dedicated", true), ("Shared", false)] {
+        let args = json!({"cacheResyncPeriodSeconds": 5, "cache": {"informerMode": mode}});
+        let mut engine = node_b(args);
+        // A pod of another scheduler that ran and ended here.
+        let mut other = pod("pod1", &[json!({"cpu": "2", "memory": "1Gi"})]);
+        other["spec"]["schedulerName"] = json!("default-scheduler");
+        engine.pod_applied(bound(other.clone(), "b", "Running"), now());
+        engine.pod_applied(bound(other, "b", "Succeeded"), now());
+        engine.object_changed(
+            &report("b", SINGLE, printed(POD1), two_zones(20, 20)),
+            now(),
+        );
+        let found = place(&mut engine, pod("pod2", &twenty()));
+        assert_eq!(found.is_ok(), agrees, "{mode}: {found:?}");
+    }
+}
+
+#[test]
+fn a_kubelet_that_is_configured_anew_is_heard_of_at_once() {
+    for (scope, heard) in [("All", true), ("OnlyResources", false)] {
+        let args = json!({"cacheResyncPeriodSeconds": 5, "cache": {"resyncScope": scope}});
+        let mut engine = node_b(args);
+        assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
+        let attributes =
+            json!({"nodeTopologyPodsFingerprint": POD1, "topologyManagerPolicy": "none"});
+        engine.object_changed(&report("b", SINGLE, attributes, two_zones(20, 20)), now());
+        let found = place(&mut engine, pod("pod2", &twenty()));
+        assert_eq!(found.is_ok(), heard, "{scope}: {found:?}");
+    }
+}
+
+#[test]
+fn a_report_that_never_agrees_is_complained_about_once() {
+    let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 60}));
+    assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
+    engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Running"), now());
+    engine.take_outputs();
+    let mut said = Vec::new();
+    for minute in 0..60 {
+        engine.schedule_one(at(60 * minute));
+        for text in problems(&mut engine) {
+            said.push((minute, text));
+        }
+    }
+    let [(minute, text)] = &said[..] else {
+        panic!("{said:?}");
+    };
+    assert_eq!(*minute, 10);
+    assert_eq!(
+        text,
+        &format!(
+            "Node b: NodeResourceTopology of the node states fingerprint {NOBODY:?} of its pods, and the 1 pods \
+             known here make {POD1:?}: what 1 pods need is missing in each of its NUMA nodes until they agree"
+        )
+    );
+}
+
+#[test]
+fn what_a_report_has_wrong_is_named_and_the_rest_is_used() {
+    let mut engine = engine(json!({}));
+    engine.node_applied(
+        node("b", json!({"cpu": "40", "memory": "64Gi", "pods": "110"})),
+        now(),
+    );
+    let attributes =
+        json!({"nodeTopologyPodsFingerprint": "pfp0v9", "topologyManagerScope": "node"});
+    let zones = json!({"node-0": {"cpu": "-3", "memory": "1Gi"}, "node-64": {"cpu": "50"},
+        "numa 1": {"cpu": "50"}, "node-7": {"cpu": "4", "memory": "1Gi"}});
+    engine.object_changed(
+        &report("b", SINGLE, attributes.clone(), zones.clone()),
+        now(),
+    );
+    let said = problems(&mut engine);
+    for part in [
+        "attributes[topologyManagerScope]: \"node\" is not known",
+        "fingerprint of pods: \"pfp0v9\" is of a version",
+        "zone \"node-64\": not node-0 to node-63",
+        "zone \"numa 1\": not node-0 to node-63",
+        "zone \"node-0\": cpu.available: -3 is below 0",
+    ] {
+        assert!(
+            said.iter().any(|text| text.contains(part)),
+            "{part}: {said:?}"
+        );
+    }
+    assert_eq!(said.len(), 5);
+    // It is said once.
+    engine.object_changed(&report("b", SINGLE, attributes, zones), now());
+    assert_eq!(problems(&mut engine), [""; 0]);
+    assert!(
+        place(
+            &mut engine,
+            pod("pod1", &[json!({"cpu": "4", "memory": "1Gi"})])
+        )
+        .is_ok()
+    );
+    let found = place(
+        &mut engine,
+        pod("pod2", &[json!({"cpu": "5", "memory": "1Gi"})]),
+    );
+    assert_eq!(found, refused("cannot align container"));
+}
+
+#[test]
+fn args_that_mean_nothing_are_refused_by_name() {
+    for (args, part) in [
+        (
+            json!({"scoringStrategy": {"type": "Most"}}),
+            "args.scoringStrategy.type: unknown variant `Most`",
+        ),
+        (
+            json!({"cacheResyncPeriodSeconds": -1}),
+            "args.cacheResyncPeriodSeconds: -1 is below 0",
+        ),
+        (
+            json!({"cache": {"foreignPodsDetect": "Some"}}),
+            "args.cache.foreignPodsDetect: unknown variant `Some`",
+        ),
+        (json!({"cache": {"resync": 1}}), "unknown field `resync`"),
+        (
+            json!({"preemptionMode": "On"}),
+            "args.preemptionMode: unknown variant `On`",
+        ),
+    ] {
+        let error = build(Some(&args), &BuildContext::default()).err().unwrap();
+        assert!(error.message.contains(part), "{}", error.message);
+    }
+    let all = json!({"scoringStrategy": {"type": "LeastNUMANodes", "resources": [{"name": "cpu", "weight": 0}]},
+        "cacheResyncPeriodSeconds": 5, "preemptionMode": "Enabled", "cache": {"foreignPodsDetect": "None",
+        "resyncMethod": "All", "informerMode": "Shared", "resyncScope": "OnlyResources"}});
+    assert!(build(Some(&all), &BuildContext::default()).is_ok());
+}
+
+#[test]
+fn the_node_where_the_pod_lies_best_is_chosen() {
+    for (strategy, best) in [
+        ("LeastAllocated", "n1"),
+        ("MostAllocated", "n2"),
+        ("BalancedAllocation", "n3"),
+    ] {
+        let mut engine = engine(json!({"scoringStrategy": {"type": strategy}}));
+        for (name, cpu, memory) in [
+            ("n1", "4", "500Mi"),
+            ("n2", "2", "50Mi"),
+            ("n3", "6", "60Mi"),
+        ] {
+            engine.node_applied(
+                node(name, json!({"cpu": "12", "memory": "1Gi", "pods": "110"})),
+                now(),
+            );
+            let zone = json!({"cpu": cpu, "memory": memory});
+            let zones = json!({"node-0": zone, "node-1": zone});
+            engine.object_changed(&report(name, SINGLE, json!({}), zones), now());
+        }
+        let pod = pod("p", &[json!({"cpu": "2", "memory": "20Mi"})]);
+        assert_eq!(place(&mut engine, pod), Ok(best.to_owned()), "{strategy}");
+    }
+}
