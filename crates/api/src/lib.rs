@@ -11,6 +11,7 @@
 //! | [`slo`], [`scheduling`], [`config`], [`quota`], [`analysis`], [`topology`] | custom resources by API group |
 //! | [`configmap`] | the ConfigMap `slo-controller-config` |
 //! | [`merge`] | laying one partial setting over another |
+//! | [`uid`] | uids in few bytes |
 //!
 //! [`crds`] returns the definitions of all custom resources.
 //!
@@ -40,6 +41,7 @@ pub mod selector;
 mod serde_util;
 pub mod slo;
 pub mod topology;
+pub mod uid;
 
 pub use crds::{
     OWN_CRDS, crd_values, crds, crds_yaml, priority_class_values, priority_classes_yaml,
@@ -48,3 +50,4 @@ pub use duration::GoDuration;
 pub use priority::PriorityClass;
 pub use qos::QosClass;
 pub use quantity::{Quantity, ResourceList};
+pub use uid::Uid;
