@@ -40,8 +40,8 @@ pub enum HistogramError {
         /// How many buckets the layout has.
         count: usize,
     },
-    /// A checkpoint's total is negative or not a number.
-    #[error("totalWeight must not be negative, got {0}")]
+    /// A checkpoint's total is negative, not a number, or more than anything weighs.
+    #[error("totalWeight must be from 0 to 1e36, got {0}")]
     TotalWeight(f64),
     /// Two histograms of different shape were merged.
     #[error("histograms of different half-life or layout cannot be merged")]
@@ -146,16 +146,19 @@ impl Layout {
 ///
 /// Only the buckets from the lowest to the highest that was ever used take memory: a container's
 /// use spans some dozen of the two hundred, and the recommender keeps tens of thousands of these.
+/// For the same reason weights are kept to 24 bits: each sample may change what its bucket holds by
+/// up to 2⁻²⁵ of that too much or too little. What weighs less than that is lost, so a bucket holds no more
+/// than 2²⁴ samples of the newest weight: those of 8,000 pods, all of them in this bucket all the
+/// time, at one a minute and a half-life of a day.
 #[derive(Debug, Clone)]
 pub struct DecayingHistogram {
     layout: Layout,
     half_life: i64,
     reference: UnixMillis,
     /// The bucket that `weights` begins at.
-    lowest: usize,
-    weights: Vec<f64>,
+    lowest: u32,
+    weights: Box<[f32]>,
     total: f64,
-    epsilon: f64,
 }
 
 /// The saved form of a [`DecayingHistogram`].
@@ -172,6 +175,10 @@ pub struct Checkpoint {
 impl DecayingHistogram {
     /// The weight below which a bucket counts as empty: a thousandth of the smallest sample weight.
     pub const EPSILON: f64 = 0.001 * 0.1;
+    const EPSILON_32: f32 = Self::EPSILON as f32;
+    /// The most that a saved histogram may weigh: with what comes to it until the reference moves, it
+    /// stays a number.
+    const HEAVIEST: f64 = 1e36;
 
     /// An empty histogram. `half_life_ms` of less than one millisecond is taken as one.
     #[must_use]
@@ -181,9 +188,8 @@ impl DecayingHistogram {
             half_life: half_life_ms.max(1),
             reference: ZERO_TIME,
             lowest: 0,
-            weights: Vec::new(),
+            weights: Box::default(),
             total: 0.0,
-            epsilon: Self::EPSILON,
         }
     }
 
@@ -191,28 +197,30 @@ impl DecayingHistogram {
     pub fn add(&mut self, value: f64, weight: f64, time: UnixMillis) {
         let weight = weight * self.decay(time);
         let bucket = self.layout.bucket(value);
-        *self.weight_mut(bucket) += weight;
+        *self.weight_mut(bucket) += weight as f32;
         self.total += weight;
     }
 
     /// The weight of `bucket`, with memory for it.
-    fn weight_mut(&mut self, bucket: usize) -> &mut f64 {
-        if self.weights.is_empty() {
-            self.lowest = bucket;
+    fn weight_mut(&mut self, bucket: usize) -> &mut f32 {
+        let lowest = self.lowest as usize;
+        let (begin, end) = if self.weights.is_empty() {
+            (bucket, bucket + 1)
+        } else {
+            let end = lowest + self.weights.len();
+            (lowest.min(bucket), end.max(bucket + 1))
+        };
+        if end - begin > self.weights.len() {
+            let mut wider = vec![0.0; end - begin].into_boxed_slice();
+            let at = lowest.saturating_sub(begin);
+            for (to, from) in wider.iter_mut().skip(at).zip(&self.weights) {
+                *to = *from;
+            }
+            self.weights = wider;
+            // There are no more buckets than that.
+            self.lowest = begin as u32;
         }
-        if bucket < self.lowest {
-            let more = self.lowest - bucket;
-            self.weights.reserve_exact(more);
-            self.weights
-                .splice(0..0, std::iter::repeat_n(0.0, more))
-                .for_each(drop);
-            self.lowest = bucket;
-        }
-        let at = bucket - self.lowest;
-        if at >= self.weights.len() {
-            self.weights.reserve_exact(at + 1 - self.weights.len());
-            self.weights.resize(at + 1, 0.0);
-        }
+        let at = bucket - begin;
         &mut self.weights[at]
     }
 
@@ -225,21 +233,21 @@ impl DecayingHistogram {
     /// Bytes on the heap.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        self.weights.capacity() * size_of::<f64>()
+        size_of_val(&*self.weights)
     }
 
     /// Takes back a sample added before.
     pub fn subtract(&mut self, value: f64, weight: f64, time: UnixMillis) {
         let weight = weight * self.decay(time);
         let bucket = self.layout.bucket(value);
-        let epsilon = self.epsilon;
         let held = self.weight_mut(bucket);
-        *held -= weight;
-        if *held < epsilon {
+        // As it was added: what it was alone in is empty again.
+        *held -= weight as f32;
+        if *held < Self::EPSILON_32 {
             *held = 0.0;
         }
         self.total = (self.total - weight).max(0.0);
-        if self.total < self.epsilon {
+        if self.total < Self::EPSILON {
             self.total = 0.0;
         }
     }
@@ -257,17 +265,19 @@ impl DecayingHistogram {
         let Some((min, max)) = self.range() else {
             return 0.0;
         };
-        let threshold = p * self.total;
+        // Of what is there: the total is more exact, and the last buckets might not reach it.
+        let held = |weight: &f32| f64::from(*weight);
+        let threshold = p * self.weights.iter().map(held).sum::<f64>();
         let mut sum = 0.0;
         let mut at = min;
         while at < max {
-            sum += self.weights[at];
+            sum += held(&self.weights[at]);
             if sum >= threshold {
                 break;
             }
             at += 1;
         }
-        let bucket = self.lowest + at;
+        let bucket = self.lowest as usize + at;
         if bucket + 1 < self.layout.count {
             self.layout.start(bucket + 1)
         } else {
@@ -290,7 +300,7 @@ impl DecayingHistogram {
             other.shift(self.reference);
         }
         for (at, theirs) in other.weights.iter().enumerate() {
-            *self.weight_mut(other.lowest + at) += theirs;
+            *self.weight_mut(other.lowest as usize + at) += theirs;
         }
         self.total += other.total;
         Ok(())
@@ -299,14 +309,15 @@ impl DecayingHistogram {
     /// The saved form: weights scaled so that the largest is [`CHECKPOINT_SCALE`], zeros dropped.
     #[must_use]
     pub fn save(&self) -> Checkpoint {
-        let largest = self.weights.iter().copied().fold(0.0, f64::max);
+        let held = self.weights.iter().copied().map(f64::from);
+        let largest = held.clone().fold(0.0, f64::max);
         let mut weights = BTreeMap::new();
         if largest > 0.0 {
             let ratio = f64::from(CHECKPOINT_SCALE) / largest;
-            for (at, weight) in self.weights.iter().enumerate() {
+            for (bucket, weight) in (i64::from(self.lowest)..).zip(held) {
                 let scaled = (weight * ratio).round() as u32;
                 if scaled > 0 {
-                    weights.insert((self.lowest + at) as i64, scaled);
+                    weights.insert(bucket, scaled);
                 }
             }
         }
@@ -320,9 +331,10 @@ impl DecayingHistogram {
     /// Adds a saved histogram to this one and takes over its reference time.
     ///
     /// # Errors
-    /// When the total is negative or a bucket is outside the layout; nothing is changed then.
+    /// When the total is negative or no weight can be as large, or a bucket is outside the layout;
+    /// nothing is changed then.
     pub fn load(&mut self, saved: &Checkpoint) -> Result<(), HistogramError> {
-        if !(saved.total.is_finite() && saved.total >= 0.0) {
+        if !(0.0..=Self::HEAVIEST).contains(&saved.total) {
             return Err(HistogramError::TotalWeight(saved.total));
         }
         let count = self.layout.count;
@@ -335,8 +347,16 @@ impl DecayingHistogram {
         }
         if sum > 0.0 {
             let ratio = saved.total / sum;
+            // Memory for all of them at once.
+            let ends = [
+                saved.weights.first_key_value(),
+                saved.weights.last_key_value(),
+            ];
+            for (&bucket, _) in ends.into_iter().flatten() {
+                self.weight_mut(bucket as usize);
+            }
             for (&bucket, &weight) in &saved.weights {
-                *self.weight_mut(bucket as usize) += f64::from(weight) * ratio;
+                *self.weight_mut(bucket as usize) += (f64::from(weight) * ratio) as f32;
             }
         }
         self.total += saved.total;
@@ -346,8 +366,8 @@ impl DecayingHistogram {
 
     /// The first and the last place in `weights` that is not empty.
     fn range(&self) -> Option<(usize, usize)> {
-        let min = self.weights.iter().position(|w| *w >= self.epsilon)?;
-        let max = self.weights.iter().rposition(|w| *w >= self.epsilon)?;
+        let min = self.weights.iter().position(|w| *w >= Self::EPSILON_32)?;
+        let max = self.weights.iter().rposition(|w| *w >= Self::EPSILON_32)?;
         Some((min, max))
     }
 
@@ -374,7 +394,7 @@ impl DecayingHistogram {
         let age = reference.saturating_sub(self.reference) as f64 / self.half_life as f64;
         let factor = (-age).exp2();
         for weight in &mut self.weights {
-            *weight *= factor;
+            *weight = (f64::from(*weight) * factor) as f32;
         }
         self.total *= factor;
         self.reference = reference;
@@ -382,151 +402,4 @@ impl DecayingHistogram {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const HOUR: i64 = 3_600_000;
-    const T0: UnixMillis = 1_748_000_000_000;
-
-    #[test]
-    fn layouts_have_the_published_sizes() {
-        // ceil(ln(1024*0.05/0.025 + 1)/ln 1.05) + 1 and the same for 2 TiB over 5 MiB.
-        assert_eq!(Layout::cpu().count(), 158);
-        assert_eq!(Layout::memory().count(), 205);
-        assert!(Layout::exponential(0.0, 1.0, 0.05).is_err());
-    }
-
-    #[test]
-    fn a_value_lies_in_its_bucket() {
-        let layout = Layout::cpu();
-        assert_eq!(layout.bucket(0.0), 0);
-        assert_eq!(layout.bucket(0.024), 0);
-        assert_eq!(layout.bucket(1e9), layout.count() - 1);
-        assert_eq!(layout.start(0), 0.0);
-        assert!((layout.start(1) - 0.025).abs() < 1e-12);
-        assert!((layout.start(2) - 0.05125).abs() < 1e-12);
-    }
-
-    #[test]
-    fn percentile_is_the_end_of_the_bucket() {
-        let mut histogram = DecayingHistogram::new(Layout::cpu(), 12 * HOUR);
-        assert_eq!(histogram.percentile(0.95), 0.0);
-        for _ in 0..9 {
-            histogram.add(0.01, 1.0, T0);
-        }
-        histogram.add(2.0, 1.0, T0);
-        assert!((histogram.percentile(0.85) - 0.025).abs() < 1e-12);
-        let p95 = histogram.percentile(0.95);
-        assert!(p95 > 2.0 && p95 < 2.0 * 1.06, "{p95}");
-    }
-
-    #[test]
-    fn old_samples_fade() {
-        let mut histogram = DecayingHistogram::new(Layout::cpu(), HOUR);
-        histogram.add(8.0, 1.0, T0);
-        for _ in 0..3 {
-            histogram.add(1.0, 1.0, T0 + 5 * HOUR);
-        }
-        // The old sample weighs 1/32 of a new one: below 5 % of the total.
-        assert!(histogram.percentile(0.95) < 1.1);
-        assert!(histogram.percentile(1.0) > 8.0);
-    }
-
-    #[test]
-    fn a_checkpoint_restores_the_percentiles() {
-        let mut histogram = DecayingHistogram::new(Layout::memory(), 24 * HOUR);
-        for i in 1..200 {
-            histogram.add(f64::from(i) * 1e7, 1.0, T0 + i64::from(i) * 60_000);
-        }
-        let saved = histogram.save();
-        assert_eq!(saved.weights.values().max(), Some(&CHECKPOINT_SCALE));
-        let mut restored = DecayingHistogram::new(Layout::memory(), 24 * HOUR);
-        restored.load(&saved).unwrap();
-        for p in [0.6, 0.9, 0.95, 0.98, 1.0] {
-            assert_eq!(restored.percentile(p), histogram.percentile(p), "p{p}");
-        }
-    }
-
-    #[test]
-    fn only_the_buckets_in_use_take_memory() {
-        let mut histogram = DecayingHistogram::new(Layout::recommender_cpu(), 24 * HOUR);
-        assert_eq!(histogram.heap_bytes(), 0);
-        histogram.add(0.5, 1.0, T0);
-        histogram.add(0.4, 1.0, T0);
-        histogram.add(0.6, 1.0, T0);
-        let span = Layout::recommender_cpu().bucket(0.6) - Layout::recommender_cpu().bucket(0.4);
-        assert!(histogram.heap_bytes() <= (span + 1) * 8 * 2);
-        let median = histogram.percentile(0.5);
-        assert!((0.5..0.53).contains(&median), "{median}");
-        // ceil(ln(1000*0.05/0.001 + 1)/ln 1.05) + 1, and the same for 1e12 over 1e7.
-        assert_eq!(Layout::recommender_cpu().count(), 223);
-        assert_eq!(Layout::recommender_memory().count(), 176);
-    }
-
-    #[test]
-    fn merged_histograms_hold_the_samples_of_both() {
-        let mut low = DecayingHistogram::new(Layout::cpu(), HOUR);
-        let mut high = DecayingHistogram::new(Layout::cpu(), HOUR);
-        low.add(5.0, 1.0, T0);
-        high.add(0.1, 3.0, T0);
-        low.merge(&high).unwrap();
-        let mut both = DecayingHistogram::new(Layout::cpu(), HOUR);
-        both.add(0.1, 3.0, T0);
-        both.add(5.0, 1.0, T0);
-        for p in [0.5, 0.75, 0.76, 1.0] {
-            assert_eq!(low.percentile(p), both.percentile(p), "p{p}");
-        }
-    }
-
-    #[test]
-    fn bad_checkpoints_are_refused() {
-        let mut histogram = DecayingHistogram::new(Layout::cpu(), HOUR);
-        let saved = |bucket, total| Checkpoint {
-            reference: T0,
-            weights: BTreeMap::from([(bucket, 1)]),
-            total,
-        };
-        assert_eq!(
-            histogram.load(&saved(-1, 1.0)),
-            Err(HistogramError::Bucket {
-                bucket: -1,
-                count: 158
-            })
-        );
-        assert!(histogram.load(&saved(158, 1.0)).is_err());
-        assert_eq!(
-            histogram.load(&saved(1, -1.0)),
-            Err(HistogramError::TotalWeight(-1.0))
-        );
-        assert!(histogram.is_empty());
-    }
-
-    proptest! {
-        #[test]
-        fn every_value_is_between_its_bucket_edges(value in 0.0..1000.0_f64) {
-            let layout = Layout::cpu();
-            let bucket = layout.bucket(value);
-            prop_assert!(layout.start(bucket) <= value * (1.0 + 1e-9));
-            if bucket + 1 < layout.count() {
-                prop_assert!(value <= layout.start(bucket + 1) * (1.0 + 1e-9));
-            }
-        }
-
-        #[test]
-        fn percentiles_rise_with_p(values in prop::collection::vec(0.0..100.0_f64, 1..50)) {
-            let mut histogram = DecayingHistogram::new(Layout::cpu(), HOUR);
-            for (i, value) in values.iter().enumerate() {
-                histogram.add(*value, 1.0, T0 + i as i64 * 1000);
-            }
-            let mut last = 0.0;
-            for p in [0.1, 0.5, 0.9, 0.95, 1.0] {
-                let at = histogram.percentile(p);
-                prop_assert!(at >= last);
-                last = at;
-            }
-            let max = values.iter().copied().fold(0.0, f64::max);
-            prop_assert!(last >= max * 0.999 || last >= 0.025);
-        }
-    }
-}
+mod tests;

@@ -157,6 +157,7 @@ impl ContainerModel {
             return Err(CheckpointError::Order { first, last });
         }
         let mut model = Self::new(settings);
+        model.instances.reserve_exact(saved.instances.len());
         for (field, value) in [
             ("cpuHalfLife", saved.cpu_half_life_ms),
             ("memoryHalfLife", saved.memory_half_life_ms),

@@ -2,12 +2,13 @@
 
 use super::settings::Settings;
 use crate::histogram::{DecayingHistogram, Layout, UnixMillis};
+use koord_api::Uid;
 
 /// What is known of the container in one pod: the peak of the window it is in.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Instance {
     /// `metadata.uid` of the pod.
-    pub(super) pod: Box<str>,
+    pub(super) pod: Uid,
     /// The newest sample.
     pub(super) last: UnixMillis,
     /// When the window ends; the peak counts as seen then.
@@ -21,9 +22,9 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    fn new(pod: &str, time: UnixMillis) -> Self {
+    fn new(pod: Uid, time: UnixMillis) -> Self {
         Self {
-            pod: pod.into(),
+            pod,
             last: UnixMillis::MIN,
             window_end: time,
             peak: 0.0,
@@ -106,8 +107,8 @@ impl ContainerModel {
         if cpu.is_none() && memory.is_none() {
             return false;
         }
-        let time = sample.time;
-        let instance = self.instance(sample.pod, time);
+        let (pod, time) = (Uid::from(sample.pod), sample.time);
+        let instance = self.instance(&pod, time);
         if time <= instance.last {
             return false;
         }
@@ -116,7 +117,7 @@ impl ContainerModel {
             self.cpu.add(cpu, 1.0, time);
         }
         if let Some(memory) = memory {
-            self.raise(settings, sample.pod, time, memory, false);
+            self.raise(settings, &pod, time, memory, false);
         }
         self.first = Some(self.first.map_or(time, |first| first.min(time)));
         self.last = Some(self.last.map_or(time, |last| last.max(time)));
@@ -133,7 +134,8 @@ impl ContainerModel {
         time: UnixMillis,
         request: Option<f64>,
     ) -> bool {
-        let instance = self.instance(pod, time);
+        let pod = Uid::from(pod);
+        let instance = self.instance(&pod, time);
         let begun = instance
             .window_end
             .saturating_sub(settings.memory_window_ms);
@@ -144,7 +146,7 @@ impl ContainerModel {
         let request = request.filter(|bytes| bytes.is_finite() && *bytes > 0.0);
         let used = instance.peak.max(request.unwrap_or(0.0));
         let needed = (used + settings.oom_bump).max(used * settings.oom_ratio);
-        self.raise(settings, pod, time, needed, true);
+        self.raise(settings, &pod, time, needed, true);
         true
     }
 
@@ -157,22 +159,21 @@ impl ContainerModel {
         now.saturating_sub(seen) > settings.expiry_ms()
     }
 
-    /// Bytes on the heap.
+    /// Bytes on the heap, pods' uids that are no UUIDs aside.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        let names: usize = self.instances.iter().map(|one| one.pod.len()).sum();
         self.cpu.heap_bytes()
             + self.memory.heap_bytes()
             + self.instances.capacity() * size_of::<Instance>()
-            + names
     }
 
-    fn instance(&mut self, pod: &str, time: UnixMillis) -> &mut Instance {
+    fn instance(&mut self, pod: &Uid, time: UnixMillis) -> &mut Instance {
         let found = self
             .instances
-            .binary_search_by(|instance| (*instance.pod).cmp(pod));
+            .binary_search_by(|instance| instance.pod.cmp(pod));
         let at = found.unwrap_or_else(|at| {
-            self.instances.insert(at, Instance::new(pod, time));
+            self.instances.reserve_exact(1);
+            self.instances.insert(at, Instance::new(pod.clone(), time));
             at
         });
         &mut self.instances[at]
@@ -182,7 +183,7 @@ impl ContainerModel {
     fn raise(
         &mut self,
         settings: &Settings,
-        pod: &str,
+        pod: &Uid,
         time: UnixMillis,
         bytes: f64,
         killed: bool,
