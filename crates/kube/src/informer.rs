@@ -2,13 +2,16 @@
 //!
 //! kube's own `reflector` has neither; the scheduler and the manager need all three.
 
+mod objects;
+
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use kube::core::NamespaceResourceScope;
 use kube::runtime::watcher;
+use objects::Objects;
 use parking_lot::RwLock;
 use serde::de::DeserializeOwned;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,20 +59,27 @@ impl std::fmt::Display for ObjectKey {
 
 /// What an informer can keep: an object, or what was made of one.
 pub trait Mirrored: Send + Sync + 'static {
+    /// Namespace (empty for cluster-scoped objects) and name.
+    fn names(&self) -> (&str, &str);
     /// Whose it is.
-    fn key(&self) -> ObjectKey;
-    /// `metadata.uid`.
-    fn uid(&self) -> Option<&str>;
+    fn key(&self) -> ObjectKey {
+        let (namespace, name) = self.names();
+        ObjectKey::new(namespace, name)
+    }
+    /// Whether `other`, which has the same names, has the same `metadata.uid`.
+    fn is_same(&self, other: &Self) -> bool;
     /// `metadata.resourceVersion`.
     fn resource_version(&self) -> Option<&str>;
 }
 
 impl<K: kube::Resource<DynamicType = ()> + Send + Sync + 'static> Mirrored for K {
-    fn key(&self) -> ObjectKey {
-        ObjectKey::of(self)
+    fn names(&self) -> (&str, &str) {
+        let meta = self.meta();
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        (namespace, meta.name.as_deref().unwrap_or_default())
     }
-    fn uid(&self) -> Option<&str> {
-        self.meta().uid.as_deref()
+    fn is_same(&self, other: &Self) -> bool {
+        self.meta().uid == other.meta().uid
     }
     fn resource_version(&self) -> Option<&str> {
         self.meta().resource_version.as_deref()
@@ -105,7 +115,7 @@ pub struct Scope {
 /// A readable mirror of the watched objects. Clones share the same content.
 #[derive(Debug)]
 pub struct Store<K> {
-    objects: Arc<RwLock<HashMap<ObjectKey, Arc<K>>>>,
+    objects: Arc<RwLock<Objects<K>>>,
     synced: watch::Receiver<bool>,
 }
 
@@ -118,17 +128,20 @@ impl<K> Clone for Store<K> {
     }
 }
 
-impl<K> Store<K> {
+impl<K: Mirrored> Store<K> {
     /// The object under `key`, if known.
     #[must_use]
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<K>> {
-        self.objects.read().get(key).cloned()
+        let objects = self.objects.read();
+        objects.get((&key.namespace, &key.name)).cloned()
     }
+}
 
+impl<K> Store<K> {
     /// All known objects, in no particular order.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<K>> {
-        self.objects.read().values().cloned().collect()
+        self.objects.read().iter().cloned().collect()
     }
 
     /// How many objects are known.
@@ -295,6 +308,9 @@ fn kept<K, V>(event: watcher::Event<K>, keep: &impl Fn(K) -> V) -> watcher::Even
     }
 }
 
+/// Room for so many changes is kept.
+const FEW: usize = 64;
+
 type Events<K> = BoxStream<'static, Result<watcher::Event<K>, watcher::Error>>;
 
 /// Applies events as they come and hands the changes over as the reader takes them.
@@ -311,7 +327,13 @@ async fn pump<V: Mirrored>(
             biased;
             () = tokio::time::sleep_until(pause.unwrap_or_else(Instant::now)), if pause.is_some() => pause = None,
             permit = sender.reserve(), if !waiting.is_empty() => match (permit, waiting.pop_front()) {
-                (Ok(permit), Some(change)) => permit.send(change),
+                (Ok(permit), Some(change)) => {
+                    permit.send(change);
+                    if waiting.is_empty() {
+                        // After a list there was room for all objects.
+                        waiting.shrink_to(FEW);
+                    }
+                }
                 _ => return,
             },
             () = sender.closed(), if waiting.is_empty() => return,
@@ -393,7 +415,7 @@ fn is_absent(error: &watcher::Error) -> bool {
 
 /// The writing half of a [`Store`].
 struct Mirror<K> {
-    objects: Arc<RwLock<HashMap<ObjectKey, Arc<K>>>>,
+    objects: Arc<RwLock<Objects<K>>>,
     synced: watch::Sender<bool>,
     absent: watch::Sender<bool>,
     /// `plural.group/version`, for the log.
@@ -406,7 +428,7 @@ impl<K: Mirrored> Mirror<K> {
     fn new(kind: String) -> (Self, Store<K>, watch::Receiver<bool>) {
         let (synced, is_synced) = watch::channel(false);
         let (absent, is_absent) = watch::channel(false);
-        let objects = Arc::new(RwLock::new(HashMap::new()));
+        let objects = Arc::new(RwLock::new(Objects::default()));
         let store = Store {
             objects: objects.clone(),
             synced: is_synced,
@@ -446,7 +468,7 @@ impl<K: Mirrored> Mirror<K> {
         match event {
             // Of the first list nothing can be missing.
             watcher::Event::Init => {
-                let known = !self.objects.read().is_empty();
+                let known = self.objects.read().len() > 0;
                 self.listed = known.then(HashSet::new);
             }
             watcher::Event::InitApply(object) => {
@@ -458,20 +480,18 @@ impl<K: Mirrored> Mirror<K> {
             watcher::Event::Apply(object) => self.apply(object, out),
             watcher::Event::Delete(object) => {
                 // Unknown to us means never delivered as applied, or delivered as deleted already.
-                if self.objects.write().remove(&object.key()).is_some() {
+                if self.objects.write().remove(object.names()).is_some() {
                     out.push_back(Change::Deleted(Arc::new(object)));
                 }
             }
             watcher::Event::InitDone => {
                 // What a re-list no longer shows was deleted while we were not watching.
                 if let Some(listed) = self.listed.take() {
-                    let mut gone: Vec<_> = self
-                        .objects
-                        .write()
-                        .extract_if(|key, _| !listed.contains(key))
-                        .collect();
-                    gone.sort_by(|(a, _), (b, _)| a.cmp(b));
-                    out.extend(gone.into_iter().map(|(_, object)| Change::Deleted(object)));
+                    let mut objects = self.objects.write();
+                    let missing = |object: &mut Arc<K>| !listed.contains(&object.key());
+                    let mut gone: Vec<_> = objects.take_if(missing).collect();
+                    gone.sort_by(|a, b| a.names().cmp(&b.names()));
+                    out.extend(gone.into_iter().map(Change::Deleted));
                 }
                 if !*self.synced.borrow() {
                     self.synced.send_replace(true);
@@ -483,13 +503,13 @@ impl<K: Mirrored> Mirror<K> {
 
     fn apply(&self, object: K, out: &mut VecDeque<Change<K>>) {
         let new = Arc::new(object);
-        let mut old = self.objects.write().insert(new.key(), new.clone());
+        let mut old = self.objects.write().insert(new.clone());
         if let Some(before) = &old {
             let version = before.resource_version();
             if version.is_some() && version == new.resource_version() {
                 return;
             }
-            if before.uid() != new.uid() {
+            if !before.is_same(&new) {
                 out.extend(old.take().map(Change::Deleted));
             }
         }

@@ -1,10 +1,12 @@
 //! Who owns an object, and who owns that: from a pod to its workload, whatever kind that is.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIResource, ObjectMeta};
+use koord_api::Uid;
 use kube::api::ListParams;
 use kube::core::{ApiResource, DynamicObject};
 use kube::{Api, Client};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -19,7 +21,7 @@ const MANY: usize = 50;
 const PAGE: u32 = 500;
 
 /// A chain under its first owner.
-fn keyed((_, chain): (String, Vec<Owner>)) -> Option<(Owner, Vec<Owner>)> {
+fn keyed((_, chain): (String, Vec<Arc<Owner>>)) -> Option<(Arc<Owner>, Vec<Arc<Owner>>)> {
     Some((chain.first()?.clone(), chain))
 }
 
@@ -33,7 +35,7 @@ pub struct Owner {
     /// `name`.
     pub name: String,
     /// `uid`.
-    pub uid: String,
+    pub uid: Uid,
 }
 
 impl Owner {
@@ -46,7 +48,7 @@ impl Owner {
             api_version: owner.api_version.clone(),
             kind: owner.kind.clone(),
             name: owner.name.clone(),
-            uid: owner.uid.clone(),
+            uid: owner.uid.as_str().into(),
         })
     }
 
@@ -55,6 +57,10 @@ impl Owner {
     pub fn group(&self) -> &str {
         group_of(&self.api_version)
     }
+}
+
+fn uid(meta: &ObjectMeta) -> Uid {
+    meta.uid.as_deref().unwrap_or_default().into()
 }
 
 /// The group in an `apiVersion`; empty for the core group.
@@ -67,7 +73,7 @@ pub fn group_of(api_version: &str) -> &str {
 pub struct Owners {
     client: Client,
     kinds: HashMap<String, (Instant, Vec<APIResource>)>,
-    owners: HashMap<String, (Instant, Option<Owner>)>,
+    owners: HashMap<Uid, (Instant, Option<Arc<Owner>>)>,
 }
 
 impl std::fmt::Debug for Owners {
@@ -146,7 +152,7 @@ impl Owners {
         &mut self,
         namespace: &str,
         owner: &Owner,
-    ) -> Result<Option<Owner>, kube::Error> {
+    ) -> Result<Option<Arc<Owner>>, kube::Error> {
         let now = Instant::now();
         if let Some((asked, known)) = self.owners.get(&owner.uid)
             && now.duration_since(*asked) < LIFE
@@ -163,12 +169,13 @@ impl Owners {
                 object => object?,
             };
             // Another object of the same name says nothing about this one's owner.
-            let same = |meta: &&ObjectMeta| meta.uid.as_deref() == Some(owner.uid.as_str());
+            let same = |meta: &&ObjectMeta| uid(meta) == owner.uid;
             found = object
                 .as_ref()
                 .map(|object| &object.metadata)
                 .filter(same)
-                .and_then(Owner::of);
+                .and_then(Owner::of)
+                .map(Arc::new);
         }
         self.owners.insert(owner.uid.clone(), (now, found.clone()));
         Ok(found)
@@ -181,11 +188,11 @@ impl Owners {
     /// The API server cannot say. What it does not let us see ends a chain.
     pub async fn chains(
         &mut self,
-        starts: Vec<(String, Owner)>,
+        starts: Vec<(String, Arc<Owner>)>,
         enough: impl Fn(&str, &Owner) -> bool,
-    ) -> Result<HashMap<Owner, Vec<Owner>>, kube::Error> {
+    ) -> Result<HashMap<Arc<Owner>, Vec<Arc<Owner>>>, kube::Error> {
         let mut ended = HashMap::new();
-        let mut open: Vec<(String, Vec<Owner>)> = starts
+        let mut open: Vec<(String, Vec<Arc<Owner>>)> = starts
             .into_iter()
             .map(|(namespace, owner)| (namespace, vec![owner]))
             .collect();
@@ -216,9 +223,9 @@ impl Owners {
     }
 
     /// Lists the kinds of which many owners are asked for, instead of getting each.
-    async fn list_many(&mut self, chains: &[(String, Vec<Owner>)]) -> Result<(), kube::Error> {
+    async fn list_many(&mut self, chains: &[(String, Vec<Arc<Owner>>)]) -> Result<(), kube::Error> {
         let now = Instant::now();
-        let mut unknown: HashMap<(String, String), HashSet<String>> = HashMap::new();
+        let mut unknown: HashMap<(String, String), HashSet<Uid>> = HashMap::new();
         for last in chains.iter().filter_map(|(_, chain)| chain.last()) {
             let known = self.owners.get(&last.uid);
             if known.is_none_or(|(asked, _)| now.duration_since(*asked) >= LIFE) {
@@ -242,9 +249,9 @@ impl Owners {
                     page => page?,
                 };
                 for object in page.items {
-                    let uid = object.metadata.uid.clone().unwrap_or_default();
+                    let uid = uid(&object.metadata);
                     if uids.remove(&uid) {
-                        let owner = Owner::of(&object.metadata);
+                        let owner = Owner::of(&object.metadata).map(Arc::new);
                         self.owners.insert(uid, (now, owner));
                     }
                 }
@@ -275,7 +282,6 @@ mod tests {
     use crate::testing::answer;
     use http::StatusCode;
     use serde_json::{Value, json};
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn owner(api_version: &str, kind: &str, name: &str) -> Owner {
@@ -283,7 +289,7 @@ mod tests {
             api_version: api_version.to_owned(),
             kind: kind.to_owned(),
             name: name.to_owned(),
-            uid: format!("{name}-uid"),
+            uid: format!("{name}-uid").as_str().into(),
         }
     }
 
@@ -337,7 +343,7 @@ mod tests {
             }
         });
         let mut owners = Owners::new(Client::new(server, "default"));
-        let start = owner("apps/v1", "ReplicaSet", "web-1");
+        let start = Arc::new(owner("apps/v1", "ReplicaSet", "web-1"));
         for _ in 0..2 {
             let starts = vec![("shop".to_owned(), start.clone())];
             let chains = owners.chains(starts, |_, _| false).await.unwrap();
@@ -360,8 +366,8 @@ mod tests {
             assert_eq!(found, None, "{kind}");
         }
         // An object of the same name that came later is another one.
-        let mut stale = start;
-        stale.uid = "older".to_owned();
+        let mut stale = Owner::clone(&start);
+        stale.uid = "older".into();
         assert_eq!(owners.next("shop", &stale).await.unwrap(), None);
     }
 
@@ -404,7 +410,7 @@ mod tests {
             .map(|at| {
                 (
                     "shop".to_owned(),
-                    owner("apps/v1", "ReplicaSet", &format!("web-{at}")),
+                    Arc::new(owner("apps/v1", "ReplicaSet", &format!("web-{at}"))),
                 )
             })
             .collect();

@@ -2,7 +2,8 @@
 
 use crate::cache::{Cache, Follow, Kind, State};
 use crate::facts::{
-    Keep, MetricFacts, PodFacts, PodsByNode, SloFacts, Specs, Text, trim_node, trim_topology,
+    Interner, Keep, MetricFacts, PodFacts, PodsByNode, SloFacts, Specs, Text, trim_node,
+    trim_topology,
 };
 use crate::metrics::Metrics;
 use crate::recommender::RecommendationFacts;
@@ -90,7 +91,9 @@ impl Caches {
             quotas: whole(Kind::Quotas, client),
             quota_profiles: whole(Kind::QuotaProfiles, client),
             recommendations: Cache::new(Kind::Recommendations, move |stop| {
-                let of: fn(Recommendation) -> _ = RecommendationFacts::of;
+                let conditions = Interner::default();
+                let of =
+                    move |object: Recommendation| RecommendationFacts::shared(object, &conditions);
                 Informer::start_kept(recommendations, all(), of, stop)
             }),
         }

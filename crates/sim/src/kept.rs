@@ -38,11 +38,11 @@ impl Kept {
 }
 
 impl Mirrored for Kept {
-    fn key(&self) -> ObjectKey {
-        self.key.clone()
+    fn names(&self) -> (&str, &str) {
+        (&self.key.namespace, &self.key.name)
     }
-    fn uid(&self) -> Option<&str> {
-        self.uid.as_deref()
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
     }
     fn resource_version(&self) -> Option<&str> {
         self.resource_version.as_deref()

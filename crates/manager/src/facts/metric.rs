@@ -5,7 +5,7 @@ use koord_api::PriorityClass;
 use koord_api::quantity::ResourceList;
 use koord_api::resources;
 use koord_api::slo::{NodeMetric, NodeMetricSpec, ResourceMap};
-use koord_kube::{Mirrored, ObjectKey};
+use koord_kube::Mirrored;
 use koord_model::reclaim::{Amount, Measured};
 
 /// What the manager keeps of a NodeMetric.
@@ -96,11 +96,11 @@ impl Report {
 }
 
 impl Mirrored for MetricFacts {
-    fn key(&self) -> ObjectKey {
-        ObjectKey::new("", &*self.node)
+    fn names(&self) -> (&str, &str) {
+        ("", &self.node)
     }
-    fn uid(&self) -> Option<&str> {
-        self.uid.as_deref()
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
     }
     fn resource_version(&self) -> Option<&str> {
         self.resource_version.as_deref()

@@ -1,12 +1,14 @@
 //! What is kept of objects that there are many of: a pod or a report is several kilobytes as an
 //! object, and little of it is ever read.
 
+mod interner;
 mod metric;
 mod packed;
 mod pod;
 mod slo;
 mod text;
 
+pub(crate) use interner::Interner;
 pub(crate) use metric::{MetricFacts, PodUsage, Report};
 pub(crate) use packed::Packed;
 pub(crate) use pod::{Keep, PodFacts, PodsByNode};

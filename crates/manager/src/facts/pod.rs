@@ -120,11 +120,11 @@ impl PodFacts {
 }
 
 impl Mirrored for PodFacts {
-    fn key(&self) -> ObjectKey {
-        self.key.clone()
+    fn names(&self) -> (&str, &str) {
+        (&self.key.namespace, &self.key.name)
     }
-    fn uid(&self) -> Option<&str> {
-        self.rare().uid.as_deref()
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid() == other.uid()
     }
     fn resource_version(&self) -> Option<&str> {
         self.resource_version.as_deref()

@@ -1,7 +1,7 @@
 //! NodeSLOs: thousands, and most of them say the same.
 
 use koord_api::slo::{NodeSLO, NodeSLOSpec};
-use koord_kube::{Mirrored, ObjectKey};
+use koord_kube::Mirrored;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,11 +50,11 @@ impl Specs {
 }
 
 impl Mirrored for SloFacts {
-    fn key(&self) -> ObjectKey {
-        ObjectKey::new("", &*self.node)
+    fn names(&self) -> (&str, &str) {
+        ("", &self.node)
     }
-    fn uid(&self) -> Option<&str> {
-        self.uid.as_deref()
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
     }
     fn resource_version(&self) -> Option<&str> {
         self.resource_version.as_deref()

@@ -54,11 +54,11 @@ where
 }
 
 impl<K: 'static> Mirrored for Text<K> {
-    fn key(&self) -> ObjectKey {
-        self.key.clone()
+    fn names(&self) -> (&str, &str) {
+        (&self.key.namespace, &self.key.name)
     }
-    fn uid(&self) -> Option<&str> {
-        self.uid.as_deref()
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
     }
     fn resource_version(&self) -> Option<&str> {
         self.resource_version.as_deref()
@@ -84,7 +84,6 @@ where
 mod tests {
     use super::*;
     use k8s_openapi::api::core::v1::Node;
-    use koord_api::analysis::Recommendation;
     use serde_json::json;
 
     #[test]
@@ -99,28 +98,12 @@ mod tests {
         .unwrap();
         let text = Text::of(node.clone());
         assert_eq!(text.read(), node);
-        assert_eq!(
-            (text.uid(), text.resource_version()),
-            (Some("u"), Some("7"))
-        );
+        assert_eq!(text.resource_version(), Some("7"));
         assert_eq!(text.key(), ObjectKey::new("", "n"));
         let mut next = node;
         next.metadata.resource_version = Some("8".to_owned());
         assert!(text.is_like(&Text::of(next.clone())));
         next.metadata.labels = None;
         assert!(!text.is_like(&Text::of(next)));
-        let recommendation: Recommendation = serde_json::from_value(json!({
-            "apiVersion": "analysis.koordinator.sh/v1alpha1", "kind": "Recommendation",
-            "metadata": {"name": "r", "namespace": "shop", "generation": 3},
-            "spec": {"target": {"type": "other"}},
-            "status": {"updateTime": "2026-01-01T00:00:00Z",
-                "podStatus": {"containerStatuses": [
-                    {"containerName": "c", "resources": {"cpu": "250m", "memory": "1.5Gi"}}]},
-                "conditions": [{"type": "LowConfidence", "status": "True", "reason": "R",
-                    "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
-        }))
-        .unwrap();
-        let text = Text::of(recommendation.clone());
-        assert_eq!(text.read(), recommendation);
     }
 }

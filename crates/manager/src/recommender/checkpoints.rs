@@ -3,6 +3,7 @@
 use super::learn::Kept;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use koord_api::Uid;
 use koord_api::analysis::{
     HistogramCheckpoint, MemoryPeak, RecommendationCheckpoint, RecommendationCheckpointSpec,
     RecommendationCheckpointStatus,
@@ -20,7 +21,7 @@ const LONGEST_NAME: usize = 253;
 
 /// Histories by Recommendation; each with the uid of the Recommendation it was written for, and its
 /// container.
-pub(crate) type Loaded = HashMap<ObjectKey, Vec<(String, String, Kept)>>;
+pub(crate) type Loaded = HashMap<ObjectKey, Vec<(Uid, String, Kept)>>;
 
 /// Where checkpoints stand.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +63,7 @@ pub(crate) async fn load(
                 Ok(kept) => {
                     let of = ObjectKey::new(key.namespace, object.spec.recommendation.clone());
                     let owners = object.metadata.owner_references.iter().flatten();
-                    let uid = owners.map(|owner| owner.uid.clone()).next();
+                    let uid = owners.map(|owner| Uid::from(owner.uid.as_str())).next();
                     let container = object.spec.container_name.clone();
                     let one = (uid.unwrap_or_default(), container, kept);
                     loaded.entry(of).or_default().push(one);
@@ -136,7 +137,7 @@ fn read(
         model,
         saved: millis(status.last_update_time.as_ref()).unwrap_or(UnixMillis::MIN),
         dirty: false,
-        version: object.metadata.resource_version.clone(),
+        version: object.metadata.resource_version.as_deref().map(Box::from),
     })
 }
 
@@ -163,7 +164,7 @@ pub(crate) fn name(recommendation: &str, container: &str) -> String {
 /// The object that holds a history.
 pub(crate) fn object(
     of: &ObjectKey,
-    uid: &str,
+    uid: &Uid,
     container: &str,
     kept: &Kept,
     now: UnixMillis,
@@ -199,12 +200,12 @@ pub(crate) fn object(
         },
     );
     object.metadata.namespace = Some(of.namespace.clone());
-    object.metadata.resource_version.clone_from(&kept.version);
+    object.metadata.resource_version = kept.version.as_deref().map(str::to_owned);
     object.metadata.owner_references = Some(vec![OwnerReference {
         api_version: "analysis.koordinator.sh/v1alpha1".to_owned(),
         kind: "Recommendation".to_owned(),
         name: of.name.clone(),
-        uid: uid.to_owned(),
+        uid: uid.to_string(),
         ..OwnerReference::default()
     }]);
     object.status = Some(RecommendationCheckpointStatus {
@@ -305,7 +306,7 @@ mod tests {
         let kept = kept(&settings);
         let of = ObjectKey::new("shop", "web");
         let now = NOW + 36_000_000;
-        let object = object(&of, "uid", "main", &kept, now);
+        let object = object(&of, &"uid".into(), "main", &kept, now);
         // Over the wire.
         let text = serde_json::to_string(&object).unwrap();
         let object: RecommendationCheckpoint = serde_json::from_str(&text).unwrap();
@@ -322,7 +323,7 @@ mod tests {
     fn what_cannot_be_read_is_named() {
         let settings = Settings::peak();
         let of = ObjectKey::new("shop", "web");
-        let good = object(&of, "uid", "main", &kept(&settings), NOW);
+        let good = object(&of, &"uid".into(), "main", &kept(&settings), NOW);
         let error = |change: &dyn Fn(&mut RecommendationCheckpointStatus)| {
             let mut bad = good.clone();
             change(bad.status.as_mut().unwrap());

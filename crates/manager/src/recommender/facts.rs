@@ -1,47 +1,158 @@
 //! What is kept of a Recommendation.
 
 use super::Target;
-use crate::facts::Text;
-use koord_api::analysis::{DISTRIBUTION, PERCENTILES, Recommendation, RecommendationSpec};
-use koord_kube::{Mirrored, ObjectKey};
+use crate::facts::Interner;
+use k8s_openapi::api::core::v1::ObjectReference;
+use koord_api::Uid;
+use koord_api::analysis::{
+    ContainerDistribution, DISTRIBUTION, PERCENTILES, Recommendation, RecommendationStatus,
+};
+use koord_kube::{Mirrored, ObjectKey, events};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// A Recommendation: its target, which everybody looks at, and the rest as text.
+/// A Recommendation: its target, which everybody looks at, its status as text, and of the annotation
+/// with the details only the days of history. There are thousands of these, and those details, most
+/// of an object's size, are of use where they are written.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecommendationFacts {
+    pub(crate) key: ObjectKey,
+    /// Empty if absent.
+    pub(crate) uid: Uid,
+    resource_version: Option<Box<str>>,
     /// What it is about, or why that cannot be used.
     pub(crate) target: Result<Target, String>,
-    rest: Text<Recommendation>,
+    pub(crate) generation: Option<i64>,
+    /// The annotation [`PERCENTILES`], as it is.
+    pub(crate) percentiles: Option<Box<str>>,
+    /// By container.
+    days: Box<[(Box<str>, f64)]>,
+    /// As JSON, without conditions; empty without one.
+    status: Box<str>,
+    /// As JSON; empty without any. Most say the same.
+    conditions: Arc<str>,
 }
 
 impl RecommendationFacts {
-    pub(crate) fn of(mut object: Recommendation) -> Self {
-        let target = Target::of(&object.spec.target);
-        object.spec = RecommendationSpec::default();
+    /// What is kept of one by itself.
+    #[cfg(test)]
+    pub(crate) fn of(object: Recommendation) -> Self {
+        Self::shared(object, &Interner::default())
+    }
+
+    /// What is kept of one of many; `conditions` are those of all.
+    pub(crate) fn shared(mut object: Recommendation, conditions: &Interner<str>) -> Self {
+        let key = ObjectKey::of(&object);
         let meta = &mut object.metadata;
-        (meta.labels, meta.owner_references, meta.finalizers) = (None, None, None);
-        if let Some(annotations) = &mut meta.annotations {
-            annotations.retain(|key, _| [PERCENTILES, DISTRIBUTION].contains(&key.as_str()));
+        let mut annotations = meta.annotations.take().unwrap_or_default();
+        let details = distributions(annotations.get(DISTRIBUTION).map(String::as_str));
+        let days = details
+            .into_iter()
+            .map(|(name, one)| (name.into(), one.confidence_days));
+        // What came as JSON can be written as JSON.
+        let mut text = String::new();
+        if let Some(status) = &mut object.status {
+            let said = std::mem::take(&mut status.conditions);
+            if !said.is_empty() {
+                text = serde_json::to_string(&said).unwrap_or_default();
+            }
         }
+        let status = object.status.as_ref();
+        let status = status.and_then(|status| serde_json::to_string(status).ok());
         Self {
-            target,
-            rest: Text::of(object),
+            key,
+            uid: meta.uid.as_deref().unwrap_or_default().into(),
+            resource_version: meta.resource_version.take().map(Box::from),
+            target: Target::of(&object.spec.target),
+            generation: meta.generation,
+            percentiles: annotations.remove(PERCENTILES).map(Box::from),
+            days: days.collect(),
+            status: status.unwrap_or_default().into(),
+            conditions: conditions.share(text),
         }
     }
 
-    /// The object, without its spec.
-    pub(crate) fn read(&self) -> Recommendation {
-        self.rest.read()
+    /// Days of history that its annotation says a container has; `None` if it names no such container.
+    pub(crate) fn days(&self, container: &str) -> Option<f64> {
+        let found = self.days.iter().find(|(name, _)| **name == *container)?;
+        Some(found.1)
+    }
+
+    /// Its status, if it has one.
+    pub(crate) fn status(&self) -> Option<RecommendationStatus> {
+        // Both were written above.
+        let mut status: RecommendationStatus = serde_json::from_str(&self.status).ok()?;
+        status.conditions = serde_json::from_str(&self.conditions).unwrap_or_default();
+        Some(status)
+    }
+
+    /// For events about it.
+    pub(crate) fn reference(&self) -> ObjectReference {
+        let mut object = Recommendation::default();
+        object.metadata.namespace = Some(self.key.namespace.clone());
+        object.metadata.name = Some(self.key.name.clone());
+        object.metadata.uid = Some(self.uid.to_string());
+        object.metadata.resource_version = self.resource_version.as_deref().map(str::to_owned);
+        events::reference(&object)
     }
 }
 
+/// What the annotation [`DISTRIBUTION`] says. It is our own: one that cannot be read says nothing, and is
+/// overwritten.
+pub(crate) fn distributions(text: Option<&str>) -> BTreeMap<String, ContainerDistribution> {
+    let read = text.and_then(|text| serde_json::from_str(text).ok());
+    read.unwrap_or_default()
+}
+
 impl Mirrored for RecommendationFacts {
-    fn key(&self) -> ObjectKey {
-        self.rest.key()
+    fn names(&self) -> (&str, &str) {
+        (&self.key.namespace, &self.key.name)
     }
-    fn uid(&self) -> Option<&str> {
-        self.rest.uid()
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
     }
     fn resource_version(&self) -> Option<&str> {
-        self.rest.resource_version()
+        self.resource_version.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_read_of_a_recommendation_is_kept() {
+        let details = json!({"c": {"confidenceDays": 2.5}, "d": {"confidenceDays": 0.25}});
+        let object = json!({
+            "apiVersion": "analysis.koordinator.sh/v1alpha1", "kind": "Recommendation",
+            "metadata": {"name": "r", "namespace": "shop", "generation": 3, "uid": "u",
+                "resourceVersion": "7", "labels": {"a": "b"},
+                "annotations": {DISTRIBUTION: details.to_string(), PERCENTILES: "{}", "x": "y"}},
+            "spec": {"target": {"type": "other"}},
+            "status": {"updateTime": "2026-01-01T00:00:00Z",
+                "podStatus": {"containerStatuses": [
+                    {"containerName": "c", "resources": {"cpu": "250m", "memory": "1.5Gi"}}]},
+                "conditions": [{"type": "LowConfidence", "status": "True", "reason": "R",
+                    "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
+        });
+        let object: Recommendation = serde_json::from_value(object).unwrap();
+        let reference = events::reference(&object);
+        let status = object.status.clone();
+        let facts = RecommendationFacts::of(object);
+        assert_eq!(facts.status(), status);
+        assert_eq!(facts.reference(), reference);
+        assert_eq!(facts.key(), ObjectKey::new("shop", "r"));
+        assert_eq!(
+            (facts.resource_version(), facts.generation),
+            (Some("7"), Some(3))
+        );
+        assert_eq!(facts.percentiles.as_deref(), Some("{}"));
+        assert_eq!(
+            ["c", "d", "e"].map(|name| facts.days(name)),
+            [Some(2.5), Some(0.25), None]
+        );
+        let none = RecommendationFacts::of(Recommendation::default());
+        assert_eq!((none.status(), none.days("c")), (None, None));
     }
 }

@@ -5,7 +5,7 @@ use super::sources::PodUse;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::analysis::{ContainerDistribution, RecommendedContainerStatus};
 use koord_api::quantity::{Quantity, ResourceList};
-use koord_api::resources;
+use koord_api::{Uid, resources};
 use koord_model::histogram::UnixMillis;
 use koord_model::recommend::container::Sample;
 use koord_model::recommend::{
@@ -25,16 +25,50 @@ pub(crate) struct Kept {
     /// Whether it learned something since.
     pub(crate) dirty: bool,
     /// `resourceVersion` of its checkpoint, where there is one.
-    pub(crate) version: Option<String>,
+    pub(crate) version: Option<Box<str>>,
+}
+
+/// Histories by container name, sorted. A pod has few containers: in a map they would take twice the
+/// memory.
+#[derive(Debug, Default)]
+pub(crate) struct Containers(Vec<(Box<str>, Kept)>);
+
+impl Containers {
+    fn find(&self, name: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|(one, _)| (**one).cmp(name))
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&Kept> {
+        let at = self.find(name).ok()?;
+        self.0.get(at).map(|(_, kept)| kept)
+    }
+
+    pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Kept> {
+        let at = self.find(name).ok()?;
+        self.0.get_mut(at).map(|(_, kept)| kept)
+    }
+
+    /// That of a container; `fresh` if there is none.
+    pub(crate) fn or_insert_with(&mut self, name: &str, fresh: impl FnOnce() -> Kept) -> &mut Kept {
+        let at = self.find(name).unwrap_or_else(|at| {
+            self.0.reserve_exact(1);
+            self.0.insert(at, (name.into(), fresh()));
+            at
+        });
+        &mut self.0[at].1
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &Kept)> {
+        self.0.iter().map(|(name, kept)| (&**name, kept))
+    }
 }
 
 /// Everything learned for one Recommendation.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
     /// `metadata.uid` of the Recommendation.
-    pub(crate) uid: String,
-    /// Boxed: a node of the map has room for eleven.
-    pub(crate) containers: BTreeMap<String, Box<Kept>>,
+    pub(crate) uid: Uid,
+    pub(crate) containers: Containers,
     /// The last percentiles that made sense.
     pub(crate) percentiles: Option<Percentiles>,
     /// Whether what single containers used had to be guessed of late.
@@ -58,9 +92,9 @@ pub(crate) struct Known {
 }
 
 impl Entry {
-    pub(crate) fn new(uid: &str) -> Self {
+    pub(crate) fn new(uid: &Uid) -> Self {
         Self {
-            uid: uid.to_owned(),
+            uid: uid.clone(),
             ..Self::default()
         }
     }
@@ -73,19 +107,20 @@ impl Entry {
         used: Option<&(UnixMillis, PodUse)>,
         now: UnixMillis,
     ) {
+        let uid = pod.uid.to_string();
         let recent = |time: &UnixMillis| now.saturating_sub(*time) <= settings.expiry_ms();
-        for container in &pod.containers {
+        for container in &*pod.containers {
             // Kills come first: the window that a sample opens would leave an earlier kill out.
             if let Some(time) = container.killed.map(|time| time.min(now)).filter(recent) {
                 let kept = self.kept(settings, &container.name);
-                kept.dirty |= kept.model.oom(settings, &pod.uid, time, container.memory);
+                kept.dirty |= kept.model.oom(settings, &uid, time, container.memory);
             }
         }
         let Some((time, used)) = used else { return };
         self.guessed = used.is_guess(pod);
         for (name, used) in used.by_container(pod) {
             let sample = Sample {
-                pod: &pod.uid,
+                pod: &uid,
                 time: *time,
                 cpu: used.cpu,
                 memory: used.memory,
@@ -96,26 +131,21 @@ impl Entry {
     }
 
     fn kept(&mut self, settings: &Settings, container: &str) -> &mut Kept {
-        let fresh = || {
-            Box::new(Kept {
-                model: ContainerModel::new(settings),
-                saved: UnixMillis::MIN,
-                dirty: false,
-                version: None,
-            })
-        };
-        self.containers
-            .entry(container.to_owned())
-            .or_insert_with(fresh)
+        self.containers.or_insert_with(container, || Kept {
+            model: ContainerModel::new(settings),
+            saved: UnixMillis::MIN,
+            dirty: false,
+            version: None,
+        })
     }
 
     /// Drops what was not heard of for long; the names of the containers that are gone.
     pub(crate) fn expire(&mut self, settings: &Settings, now: UnixMillis) -> Vec<String> {
         let mut gone = Vec::new();
-        self.containers.retain(|name, kept| {
+        self.containers.0.retain_mut(|(name, kept)| {
             let keep = !kept.model.expire(settings, now);
             if !keep {
-                gone.push(name.clone());
+                gone.push(name.to_string());
             }
             keep
         });
@@ -131,7 +161,7 @@ impl Entry {
     ) -> Known {
         let names: BTreeSet<&str> = pods
             .iter()
-            .flat_map(|pod| pod.containers.iter().map(|c| c.name.as_str()))
+            .flat_map(|pod| pod.containers.iter().map(|c| &*c.name))
             .collect();
         let most = pods.iter().map(|pod| pod.containers.len()).max();
         let mut known = Known {
@@ -209,52 +239,97 @@ pub(crate) fn statuses(
     all
 }
 
-/// What the annotation says beside it. `days` as in [`statuses`]: while the old recommendation
-/// holds, so does the history that it came from.
-pub(crate) fn distributions(
-    known: &Known,
-    before: &BTreeMap<String, ContainerDistribution>,
-) -> BTreeMap<String, ContainerDistribution> {
+/// What the annotation says beside the status.
+#[derive(Debug)]
+pub(crate) struct Details {
+    /// What is known now.
+    all: BTreeMap<String, ContainerDistribution>,
+    /// The containers of which the old annotation holds on.
+    stay: Vec<String>,
+}
+
+impl Details {
+    /// What is known. `days` as in [`statuses`], `None` of a container that the old annotation does not
+    /// have: while the old recommendation holds, so does the history that it came from.
+    pub(crate) fn of(known: &Known, days: impl Fn(&str) -> Option<f64>) -> Self {
+        let all = known
+            .containers
+            .iter()
+            .map(|(name, found)| (name.clone(), details(found)));
+        let surer = known
+            .containers
+            .iter()
+            .filter(|(_, found)| found.confidence < ENOUGH_DAYS)
+            .map(|(name, _)| name)
+            .filter(|name| days(name).is_some_and(|days| days >= ENOUGH_DAYS));
+        let unmeasured = known.unmeasured.iter();
+        let unmeasured = unmeasured.filter(|name| days(name).is_some());
+        Self {
+            all: all.collect(),
+            stay: surer.chain(unmeasured).cloned().collect(),
+        }
+    }
+
+    /// Whether the old annotation is needed.
+    pub(crate) fn wants_old(&self) -> bool {
+        !self.stay.is_empty()
+    }
+
+    /// The new annotation, where the old one may be needed; empty of no container.
+    pub(crate) fn with(
+        self,
+        mut old: BTreeMap<String, ContainerDistribution>,
+    ) -> BTreeMap<String, ContainerDistribution> {
+        let mut all = self.all;
+        let stay = self.stay.into_iter();
+        all.extend(stay.filter_map(|name| old.remove_entry(&name)));
+        all
+    }
+}
+
+fn details(found: &Distribution) -> ContainerDistribution {
     let time = |millis: Option<UnixMillis>| {
         let seconds = millis?.div_euclid(1000);
         jiff::Timestamp::from_second(seconds).ok().map(Time)
     };
-    let mut all = BTreeMap::new();
-    for (name, found) in &known.containers {
-        if let Some(old) = before.get(name)
-            && old.confidence_days >= ENOUGH_DAYS
-            && found.confidence < ENOUGH_DAYS
-        {
-            all.insert(name.clone(), old.clone());
-            continue;
-        }
-        let one = ContainerDistribution {
-            lower_bound: list(found.lower),
-            upper_bound: list(found.upper),
-            usage: found
-                .points
-                .iter()
-                .map(|(point, amounts)| ((*point).to_owned(), list(*amounts)))
-                .collect(),
-            samples: found.samples,
-            first_sample: time(found.first),
-            last_sample: time(found.last),
-            confidence_days: (found.confidence * 100.0).floor() / 100.0,
-        };
-        all.insert(name.clone(), one);
+    ContainerDistribution {
+        lower_bound: list(found.lower),
+        upper_bound: list(found.upper),
+        usage: found
+            .points
+            .iter()
+            .map(|(point, amounts)| ((*point).to_owned(), list(*amounts)))
+            .collect(),
+        samples: found.samples,
+        first_sample: time(found.first),
+        last_sample: time(found.last),
+        confidence_days: (found.confidence * 100.0).floor() / 100.0,
     }
-    for name in &known.unmeasured {
-        if let Some(old) = before.get(name) {
-            all.insert(name.clone(), old.clone());
-        }
-    }
-    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn containers_are_found_by_name() {
+        let settings = Settings::peak();
+        let kept = |saved| Kept {
+            model: ContainerModel::new(&settings),
+            saved,
+            dirty: false,
+            version: None,
+        };
+        let mut all = Containers::default();
+        for (at, name) in ["web", "a", "proxy", "web"].into_iter().enumerate() {
+            all.or_insert_with(name, || kept(at as i64));
+        }
+        let found: Vec<_> = all.iter().map(|(name, kept)| (name, kept.saved)).collect();
+        assert_eq!(found, [("a", 1), ("proxy", 2), ("web", 0)]);
+        assert_eq!(all.get("proxy").map(|kept| kept.saved), Some(2));
+        assert!(all.get_mut("b").is_none());
+    }
 
     fn known(confidence: f64, cpu_milli: i64) -> Known {
         let distribution = Distribution {
@@ -298,10 +373,13 @@ mod tests {
             (0.1, 0.99, false),
         ] {
             let before = [("web", days), ("proxy", 0.5), ("gone", 9.0)];
-            let before = before
+            let before: BTreeMap<_, _> = before
                 .map(|(name, days)| (name.to_owned(), one(days)))
                 .into();
-            let all = distributions(&known(confidence, 500), &before);
+            let told = |name: &str| before.get(name).map(|one| one.confidence_days);
+            let details = Details::of(&known(confidence, 500), told);
+            assert!(details.wants_old());
+            let all = details.with(before.clone());
             let names: Vec<_> = all.keys().map(String::as_str).collect();
             assert_eq!(
                 names,
@@ -323,7 +401,7 @@ mod tests {
         let spec = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"containers": [{"name": "old"}, {"name": "new"}]}});
         let pod = PodFacts::of(&serde_json::from_value(spec).unwrap());
-        let mut entry = Entry::new("r");
+        let mut entry = Entry::new(&"r".into());
         let mut sample = |container: &str, time: UnixMillis| {
             let kept = entry.kept(&settings, container);
             let sample = Sample {
@@ -361,5 +439,13 @@ mod tests {
         assert_eq!(cpu(0.1, 7.0), (amount("2"), amount("1Gi")));
         assert_eq!(cpu(1.0, 7.0), (amount("500m"), amount("1Gi")));
         assert_eq!(cpu(0.1, 0.5), (amount("500m"), amount("1Gi")));
+    }
+
+    #[test]
+    fn without_an_old_annotation_nothing_is_asked_for() {
+        let details = Details::of(&known(0.1, 500), |_| None);
+        assert!(!details.wants_old());
+        let all = details.with(BTreeMap::new());
+        assert_eq!(all.keys().collect::<Vec<_>>(), ["web"]);
     }
 }

@@ -28,7 +28,6 @@ pub(crate) use target::Target;
 use crate::cache::Kind;
 use crate::controllers::{Controller, Outcome, Row};
 use crate::replica::Replica;
-use koord_api::analysis::PERCENTILES;
 use koord_kube::queue::WorkQueue;
 use koord_kube::{Change, ObjectKey};
 use parking_lot::Mutex;
@@ -76,16 +75,12 @@ fn build(replica: &Arc<Replica>) -> Controller {
 
 /// Whether a change of a Recommendation is somebody else's: statuses are our own.
 fn matters(change: &Change<RecommendationFacts>) -> bool {
-    let percentiles = |known: &RecommendationFacts| {
-        let annotations = known.read().metadata.annotations;
-        annotations.and_then(|mut all| all.remove(PERCENTILES))
-    };
     match change {
         Change::Applied { old: None, .. } => true,
         Change::Applied {
             old: Some(old),
             new,
-        } => old.target != new.target || percentiles(old) != percentiles(new),
+        } => old.target != new.target || old.percentiles != new.percentiles,
         Change::Deleted(_) | Change::Synced => false,
     }
 }

@@ -1,29 +1,40 @@
 //! What the recommender keeps of a pod.
 
+use crate::facts::Interner;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
-use koord_api::{quantity, requests, resources};
+use koord_api::{Uid, quantity, requests, resources};
 use koord_kube::owners::Owner;
 use koord_kube::{Mirrored, ObjectKey};
 use koord_model::histogram::UnixMillis;
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 /// A pod, without what is of no use here.
 #[derive(Debug, Clone)]
 pub(crate) struct PodFacts {
     pub(crate) key: ObjectKey,
-    pub(crate) uid: Box<str>,
+    pub(crate) uid: Uid,
     resource_version: Option<Box<str>>,
     /// As JSON; empty without any.
-    labels: Box<str>,
-    pub(crate) owner: Option<Owner>,
+    labels: Arc<str>,
+    pub(crate) owner: Option<Arc<Owner>>,
     /// The containers that run as long as the pod: main ones and sidecars.
-    pub(crate) containers: Vec<ContainerFacts>,
+    pub(crate) containers: Arc<[ContainerFacts]>,
+}
+
+/// What pods have in common with others of their workload.
+#[derive(Debug, Default)]
+pub(crate) struct Common {
+    labels: Interner<str>,
+    owners: Interner<Owner>,
+    containers: Interner<[ContainerFacts]>,
 }
 
 /// One container.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ContainerFacts {
-    pub(crate) name: String,
+    pub(crate) name: Box<str>,
     /// Requested cores; the batch or mid resource where the pod asks for that.
     pub(crate) cpu: Option<f64>,
     /// Requested bytes, likewise.
@@ -32,8 +43,24 @@ pub(crate) struct ContainerFacts {
     pub(crate) killed: Option<UnixMillis>,
 }
 
+// Amounts come from quantities, which are numbers.
+impl Eq for ContainerFacts {}
+
+impl Hash for ContainerFacts {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let amounts = [self.cpu, self.memory].map(|amount| amount.map(f64::to_bits));
+        (&self.name, amounts, self.killed).hash(state);
+    }
+}
+
 impl PodFacts {
+    /// What is kept of one pod by itself.
     pub(crate) fn of(pod: &Pod) -> Self {
+        Self::shared(pod, &Common::default())
+    }
+
+    /// What is kept of one of many pods.
+    pub(crate) fn shared(pod: &Pod, common: &Common) -> Self {
         let status = pod.status.as_ref();
         let spec = pod.spec.as_ref();
         let sidecars = spec.and_then(|spec| spec.init_containers.as_ref());
@@ -50,7 +77,7 @@ impl PodFacts {
             lists.into_iter().flatten().flatten().flatten()
         };
         let facts = |container: &Container| ContainerFacts {
-            name: container.name.clone(),
+            name: container.name.as_str().into(),
             cpu: request(
                 container,
                 [resources::CPU, resources::BATCH_CPU, resources::MID_CPU],
@@ -74,9 +101,11 @@ impl PodFacts {
             key: ObjectKey::of(pod),
             uid: pod.metadata.uid.as_deref().unwrap_or_default().into(),
             resource_version: pod.metadata.resource_version.as_deref().map(Box::from),
-            labels: labels.unwrap_or_default().into(),
-            owner: Owner::of(&pod.metadata),
-            containers: main.chain(sidecars).map(facts).collect(),
+            labels: common.labels.share(labels.unwrap_or_default()),
+            owner: Owner::of(&pod.metadata).map(|owner| common.owners.share(owner)),
+            containers: common
+                .containers
+                .share(main.chain(sidecars).map(facts).collect::<Vec<_>>()),
         }
     }
 }
@@ -89,11 +118,11 @@ impl PodFacts {
 }
 
 impl Mirrored for PodFacts {
-    fn key(&self) -> ObjectKey {
-        self.key.clone()
+    fn names(&self) -> (&str, &str) {
+        (&self.key.namespace, &self.key.name)
     }
-    fn uid(&self) -> Option<&str> {
-        Some(&self.uid)
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
     }
     fn resource_version(&self) -> Option<&str> {
         self.resource_version.as_deref()
@@ -153,7 +182,7 @@ mod tests {
         let facts = PodFacts::of(&pod);
         let of = |at: usize| {
             let one = &facts.containers[at];
-            (one.name.as_str(), one.cpu, one.memory, one.killed)
+            (&*one.name, one.cpu, one.memory, one.killed)
         };
         assert_eq!(facts.containers.len(), 3);
         let gib = 1024.0 * 1024.0 * 1024.0;
@@ -163,5 +192,26 @@ mod tests {
         );
         assert_eq!(of(1), ("batch", Some(1.5), Some(2.0 * gib), None));
         assert_eq!(of(2), ("proxy", None, None, None));
+    }
+
+    #[test]
+    fn pods_of_a_workload_share_what_they_have_in_common() {
+        let common = Common::default();
+        let facts = |name: &str, cpu: &str| {
+            let pod = serde_json::from_value(json!({
+                "metadata": {"name": name, "namespace": "shop", "uid": name, "labels": {"app": "web"},
+                    "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet",
+                        "name": "web-1", "uid": "u", "controller": true}]},
+                "spec": {"containers": [
+                    {"name": "main", "resources": {"requests": {"cpu": cpu}}}]},
+            }));
+            PodFacts::shared(&pod.unwrap(), &common)
+        };
+        let [a, b, c] = [("a", "1"), ("b", "1"), ("c", "2")].map(|(name, cpu)| facts(name, cpu));
+        let owner = |pod: &PodFacts| pod.owner.clone().unwrap();
+        assert!(Arc::ptr_eq(&owner(&a), &owner(&c)));
+        assert!(Arc::ptr_eq(&a.labels, &b.labels));
+        assert!(Arc::ptr_eq(&a.containers, &b.containers));
+        assert_eq!(c.containers[0].cpu, Some(2.0));
     }
 }

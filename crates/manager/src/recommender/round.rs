@@ -1,17 +1,19 @@
 //! One round: who is meant, what was used, what is recommended, what is written.
 
 use super::checkpoints::{self, Loaded, Support};
-use super::facts::RecommendationFacts;
-use super::learn::{self, Entry, Known};
-use super::pods::PodFacts;
+use super::facts::{self, RecommendationFacts};
+use super::learn::{self, Details, Entry, Known};
+use super::pods::{Common, PodFacts};
 use super::sources::{self, Measured};
 use super::status::{self, Cause, Findings, Verdict, Write};
 use super::target::{self, Target};
 use crate::Error;
 use crate::replica::Replica;
 use futures::{StreamExt, stream};
-use koord_api::analysis::{ContainerDistribution, DISTRIBUTION, Recommendation};
-use koord_kube::events::{self, Severity};
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::Uid;
+use koord_api::analysis::{DISTRIBUTION, Recommendation, RecommendationStatus};
+use koord_kube::events::Severity;
 use koord_kube::owners::{Owner, Owners};
 use koord_kube::{Api, Informer, Mirrored, ObjectKey, Scope, Store, patch};
 use koord_model::histogram::UnixMillis;
@@ -45,11 +47,23 @@ pub(super) struct Rounds {
 /// A Recommendation in a round.
 struct Case {
     facts: Arc<RecommendationFacts>,
-    key: ObjectKey,
-    target: Result<Target, String>,
     pods: Vec<Arc<PodFacts>>,
+    /// Why the API server has no such target.
+    unknown: Option<String>,
     /// Something was wrong with looking for the target.
     trouble: Option<Cause>,
+}
+
+impl Case {
+    fn key(&self) -> &ObjectKey {
+        &self.facts.key
+    }
+
+    /// What it is about, or why that cannot be used.
+    fn target(&self) -> Result<&Target, &String> {
+        let target = self.facts.target.as_ref()?;
+        self.unknown.as_ref().map_or(Ok(target), Err)
+    }
 }
 
 impl Rounds {
@@ -81,7 +95,7 @@ impl Rounds {
         let namespaces: BTreeSet<&str> = cases
             .iter()
             .filter(|case| !case.pods.is_empty())
-            .map(|case| case.key.namespace.as_str())
+            .map(|case| case.key().namespace.as_str())
             .collect();
         let namespaces: Vec<&str> = namespaces.into_iter().collect();
         let mut measured = Measured::default();
@@ -100,12 +114,12 @@ impl Rounds {
     /// Drops what was learned for Recommendations that are no more. The garbage collector takes
     /// their checkpoints.
     fn forget(&mut self, objects: &[Arc<RecommendationFacts>]) {
-        let uids: HashMap<ObjectKey, &str> = objects
+        let uids: HashMap<ObjectKey, &Uid> = objects
             .iter()
-            .map(|object| (object.key(), uid(object)))
+            .map(|object| (object.key(), &object.uid))
             .collect();
         self.entries
-            .retain(|key, entry| uids.get(key).is_some_and(|uid| *uid == entry.uid));
+            .retain(|key, entry| uids.get(key).is_some_and(|uid| **uid == entry.uid));
     }
 
     /// Reads the checkpoints, once there are any to read.
@@ -138,7 +152,8 @@ impl Rounds {
         let (store, _) = self.pods.get_or_insert_with(|| {
             let stop: CancellationToken = replica.stop.child_token();
             let client = replica.client.clone();
-            let of = |pod: k8s_openapi::api::core::v1::Pod| PodFacts::of(&pod);
+            let common = Common::default();
+            let of = move |pod: Pod| PodFacts::shared(&pod, &common);
             let Informer {
                 store, mut changes, ..
             } = Informer::start_kept(client, Scope::default(), of, stop.clone());
@@ -153,14 +168,14 @@ impl Rounds {
     fn adopt(&mut self, objects: &[Arc<RecommendationFacts>]) {
         for object in objects {
             let key = object.key();
-            let uid = uid(object);
+            let uid = &object.uid;
             let entry = self
                 .entries
                 .entry(key.clone())
                 .or_insert_with(|| Entry::new(uid));
             for (owner, container, kept) in self.loaded.remove(&key).into_iter().flatten() {
-                if owner == uid {
-                    entry.containers.entry(container).or_insert(Box::new(kept));
+                if owner == *uid {
+                    entry.containers.or_insert_with(&container, || kept);
                 }
             }
         }
@@ -175,18 +190,17 @@ impl Rounds {
         let mut cases: Vec<Case> = objects
             .into_iter()
             .map(|facts| Case {
-                key: facts.key(),
-                target: facts.target.clone(),
                 facts,
                 pods: Vec::new(),
+                unknown: None,
                 trouble: None,
             })
             .collect();
-        cases.sort_by(|a, b| a.key.cmp(&b.key));
+        cases.sort_by(|a, b| a.key().cmp(b.key()));
         let mut by_namespace: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (at, case) in cases.iter().enumerate() {
-            if case.target.is_ok() {
-                let namespace = case.key.namespace.clone();
+            if case.target().is_ok() {
+                let namespace = case.key().namespace.clone();
                 by_namespace.entry(namespace).or_default().push(at);
             }
         }
@@ -198,18 +212,18 @@ impl Rounds {
         let wanted = |namespace: &str, owner: &Owner| {
             let members = by_namespace.get(namespace).into_iter().flatten();
             let none = BTreeMap::new();
-            let mut targets = members.filter_map(|at| cases[*at].target.as_ref().ok());
+            let mut targets = members.filter_map(|at| cases[*at].target().ok());
             targets.any(|target| match target {
-                Target::Workload { .. } => target.matches(&none, std::slice::from_ref(owner)),
+                Target::Workload { .. } => target.matches(&none, &[owner]),
                 Target::Selector(_) => false,
             })
         };
         let has_workloads = |namespace: &String| {
             let members = by_namespace.get(namespace).into_iter().flatten();
-            let mut targets = members.map(|at| &cases[*at].target);
+            let mut targets = members.map(|at| cases[*at].target());
             targets.any(|target| matches!(target, Ok(Target::Workload { .. })))
         };
-        let starts: HashSet<(String, Owner)> = pods
+        let starts: HashSet<(String, Arc<Owner>)> = pods
             .iter()
             .filter(|pod| has_workloads(&pod.key.namespace))
             .filter_map(|pod| Some((pod.key.namespace.clone(), pod.owner.clone()?)))
@@ -225,7 +239,7 @@ impl Rounds {
             for at in by_namespace.get(&pod.key.namespace).into_iter().flatten() {
                 let case = &mut cases[*at];
                 let matches = |target: &Target| target.matches(&labels, chain);
-                if case.target.as_ref().is_ok_and(matches) {
+                if case.target().is_ok_and(matches) {
                     case.pods.push(pod.clone());
                 }
             }
@@ -244,7 +258,7 @@ impl Rounds {
             reason: "NoPods",
             message,
         };
-        let (api_version, kind, name) = match &case.target {
+        let (api_version, kind, name) = match case.target() {
             Err(_) => return,
             Ok(Target::Selector(_)) => {
                 case.trouble = Some(none("no pod has these labels".to_owned()));
@@ -260,7 +274,7 @@ impl Rounds {
             Ok(Some(resource)) => {
                 let client = self.owners.client();
                 let objects: Api<koord_kube::kube_core::DynamicObject> =
-                    Api::namespaced_with(client, &case.key.namespace, &resource);
+                    Api::namespaced_with(client, &case.key().namespace, &resource);
                 case.trouble = Some(match objects.get_metadata_opt(&name).await {
                     Ok(None) => Cause {
                         reason: "TargetMissing",
@@ -271,7 +285,7 @@ impl Rounds {
                 });
             }
             Ok(None) => {
-                case.target = Err(format!(
+                case.unknown = Some(format!(
                     "spec.target.workload.kind {kind:?}: the API server has no such kind in \
                      {api_version:?}, or it is in no namespace"
                 ));
@@ -286,7 +300,7 @@ impl Rounds {
     fn learn(&mut self, replica: &Replica, cases: &[Case], measured: &Measured, now: UnixMillis) {
         let settings = &replica.options.recommender.settings;
         for case in cases {
-            let Some(entry) = self.entries.get_mut(&case.key) else {
+            let Some(entry) = self.entries.get_mut(case.key()) else {
                 continue;
             };
             for pod in &case.pods {
@@ -318,25 +332,26 @@ impl Rounds {
     ) {
         let mut writes = Vec::new();
         for case in cases {
-            let Some(entry) = self.entries.get_mut(&case.key) else {
+            let Some(entry) = self.entries.get_mut(case.key()) else {
                 continue;
             };
             if now < entry.retry_at {
                 continue;
             }
             let support = self.checkpoints.as_ref();
-            let object = case.facts.read();
-            let decided = decide(replica, case, &object, entry, measured, support);
-            if let Some((write, annotation)) = decided {
-                writes.push((case.key.clone(), object, write, annotation));
+            let status = case.facts.status();
+            let decided = decide(replica, case, status.as_ref(), entry, measured, support);
+            if let Some((write, details)) = decided {
+                let old = status.unwrap_or_default();
+                writes.push((case.facts.clone(), old, write, details));
             }
         }
         let done: Vec<_> = stream::iter(writes)
-            .map(|(key, object, write, annotation)| {
+            .map(|(facts, old, write, details)| {
                 let replica = replica.clone();
                 async move {
-                    let result = apply(&replica, &key, &object, &write, annotation).await;
-                    (key, result)
+                    let result = apply(&replica, &facts, &old, &write, details).await;
+                    (facts.key(), result)
                 }
             })
             .buffer_unordered(WRITERS)
@@ -373,9 +388,9 @@ impl Rounds {
         for (key, entry) in &mut self.entries {
             let names = entry.expire(&options.settings, now);
             gone.extend(names.into_iter().map(|name| (key.clone(), name)));
-            for (name, one) in &entry.containers {
+            for (name, one) in entry.containers.iter() {
                 if one.dirty && now.saturating_sub(one.saved) >= interval {
-                    due.push((one.saved, key.clone(), name.clone()));
+                    due.push((one.saved, key.clone(), name.to_owned()));
                 }
             }
         }
@@ -418,7 +433,7 @@ impl Rounds {
             one.saved = now;
             match saved {
                 Ok(version) => {
-                    one.version = version;
+                    one.version = version.map(Box::from);
                     one.dirty = false;
                 }
                 Err(error) => {
@@ -429,26 +444,25 @@ impl Rounds {
     }
 }
 
-fn uid(object: &RecommendationFacts) -> &str {
-    object.uid().unwrap_or_default()
-}
-
-/// What to write about one Recommendation: its status, and the text of the annotation.
+/// What to write about one Recommendation that has the status `before`: its new status, and the details.
 fn decide(
     replica: &Replica,
     case: &Case,
-    object: &Recommendation,
+    before: Option<&RecommendationStatus>,
     entry: &mut Entry,
     measured: &Measured,
     checkpoints: Option<&Support>,
-) -> Option<(Write, Option<String>)> {
+) -> Option<(Write, Option<Details>)> {
     let options = &replica.options.recommender;
-    let wanted = target::percentiles(object, options.settings.percentiles);
+    let wanted = target::percentiles(
+        case.facts.percentiles.as_deref(),
+        options.settings.percentiles,
+    );
     let percentiles: Percentiles = match &wanted {
         Ok(percentiles) => *entry.percentiles.insert(*percentiles),
         Err(_) => entry.percentiles.unwrap_or(options.settings.percentiles),
     };
-    let refusals: Vec<&str> = [case.target.as_ref().err(), wanted.as_ref().err()]
+    let refusals: Vec<&str> = [case.target().err(), wanted.as_ref().err()]
         .into_iter()
         .flatten()
         .map(String::as_str)
@@ -459,7 +473,7 @@ fn decide(
         ..Findings::default()
     };
     let mut known = None;
-    if case.target.is_ok() {
+    if case.target().is_ok() {
         findings.no_objects_matched = case.trouble.clone().into();
         if !case.pods.is_empty() {
             let pods: Vec<&PodFacts> = case.pods.iter().map(|pod| &**pod).collect();
@@ -472,58 +486,58 @@ fn decide(
     if let Some(Support::No(why)) = checkpoints {
         findings.remark = Some(format!("not kept over restarts of the manager: {why}"));
     }
-    let before = object.status.as_ref();
     let old = before.and_then(|status| status.pod_status.as_ref());
     let old = old.map_or(&[][..], |status| &status.container_statuses);
-    let history = distribution(object);
-    let days = |name: &str| history.get(name).map_or(0.0, |one| one.confidence_days);
+    let days = |name: &str| case.facts.days(name);
     let containers = known
         .as_ref()
-        .map(|known: &Known| learn::statuses(known, old, days));
+        .map(|known: &Known| learn::statuses(known, old, |name| days(name).unwrap_or(0.0)));
     let write = status::plan(
         before,
-        object.metadata.generation,
+        case.facts.generation,
         containers,
         &findings,
         replica.clock.now(),
         options.update_interval,
     )?;
-    let annotation = known
-        .map(|known| learn::distributions(&known, &history))
-        .filter(|all| !all.is_empty())
-        .and_then(|all| serde_json::to_string(&all).ok());
-    Some((write, annotation))
-}
-
-/// What the annotation of a Recommendation says. It is our own: one that cannot be read says
-/// nothing, and is overwritten.
-fn distribution(object: &Recommendation) -> BTreeMap<String, ContainerDistribution> {
-    let annotations = object.metadata.annotations.as_ref();
-    annotations
-        .and_then(|all| serde_json::from_str(all.get(DISTRIBUTION)?).ok())
-        .unwrap_or_default()
+    Some((write, known.map(|known| Details::of(&known, days))))
 }
 
 async fn apply(
     replica: &Replica,
-    key: &ObjectKey,
-    object: &Recommendation,
+    facts: &RecommendationFacts,
+    old: &RecommendationStatus,
     write: &Write,
-    annotation: Option<String>,
+    details: Option<Details>,
 ) -> Result<(), Error> {
-    let api: Api<Recommendation> = Api::namespaced(replica.client.clone(), &key.namespace);
-    let old = object.status.clone().unwrap_or_default();
-    let mut changed = false;
-    if let Some(change) = patch::diff(&old, &write.status)? {
-        patch::merge_status(&api, &key.name, &json!({ "status": change })).await?;
-        changed = true;
-    }
-    if let Some(text) = annotation {
+    let ObjectKey { namespace, name } = facts.key();
+    let api: Api<Recommendation> = Api::namespaced(replica.client.clone(), &namespace);
+    let written = match patch::diff(old, &write.status)? {
+        Some(change) => Some(patch::merge_status(&api, &name, &json!({ "status": change })).await?),
+        None => None,
+    };
+    let changed = written.is_some();
+    let details = match details {
+        // Few need the old annotation, and it is large: it is not kept. A write brings it back, one of
+        // nothing, too.
+        Some(details) if details.wants_old() => {
+            let object: Recommendation = match written {
+                Some(object) => object,
+                None => patch::merge(&api, &name, &json!({})).await?,
+            };
+            let annotations = object.metadata.annotations.as_ref();
+            let text = annotations.and_then(|all| all.get(DISTRIBUTION));
+            Some(details.with(facts::distributions(text.map(String::as_str))))
+        }
+        details => details.map(|details| details.with(BTreeMap::new())),
+    };
+    let details = details.filter(|all| !all.is_empty());
+    if let Some(text) = details.and_then(|all| serde_json::to_string(&all).ok()) {
         let change = json!({"metadata": {"annotations": {DISTRIBUTION: text}}});
-        patch::merge(&api, &key.name, &change).await?;
+        patch::merge(&api, &name, &change).await?;
     }
     if changed {
-        let about = || events::reference(object);
+        let about = || facts.reference();
         if let Some(news) = &write.news {
             replica
                 .recorder

@@ -210,7 +210,7 @@ impl PodUse {
             Self::Containers(list) => list
                 .iter()
                 .map(|(name, used)| (name.as_str(), *used))
-                .filter(|(name, _)| pod.containers.iter().any(|c| c.name == *name))
+                .filter(|(name, _)| pod.containers.iter().any(|c| *c.name == **name))
                 .collect(),
             Self::Whole(whole) => {
                 let cpu = shares(&pod.containers, |container| container.cpu);
@@ -221,7 +221,7 @@ impl PodUse {
                         cpu: whole.cpu.map(|cores| cores * cpu),
                         memory: whole.memory.map(|bytes| bytes * memory),
                     };
-                    (container.name.as_str(), used)
+                    (&*container.name, used)
                 };
                 pod.containers.iter().zip(parts).map(part).collect()
             }
@@ -255,7 +255,7 @@ mod tests {
     fn pod(requests: &[Option<f64>]) -> PodFacts {
         let mut pod = PodFacts::of(&k8s_openapi::api::core::v1::Pod::default());
         let container = |(at, cpu): (usize, &Option<f64>)| ContainerFacts {
-            name: format!("c{at}"),
+            name: format!("c{at}").into(),
             cpu: *cpu,
             memory: None,
             killed: None,

@@ -2,12 +2,12 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::analysis::{
-    PERCENTILES, PercentilesAnnotation, Recommendation, RecommendationTarget,
-    RecommendationTargetType,
+    PERCENTILES, PercentilesAnnotation, RecommendationTarget, RecommendationTargetType,
 };
 use koord_api::{lenient, selector};
 use koord_kube::owners::{Owner, group_of};
 use koord_model::recommend::Percentiles;
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 /// The pods that a Recommendation is about, all in its namespace.
@@ -70,7 +70,11 @@ impl Target {
     }
 
     /// Whether a pod with these labels, and with these controllers above it, is meant.
-    pub(crate) fn matches(&self, labels: &BTreeMap<String, String>, owners: &[Owner]) -> bool {
+    pub(crate) fn matches<O: Borrow<Owner>>(
+        &self,
+        labels: &BTreeMap<String, String>,
+        owners: &[O],
+    ) -> bool {
         match self {
             // It was read once without an error, so it has none.
             Self::Selector(labels_wanted) => {
@@ -81,23 +85,23 @@ impl Target {
                 kind,
                 name,
             } => owners.iter().any(|owner| {
+                let owner: &Owner = owner.borrow();
                 owner.group() == group_of(api_version) && owner.kind == *kind && owner.name == *name
             }),
         }
     }
 }
 
-/// The percentiles that the annotation of a Recommendation asks for; `default` for what it leaves
-/// out.
+/// The percentiles that the annotation of a Recommendation, if it has one, asks for; `default` for what
+/// it leaves out.
 ///
 /// # Errors
 /// The annotation cannot be used; says why, with its value.
 pub(crate) fn percentiles(
-    recommendation: &Recommendation,
+    annotation: Option<&str>,
     default: Percentiles,
 ) -> Result<Percentiles, String> {
-    let annotations = recommendation.metadata.annotations.as_ref();
-    let Some(text) = annotations.and_then(|all| all.get(PERCENTILES)) else {
+    let Some(text) = annotation else {
         return Ok(default);
     };
     let refused = |why: &dyn std::fmt::Display| format!("annotation {PERCENTILES} {text:?}: {why}");
@@ -113,6 +117,7 @@ pub(crate) fn percentiles(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use koord_api::Uid;
     use serde_json::{Value, json};
 
     fn read(target: Value) -> Result<Target, String> {
@@ -164,7 +169,7 @@ mod tests {
             api_version: api_version.to_owned(),
             kind: kind.to_owned(),
             name: name.to_owned(),
-            uid: String::new(),
+            uid: Uid::default(),
         };
         let set = owner("apps/v1", "ReplicaSet", "web-1");
         let none = BTreeMap::new();
@@ -182,15 +187,8 @@ mod tests {
             cpu: 0.95,
             memory: 0.98,
         };
-        let read = |text: &str| {
-            let mut object = Recommendation::default();
-            object.metadata.annotations = Some([(PERCENTILES.to_owned(), text.to_owned())].into());
-            percentiles(&object, default)
-        };
-        assert_eq!(
-            percentiles(&Recommendation::default(), default),
-            Ok(default)
-        );
+        let read = |text: &str| percentiles(Some(text), default);
+        assert_eq!(percentiles(None, default), Ok(default));
         let both = read(r#"{"CPU": 0.5, "memory": 1}"#).unwrap();
         assert_eq!((both.cpu, both.memory), (0.5, 1.0));
         assert_eq!(read(r#"{"cpu": 0.5}"#).unwrap().memory, 0.98);

@@ -571,7 +571,7 @@ impl Owner {
             }
             Message::Pod(Change::Deleted(last)) => {
                 self.debug.settled(&last.key().to_string());
-                let uid = last.uid().unwrap_or_default();
+                let uid = last.object().metadata.uid.as_deref().unwrap_or_default();
                 self.writer.gone(uid);
                 self.engine.pod_deleted(last.object(), now);
                 // Whatever became of it, nobody places it any more.

@@ -5,7 +5,7 @@
 
 use super::{PodError, PodInfo};
 use k8s_openapi::api::core::v1::{Container, Pod, Volume};
-use koord_kube::{Mirrored, ObjectKey};
+use koord_kube::Mirrored;
 use koord_model::resources::ResourceTable;
 use std::sync::Arc;
 
@@ -48,11 +48,11 @@ impl SeenPod {
 }
 
 impl Mirrored for SeenPod {
-    fn key(&self) -> ObjectKey {
-        ObjectKey::of(self.object())
+    fn names(&self) -> (&str, &str) {
+        self.object().names()
     }
-    fn uid(&self) -> Option<&str> {
-        self.object().metadata.uid.as_deref()
+    fn is_same(&self, other: &Self) -> bool {
+        self.object().is_same(other.object())
     }
     fn resource_version(&self) -> Option<&str> {
         self.object().metadata.resource_version.as_deref()
@@ -175,6 +175,6 @@ mod tests {
         };
         assert!(error.to_string().contains("\"x\""), "{error}");
         assert_eq!(pod.spec.as_ref().unwrap().containers.len(), 1);
-        assert_eq!(seen.uid(), Some("u"));
+        assert_eq!(seen.object().metadata.uid.as_deref(), Some("u"));
     }
 }

@@ -3,10 +3,9 @@
 use crate::recommender::{PodFacts, RecommendationFacts, Target};
 use crate::webhook::json::{self, Misfit};
 use k8s_openapi::api::core::v1::Pod;
-use koord_api::analysis::{ContainerDistribution, DISTRIBUTION, Recommendation};
 use koord_api::annotations::LOAD_ESTIMATED_SCALING_FACTORS;
 use koord_api::quantity::Quantity;
-use koord_api::resources;
+use koord_api::{Uid, resources};
 use koord_kube::Mirrored;
 use koord_kube::owners::Owner;
 use koord_model::recommend::admission::{ContainerAmounts, scaling_factors};
@@ -36,9 +35,7 @@ pub(super) fn pod(
     };
     let mut found: Vec<_> = recommendations.iter().filter(about).collect();
     found.sort_by_key(|known| known.key());
-    let factors = found
-        .into_iter()
-        .map(|known| factors(&facts, &known.read()));
+    let factors = found.into_iter().map(|known| factors(&facts, known));
     let Some(factors) = factors.into_iter().find(|factors| !factors.is_empty()) else {
         return Ok(());
     };
@@ -49,15 +46,11 @@ pub(super) fn pod(
 }
 
 /// Percent of the requests, by resource.
-fn factors(pod: &PodFacts, object: &Recommendation) -> BTreeMap<&'static str, i64> {
-    let annotations = object.metadata.annotations.as_ref();
-    let history: BTreeMap<String, ContainerDistribution> = annotations
-        .and_then(|all| serde_json::from_str(all.get(DISTRIBUTION)?).ok())
-        .unwrap_or_default();
-    let status = object.status.as_ref().and_then(|s| s.pod_status.as_ref());
+fn factors(pod: &PodFacts, known: &RecommendationFacts) -> BTreeMap<&'static str, i64> {
+    let status = known.status().and_then(|status| status.pod_status);
     let recommended = |container: &str| {
-        let enough = history.get(container)?.confidence_days >= ENOUGH_DAYS;
-        let mut all = status?.container_statuses.iter();
+        let enough = known.days(container)? >= ENOUGH_DAYS;
+        let mut all = status.as_ref()?.container_statuses.iter();
         let found = all.find(|one| enough && one.container_name == container)?;
         let amount = |name, of: fn(&Quantity) -> i64| Some((name, of(found.resources.get(name)?)));
         let cpu = amount(resources::CPU, |amount| amount.milli_value());
@@ -83,14 +76,14 @@ fn factors(pod: &PodFacts, object: &Recommendation) -> BTreeMap<&'static str, i6
 
 /// The controller of a pod, and the one above it as its name says: an admission asks nobody else.
 fn owners(pod: &PodFacts) -> Vec<Owner> {
-    let Some(owner) = pod.owner.clone() else {
+    let Some(owner) = pod.owner.as_deref().cloned() else {
         return Vec::new();
     };
     let above = |api_version: &str, kind: &str, name: &str| Owner {
         api_version: api_version.to_owned(),
         kind: kind.to_owned(),
         name: name.to_owned(),
-        uid: String::new(),
+        uid: Uid::default(),
     };
     let labels = pod.labels();
     let without = |label: &str| {
@@ -116,6 +109,7 @@ fn owners(pod: &PodFacts) -> Vec<Owner> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use koord_api::analysis::DISTRIBUTION;
     use serde_json::json;
 
     fn new_pod() -> Value {

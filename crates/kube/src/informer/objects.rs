@@ -1,0 +1,70 @@
+//! What a store holds.
+
+use super::Mirrored;
+use hashbrown::HashTable;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+/// Objects by their names, which are read out of the objects: a key beside each of them would be a tenth
+/// of what is kept of a pod.
+#[derive(Debug)]
+pub(super) struct Objects<K> {
+    table: HashTable<Arc<K>>,
+    hasher: RandomState,
+}
+
+impl<K> Default for Objects<K> {
+    fn default() -> Self {
+        Self {
+            table: HashTable::new(),
+            hasher: RandomState::new(),
+        }
+    }
+}
+
+impl<K: Mirrored> Objects<K> {
+    pub(super) fn get(&self, names: (&str, &str)) -> Option<&Arc<K>> {
+        let hash = self.hasher.hash_one(names);
+        self.table.find(hash, |object| object.names() == names)
+    }
+
+    /// Puts `new` in the place of the one of the same names, and returns that.
+    pub(super) fn insert(&mut self, new: Arc<K>) -> Option<Arc<K>> {
+        let Self { table, hasher } = self;
+        let hash = hasher.hash_one(new.names());
+        let same = |object: &Arc<K>| object.names() == new.names();
+        match table.find_mut(hash, same) {
+            Some(old) => Some(std::mem::replace(old, new)),
+            None => {
+                table.insert_unique(hash, new, |object| hasher.hash_one(object.names()));
+                None
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, names: (&str, &str)) -> Option<Arc<K>> {
+        let hash = self.hasher.hash_one(names);
+        let found = self
+            .table
+            .find_entry(hash, |object| object.names() == names);
+        Some(found.ok()?.remove().0)
+    }
+}
+
+impl<K> Objects<K> {
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<K>> {
+        self.table.iter()
+    }
+
+    /// Takes out those for which `is_meant`, in no particular order.
+    pub(super) fn take_if(
+        &mut self,
+        is_meant: impl FnMut(&mut Arc<K>) -> bool,
+    ) -> impl Iterator<Item = Arc<K>> {
+        self.table.extract_if(is_meant)
+    }
+}
