@@ -1,6 +1,12 @@
 //! koord-manager as a daemon of its own.
 
-#[cfg(feature = "mimalloc")]
+// It keeps little and now and then reads much, such as lists: what it frees has to go back, which the
+// allocator of the other programs does late and of few pages.
+#[cfg(feature = "jemalloc")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+#[cfg(all(feature = "mimalloc", not(feature = "jemalloc")))]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
