@@ -38,7 +38,7 @@ pub(crate) fn check(config: &str) -> Result<Vec<(String, bool)>, String> {
         serde_json::from_str(config).map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
     let mut remarks = Vec::new();
     let mut look = |at: &str, strategy: &Map<String, Value>| {
-        for (name, value) in strategy.iter().filter(|(name, _)| *name != "name") {
+        for (name, value) in strategy {
             if let Some(why) = fault(name, value) {
                 let is_refused = matches!(name.as_str(), "mode" | "beCPUIdle");
                 let message = format!("{CONFIG_KEY}: field {at}.{name} is {value}: {why}");
@@ -59,6 +59,8 @@ pub(crate) fn check(config: &str) -> Result<Vec<(String, bool)>, String> {
 /// Why a setting is left out.
 fn fault(name: &str, value: &Value) -> Option<&'static str> {
     match name {
+        // It says nothing to node agents, and tells people which settings a NodeSLO carries.
+        "name" => None,
         "mode" if value.as_str().is_some_and(|mode| MODES.contains(&mode)) => None,
         "mode" => Some("it is none of pressure, upstream; it counts as not given"),
         "beCPUIdle" if value.is_boolean() => None,
@@ -97,7 +99,8 @@ pub(crate) fn extend(
         strategy.into_iter().filter(sound)
     };
     let mut strategy: Map<_, _> = sound(section.cluster_strategy).collect();
-    for candidate in section.node_strategies {
+    for mut candidate in section.node_strategies {
+        candidate.strategy.remove("name");
         let matches = selector::matches(&candidate.node_selector, labels)
             .map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
         if matches {
@@ -204,6 +207,11 @@ mod tests {
             ["presure", "beCpuIdle", "beCPUIdle"].map(is_refused),
             [true, false, true]
         );
+        // A name is passed on from the cluster's strategy, of nodes' it is theirs alone.
+        let named = json!({"clusterStrategy": {"name": "night"},
+            "nodeStrategies": [{"name": "edge", "nodeSelector": {}, "mode": "upstream"}]});
+        let node = extended(&named, &[]).unwrap();
+        assert_eq!(node, json!({"name": "night", "mode": "upstream"}));
         // What means nothing is not passed on.
         let node = extended(&config, &[]).unwrap();
         assert_eq!(node, json!({"mode": "upstream"}));
