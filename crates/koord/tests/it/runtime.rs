@@ -3,10 +3,9 @@
 
 use crate::harness::{Up, eventually, exclusive};
 use crate::kubectl::Kubectl;
-use koord_host::testing::{Containerd, containerd_for_test, skip};
+use koord_host::testing::{Containerd, skip};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
 use std::process::{Child, Command};
 
 const PROFILE: &str = include_str!("../../../../docs/examples/profile.yaml");
@@ -172,31 +171,4 @@ fn batch_pods_are_adjusted_in_a_real_containerd_before_they_start() {
     session(&containerd, "containerd.sock", "nri");
     let _proxy = Proxy::start(&containerd);
     session(&containerd, "proxy.sock", "proxy");
-}
-
-#[test]
-fn the_proxys_units_serve_through_reload_restart_kill_and_a_runtime_that_is_away() {
-    let systemd = ["/lib/systemd/systemd", "/usr/lib/systemd/systemd"];
-    if !systemd.iter().any(|path| Path::new(path).exists()) {
-        return skip("systemd", "there is none");
-    }
-    if Command::new("curl").arg("--version").output().is_err() {
-        return skip("curl", "not on PATH");
-    }
-    // The script has one of its own.
-    let Some(directory) = containerd_for_test() else {
-        return;
-    };
-    let done = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/units"))
-        .arg(directory)
-        .arg(env!("CARGO_BIN_EXE_koord-runtime-proxy"))
-        .output()
-        .expect("bench/units");
-    let said = String::from_utf8_lossy(&done.stdout);
-    assert!(
-        done.status.success(),
-        "{said}{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
-    assert_eq!(said.lines().count(), 4, "{said}");
 }
