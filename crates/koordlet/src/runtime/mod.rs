@@ -10,7 +10,7 @@
 //! request. Nobody is asked on the way: neither the API server nor the kubelet. So that no value is
 //! fought over, a running container gets those values only that the runtime is about to change, CPU
 //! lists of batch pods are CPUSuppress' alone, and of several agents of a machine one gives values,
-//! in whichever mode ([`claim`]).
+//! in whichever mode (module `claim`).
 
 mod answer;
 mod asked;
