@@ -3,6 +3,9 @@
 //! kube's own `reflector` has neither; the scheduler and the manager need all three.
 
 mod objects;
+mod text;
+
+pub use text::Text;
 
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};

@@ -22,5 +22,5 @@ mod testing;
 pub mod tls;
 pub mod webhook;
 
-pub use informer::{Change, Informer, Mirrored, ObjectKey, Scope, Store};
+pub use informer::{Change, Informer, Mirrored, ObjectKey, Scope, Store, Text};
 pub use kube::{Api, Client, Error, ResourceExt, api, core as kube_core};

@@ -1,7 +1,10 @@
 //! What a replica knows of the cluster: one cache for each kind, started only if somebody needs it.
 
-use koord_kube::{Change, Informer, Mirrored, ObjectKey, Store};
+use koord_kube::kube_core::Resource;
+use koord_kube::{Change, Informer, Mirrored, ObjectKey, Store, Text};
 use parking_lot::{Mutex, RwLock};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -130,6 +133,21 @@ impl<V: Mirrored> Cache<V> {
             listener(&Change::Applied { old: None, new });
         }
         listeners.push(Box::new(listener));
+    }
+}
+
+impl<K> Cache<Text<K>>
+where
+    K: Resource + Serialize + DeserializeOwned + Default + 'static,
+{
+    /// The object under `key`, if known.
+    pub(crate) fn object(&self, key: &ObjectKey) -> Option<K> {
+        self.get(key).map(|text| text.read())
+    }
+
+    /// All objects, one after the other, in no particular order.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = K> {
+        self.list().into_iter().map(|text| text.read())
     }
 }
 

@@ -2,8 +2,7 @@
 
 use crate::cache::{Cache, Follow, Kind, State};
 use crate::facts::{
-    Interner, Keep, MetricFacts, PodFacts, PodsByNode, SloFacts, Specs, Text, trim_node,
-    trim_topology,
+    Interner, Keep, MetricFacts, PodFacts, PodsByNode, SloFacts, Specs, trim_node, trim_topology,
 };
 use crate::metrics::Metrics;
 use crate::recommender::RecommendationFacts;
@@ -21,7 +20,7 @@ use koord_app::admin::{Admin, Exposure, refuse_profiles};
 use koord_app::{Clock, Context};
 use koord_kube::events::Recorder;
 use koord_kube::webhook::run::Readiness;
-use koord_kube::{Client, Informer, Scope, kube_core};
+use koord_kube::{Client, Informer, Scope, Text, kube_core};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::fmt::Debug;

@@ -229,13 +229,9 @@ fn on_pod(change: Change<Kept>, telemetry: &mut Telemetry, shared: &Shared) {
     match change {
         Change::Applied { old, new } => {
             let key = new.key();
-            match new.pod() {
-                Ok(pod) => {
-                    telemetry.pod(&key, &pod);
-                    shared.remember_address(&pod);
-                }
-                Err(error) => tracing::error!(pod = %key, %error, "a kept pod cannot be read"),
-            }
+            let pod = new.pod();
+            telemetry.pod(&key, &pod);
+            shared.remember_address(&pod);
             if new.deleting && old.is_some_and(|old| !old.deleting) {
                 shared.pod_queue.add_after(key, STOPPING);
             } else {
@@ -297,7 +293,7 @@ impl Shared {
         let Some(kept) = self.pods.get(key) else {
             return Ok(());
         };
-        let pod = kept.pod()?;
+        let pod = kept.pod();
         let node_name = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         let node = node_name.and_then(|name| self.nodes.get(&ObjectKey::new("", name)));
         let Some(node) = node.filter(|node| node::is_managed(node)) else {
@@ -308,7 +304,7 @@ impl Shared {
         if fresh && pod.metadata.deletion_timestamp.is_none() {
             let refused = refusal::of(&pod, &node, || {
                 let all = self.pods.list();
-                all.into_iter().filter_map(|kept| kept.pod().ok())
+                all.into_iter().map(|kept| kept.pod())
             });
             if let Some((reason, message)) = refused {
                 let generation = pod.metadata.generation;

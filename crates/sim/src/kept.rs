@@ -2,50 +2,40 @@
 //! is read only when something happens to its pod.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use koord_kube::{Mirrored, ObjectKey};
+use koord_kube::{Mirrored, Text};
 
 /// What is kept of a pod.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    key: ObjectKey,
-    uid: Option<String>,
-    resource_version: Option<String>,
     /// Whether it is being deleted.
     pub(crate) deleting: bool,
-    text: Box<[u8]>,
+    text: Text<Pod>,
 }
 
 impl Kept {
     pub(crate) fn of(mut pod: Pod) -> Self {
         trim(&mut pod);
-        let text = serde_json::to_vec(&pod).unwrap_or_default();
         Self {
-            key: ObjectKey::of(&pod),
             deleting: pod.metadata.deletion_timestamp.is_some(),
-            uid: pod.metadata.uid,
-            resource_version: pod.metadata.resource_version,
-            text: text.into(),
+            text: Text::of(pod),
         }
     }
 
     /// The object, without what nothing here reads.
-    ///
-    /// # Errors
-    /// None that a pod which was read once can cause.
-    pub(crate) fn pod(&self) -> Result<Pod, koord_kube::Error> {
-        serde_json::from_slice(&self.text).map_err(koord_kube::Error::SerdeError)
+    pub(crate) fn pod(&self) -> Pod {
+        self.text.read()
     }
 }
 
 impl Mirrored for Kept {
     fn names(&self) -> (&str, &str) {
-        (&self.key.namespace, &self.key.name)
+        self.text.names()
     }
     fn is_same(&self, other: &Self) -> bool {
-        self.uid == other.uid
+        self.text.is_same(&other.text)
     }
     fn resource_version(&self) -> Option<&str> {
-        self.resource_version.as_deref()
+        self.text.resource_version()
     }
 }
 

@@ -6,14 +6,12 @@ mod metric;
 mod packed;
 mod pod;
 mod slo;
-mod text;
 
 pub(crate) use interner::Interner;
 pub(crate) use metric::{MetricFacts, PodUsage, Report};
 pub(crate) use packed::Packed;
 pub(crate) use pod::{Keep, PodFacts, PodsByNode};
 pub(crate) use slo::{SloFacts, Specs};
-pub(crate) use text::Text;
 
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use koord_api::annotations;

@@ -1,16 +1,15 @@
 //! Objects as JSON text: a fifth of what they are with all their fields, and read in microseconds by
 //! those few who look at one.
 
-use crate::cache::Cache;
-use koord_kube::kube_core::Resource;
-use koord_kube::{Mirrored, ObjectKey};
+use super::{Mirrored, ObjectKey};
+use kube::core::Resource;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::marker::PhantomData;
 
-/// An object as text.
+/// An object as text. [`Mirrored`], so an informer can keep it in the place of the object.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Text<K> {
+pub struct Text<K> {
     key: ObjectKey,
     uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
@@ -23,10 +22,10 @@ impl<K> Text<K>
 where
     K: Resource + Serialize + DeserializeOwned + Default,
 {
-    pub(crate) fn of(mut object: K) -> Self {
+    /// What `object` says. Infallible: what came as JSON can be written as JSON.
+    pub fn of(mut object: K) -> Self {
         let meta = object.meta_mut();
         let (uid, version) = (meta.uid.take(), meta.resource_version.take());
-        // What came as JSON can be written as JSON.
         let json = serde_json::to_string(&object).unwrap_or_default();
         Self {
             key: ObjectKey::of(&object),
@@ -38,7 +37,7 @@ where
     }
 
     /// The object as it was.
-    pub(crate) fn read(&self) -> K {
+    pub fn read(&self) -> K {
         // It was written by `of`.
         let mut object: K = serde_json::from_str(&self.json).unwrap_or_default();
         let meta = object.meta_mut();
@@ -48,7 +47,7 @@ where
     }
 
     /// Whether both say the same, versions aside.
-    pub(crate) fn is_like(&self, other: &Self) -> bool {
+    pub fn is_like(&self, other: &Self) -> bool {
         self.json == other.json
     }
 }
@@ -62,21 +61,6 @@ impl<K: 'static> Mirrored for Text<K> {
     }
     fn resource_version(&self) -> Option<&str> {
         self.resource_version.as_deref()
-    }
-}
-
-impl<K> Cache<Text<K>>
-where
-    K: Resource + Serialize + DeserializeOwned + Default + 'static,
-{
-    /// The object under `key`, if known.
-    pub(crate) fn object(&self, key: &ObjectKey) -> Option<K> {
-        self.get(key).map(|text| text.read())
-    }
-
-    /// All objects, one after the other, in no particular order.
-    pub(crate) fn objects(&self) -> impl Iterator<Item = K> {
-        self.list().into_iter().map(|text| text.read())
     }
 }
 
@@ -99,7 +83,7 @@ mod tests {
         let text = Text::of(node.clone());
         assert_eq!(text.read(), node);
         assert_eq!(text.resource_version(), Some("7"));
-        assert_eq!(text.key(), ObjectKey::new("", "n"));
+        assert_eq!(text.names(), ("", "n"));
         let mut next = node;
         next.metadata.resource_version = Some("8".to_owned());
         assert!(text.is_like(&Text::of(next.clone())));
