@@ -46,6 +46,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "koord-scheduler",
         ],
     ),
+    ("koord-bench", &["koord-api", "koord-scheduler"]),
     (
         "koord-manager",
         &[
@@ -96,6 +97,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "koord-apiserver",
             "koord-scheduler",
             "koord-plugins",
+            "koord-bench",
             "koord-manager",
             "koord-rpc",
             "koordlet",

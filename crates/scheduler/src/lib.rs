@@ -7,7 +7,6 @@
 //! | [`engine`] | queue, equivalence classes, cycle, diagnosis: synchronous and without I/O |
 //! | [`config`] | `KubeSchedulerConfiguration` |
 //! | [`run`] | the daemon: informers in, bindings, conditions and events out |
-//! | [`mod@bench`] | the engine fed directly, for benchmarks |
 //!
 //! Invariants: this crate names no plugin; one task owns the engine; every state is rebuilt from the
 //! API before the first decision; a node chosen from a shared evaluation passes the pod's own full
@@ -15,7 +14,6 @@
 //! good as the plugins' signatures, which the differential test of koord-plugins proves complete.
 
 pub mod args;
-pub mod bench;
 pub mod config;
 mod debug;
 pub mod engine;

@@ -7,7 +7,6 @@
 )]
 
 mod api;
-mod bench;
 mod config;
 mod controllers;
 mod deploy;

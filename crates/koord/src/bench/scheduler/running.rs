@@ -3,10 +3,10 @@
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_app::Context;
+use koord_bench::{self as bench, ApiObjects};
 use koord_kube::api::PostParams;
 use koord_kube::{Api, Client};
 use koord_scheduler::DebugHandle;
-use koord_scheduler::bench::{self, ApiObjects};
 use serde_json::json;
 use std::path::Path;
 use std::process::{Child, Command};

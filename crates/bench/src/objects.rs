@@ -1,31 +1,31 @@
 //! The objects of the scenarios, as informers would deliver them.
 
-use crate::framework::{Action, ObjectChange};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::scheduling::{Device, ElasticQuota, Reservation};
 use koord_api::slo::NodeMetric;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_scheduler::framework::{Action, ObjectChange};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::any::Any;
 use std::sync::Arc;
 
 /// The time of all objects.
-pub(super) const EPOCH: i64 = 1_700_000_000;
+pub(crate) const EPOCH: i64 = 1_700_000_000;
 /// Namespace of all pods.
 pub const NAMESPACE: &str = "bench";
 
-pub(super) fn epoch() -> Timestamp {
+pub(crate) fn epoch() -> Timestamp {
     Timestamp::from_second(EPOCH).unwrap_or_default()
 }
 
-pub(super) fn node_name(number: usize) -> String {
+pub(crate) fn node_name(number: usize) -> String {
     format!("node-{number:05}")
 }
 
 /// Lays `change` over `base`, field by field.
-pub(super) fn merge(base: &mut Value, change: &Value) {
+pub(crate) fn merge(base: &mut Value, change: &Value) {
     match (base, change) {
         (Value::Object(base), Value::Object(change)) => {
             for (key, value) in change {
@@ -43,7 +43,7 @@ fn parse<T: DeserializeOwned + Default>(value: Value) -> T {
 }
 
 /// 32 CPU, 256 GiB, 110 pods, in one of ten zones.
-pub(super) fn node(number: usize, change: &Value) -> Arc<Node> {
+pub(crate) fn node(number: usize, change: &Value) -> Arc<Node> {
     let name = node_name(number);
     let mut value = json!({
         "metadata": {"name": name, "uid": name, "labels": {
@@ -58,7 +58,7 @@ pub(super) fn node(number: usize, change: &Value) -> Arc<Node> {
 }
 
 /// 500m and 512 MiB, priority of production pods.
-pub(super) fn pod(prefix: &str, number: usize, change: &Value) -> Arc<Pod> {
+pub(crate) fn pod(prefix: &str, number: usize, change: &Value) -> Arc<Pod> {
     let name = format!("{prefix}-{number:06}");
     let mut value = json!({
         "metadata": {"name": name, "namespace": NAMESPACE, "uid": name,
@@ -76,13 +76,13 @@ pub(super) fn pod(prefix: &str, number: usize, change: &Value) -> Arc<Pod> {
 }
 
 /// Resources of the pod's only container.
-pub(super) fn requests(requests: Value) -> Value {
+pub(crate) fn requests(requests: Value) -> Value {
     json!({"spec": {"containers": [{"name": "c", "image": "registry.k8s.io/pause:3.10",
         "resources": {"requests": requests, "limits": requests}}]}})
 }
 
 /// `pod` as it is when it is bound to `node`.
-pub(super) fn bound(pod: &Pod, node: &str) -> Pod {
+pub(crate) fn bound(pod: &Pod, node: &str) -> Pod {
     let mut pod = pod.clone();
     if let Some(spec) = &mut pod.spec {
         spec.node_name = Some(node.to_owned());
@@ -91,7 +91,7 @@ pub(super) fn bound(pod: &Pod, node: &str) -> Pod {
 }
 
 /// A custom resource as JSON.
-pub(super) fn to_value(object: &ObjectChange) -> Option<Value> {
+pub(crate) fn to_value(object: &ObjectChange) -> Option<Value> {
     fn json<T: serde::Serialize + 'static>(object: &ObjectChange) -> Option<Value> {
         serde_json::to_value(object.new_as::<T>()?).ok()
     }
@@ -112,7 +112,7 @@ fn added<T: Any + Send + Sync>(kind: &'static str, object: T) -> ObjectChange {
 }
 
 /// A third of the node is in use.
-pub(super) fn metric(number: usize) -> ObjectChange {
+pub(crate) fn metric(number: usize) -> ObjectChange {
     let cpu = format!("{}m", 8000 + 10 * (number % 400));
     let metric: NodeMetric = parse(json!({
         "apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric",
@@ -127,7 +127,7 @@ pub(super) fn metric(number: usize) -> ObjectChange {
 }
 
 /// A quota group under `parent`.
-pub(super) fn quota(name: &str, parent: &str, is_parent: bool, cpu: usize) -> ObjectChange {
+pub(crate) fn quota(name: &str, parent: &str, is_parent: bool, cpu: usize) -> ObjectChange {
     let amounts = |cpu: usize| json!({"cpu": format!("{cpu}"), "memory": format!("{}Gi", 8 * cpu)});
     let quota: ElasticQuota = parse(json!({
         "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
@@ -141,7 +141,7 @@ pub(super) fn quota(name: &str, parent: &str, is_parent: bool, cpu: usize) -> Ob
 }
 
 /// Room for one pod of owner `number`, on a node.
-pub(super) fn reservation(number: usize, node: &str) -> ObjectChange {
+pub(crate) fn reservation(number: usize, node: &str) -> ObjectChange {
     let name = format!("reservation-{number:05}");
     let room = json!({"cpu": "500m", "memory": "512Mi"});
     let template = json!({"spec": {"schedulerName": "koord-scheduler", "containers": [
@@ -173,7 +173,7 @@ pub(super) fn reservation(number: usize, node: &str) -> ObjectChange {
 }
 
 /// Two sockets of eight cores with two threads each.
-pub(super) fn topology(number: usize) -> ObjectChange {
+pub(crate) fn topology(number: usize) -> ObjectChange {
     let cpus: Vec<Value> = (0..32)
         .map(|cpu| json!({"id": cpu, "core": cpu / 2, "socket": cpu / 16, "node": cpu / 16}))
         .collect();
@@ -197,7 +197,7 @@ pub(super) fn topology(number: usize) -> ObjectChange {
 }
 
 /// Eight GPUs of 80 GiB.
-pub(super) fn device(number: usize) -> ObjectChange {
+pub(crate) fn device(number: usize) -> ObjectChange {
     let gpu = |minor: usize| {
         json!({
             "id": format!("GPU-{number:05}-{minor}"), "minor": minor, "type": "gpu",

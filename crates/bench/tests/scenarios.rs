@@ -1,6 +1,12 @@
 //! The scenarios of `koord bench scheduler`, small.
 
-use koord_scheduler::bench::{self, Options, Report, Scenario};
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+use koord_bench::{Options, Report, Scenario};
 
 fn run(scenario: Scenario, koord: bool) -> Report {
     let options = Options {
@@ -11,7 +17,7 @@ fn run(scenario: Scenario, koord: bool) -> Report {
         koord,
         baseline: true,
     };
-    bench::run(&koord_plugins::registry(), &options).unwrap()
+    koord_bench::run(&koord_plugins::registry(), &options).unwrap()
 }
 
 #[test]

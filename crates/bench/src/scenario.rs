@@ -1,10 +1,10 @@
 //! What is measured: clusters and the pods that come to them.
 
-use super::objects::{
+use crate::objects::{
     bound, device, merge, metric, node, node_name, pod, quota, requests, reservation, topology,
 };
-use crate::framework::ObjectChange;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_scheduler::framework::ObjectChange;
 use serde_json::{Value, json};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ impl FromStr for Scenario {
 
 /// What arrives next.
 #[derive(Debug, Clone)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// Pods to be placed, all at once.
     Pods(Vec<Arc<Pod>>),
     /// A node appears or changes.
@@ -116,16 +116,16 @@ struct Before {
 
 /// A cluster and what happens in it.
 #[derive(Debug, Default)]
-pub(super) struct Fixture {
-    pub(super) nodes: Vec<Arc<Node>>,
-    pub(super) objects: Vec<ObjectChange>,
+pub(crate) struct Fixture {
+    pub(crate) nodes: Vec<Arc<Node>>,
+    pub(crate) objects: Vec<ObjectChange>,
     /// Pods that are there before, of several kinds.
     before: Vec<Before>,
-    pub(super) steps: Vec<Step>,
+    pub(crate) steps: Vec<Step>,
 }
 
 impl Fixture {
-    pub(super) fn new(scenario: Scenario, nodes: usize, pods: usize, before: usize) -> Self {
+    pub(crate) fn new(scenario: Scenario, nodes: usize, pods: usize, before: usize) -> Self {
         let mut out = Self {
             nodes: (0..nodes)
                 .map(|number| node(number, &node_change(scenario)))
@@ -176,7 +176,7 @@ impl Fixture {
     }
 
     /// The pods that are there before.
-    pub(super) fn bound(&self) -> impl Iterator<Item = Pod> {
+    pub(crate) fn bound(&self) -> impl Iterator<Item = Pod> {
         let nodes = self.nodes.len().max(1);
         self.before.iter().flat_map(move |before| {
             (0..before.pods).map(move |number| {

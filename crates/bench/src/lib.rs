@@ -13,12 +13,12 @@ pub use objects::NAMESPACE;
 pub use scenario::{Scenario, UnknownScenario};
 pub use usage::{cpu, cpu_of, rss_mib, rss_mib_of};
 
-use crate::config::Configuration;
-use crate::engine::{BindRequest, Engine, EngineOptions, Output};
-use crate::framework::{BindPlan, BuildContext, ProfileError, Profiles, Registry};
-use crate::state::{PodInfo, SeenPod};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{BindRequest, Engine, EngineOptions, Output};
+use koord_scheduler::framework::{BindPlan, BuildContext, ProfileError, Profiles, Registry};
+use koord_scheduler::state::{PodInfo, SeenPod};
 use rustc_hash::FxHashMap;
 use scenario::{Fixture, Step};
 use serde::Serialize;
