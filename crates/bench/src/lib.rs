@@ -7,6 +7,7 @@ mod api;
 mod objects;
 mod scenario;
 mod usage;
+mod workload;
 
 pub use api::{ApiObjects, api_objects, api_report};
 pub use objects::NAMESPACE;
@@ -274,6 +275,7 @@ impl Run {
             }
             Step::Node(node) => self.timed(|engine| engine.node_applied(node.clone(), now)),
             Step::NodeGone(name) => self.timed(|engine| engine.node_deleted(name, now)),
+            Step::Object(change) => self.timed(|engine| engine.object_changed(change, now)),
             Step::PodGone(number) => {
                 if let Some(pod) = self.placed.get(*number).cloned() {
                     self.timed(|engine| engine.pod_deleted(&pod, now));

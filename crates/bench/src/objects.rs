@@ -1,7 +1,8 @@
 //! The objects of the scenarios, as informers would deliver them.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use koord_api::scheduling::{Device, ElasticQuota, Reservation};
 use koord_api::slo::NodeMetric;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
@@ -36,7 +37,7 @@ pub(crate) fn merge(base: &mut Value, change: &Value) {
     }
 }
 
-fn parse<T: DeserializeOwned + Default>(value: Value) -> T {
+pub(crate) fn parse<T: DeserializeOwned + Default>(value: Value) -> T {
     let parsed = serde_json::from_value(value);
     debug_assert!(parsed.is_ok(), "{:?}", parsed.as_ref().err());
     parsed.unwrap_or_default()
@@ -100,9 +101,11 @@ pub(crate) fn to_value(object: &ObjectChange) -> Option<Value> {
         .or_else(|| json::<Reservation>(object))
         .or_else(|| json::<NodeResourceTopology>(object))
         .or_else(|| json::<Device>(object))
+        .or_else(|| json::<ReplicaSet>(object))
+        .or_else(|| json::<Service>(object))
 }
 
-fn added<T: Any + Send + Sync>(kind: &'static str, object: T) -> ObjectChange {
+pub(crate) fn added<T: Any + Send + Sync>(kind: &'static str, object: T) -> ObjectChange {
     ObjectChange {
         kind,
         action: Action::ADD,
@@ -111,9 +114,9 @@ fn added<T: Any + Send + Sync>(kind: &'static str, object: T) -> ObjectChange {
     }
 }
 
-/// A third of the node is in use.
-pub(crate) fn metric(number: usize) -> ObjectChange {
-    let cpu = format!("{}m", 8000 + 10 * (number % 400));
+/// A third of the node is in use, at its `report`-th report a little more or less than at others.
+pub(crate) fn metric(number: usize, report: usize) -> ObjectChange {
+    let cpu = format!("{}m", 8000 + 10 * ((number + 37 * report) % 400));
     let metric: NodeMetric = parse(json!({
         "apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric",
         "metadata": {"name": node_name(number)},

@@ -3,8 +3,9 @@
 use crate::objects::{
     bound, device, merge, metric, node, node_name, pod, quota, requests, reservation, topology,
 };
+use crate::workload::{DEPLOYMENTS, daemon, replica, replica_set, service};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use koord_scheduler::framework::ObjectChange;
+use koord_scheduler::framework::{Action, ObjectChange};
 use serde_json::{Value, json};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -43,11 +44,21 @@ pub enum Scenario {
     GpuShare,
     /// Measured load on all nodes, and production and batch pods in turn.
     Colocation,
+    /// Pods of 1,000 Deployments with a Service each, spread by default.
+    Deployment,
+    /// One pod of each DaemonSet for each node.
+    Daemonset,
+    /// Pods of 500 sizes.
+    Shapes,
+    /// Half of the nodes are there at first, the others join while pods come.
+    NodeGrowth,
+    /// As colocation, while every node reports its load each minute and 1,000 pods come a second.
+    MetricStream,
 }
 
 impl Scenario {
     /// All scenarios with their names.
-    pub const ALL: [(Self, &'static str); 14] = [
+    pub const ALL: [(Self, &'static str); 19] = [
         (Self::Basic, "basic"),
         (Self::MixedChurn, "mixed-churn"),
         (Self::UnschedulableMixed, "unschedulable-mixed"),
@@ -62,6 +73,11 @@ impl Scenario {
         (Self::Numa, "numa"),
         (Self::GpuShare, "gpu-share"),
         (Self::Colocation, "colocation"),
+        (Self::Deployment, "deployment"),
+        (Self::Daemonset, "daemonset"),
+        (Self::Shapes, "shapes-500"),
+        (Self::NodeGrowth, "node-growth"),
+        (Self::MetricStream, "metric-stream"),
     ];
 
     /// Its name on the command line.
@@ -103,6 +119,8 @@ pub(crate) enum Step {
     NodeGone(String),
     /// The n-th pod that was placed goes.
     PodGone(usize),
+    /// Another object appears or changes.
+    Object(ObjectChange),
 }
 
 /// Equal pods, one after the other on all nodes. They are made when they are asked for: a cluster has
@@ -127,7 +145,7 @@ pub(crate) struct Fixture {
 impl Fixture {
     pub(crate) fn new(scenario: Scenario, nodes: usize, pods: usize, before: usize) -> Self {
         let mut out = Self {
-            nodes: (0..nodes)
+            nodes: (0..at_first(scenario, nodes))
                 .map(|number| node(number, &node_change(scenario)))
                 .collect(),
             ..Self::default()
@@ -154,8 +172,11 @@ impl Fixture {
             _ => {}
         }
         for number in 0..pods {
-            if scenario == Scenario::MixedChurn {
-                out.churn(number, nodes);
+            match scenario {
+                Scenario::MixedChurn => out.churn(number, nodes),
+                Scenario::NodeGrowth => out.grow(number, pods, nodes),
+                Scenario::MetricStream => out.report(number, nodes),
+                _ => {}
             }
             let change = pod_change(scenario, number, nodes);
             out.steps
@@ -186,6 +207,24 @@ impl Fixture {
         })
     }
 
+    /// The nodes that are to join by the time of pod `number`.
+    fn grow(&mut self, number: usize, pods: usize, nodes: usize) {
+        let (few, late) = (nodes.div_ceil(2), nodes / 2);
+        let by = |number: usize| few + late * number / pods.max(1);
+        for joins in by(number)..by(number + 1) {
+            self.steps.push(Step::Node(node(joins, &json!({}))));
+        }
+    }
+
+    /// The reports of the millisecond in which pod `number` comes.
+    fn report(&mut self, number: usize, nodes: usize) {
+        let by = |number: usize| nodes * number / 60_000;
+        for report in by(number)..by(number + 1) {
+            let change = metric(report % nodes, 1 + report / nodes);
+            self.steps.push(Step::Object(updated(change)));
+        }
+    }
+
     fn churn(&mut self, number: usize, nodes: usize) {
         if number % 10 == 5 {
             let extra = nodes + number % 20;
@@ -206,9 +245,17 @@ impl Fixture {
     }
 }
 
+/// How many of the nodes are there before the first pod.
+fn at_first(scenario: Scenario, nodes: usize) -> usize {
+    match scenario {
+        Scenario::NodeGrowth => nodes.div_ceil(2),
+        _ => nodes,
+    }
+}
+
 fn node_change(scenario: Scenario) -> Value {
     match scenario {
-        Scenario::Colocation => json!({"status": {"allocatable": {
+        Scenario::Colocation | Scenario::MetricStream => json!({"status": {"allocatable": {
             koord_api::resources::BATCH_CPU: "16000",
             koord_api::resources::BATCH_MEMORY: "128Gi",
         }}}),
@@ -224,7 +271,10 @@ fn node_change(scenario: Scenario) -> Value {
 fn objects(scenario: Scenario, nodes: usize) -> Vec<ObjectChange> {
     let each = |make: fn(usize) -> ObjectChange| (0..nodes).map(make).collect();
     match scenario {
-        Scenario::Colocation => each(metric),
+        Scenario::Colocation | Scenario::MetricStream => each(|number| metric(number, 0)),
+        Scenario::Deployment => (0..DEPLOYMENTS)
+            .flat_map(|number| [replica_set(number), service(number)])
+            .collect(),
         Scenario::Numa => each(topology),
         Scenario::GpuShare => each(device),
         Scenario::QuotaTree => {
@@ -335,7 +385,15 @@ fn pod_change(scenario: Scenario, number: usize, nodes: usize) -> Value {
             "cpu": "1", "memory": "4Gi",
             "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "50",
         })),
-        Scenario::Colocation if number.is_multiple_of(2) => {
+        Scenario::Deployment => replica(number % DEPLOYMENTS),
+        Scenario::Daemonset => daemon(number / nodes.max(1), number % nodes.max(1)),
+        // Any five in a row differ in size, and the same returns after 500.
+        Scenario::Shapes => requests(json!({
+            "cpu": format!("{}m", 100 + 10 * (number % 50)),
+            "memory": format!("{}Mi", 128 * (1 + number / 50 % 10)),
+        })),
+        Scenario::NodeGrowth => json!({}),
+        Scenario::Colocation | Scenario::MetricStream if number.is_multiple_of(2) => {
             let mut change = requests(json!({
                 koord_api::resources::BATCH_CPU: "1000",
                 koord_api::resources::BATCH_MEMORY: "2Gi",
@@ -347,6 +405,13 @@ fn pod_change(scenario: Scenario, number: usize, nodes: usize) -> Value {
             );
             change
         }
-        Scenario::Colocation => json!({}),
+        Scenario::Colocation | Scenario::MetricStream => json!({}),
+    }
+}
+
+fn updated(change: ObjectChange) -> ObjectChange {
+    ObjectChange {
+        action: Action::UPDATE,
+        ..change
     }
 }

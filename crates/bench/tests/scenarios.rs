@@ -30,9 +30,14 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
         Scenario::PodAffinity,
         Scenario::PodAntiAffinity,
         Scenario::Colocation,
+        Scenario::Deployment,
+        Scenario::Daemonset,
+        Scenario::Shapes,
+        Scenario::NodeGrowth,
+        Scenario::MetricStream,
     ] {
         for koord in [false, true] {
-            if !koord && scenario == Scenario::Colocation {
+            if !koord && matches!(scenario, Scenario::Colocation | Scenario::MetricStream) {
                 continue;
             }
             let report = run(scenario, koord);

@@ -1,0 +1,106 @@
+//! Pods as a cluster's workloads make them: with an owner, labels of a Service, the tolerations and the
+//! token volume that admission adds.
+
+use crate::objects::{NAMESPACE, added, node_name, parse};
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::api::core::v1::Service;
+use koord_scheduler::framework::ObjectChange;
+use serde_json::{Value, json};
+
+/// Deployments of the scenario of that name.
+pub(crate) const DEPLOYMENTS: usize = 1000;
+
+/// What the template hash of a Deployment's only revision is.
+fn hash(deployment: usize) -> String {
+    format!(
+        "{:08x}",
+        deployment.wrapping_mul(2_654_435_761) & 0xffff_ffff
+    )
+}
+
+fn labels(deployment: usize) -> Value {
+    json!({"app": format!("web-{deployment:04}"), "pod-template-hash": hash(deployment)})
+}
+
+/// The ReplicaSet of a Deployment.
+pub(crate) fn replica_set(deployment: usize) -> ObjectChange {
+    let set: ReplicaSet = parse(json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet",
+        "metadata": {"name": set_name(deployment), "namespace": NAMESPACE, "uid": set_name(deployment)},
+        "spec": {"selector": {"matchLabels": labels(deployment)},
+            "template": {"metadata": {"labels": labels(deployment)}}},
+    }));
+    added("replicasets.v1.apps", set)
+}
+
+/// The Service in front of a Deployment.
+pub(crate) fn service(deployment: usize) -> ObjectChange {
+    let name = format!("web-{deployment:04}");
+    let service: Service = parse(json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": name},
+        "spec": {"selector": {"app": name}, "ports": [{"port": 80}]},
+    }));
+    added("services.v1.", service)
+}
+
+fn set_name(deployment: usize) -> String {
+    format!("web-{deployment:04}-{}", hash(deployment))
+}
+
+/// What each pod has that was admitted: two tolerations, and a volume with a token.
+fn admitted() -> Value {
+    let tolerated = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
+    json!({
+        "tolerations": [
+            tolerated("node.kubernetes.io/not-ready"), tolerated("node.kubernetes.io/unreachable"),
+        ],
+        "volumes": [
+            {"name": "kube-api-access", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+                {"configMap": {"name": "kube-root-ca.crt"}},
+            ]}},
+            {"name": "settings", "configMap": {"name": "settings"}},
+        ],
+        "serviceAccountName": "default",
+    })
+}
+
+fn owner(kind: &str, name: &str) -> Value {
+    json!([{"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": name, "controller": true,
+        "blockOwnerDeletion": true}])
+}
+
+/// What tells a pod of a Deployment from a basic one.
+pub(crate) fn replica(deployment: usize) -> Value {
+    json!({
+        "metadata": {"labels": labels(deployment),
+            "ownerReferences": owner("ReplicaSet", &set_name(deployment))},
+        "spec": admitted(),
+    })
+}
+
+/// What tells the pod that DaemonSet `set` has on node `number` from a basic one.
+pub(crate) fn daemon(set: usize, number: usize) -> Value {
+    let name = format!("agent-{set}");
+    let mut spec = admitted();
+    let everywhere =
+        |key: &str, effect: &str| json!({"key": key, "operator": "Exists", "effect": effect});
+    spec["tolerations"] = json!([
+        everywhere("node.kubernetes.io/not-ready", "NoExecute"),
+        everywhere("node.kubernetes.io/unreachable", "NoExecute"),
+        everywhere("node.kubernetes.io/disk-pressure", "NoSchedule"),
+        everywhere("node.kubernetes.io/memory-pressure", "NoSchedule"),
+        everywhere("node.kubernetes.io/pid-pressure", "NoSchedule"),
+        everywhere("node.kubernetes.io/unschedulable", "NoSchedule"),
+    ]);
+    spec["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [{"matchFields": [
+            {"key": "metadata.name", "operator": "In", "values": [node_name(number)]},
+        ]}],
+    }}});
+    json!({
+        "metadata": {"labels": {"app": name}, "ownerReferences": owner("DaemonSet", &name)},
+        "spec": spec,
+    })
+}
