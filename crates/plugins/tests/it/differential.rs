@@ -87,7 +87,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..9_u8).prop_map(Step::NodeGone),
         3 => (0..9_u8, 0..40_u8, 0..120_u8)
             .prop_map(|(node, cpu, age)| Step::Metric { node, cpu, age }),
-        16 => (0..20_u8, 0..3_u8).prop_map(|(shape, priority)| Step::Pod { shape, priority }),
+        18 => (0..23_u8, 0..3_u8).prop_map(|(shape, priority)| Step::Pod { shape, priority }),
         2 => any::<u8>().prop_map(Step::PodGone),
         1 => any::<u8>().prop_map(Step::BindFails),
         2 => any::<u8>().prop_map(Step::Confirm),
@@ -146,7 +146,7 @@ fn pod(number: usize, shape: u8, priority: u8) -> Pod {
     let spread = |key: &str, when: &str| {
         json!([{"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": when,
             "labelSelector": {"matchExpressions": [
-                {"key": "app", "operator": "In", "values": ["12", "13", "14"]}]}}])
+                {"key": "app", "operator": "In", "values": ["12", "13", "14", "19"]}]}}])
     };
     let preferred = |weight: u8, zone: &str| {
         json!({"weight": weight, "preference": {"matchExpressions": [
@@ -196,6 +196,27 @@ fn pod(number: usize, shape: u8, priority: u8) -> Pod {
                 "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution":
                     [weighted(30, "13")]}
             });
+        }
+        18..=20 => {
+            // As daemon pods have it; some of the nodes do not exist.
+            let count = [1, 3, 10][usize::from(shape) - 18];
+            let names: Vec<String> = (0..count)
+                .map(|at| format!("n{}", (number + at) % 10))
+                .collect();
+            let field = json!({"key": "metadata.name", "operator": "In", "values": names});
+            spec["affinity"] = json!({"nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution":
+                    {"nodeSelectorTerms": [{"matchFields": [field]}]},
+                "preferredDuringSchedulingIgnoredDuringExecution":
+                    [preferred(10, "z0"), preferred(3, "z2")],
+            }});
+            if number.is_multiple_of(3) {
+                spec["topologySpreadConstraints"] = spread("zone", "DoNotSchedule");
+                spec["affinity"]["podAffinity"] = json!({
+                    "preferredDuringSchedulingIgnoredDuringExecution":
+                        [{"weight": 5, "podAffinityTerm": term("zone", "17")}]
+                });
+            }
         }
         _ => {}
     }

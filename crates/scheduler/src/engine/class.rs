@@ -8,6 +8,7 @@ use super::diagnosis::{RowVerdict, Tally};
 use super::measure::Fared;
 use super::scope::{Looked, Scope};
 use super::special::Specials;
+use super::stage;
 use super::tree::{Key, Tree};
 use crate::framework::{Code, Instance, Normalize};
 use crate::state::NodeIndex;
@@ -35,7 +36,7 @@ impl Column {
     }
 
     /// What a raw score contributes to its row's total; nothing yet for `Normalize::Custom`.
-    fn share(&self, raw: i64) -> i64 {
+    pub(super) fn share(&self, raw: i64) -> i64 {
         match self.kind {
             Normalize::Custom => 0,
             kind => self.weight * normal(kind, raw, self.max),
@@ -200,12 +201,7 @@ impl Evaluation {
 
     /// The best node; none when no node fits.
     pub(super) fn best(&self, scope: &Scope<'_>) -> Option<NodeIndex> {
-        let prepared = scope.prepared;
-        let custom = |column: &Column| column.kind == Normalize::Custom;
-        if !prepared.moving.is_empty()
-            || !prepared.moving_scores.is_empty()
-            || self.columns.iter().any(custom)
-        {
+        if stage::is_needed(scope, &self.columns) {
             return self.best_staged(scope);
         }
         let row = self.tree.best()?;
@@ -266,19 +262,7 @@ impl Evaluation {
         self.verdicts.resize_with(rows, RowVerdict::default);
         self.seen.clear();
         self.seen.resize(rows, 0);
-        self.columns = scope
-            .prepared
-            .scores
-            .iter()
-            .map(|(plugin, weight, _)| Column {
-                plugin: *plugin,
-                weight: *weight,
-                kind: scope.plugins[*plugin].normalization(),
-                max: 0,
-                at_max: 0,
-                nonzero: 0,
-            })
-            .collect();
+        self.columns = columns(scope);
         self.raws.clear();
         self.raws.resize(rows * self.columns.len(), 0);
         for (row, seen) in (0_u32..).zip(&mut self.seen) {
@@ -390,6 +374,12 @@ impl Evaluation {
     }
 
     /// The raw scores of a row, by column.
+    pub(super) fn raws_of(&self, node: NodeIndex) -> &[i64] {
+        let width = self.columns.len();
+        &self.raws[node.row() * width..(node.row() + 1) * width]
+    }
+
+    /// The same, to be changed.
     pub(super) fn raws_of_mut(&mut self, node: NodeIndex) -> &mut [i64] {
         let width = self.columns.len();
         &mut self.raws[node.row() * width..(node.row() + 1) * width]
@@ -413,9 +403,23 @@ impl Evaluation {
         let raws = &self.raws[row * width..(row + 1) * width];
         let shares = self.columns.iter().zip(raws);
         let total: i64 = shares.map(|(column, raw)| column.share(*raw)).sum();
-        let tie = mix(scope.seed ^ self.seen[row].rotate_left(24) ^ row as u64) >> 32;
-        key(total, tie)
+        key(total, tie(scope.seed, self.seen[row], row))
     }
+}
+
+/// The columns of an evaluation, empty.
+pub(super) fn columns(scope: &Scope<'_>) -> Vec<Column> {
+    let scores = scope.prepared.scores.iter();
+    scores
+        .map(|(plugin, weight, _)| Column {
+            plugin: *plugin,
+            weight: *weight,
+            kind: scope.plugins[*plugin].normalization(),
+            max: 0,
+            at_max: 0,
+            nonzero: 0,
+        })
+        .collect()
 }
 
 /// A total score and a tie-breaking number below 2^32, as a key that is never zero.
@@ -435,6 +439,11 @@ fn either(a: &Option<Vec<NodeIndex>>, b: &Option<Vec<NodeIndex>>) -> Vec<NodeInd
     left.chain(b.iter().filter(|node| missing(&a, node)))
         .copied()
         .collect()
+}
+
+/// What decides between equally good rows.
+pub(super) fn tie(seed: u64, version: u64, row: usize) -> u64 {
+    mix(seed ^ version.rotate_left(24) ^ row as u64) >> 32
 }
 
 /// A well-mixed function of `x` (the finaliser of SplitMix64).

@@ -105,12 +105,22 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(super) fn add(&mut self, plugin: Instance, rejection: &Rejection) {
-        self.helpable += usize::from(rejection.code == Code::Unschedulable);
+        self.add_many(plugin, rejection, 1);
+    }
+
+    /// So many nodes with one rejection.
+    pub(super) fn add_many(&mut self, plugin: Instance, rejection: &Rejection, nodes: usize) {
+        if nodes == 0 {
+            return;
+        }
+        if rejection.code == Code::Unschedulable {
+            self.helpable += nodes;
+        }
         for reason in rejection.reasons.as_slice() {
             *self
                 .counts
                 .entry((plugin, rejection.code, reason.clone()))
-                .or_default() += 1;
+                .or_default() += nodes;
         }
     }
 

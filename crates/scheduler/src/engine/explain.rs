@@ -1,7 +1,7 @@
 //! Why a pod waits, what the nearest nodes lack for it, and why a placed pod is where it is.
 
 use super::Engine;
-use super::class::{Evaluation, normal};
+use super::class::{Column, Evaluation, normal};
 use super::diagnosis::RowVerdict;
 use super::scope::Scope;
 use crate::framework::{Code, Cycle, Lack, Normalize, Rejection};
@@ -20,6 +20,8 @@ const REMEMBERED: usize = 4096;
 const PER_SECOND: u32 = 500;
 /// How many other nodes a decision names.
 const RUNNERS_UP: usize = 2;
+/// How many nodes it names.
+pub(super) const RANKED: usize = 1 + RUNNERS_UP;
 
 /// What one plugin gave one node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -320,6 +322,33 @@ impl Scope<'_> {
     }
 }
 
+impl Scope<'_> {
+    /// What the plugins gave `node`, given its raw scores.
+    pub(super) fn scored(&self, node: NodeIndex, columns: &[Column], raws: &[i64]) -> ScoredNode {
+        let shared = columns.iter().zip(raws).map(|(column, raw)| PluginScore {
+            plugin: self.plugins[column.plugin].name(),
+            raw: *raw,
+            score: (column.kind != Normalize::Custom)
+                .then(|| normal(column.kind, *raw, column.max)),
+            weight: column.weight,
+        });
+        let moving = self.prepared.moving_scores.iter();
+        let moving = moving.map(|(plugin, weight, state)| PluginScore {
+            plugin: self.plugins[*plugin].name(),
+            raw: self.plugins[*plugin].score(&self.cycle, state, node),
+            score: None,
+            weight: *weight,
+        });
+        let scores: Vec<PluginScore> = shared.chain(moving).collect();
+        let known = scores.iter().filter_map(|s| Some(s.score? * s.weight));
+        ScoredNode {
+            node: self.nodes().name(node).clone(),
+            total: known.sum(),
+            scores,
+        }
+    }
+}
+
 /// A refusal without figures counts as much as lacking everything of one resource, and as ten such
 /// when evictions cannot help.
 fn in_words(rejection: &Rejection) -> Lack {
@@ -336,21 +365,13 @@ fn in_words(rejection: &Rejection) -> Lack {
 impl Evaluation {
     /// How `best` compares with the next ones.
     pub(super) fn table(&self, scope: &Scope<'_>, best: NodeIndex) -> Table {
-        let (feasible, mut ranked) = self.first(scope, RUNNERS_UP + 1);
+        let (feasible, mut ranked) = self.first(scope, RANKED);
         ranked.retain(|node| *node != best);
         ranked.truncate(RUNNERS_UP);
         let nodes = scope.cycle.view.nodes;
         let ranked = std::iter::once(best).chain(ranked);
         let ranking = ranked
-            .map(|node| {
-                let scores = self.scores(scope, node);
-                let known = scores.iter().filter_map(|s| Some(s.score? * s.weight));
-                ScoredNode {
-                    node: nodes.name(node).clone(),
-                    total: known.sum(),
-                    scores,
-                }
-            })
+            .map(|node| scope.scored(node, &self.columns, self.raws_of(node)))
             .collect();
         Table {
             feasible,
@@ -377,26 +398,5 @@ impl Evaluation {
         }
         rows.sort_unstable_by_key(order);
         (feasible, rows)
-    }
-
-    fn scores(&self, scope: &Scope<'_>, node: NodeIndex) -> Vec<PluginScore> {
-        let shared = self.columns.iter().enumerate().map(|(at, column)| {
-            let raw = self.raw(node.row(), at);
-            PluginScore {
-                plugin: scope.plugins[column.plugin].name(),
-                raw,
-                score: (column.kind != Normalize::Custom)
-                    .then(|| normal(column.kind, raw, column.max)),
-                weight: column.weight,
-            }
-        });
-        let moving = scope.prepared.moving_scores.iter();
-        let moving = moving.map(|(plugin, weight, state)| PluginScore {
-            plugin: scope.plugins[*plugin].name(),
-            raw: scope.plugins[*plugin].score(&scope.cycle, state, node),
-            score: None,
-            weight: *weight,
-        });
-        shared.chain(moving).collect()
     }
 }

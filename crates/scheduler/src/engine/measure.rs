@@ -137,10 +137,15 @@ impl Fared {
             }
             RowVerdict::Refused(plugin, _) => *plugin,
         };
-        if self.refused.len() <= plugin {
-            self.refused.resize(plugin + 1, 0);
+        self.refused_by(plugin, 1);
+    }
+
+    /// Plugin `by` refused so many rows at once.
+    pub(super) fn refused_by(&mut self, by: Instance, rows: usize) {
+        if self.refused.len() <= by {
+            self.refused.resize(by + 1, 0);
         }
-        self.refused[plugin] += 1;
+        self.refused[by] += rows as u64;
     }
 
     /// Volatile plugins judged so many rows for a pod and left so many.

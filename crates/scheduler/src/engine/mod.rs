@@ -22,6 +22,7 @@ mod diagnosis;
 mod effects;
 mod events;
 mod explain;
+mod few;
 mod measure;
 mod nominator;
 mod preempt;

@@ -83,9 +83,8 @@ impl Scope<'_> {
         if let Some(only) = &self.prepared.only
             && only.binary_search(&node).is_err()
         {
-            let by = self.prepared.only_by.first().copied().unwrap_or_default();
-            let reason = self.prepared.outside.clone().unwrap_or("".into());
-            return RowVerdict::Refused(by, Rejection::unresolvable(reason));
+            let (by, rejection) = self.outside();
+            return RowVerdict::Refused(by, rejection);
         }
         let (removed, added) = self.imagined(node, victims);
         if !added.is_empty() {
@@ -95,6 +94,13 @@ impl Scope<'_> {
             }
         }
         self.chain(&self.imagine(&removed, &[]), node)
+    }
+
+    /// What is said of nodes that are not on the list of those that can fit.
+    pub(super) fn outside(&self) -> (Instance, Rejection) {
+        let by = self.prepared.only_by.first().copied().unwrap_or_default();
+        let reason = self.prepared.outside.clone().unwrap_or("".into());
+        (by, Rejection::unresolvable(reason))
     }
 
     /// The pods to imagine away from `node`, and those to imagine there first.

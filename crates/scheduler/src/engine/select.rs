@@ -3,7 +3,8 @@
 use super::Engine;
 use super::class::Evaluation;
 use super::cycle::Stop;
-use super::diagnosis::{Diagnosis, RowVerdict};
+use super::diagnosis::{Diagnosis, RowVerdict, Tally};
+use super::few::{self, Few};
 use super::measure::{self, Point, Served};
 use super::scope::{Prepared, Scope};
 use super::special;
@@ -31,6 +32,22 @@ pub(super) struct Choice {
 }
 
 impl Choice {
+    /// The best of `compared.0` nodes, `compared.1` of which fit.
+    pub(super) fn of(
+        scope: &Scope<'_>,
+        node: NodeIndex,
+        numa: Option<NumaMask>,
+        compared: (usize, usize),
+    ) -> Self {
+        Self {
+            node,
+            numa,
+            nominated: scope.nominate(node, numa),
+            compared,
+            table: None,
+        }
+    }
+
     /// Adds why it is the best, if that is to be `noted`.
     fn with(mut self, evaluation: &Evaluation, scope: &Scope<'_>, noted: bool) -> Self {
         if noted {
@@ -93,16 +110,29 @@ impl Engine {
         let own = own.and_then(|name| self.nodes.find(name));
         let own = own.map(|node| (node, scope.judge(node)));
         if let Some((node, RowVerdict::Fits(numa))) = own {
-            return Ok(Choice {
-                node,
-                numa,
-                nominated: scope.nominate(node, numa),
-                compared: (1, 1),
-                table: None,
-            });
+            return Ok(Choice::of(&scope, node, numa, (1, 1)));
         }
         if let Some(choice) = self.preferred(&scope, profile) {
             return Ok(choice);
+        }
+        let listed = prepared.only.as_deref();
+        if let Some(list) = listed.filter(|list| cached && list.len() <= few::MOST) {
+            let filtering = self.meter.start(&self.names, profile, Point::Filter);
+            let mut few = Few::judge(&scope, list);
+            drop(filtering);
+            let scoring = self.meter.start(&self.names, profile, Point::Score);
+            let best = few.best(&scope);
+            drop(scoring);
+            self.meter.sample(&scope, &self.names, best);
+            self.meter.fared(profile, &prepared, &mut few.fared);
+            self.meter.served(profile, Served::Fresh);
+            let mut answer = few.answer(best, &scope, &self.names, victims);
+            if let Ok(choice) = &mut answer
+                && noted
+            {
+                choice.table = Some(Box::new(few.table(&scope, choice.node)));
+            }
+            return answer;
         }
         let shape = if cached {
             self.shape(&scope, profile)
@@ -305,13 +335,7 @@ impl Engine {
             .map(|instance| self.plugins[*instance].prefer(&scope.cycle))
             .find(|nodes| !nodes.is_empty())?;
         nodes.into_iter().find_map(|node| match scope.judge(node) {
-            RowVerdict::Fits(numa) => Some(Choice {
-                node,
-                numa,
-                nominated: scope.nominate(node, numa),
-                compared: (1, 1),
-                table: None,
-            }),
+            RowVerdict::Fits(numa) => Some(Choice::of(scope, node, numa, (1, 1))),
             _ => None,
         })
     }
@@ -415,14 +439,8 @@ fn answer(
     victims: bool,
 ) -> Result<Choice, Stop> {
     if let Some(node) = best {
-        let numa = evaluation.numa(node);
-        return Ok(Choice {
-            node,
-            numa,
-            nominated: scope.nominate(node, numa),
-            compared: (scope.cycle.view.nodes.len(), evaluation.fitting(scope)),
-            table: None,
-        });
+        let compared = (scope.nodes().len(), evaluation.fitting(scope));
+        return Ok(Choice::of(scope, node, evaluation.numa(node), compared));
     }
     let mut tally = evaluation.refusals(scope);
     if let Some((node, RowVerdict::Refused(plugin, rejection))) = own
@@ -431,24 +449,39 @@ fn answer(
         tally.remove(*shared_plugin, shared);
         tally.add(*plugin, rejection);
     }
-    if let Some((plugin, reason)) = tally.error() {
-        return Err(Stop::Failed(format!(
-            "running {:?} filter plugin: {reason}",
-            names[plugin]
-        )));
-    }
-    let total = scope.cycle.view.nodes.len();
-    let mut diagnosis = tally.diagnosis(total, names);
-    if victims && diagnosis.helpable > 0 {
-        diagnosis.candidates = evaluation.helpable(scope);
+    let total = scope.nodes().len();
+    Err(refusal(&tally, total, names, victims, || {
+        let mut candidates = evaluation.helpable(scope);
         if let Some((node, RowVerdict::Refused(_, rejection))) = own {
             let helps = rejection.code == Code::Unschedulable;
-            match (diagnosis.candidates.binary_search(node), helps) {
-                (Err(at), true) => diagnosis.candidates.insert(at, *node),
-                (Ok(at), false) => drop(diagnosis.candidates.remove(at)),
+            match (candidates.binary_search(node), helps) {
+                (Err(at), true) => candidates.insert(at, *node),
+                (Ok(at), false) => drop(candidates.remove(at)),
                 _ => {}
             }
         }
+        candidates
+    }))
+}
+
+/// Why none of `total` nodes takes the pod, with the nodes that evictions might free where there are
+/// possible `victims`.
+pub(super) fn refusal(
+    tally: &Tally,
+    total: usize,
+    names: &[&'static str],
+    victims: bool,
+    candidates: impl FnOnce() -> Vec<NodeIndex>,
+) -> Stop {
+    if let Some((plugin, reason)) = tally.error() {
+        return Stop::Failed(format!(
+            "running {:?} filter plugin: {reason}",
+            names[plugin]
+        ));
     }
-    Err(Stop::Refused(Box::new(diagnosis)))
+    let mut diagnosis = tally.diagnosis(total, names);
+    if victims && diagnosis.helpable > 0 {
+        diagnosis.candidates = candidates();
+    }
+    Stop::Refused(Box::new(diagnosis))
 }

@@ -3,12 +3,70 @@
 //!
 //! It runs per pod over the rows that the shared evaluation accepts, on dense columns.
 
-use super::class::{Evaluation, key, normal};
+use super::class::{Column, Evaluation, key, normal};
 use super::diagnosis::Tally;
 use super::scope::Scope;
 use super::tree::Key;
-use crate::framework::{Instance, Normalize, Rejection};
+use crate::framework::{Instance, Normalize, Plugin, Rejection};
 use crate::state::NodeIndex;
+
+/// Rows that fit, in order, and what they score.
+pub(super) struct Rows<'a> {
+    pub(super) nodes: &'a [NodeIndex],
+    pub(super) columns: &'a [Column],
+    /// The raw score of a row, by its position here, in a column.
+    pub(super) raw: &'a dyn Fn(usize, usize) -> i64,
+}
+
+/// Whether a row's key does not say it all.
+pub(super) fn is_needed(scope: &Scope<'_>, columns: &[Column]) -> bool {
+    let custom = |column: &Column| column.kind == Normalize::Custom;
+    !scope.prepared.moving.is_empty()
+        || !scope.prepared.moving_scores.is_empty()
+        || columns.iter().any(custom)
+}
+
+/// The best of `rows`, given the `keys` of what they score without custom normalisation.
+pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Option<NodeIndex> {
+    let mut scores = vec![0; rows.nodes.len()];
+    for (column, of) in rows.columns.iter().enumerate() {
+        if of.kind == Normalize::Custom && !scores.is_empty() {
+            for (at, score) in scores.iter_mut().enumerate() {
+                *score = (rows.raw)(at, column);
+            }
+            scope.plugins[of.plugin].normalize(&scope.cycle, &mut scores);
+            add(&mut keys, &scores, of.weight);
+        }
+    }
+    if !scores.is_empty() {
+        for (plugin, weight, state) in &scope.prepared.moving_scores {
+            let plugin = &scope.plugins[*plugin];
+            plugin.score_rows(&scope.cycle, state, rows.nodes, &mut scores);
+            normalize(scope, plugin.as_ref(), &mut scores);
+            add(&mut keys, &scores, *weight);
+        }
+    }
+    let mut best = (0, None);
+    for (key, node) in keys.into_iter().zip(rows.nodes) {
+        if key > best.0 {
+            best = (key, Some(*node));
+        }
+    }
+    best.1
+}
+
+/// Brings what a volatile plugin scores to 0..=100.
+fn normalize(scope: &Scope<'_>, plugin: &dyn Plugin, scores: &mut [i64]) {
+    match plugin.normalization() {
+        Normalize::Custom => plugin.normalize(&scope.cycle, scores),
+        kind => {
+            let max = scores.iter().copied().max().unwrap_or(0).max(0);
+            for score in scores {
+                *score = normal(kind, *score, max);
+            }
+        }
+    }
+}
 
 impl Evaluation {
     /// The best node for a pod that has volatile plugins or custom normalisation.
@@ -17,41 +75,13 @@ impl Evaluation {
         let judged = rows.len();
         self.drop_refused(scope, &mut rows);
         self.fared.stage(judged, rows.len());
-        if rows.is_empty() {
-            return None;
-        }
-        let mut keys = self.keys_among(&rows);
-        let mut scores = vec![0; rows.len()];
-        for (at, column) in self.columns.iter().enumerate() {
-            if column.kind == Normalize::Custom {
-                for (score, node) in scores.iter_mut().zip(&rows) {
-                    *score = self.raw(node.row(), at);
-                }
-                scope.plugins[column.plugin].normalize(&scope.cycle, &mut scores);
-                add(&mut keys, &scores, column.weight);
-            }
-        }
-        for (plugin, weight, state) in &scope.prepared.moving_scores {
-            let plugin = &scope.plugins[*plugin];
-            plugin.score_rows(&scope.cycle, state, &rows, &mut scores);
-            match plugin.normalization() {
-                Normalize::Custom => plugin.normalize(&scope.cycle, &mut scores),
-                kind => {
-                    let max = scores.iter().copied().max().unwrap_or(0).max(0);
-                    for score in &mut scores {
-                        *score = normal(kind, *score, max);
-                    }
-                }
-            }
-            add(&mut keys, &scores, *weight);
-        }
-        let mut best = (0, NodeIndex(0));
-        for (key, node) in keys.into_iter().zip(rows) {
-            if key > best.0 {
-                best = (key, node);
-            }
-        }
-        Some(best.1)
+        let keys = self.keys_among(&rows);
+        let rows = Rows {
+            nodes: &rows,
+            columns: &self.columns,
+            raw: &|at, column| self.raw(rows[at].row(), column),
+        };
+        best(scope, &rows, keys)
     }
 
     /// Why nodes refuse the pod, those counted that only volatile plugins refuse.

@@ -1,0 +1,165 @@
+//! Pods that are left few nodes before any is looked at: those of DaemonSets, those that name their
+//! node or have a volume that is there.
+//!
+//! No two of them are of one shape, so an evaluation of every row would serve one pod. These rows are
+//! judged, compared and forgotten; all others have the one reason of the plugin that listed the rows.
+//! The decision is that of an evaluation of every row.
+
+use super::class::{Column, columns, key, tie};
+use super::diagnosis::{RowVerdict, Tally};
+use super::explain::Table;
+use super::measure::Fared;
+use super::scope::Scope;
+use super::select::{Choice, refusal};
+use super::stage::{self, Rows};
+use super::tree::Key;
+use crate::framework::{Code, Rejection};
+use crate::state::NodeIndex;
+use std::cmp::Reverse;
+
+/// With more rows than this, pods are better off sharing what is found.
+pub(super) const MOST: usize = 16;
+
+/// What one pod finds on the rows that it is left.
+#[derive(Debug, Default)]
+pub(super) struct Few {
+    /// Those of existing nodes, in order.
+    judged: Vec<(NodeIndex, RowVerdict)>,
+    /// Those that fit, in order, with what they score.
+    fits: Vec<NodeIndex>,
+    raws: Vec<i64>,
+    columns: Vec<Column>,
+    pub(super) fared: Fared,
+}
+
+impl Few {
+    /// Judges the rows of `scope`'s list, all plugins asked.
+    pub(super) fn judge(scope: &Scope<'_>, list: &[NodeIndex]) -> Self {
+        let mut out = Self {
+            columns: columns(scope),
+            ..Self::default()
+        };
+        let (mut stable, mut raws) = (0, Vec::new());
+        for node in list {
+            raws.clear();
+            let mut verdict = scope.look(*node, &mut raws).verdict;
+            if matches!(verdict, RowVerdict::Absent) {
+                continue;
+            }
+            out.fared.looked(&verdict);
+            if matches!(verdict, RowVerdict::Fits(_)) {
+                stable += 1;
+                if !scope.prepared.moving.is_empty()
+                    && let Some((plugin, rejection)) = scope.judge_moving(*node, &[])
+                {
+                    verdict = RowVerdict::Refused(plugin, rejection);
+                }
+            }
+            if matches!(verdict, RowVerdict::Fits(_)) {
+                out.fits.push(*node);
+                out.raws.extend_from_slice(&raws);
+            }
+            out.judged.push((*node, verdict));
+        }
+        if stage::is_needed(scope, &out.columns) {
+            out.fared.stage(stable, out.fits.len());
+        }
+        if let Some(by) = scope.prepared.only_by.first() {
+            out.fared.refused_by(*by, out.outside(scope));
+        }
+        for (at, column) in out.columns.iter_mut().enumerate() {
+            let raws = out
+                .raws
+                .iter()
+                .skip(at)
+                .step_by(scope.prepared.scores.len());
+            column.max = raws.copied().max().unwrap_or(0).max(0);
+        }
+        out
+    }
+
+    /// How many nodes are not on the list.
+    fn outside(&self, scope: &Scope<'_>) -> usize {
+        scope.nodes().len() - self.judged.len()
+    }
+
+    /// The best node; none when no node fits.
+    pub(super) fn best(&self, scope: &Scope<'_>) -> Option<NodeIndex> {
+        let keys = (0..self.fits.len()).map(|at| self.key(scope, at)).collect();
+        let rows = Rows {
+            nodes: &self.fits,
+            columns: &self.columns,
+            raw: &|at, column| self.raws[at * self.columns.len() + column],
+        };
+        stage::best(scope, &rows, keys)
+    }
+
+    /// As in an evaluation of every row.
+    fn key(&self, scope: &Scope<'_>, at: usize) -> Key {
+        let raws = self.raws_of(at);
+        let shares = self.columns.iter().zip(raws);
+        let total: i64 = shares.map(|(column, raw)| column.share(*raw)).sum();
+        let (node, version) = (self.fits[at], scope.nodes().version(self.fits[at]));
+        key(total, tie(scope.seed, version, node.row()))
+    }
+
+    fn raws_of(&self, at: usize) -> &[i64] {
+        let width = self.columns.len();
+        &self.raws[at * width..(at + 1) * width]
+    }
+
+    /// The choice of `best`, or why there is none.
+    pub(super) fn answer(
+        &self,
+        best: Option<NodeIndex>,
+        scope: &Scope<'_>,
+        names: &[&'static str],
+        victims: bool,
+    ) -> Result<Choice, super::cycle::Stop> {
+        let nodes = scope.nodes().len();
+        if let Some(node) = best {
+            let numa = self.judged.iter().find_map(|(judged, verdict)| {
+                let RowVerdict::Fits(numa) = verdict else {
+                    return None;
+                };
+                (*judged == node).then_some(*numa)
+            });
+            let compared = (nodes, self.fits.len());
+            return Ok(Choice::of(scope, node, numa.flatten(), compared));
+        }
+        let mut tally = Tally::default();
+        for (_, verdict) in &self.judged {
+            if let RowVerdict::Refused(plugin, rejection) = verdict {
+                tally.add(*plugin, rejection);
+            }
+        }
+        let (by, rejection) = scope.outside();
+        tally.add_many(by, &rejection, self.outside(scope));
+        Err(refusal(&tally, nodes, names, victims, || {
+            let might = |rejection: &Rejection| rejection.code == Code::Unschedulable;
+            let refused = self
+                .judged
+                .iter()
+                .filter_map(|(node, verdict)| match verdict {
+                    RowVerdict::Refused(_, rejection) if might(rejection) => Some(*node),
+                    _ => None,
+                });
+            refused.collect()
+        }))
+    }
+
+    /// How `best` compares with the others.
+    pub(super) fn table(&self, scope: &Scope<'_>, best: NodeIndex) -> Table {
+        let mut order: Vec<usize> = (0..self.fits.len()).collect();
+        order.sort_by_key(|at| (self.fits[*at] != best, Reverse(self.key(scope, *at))));
+        let ranking = order
+            .into_iter()
+            .take(super::explain::RANKED)
+            .map(|at| scope.scored(self.fits[at], &self.columns, self.raws_of(at)));
+        Table {
+            feasible: self.fits.len(),
+            nodes: scope.nodes().len(),
+            ranking: ranking.collect(),
+        }
+    }
+}
