@@ -3,6 +3,7 @@
 mod binder;
 mod monitor;
 mod nearest;
+mod takeover;
 mod transform;
 mod watch;
 mod written;

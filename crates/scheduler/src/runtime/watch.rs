@@ -1,14 +1,13 @@
 //! Watching the kinds that plugins ask for, without knowing the plugins.
 
+use super::takeover::{self, Feed};
 use crate::framework::{Action, ObjectChange};
 use crate::state::{SeenPod, volume_matters};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
-use koord_kube::{Change, Client, Informer, Mirrored, ObjectKey, Scope};
+use koord_kube::{Change, Client, Informer, Mirrored, Scope};
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -33,10 +32,6 @@ pub(crate) enum Message {
         binder: &'static str,
     },
 }
-
-/// How long a replica that has just become the leader still only listens: what the one before it
-/// wrote last has arrived by then.
-const SETTLE: Duration = Duration::from_millis(500);
 
 /// Where informers read, and whom they tell.
 #[derive(Clone)]
@@ -129,7 +124,7 @@ where
 /// objects, and those that come later are changes like any other.
 pub(crate) fn forward<K, V: Mirrored>(
     source: Source,
-    keep: impl Fn(K) -> V + Send + 'static,
+    keep: impl Fn(K) -> V + Clone + Send + 'static,
     optional: Option<&'static str>,
     wrap: impl Fn(Change<V>) -> Message + Send + 'static,
 ) where
@@ -146,13 +141,22 @@ pub(crate) fn forward<K, V: Mirrored>(
         leads,
         shutdown,
     } = source;
-    let mut feed = Feed {
-        informer: Informer::start_kept(client, Scope::default(), keep, shutdown),
-        absence: optional.is_some(),
+    let start = {
+        let client = client.clone();
+        move || {
+            Informer::start_kept(
+                client.clone(),
+                Scope::default(),
+                keep.clone(),
+                shutdown.clone(),
+            )
+        }
     };
+    let mut feed = Feed::new(start(), optional.is_some());
     tokio::spawn(async move {
         if !leads.is_cancelled() {
-            let Some(gathered) = feed.gather(leads).await else {
+            let listed = takeover::listed::<K>(client);
+            let Some(gathered) = feed.gather(leads, listed, start).await else {
                 return;
             };
             for change in gathered {
@@ -167,55 +171,6 @@ pub(crate) fn forward<K, V: Mirrored>(
             }
         }
     });
-}
-
-/// An informer, and whether it may be of a kind that the API server does not have.
-struct Feed<K> {
-    informer: Informer<K>,
-    absence: bool,
-}
-
-impl<K: Mirrored> Feed<K> {
-    /// The next change; that there is no such kind is a list without objects.
-    async fn next(&mut self) -> Option<Change<K>> {
-        let Self { informer, absence } = self;
-        loop {
-            tokio::select! {
-                biased;
-                change = informer.changes.recv() => return change,
-                changed = informer.absent.changed(), if *absence => {
-                    *absence = changed.is_ok();
-                    if *absence && *informer.absent.borrow_and_update() {
-                        return Some(Change::Synced);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Listens until this replica leads, and a little longer; what there is then, as changes.
-    async fn gather(&mut self, leads: CancellationToken) -> Option<Vec<Change<K>>> {
-        let mut objects: BTreeMap<ObjectKey, Arc<K>> = BTreeMap::new();
-        let mut synced = false;
-        let settled = async {
-            leads.cancelled().await;
-            tokio::time::sleep(SETTLE).await;
-        };
-        tokio::pin!(settled);
-        loop {
-            tokio::select! {
-                () = &mut settled => break,
-                change = self.next() => match change? {
-                    Change::Applied { new, .. } => drop(objects.insert(new.key(), new)),
-                    Change::Deleted(last) => drop(objects.remove(&last.key())),
-                    Change::Synced => synced = true,
-                }
-            }
-        }
-        let applied = |new| Change::Applied { old: None, new };
-        let changes = objects.into_values().map(applied);
-        Some(changes.chain(synced.then_some(Change::Synced)).collect())
-    }
 }
 
 /// Drops what no scheduling rule reads: with many pods, that is most of their size.

@@ -6,6 +6,8 @@ use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::scheduling::PodGroup;
+use koord_kube::Api;
+use koord_kube::api::DeleteParams;
 use serde_json::json;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -156,5 +158,46 @@ async fn members_that_wait_for_their_gang_wait_anew_and_not_for_ever() {
         .filter(member)
         .filter(|pod| node_of(pod).is_some());
     assert_eq!(there.count(), 0, "half a gang");
+    second.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_whose_watch_stalls_books_on_nothing_older_than_its_lease() {
+    let what = "a watch of pods that shows nothing";
+    let world = World::bare(1).await;
+    // The leader's bindings take their time, so that the standby sees both pods waiting.
+    let leaders = Fuse::slow(vec![(
+        |_, path| path.ends_with("/binding"),
+        Duration::from_secs(3),
+    )]);
+    let first = world.schedule("one", leaders.clone());
+    world.leader("one").await;
+    let mut pods = world.pods().await;
+    for name in ["first-0", "second-0"] {
+        let big = pod(name, json!({}), json!({"cpu": "10"}));
+        world.put::<Pod>(big).await;
+    }
+    let standbys = Fuse::stalled("/pods");
+    let second = world.schedule("two", standbys.clone());
+    while !standbys.has_stalled() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let bound = |pods: &[Pod]| pods.iter().filter(|pod| node_of(pod).is_some()).count();
+    assert_eq!(
+        bound(&world.list::<Pod>().await),
+        0,
+        "{what}: it saw a binding"
+    );
+    pods.until(what, &[("first", 0, 1)]).await;
+    first.kill(&leaders).await;
+    world.leader("two").await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    world.fits(what).await;
+    // It listens again.
+    let api: Api<Pod> = Api::namespaced(world.client(), "default");
+    api.delete("first-0", &DeleteParams::default().grace_period(0))
+        .await
+        .unwrap();
+    pods.until(what, &[("second", 0, 1)]).await;
     second.stop().await;
 }

@@ -49,6 +49,8 @@ pub(super) struct Fuse {
     pub(super) leaseless: AtomicBool,
     /// How long requests take to reach the server.
     delays: Vec<(Which, Duration)>,
+    /// Of which objects, by the end of the path, the first watch never shows anything.
+    stalls: Mutex<Option<&'static str>>,
     /// When the first and the last write reached the server.
     written: Mutex<Option<[Instant; 2]>>,
 }
@@ -68,6 +70,7 @@ impl Fuse {
             blown: CancellationToken::new(),
             leaseless: AtomicBool::new(false),
             delays: Vec::new(),
+            stalls: Mutex::default(),
             written: Mutex::default(),
         }
     }
@@ -82,6 +85,26 @@ impl Fuse {
             delays,
             ..Self::plain(i64::MAX, any_write, true)
         })
+    }
+
+    /// Never blows; the first watch of the objects whose path ends so shows nothing, as if its
+    /// connection were half open.
+    pub(super) fn stalled(plural: &'static str) -> Arc<Self> {
+        Arc::new(Self {
+            stalls: Mutex::new(Some(plural)),
+            ..Self::plain(i64::MAX, any_write, true)
+        })
+    }
+
+    /// Whether the first watch has been asked for.
+    pub(super) fn has_stalled(&self) -> bool {
+        self.stalls.lock().unwrap().is_none()
+    }
+
+    fn stalls(&self, path: &str, query: &str) -> bool {
+        let mut stalls = self.stalls.lock().unwrap();
+        let meant = |plural: &mut &str| query.contains("watch=true") && path.ends_with(*plural);
+        stalls.take_if(meant).is_some()
     }
 
     pub(super) async fn blown(&self) {
@@ -161,7 +184,11 @@ where
             return async move { Err(dead()) }.boxed();
         }
         let (mut inner, fuse) = (self.inner.clone(), self.fuse.clone());
+        let stalls = fuse.stalls(&path, request.uri().query().unwrap_or_default());
         async move {
+            if stalls {
+                std::future::pending::<()>().await;
+            }
             if let Some(delay) = fuse.delay(&method, &path) {
                 tokio::time::sleep(delay).await;
             }
