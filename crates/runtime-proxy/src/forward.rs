@@ -32,6 +32,9 @@ pub(crate) const HEADERS: u32 = 16 << 20;
 /// Of an answer that is looked at, so much is kept, in bytes: it has an id.
 const KEPT: usize = 64 << 10;
 
+/// Why an answer that never ends by itself ends all the same.
+pub(crate) const RESTARTS: &str = "the proxy restarts";
+
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// One kubelet connection's way to the runtime: a connection of its own, made again after the runtime
@@ -302,7 +305,7 @@ impl Body for Answer {
                     if let Some(until) = until {
                         ready!(until.as_mut().poll(cx));
                         *answer = Self::Over;
-                        let status = grpc::status(Code::Unavailable, "the proxy restarts");
+                        let status = grpc::status(Code::Unavailable, RESTARTS);
                         return Poll::Ready(Some(Ok(Frame::trailers(status))));
                     }
                     return Poll::Pending;

@@ -7,7 +7,7 @@
 use crate::call::{Call, Decider, Then};
 use crate::docker::Docker;
 use crate::forward::{
-    Answer, Backend, CONNECTION_WINDOW, HEADERS, Outgoing, STREAM_WINDOW, SendError,
+    Answer, Backend, CONNECTION_WINDOW, HEADERS, Outgoing, RESTARTS, STREAM_WINDOW, SendError,
 };
 use crate::grpc::{self, Code};
 use bytes::{Bytes, BytesMut};
@@ -24,12 +24,17 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// The answer that never ends by itself, and that a kubelet asks for again when it does.
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
+
+/// A connection without a call yet is kept open for so long after the end of accepting: it was made for
+/// a call, which is on its way. A client that hears of the end first may take the call for lost.
+const FIRST_CALL: Duration = Duration::from_secs(2);
 
 /// The listening socket.
 #[derive(Debug)]
@@ -149,7 +154,7 @@ impl Server {
                 Err(error) => {
                     // Out of files, most likely: others will be closed.
                     tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                    tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
         }
@@ -185,10 +190,12 @@ impl Server {
     }
 
     fn serve_docker(&self, stream: UnixStream, docker: Arc<Docker>) {
-        let drain = self.drain.clone();
+        let called = CancellationToken::new();
+        let end = end_of(self.drain.clone(), called.clone());
         self.connections.spawn(async move {
             let service = service_fn(move |request| {
                 let docker = docker.clone();
+                called.cancel();
                 async move { Ok::<_, Infallible>(docker.call(request).await) }
             });
             let mut builder = http1::Builder::new();
@@ -198,7 +205,7 @@ impl Server {
             let mut connection = pin!(connection.with_upgrades());
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,
-                () = drain.cancelled() => {
+                () = end => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
                 }
@@ -214,8 +221,9 @@ impl Server {
             backend: Backend::new(runtime.clone()),
             decider: decider.clone(),
             drain: self.drain.clone(),
+            called: CancellationToken::new(),
         };
-        let drain = self.drain.clone();
+        let end = end_of(self.drain.clone(), one.called.clone());
         // Whatever it sends as authority.
         let stream = TokioIo::new(Tolerant::new(stream));
         self.connections.spawn(async move {
@@ -235,7 +243,7 @@ impl Server {
             let mut connection = pin!(builder.serve_connection(stream, service));
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,
-                () = drain.cancelled() => {
+                () = end => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
                 }
@@ -247,27 +255,44 @@ impl Server {
     }
 }
 
+/// When a connection is told to end: there is no hurry before its first call.
+async fn end_of(drain: CancellationToken, called: CancellationToken) {
+    drain.cancelled().await;
+    let _ = tokio::time::timeout(FIRST_CALL, called.cancelled()).await;
+}
+
 /// One connection of a kubelet.
 #[derive(Debug)]
 struct Connection {
     backend: Backend,
     decider: Arc<Decider>,
     drain: CancellationToken,
+    /// There has been a call.
+    called: CancellationToken,
 }
 
 impl Connection {
     /// An error resets the call.
     async fn call(&self, request: Request<Incoming>) -> Result<Response<Answer>, SendError> {
+        self.called.cancel();
         let path = request.uri().path();
         if let Some(call) = Call::of(path) {
             return Box::pin(self.intercept(call, request)).await;
         }
-        let until = (path == EVENTS).then(|| Box::pin(self.drain.clone().cancelled_owned()));
-        self.forward(request.map(Outgoing::Passing), |from| Answer::Passing {
-            from,
-            until,
-        })
-        .await
+        let until = (path == EVENTS).then(|| self.drain.clone());
+        let request = request.map(Outgoing::Passing);
+        let Some(until) = until else {
+            let answer = |from| Answer::Passing { from, until: None };
+            return self.forward(request, answer).await;
+        };
+        let cut = Some(Box::pin(until.clone().cancelled_owned()));
+        tokio::select! {
+            // A runtime answers with the first event, and that may be long from now.
+            () = until.cancelled() => {
+                Ok(Answer::refusal(Code::Unavailable, RESTARTS))
+            }
+            answer = self.forward(request, |from| Answer::Passing { from, until: cut }) => answer,
+        }
     }
 
     async fn forward(

@@ -19,6 +19,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
 use world::{Body, Client, World, frame, hear, reply, serve};
 
 /// By this the program knows that it is to be the proxy.
@@ -42,6 +43,7 @@ fn main() {
         return;
     }
     runtime.block_on(no_call_fails_when_one_process_follows_another());
+    runtime.block_on(no_call_of_new_connections_fails_in_many_reloads());
 }
 
 /// The first process and all that follow it, which are of its process group: none outlives the test,
@@ -86,6 +88,27 @@ fn signal(name: &str, pid: &str) {
     assert!(status.unwrap().success());
 }
 
+/// A first process, and where those that serve say so.
+fn start(world: &World) -> (Family, UnixDatagram) {
+    let notify_path = world.path("notify");
+    let notify = UnixDatagram::bind(&notify_path).unwrap();
+    notify.set_read_timeout(Some(PATIENCE)).unwrap();
+    let flag = |name: &str, path: &std::path::Path| format!("--{name}={}", path.display());
+    let first = Command::new(std::env::current_exe().unwrap())
+        .arg(flag("koord-runtimeproxy-endpoint", &world.options.listen))
+        .arg(flag(
+            "remote-runtime-service-endpoint",
+            &world.options.runtime,
+        ))
+        .arg(flag("runtime-hook-server-config-dir", &world.options.hooks))
+        .env("NOTIFY_SOCKET", &notify_path)
+        .env(PROXY, "1")
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    (Family { first }, notify)
+}
+
 /// A kubelet's connection that was there before ends when its calls have; a new one is the successor's.
 async fn no_call_fails_when_one_process_follows_another() {
     let world = World::new();
@@ -104,23 +127,7 @@ async fn no_call_fails_when_one_process_follows_another() {
         answer
     });
     let _runtime = serve(&world.options.runtime, handler);
-    let notify_path = world.path("notify");
-    let notify = UnixDatagram::bind(&notify_path).unwrap();
-    notify.set_read_timeout(Some(PATIENCE)).unwrap();
-    let flag = |name: &str, path: &std::path::Path| format!("--{name}={}", path.display());
-    let first = Command::new(std::env::current_exe().unwrap())
-        .arg(flag("koord-runtimeproxy-endpoint", &world.options.listen))
-        .arg(flag(
-            "remote-runtime-service-endpoint",
-            &world.options.runtime,
-        ))
-        .arg(flag("runtime-hook-server-config-dir", &world.options.hooks))
-        .env("NOTIFY_SOCKET", &notify_path)
-        .env(PROXY, "1")
-        .process_group(0)
-        .spawn()
-        .unwrap();
-    let mut family = Family { first };
+    let (mut family, notify) = start(&world);
     let wait = || tokio::task::block_in_place(|| announced(&notify));
     let mut pids = vec![wait()];
     assert_eq!(pids[0], family.first.id().to_string());
@@ -156,4 +163,58 @@ async fn no_call_fails_when_one_process_follows_another() {
     tokio::time::timeout(PATIENCE, ends).await.expect(
         "the last process ends when it is asked to, those before it when they have followers",
     );
+}
+
+/// So many processes follow each other while clients call.
+const RELOADS: usize = 100;
+
+/// Every call has a connection of its own, which is there for a moment before the call is made, and none
+/// is made twice.
+async fn no_call_of_new_connections_fails_in_many_reloads() {
+    let world = World::new();
+    let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {
+        let answer: BoxFuture<'static, Response<Body>> = Box::pin(async move {
+            hear(request).await;
+            reply(frame(b""), "0")
+        });
+        answer
+    });
+    let _runtime = serve(&world.options.runtime, handler);
+    let (_family, notify) = start(&world);
+    let wait = || tokio::task::block_in_place(|| announced(&notify));
+    let mut last = wait();
+    let enough = CancellationToken::new();
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            let (enough, listen) = (enough.clone(), world.options.listen.clone());
+            tokio::spawn(async move {
+                let (mut calls, mut failed) = (0, Vec::new());
+                while !enough.is_cancelled() {
+                    let client = Client::connect(&listen).await;
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(..4))).await;
+                    calls += 1;
+                    let got = client.try_call("/runtime.v1.RuntimeService/Status", frame(b""));
+                    match got.await {
+                        Ok(got) if got.status().0 == "0" => {}
+                        got => failed.push(format!("{got:?}")),
+                    }
+                }
+                (calls, failed)
+            })
+        })
+        .collect();
+    for _ in 0..RELOADS {
+        signal("-HUP", &last);
+        let next = wait();
+        assert_ne!(next, last);
+        last = next;
+    }
+    enough.cancel();
+    let mut calls = 0;
+    for caller in callers {
+        let (made, failed) = caller.await.unwrap();
+        assert_eq!(failed, Vec::<String>::new());
+        calls += made;
+    }
+    assert!(calls > RELOADS, "{calls} calls");
 }

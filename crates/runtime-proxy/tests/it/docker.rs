@@ -168,9 +168,21 @@ async fn stage(hooks: Hooks, policy: &str) -> Stage {
 
 impl Stage {
     async fn ask(&self, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
-        let stream = UnixStream::connect(&self.world.options.listen)
-            .await
-            .unwrap();
+        let stream = self.connect().await;
+        Self::ask_over(stream, method, path, body).await
+    }
+
+    async fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.world.options.listen).await;
+        stream.unwrap()
+    }
+
+    async fn ask_over(
+        stream: UnixStream,
+        method: &str,
+        path: &str,
+        body: Value,
+    ) -> (StatusCode, Value) {
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
         let (mut sender, connection) = handshake.await.unwrap();
         tokio::spawn(connection);
@@ -348,6 +360,17 @@ async fn a_proxy_that_was_restarted_asks_the_engine() {
     assert_eq!(resources.memory_limit_in_bytes, 1 << 29);
     assert_eq!(resources.oom_score_adj, 937);
     assert_eq!(asked.container_meta.unwrap().name, "main");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_connected_can_ask_once_although_the_proxy_stops() {
+    let stage = stage(Hooks::default(), "Fail").await;
+    let stream = stage.connect().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    stage.proxy.context.shutdown.cancel();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (status, _) = Stage::ask_over(stream, "GET", "/version", Value::Null).await;
+    assert_eq!(status, 200);
 }
 
 #[tokio::test]

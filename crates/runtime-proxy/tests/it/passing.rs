@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderValue, Response};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -297,6 +298,56 @@ async fn calls_in_progress_are_finished_when_the_proxy_stops() {
     // What never ends by itself is ended, as by a server that restarts.
     assert_eq!(events.status().0, "14");
     proxy.running.await.unwrap().unwrap();
+}
+
+/// containerd says nothing, not even headers, before the first event.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_the_first_event_does_not_hold_up_a_stop() {
+    let world = World::new();
+    let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {
+        let answer: futures::future::BoxFuture<'static, Response<Body>> = Box::pin(async move {
+            if hear(request).await.path.ends_with("/GetContainerEvents") {
+                std::future::pending::<()>().await;
+            }
+            reply(frame(b""), "0")
+        });
+        answer
+    });
+    let _runtime = serve(&world.options.runtime, handler);
+    let proxy = world.proxy().await;
+    let client = Client::connect(&world.options.listen).await;
+    let events = client.call("/runtime.v1.RuntimeService/GetContainerEvents", frame(b""));
+    let stop = async {
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        proxy.context.shutdown.cancel();
+        let stopped = tokio::time::Instant::now();
+        proxy.running.await.unwrap().unwrap();
+        assert!(stopped.elapsed() < Duration::from_secs(3));
+    };
+    let (events, ()) = tokio::join!(events, stop);
+    assert_eq!(events.status().0, "14");
+}
+
+/// A client that has connected is about to call. Were it told first that no calls are taken, its call
+/// would be lost, unless it tries again elsewhere.
+#[tokio::test(start_paused = true)]
+async fn who_has_connected_can_call_once_although_the_proxy_stops() {
+    let world = World::new();
+    let (_runtime, _) = world.runtime(|_, _| reply(frame(b""), "0"));
+    let proxy = world.proxy().await;
+    let client = Client::connect(&world.options.listen).await;
+    let _silent = Client::connect(&world.options.listen).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let stopped = tokio::time::Instant::now();
+    proxy.context.shutdown.cancel();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let got = client.try_call("/runtime.v1.RuntimeService/Status", frame(b""));
+    assert_eq!(got.await.unwrap().status().0, "0");
+    // Whoever calls again, or not at all, is not waited for much longer.
+    let again = client.try_call("/runtime.v1.RuntimeService/Status", frame(b""));
+    assert!(again.await.is_err());
+    proxy.running.await.unwrap().unwrap();
+    assert!(stopped.elapsed() < Duration::from_secs(3));
 }
 
 /// What grpc-go sends when it is told to dial a path: no HTTP/2 library sends such an authority.
