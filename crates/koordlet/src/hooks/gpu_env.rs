@@ -5,7 +5,7 @@ use crate::gates::Gate;
 use crate::qos::{Classes, Level};
 use koord_model::gpu_env::{Ask, of_container};
 
-const NAME: &str = "GPUEnvInject";
+pub(super) const NAME: &str = "GPUEnvInject";
 
 /// The row.
 pub(super) const HOOK: Hook = Hook {

@@ -135,7 +135,7 @@ pub enum Stage {
 /// One row of the table.
 #[derive(Debug, Clone, Copy)]
 pub struct Hook {
-    /// Its name in logs, metrics and audit records.
+    /// Its name in logs, audit records and, but for those of [`Hook::upstream_name`], metrics.
     pub name: &'static str,
     /// It is heard when one of these is open.
     pub gates: &'static [Gate],
@@ -144,6 +144,17 @@ pub struct Hook {
     /// What it has a say in.
     pub says: &'static [Says],
     run: fn(&Subject<'_>, &Rules, &mut Adjustment),
+}
+
+impl Hook {
+    /// What upstream's `runtime_hook_invoked_duration_milliseconds` calls it.
+    pub(crate) fn upstream_name(&self) -> &'static str {
+        match self.name {
+            gpu_env::NAME => "gpu env inject",
+            rdma_device::NAME => "rdma device inject",
+            name => name,
+        }
+    }
 }
 
 /// Every hook, by name: the order in which they are heard.
@@ -221,10 +232,30 @@ pub fn desired_sandbox(pod: &PodInfo, rules: &Rules) -> Adjustment {
     of_subject(&Subject { pod, part }, rules)
 }
 
+/// The same; `around` calls each hook that is heard.
+pub(crate) fn desired_around(
+    pod: &PodInfo,
+    container: Option<&ContainerInfo>,
+    rules: &Rules,
+    around: impl FnMut(&'static Hook, &mut Adjustment, &dyn Fn(&mut Adjustment)),
+) -> Adjustment {
+    let part = container.map_or(Part::Pod, Part::Container);
+    around_subject(&Subject { pod, part }, rules, around)
+}
+
 fn of_subject(subject: &Subject<'_>, rules: &Rules) -> Adjustment {
+    around_subject(subject, rules, |_, wanted, run| run(wanted))
+}
+
+fn around_subject(
+    subject: &Subject<'_>,
+    rules: &Rules,
+    mut around: impl FnMut(&'static Hook, &mut Adjustment, &dyn Fn(&mut Adjustment)),
+) -> Adjustment {
     let mut wanted = Adjustment::default();
     for hook in HOOKS.iter().filter(|hook| rules.hears(hook)) {
-        (hook.run)(subject, rules, &mut wanted);
+        let run = |wanted: &mut Adjustment| (hook.run)(subject, rules, wanted);
+        around(hook, &mut wanted, &run);
     }
     wanted
 }

@@ -22,6 +22,7 @@ pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::CPUNormalization],
     stages: &[
+        Stage::RunPodSandbox,
         Stage::CreateContainer,
         Stage::UpdateContainer,
         Stage::Reconcile,

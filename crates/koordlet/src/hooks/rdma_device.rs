@@ -6,7 +6,7 @@ use crate::gates::Gate;
 use crate::qos::{Classes, Level};
 use koord_model::rdma_devices::of_pod;
 
-const NAME: &str = "RDMADeviceInject";
+pub(super) const NAME: &str = "RDMADeviceInject";
 
 /// The row.
 pub(super) const HOOK: Hook = Hook {

@@ -535,7 +535,7 @@ impl Metrics {
 
     /// Records the call of a hook at a stage of a container's life, such as `PreCreateContainer`. A
     /// container runtime asks for it, through NRI or the hook server; what the reconciler does is no
-    /// call and is not counted here, in upstream neither. Nothing calls it before there is NRI.
+    /// call and is not counted here, in upstream neither.
     pub fn hook_invoked(&self, hook: &str, stage: &str, ok: bool, milliseconds: f64) {
         self.observe(&self.0.hooks, &[hook, stage, status(ok)], milliseconds);
     }

@@ -3,7 +3,7 @@
 use super::asked::{self, AskedContainer, AskedError, AskedPod, Known};
 use super::{Parts, Policy};
 use crate::gates::{Gate, Gates};
-use crate::hooks::{Adjustment, HOOKS, Rules, Said, Stage, desired};
+use crate::hooks::{Adjustment, HOOKS, Rules, Said, Stage, desired, desired_around};
 use crate::states::{ContainerInfo, PodInfo};
 use futures::FutureExt as _;
 use koord_api::qos::{KubeQos, QosClass};
@@ -60,6 +60,13 @@ impl Asked {
             "PreRemoveRunPodSandbox",
         ),
     ];
+
+    /// The stage of the hooks that are heard, and upstream's name of it.
+    fn stage(self) -> Option<(Stage, &'static str)> {
+        let mut all = Self::ALL.into_iter();
+        let found = all.find(|(asked, _, _)| *asked == self);
+        found.map(|(_, stage, name)| (stage, name))
+    }
 }
 
 /// Upstream's names of all stages.
@@ -207,7 +214,7 @@ impl Answers {
         pod: &AskedPod,
         container: &AskedContainer,
     ) -> Result<Adjustment, AnswerError> {
-        self.container(pod, container, |_, _| {})
+        self.container(Some(Asked::CreateContainer), pod, container, |_, _| {})
     }
 
     /// Looks at the device files that are wanted, and makes the directory.
@@ -263,21 +270,64 @@ impl Answers {
         self.problems(pod, &mut lost.map(problem).collect())
     }
 
-    /// What hooks want of a container that is there: CPU lists of batch pods are not among it.
+    /// What hooks want of a container whose resources are about to change: CPU lists of batch pods are
+    /// not among it.
+    pub(super) fn updated(
+        &self,
+        pod: &AskedPod,
+        container: &AskedContainer,
+    ) -> Result<Adjustment, AnswerError> {
+        self.running_at(Some(Asked::UpdateContainer), pod, container)
+    }
+
+    /// The same of a container that is there, and that nobody asks about.
     pub(super) fn running(
         &self,
         pod: &AskedPod,
         container: &AskedContainer,
     ) -> Result<Adjustment, AnswerError> {
-        self.container(pod, container, |pod, wanted| {
+        self.running_at(None, pod, container)
+    }
+
+    fn running_at(
+        &self,
+        at: Option<Asked>,
+        pod: &AskedPod,
+        container: &AskedContainer,
+    ) -> Result<Adjustment, AnswerError> {
+        self.container(at, pod, container, |pod, wanted| {
             if pod.kube_qos == KubeQos::BestEffort || pod.qos == QosClass::Be {
                 wanted.cpus = None;
             }
         })
     }
 
+    /// What hooks want; each that the stage of `at` is about is timed.
+    fn invoked(
+        &self,
+        at: Option<Asked>,
+        pod: &PodInfo,
+        container: Option<&ContainerInfo>,
+        rules: &Rules,
+    ) -> Adjustment {
+        let Some((stage, name)) = at.and_then(Asked::stage) else {
+            return desired(pod, container, rules);
+        };
+        desired_around(pod, container, rules, |hook, wanted, run| {
+            let (begun, problems) = (Instant::now(), wanted.problems.len());
+            run(wanted);
+            if hook.stages.contains(&stage) {
+                let milliseconds = begun.elapsed().as_secs_f64() * 1000.0;
+                let ok = wanted.problems.len() == problems;
+                let metrics = &self.parts.metrics;
+                metrics.hook_invoked(hook.upstream_name(), name, ok, milliseconds);
+            }
+        })
+    }
+
     fn container(
         &self,
+        at: Option<Asked>,
         asked: &AskedPod,
         container: &AskedContainer,
         then: impl FnOnce(&PodInfo, &mut Adjustment),
@@ -289,7 +339,7 @@ impl Answers {
             return Ok(Adjustment::default());
         };
         let container: ContainerInfo = asked::container(container, pod)?;
-        let mut wanted = desired(pod, Some(&container), &rules);
+        let mut wanted = self.invoked(at, pod, Some(&container), &rules);
         self.problems(asked, &mut wanted.problems)?;
         then(pod, &mut wanted);
         Ok(wanted)
@@ -303,7 +353,7 @@ impl Answers {
         let Some(pod) = known.pod() else {
             return Ok(Adjustment::default());
         };
-        let mut wanted = desired(pod, None, &rules);
+        let mut wanted = self.invoked(Some(Asked::RunPodSandbox), pod, None, &rules);
         self.problems(asked, &mut wanted.problems)?;
         let number = |said: &Option<Said<i64>>| said.as_ref().map(|said| said.value.to_string());
         let idle = wanted.cpu_idle.as_ref();
@@ -349,7 +399,7 @@ impl Answers {
         container: &AskedContainer,
         group: &str,
     ) -> Result<(), AnswerError> {
-        let wanted = self.container(asked, container, |_, _| {})?;
+        let wanted = self.container(None, asked, container, |_, _| {})?;
         let Some(score) = wanted.oom_score_adj else {
             return Ok(());
         };

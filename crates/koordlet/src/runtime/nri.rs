@@ -392,7 +392,7 @@ impl Handler for Plugin {
         requested: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, String> {
         let asked = asked_container(container, Some(requested));
-        let wanted = self.answers.running(&asked_pod(pod), &asked);
+        let wanted = self.answers.updated(&asked_pod(pod), &asked);
         let mut wanted = self.settled("UpdateContainer", &container.name, wanted)?;
         if self.is_proxied() {
             wanted.cfs_quota = None;

@@ -168,7 +168,7 @@ impl Service {
         let wanted = self.0.answered(event, async {
             let (pod, container) = asked(&request)?;
             if !creates {
-                return self.0.running(&pod, &container);
+                return self.0.updated(&pod, &container);
             }
             let wanted = self.0.wanted(&pod, &container)?;
             if wanted.devices.is_empty() && wanted.fresh_directory.is_none() {

@@ -1,5 +1,6 @@
 //! The hook server over its socket, the plugin with a runtime of its own, and what both answer.
 
+mod invoked;
 mod link;
 mod news;
 mod twice;
