@@ -6,13 +6,17 @@ use koord_model::histogram::{Checkpoint, HistogramError, UnixMillis, ZERO_TIME};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 /// What the name of an unfinished file ends in.
 const TEMPORARY: &str = ".tmp";
 /// A year after the beginning of time: what refers to before has no samples.
 const EMPTY: UnixMillis = ZERO_TIME + 365 * 86_400_000;
+
+/// Bytes of the largest checkpoint that is read: two histograms with a number in every bucket have less
+/// than a twentieth of it.
+pub(super) const LIMIT: u64 = 256 << 10;
 
 /// Why a checkpoint could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +36,14 @@ pub enum CheckpointError {
         path: PathBuf,
         /// What is wrong.
         source: serde_json::Error,
+    },
+    /// The file is none of ours.
+    #[error("checkpoint {}: {size} bytes, of {LIMIT} at most", path.display())]
+    TooLarge {
+        /// Which one.
+        path: PathBuf,
+        /// How large it is, in bytes.
+        size: u64,
     },
     /// The file has impossible numbers.
     #[error("checkpoint {}: {source}", path.display())]
@@ -201,17 +213,8 @@ impl Predictor {
         }
     }
 
-    fn load(&self, path: &Path, now: UnixMillis) -> Result<Model, CheckpointError> {
-        let path_buf = || path.to_owned();
-        let bytes = fs::read(path).map_err(|source| CheckpointError::Io {
-            path: path_buf(),
-            source,
-        })?;
-        let saved: Saved =
-            serde_json::from_slice(&bytes).map_err(|source| CheckpointError::Format {
-                path: path_buf(),
-                source,
-            })?;
+    pub(super) fn load(&self, path: &Path, now: UnixMillis) -> Result<Model, CheckpointError> {
+        let saved = read(path)?;
         // Nothing was learned later than now: such a file was written by a clock that was ahead.
         let written = saved.last_updated.as_millisecond();
         let shift = written
@@ -234,6 +237,28 @@ impl Predictor {
         model.saved = now;
         Ok(model)
     }
+}
+
+fn read(path: &Path) -> Result<Saved, CheckpointError> {
+    let path_buf = || path.to_owned();
+    let io = |source| CheckpointError::Io {
+        path: path_buf(),
+        source,
+    };
+    let file = fs::File::open(path).map_err(io)?;
+    let size = file.metadata().map_err(io)?.len();
+    let mut bytes = Vec::new();
+    // It may grow meanwhile.
+    let read = file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(io)?;
+    let size = size.max(u64::try_from(read).unwrap_or(u64::MAX));
+    if size > LIMIT {
+        let path = path_buf();
+        return Err(CheckpointError::TooLarge { path, size });
+    }
+    serde_json::from_slice(&bytes).map_err(|source| CheckpointError::Format {
+        path: path_buf(),
+        source,
+    })
 }
 
 /// A checkpoint that refers to another time. Nothing but the distances between times matters.

@@ -1,7 +1,7 @@
 use super::reclaimable::{by_class, by_pod, estimate};
 use super::*;
 use crate::states::node::Amounts;
-use crate::states::{Driver, Layout, PodInfo};
+use crate::states::{Driver, Layout as Groups, PodInfo};
 use jiff::Timestamp;
 use koord_host::CgroupPath;
 use serde_json::json;
@@ -24,7 +24,7 @@ fn pod(name: &str, age_hours: i64) -> PodInfo {
         "status": {"phase": "Running"}
     }))
     .unwrap();
-    PodInfo::of(&pod, &Layout::new(Driver::Cgroupfs, CgroupPath::root())).unwrap()
+    PodInfo::of(&pod, &Groups::new(Driver::Cgroupfs, CgroupPath::root())).unwrap()
 }
 
 #[test]
@@ -173,6 +173,37 @@ fn corrupted_checkpoints_start_afresh() {
         predictor.train(name, 1.0, 1.0, T0);
         assert!(predictor.forecast(name).is_some());
     }
+}
+
+/// What is ours is far below the limit; white space fills a file up.
+#[test]
+fn checkpoints_that_are_too_large_are_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let buckets = |layout: Layout| -> serde_json::Value {
+        let weights: serde_json::Map<_, _> = (0..layout.count())
+            .map(|bucket| (bucket.to_string(), json!(10_000)))
+            .collect();
+        json!({"referenceTimestamp": "2025-05-23T00:00:00Z", "bucketWeights": weights,
+            "totalWeight": 1234.5678901234567})
+    };
+    let largest = json!({"UID": "x".repeat(36), "LastUpdated": "2025-05-23T11:33:20.123456789Z",
+        "CPU": buckets(Layout::cpu()), "Memory": buckets(Layout::memory())});
+    let mut bytes = largest.to_string().into_bytes();
+    let limit = usize::try_from(checkpoint::LIMIT).unwrap();
+    assert!(bytes.len() < limit / 20, "{}", bytes.len());
+    let predictor = Predictor::new(Config::default());
+    let path = dir.path().join("x");
+    bytes.resize(limit, b' ');
+    std::fs::write(&path, &bytes).unwrap();
+    assert!(predictor.load(&path, T0).is_ok());
+    bytes.push(b' ');
+    std::fs::write(&path, &bytes).unwrap();
+    let error = predictor.load(&path, T0).err().unwrap().to_string();
+    let want = format!(
+        "checkpoint {}: 262145 bytes, of 262144 at most",
+        path.display()
+    );
+    assert_eq!(error, want);
 }
 
 #[test]
