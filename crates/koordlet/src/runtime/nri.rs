@@ -370,6 +370,8 @@ impl Handler for Plugin {
             updated = updates.len(),
             "the runtime has told what there is"
         );
+        // Pods may have come and gone while nobody was told.
+        self.answers.parts.states.resync_pods();
         updates
     }
 

@@ -10,6 +10,7 @@ use super::*;
 use crate::gates::Gate;
 use crate::hooks::tests::Node;
 use crate::states::{Driver, Layout};
+use futures::FutureExt as _;
 use koord_api::hookserver::HookServer;
 use koord_host::fake::Tree;
 use koord_host::{CgroupPath, Resource};
@@ -592,6 +593,9 @@ fn after_a_pause_only_what_is_missing_is_set() {
         ..container(LinuxResources::default())
     };
     assert_eq!(plugin.synchronize(&[batch_pod()], &[nobodys]), []);
+    // Whoever reads the list of pods does so now: some may have gone meanwhile.
+    let resync = || rig.parts.states.resync_wanted().now_or_never();
+    assert_eq!((resync(), resync()), (Some(()), None));
 }
 
 #[test]

@@ -25,13 +25,13 @@ use tonic::transport::Channel;
 const MIB: i64 = 1 << 20;
 
 /// Looks so often before it gives up: far more than any machine needs.
-const LOOKS: usize = 3000;
+pub(crate) const LOOKS: usize = 3000;
 
 /// A containerd of the test's own, and groups for its pods.
 pub(crate) struct Machine {
     pub(crate) containerd: Containerd,
     pub(crate) groups: Groups,
-    cri: RuntimeServiceClient<Channel>,
+    pub(crate) cri: RuntimeServiceClient<Channel>,
 }
 
 impl Machine {
@@ -51,7 +51,7 @@ impl Machine {
     }
 
     /// Another containerd where this one was; what ran goes on.
-    fn restart(&self) {
+    pub(crate) fn restart(&self) {
         self.containerd.kill();
         self.containerd.start_again();
     }
@@ -202,12 +202,16 @@ impl Machine {
     }
 
     /// A started container, and the first words of its process: its limits, environment and mounts.
-    async fn container(&mut self, pod: &Pod, name: &str) -> Started {
+    pub(crate) async fn container(&mut self, pod: &Pod, name: &str) -> Started {
         self.try_container(pod, name).await.unwrap()
     }
 
     /// The same, unless it cannot be created.
-    async fn try_container(&mut self, pod: &Pod, name: &str) -> Result<Started, tonic::Status> {
+    pub(crate) async fn try_container(
+        &mut self,
+        pod: &Pod,
+        name: &str,
+    ) -> Result<Started, tonic::Status> {
         let of = |file: &str| format!("echo {file}=$(cat /sys/fs/cgroup/{file}); ");
         let files = [
             "cpu/cpu.shares",
@@ -292,24 +296,24 @@ impl Proxy {
 pub(crate) struct Pod {
     pub(crate) id: String,
     pub(crate) config: cri::PodSandboxConfig,
-    group: Cgroup,
+    pub(crate) group: Cgroup,
 }
 
-struct Started {
-    id: String,
-    group: Cgroup,
+pub(crate) struct Started {
+    pub(crate) id: String,
+    pub(crate) group: Cgroup,
     said: String,
 }
 
 impl Started {
-    fn said(&self, key: &str) -> &str {
+    pub(crate) fn said(&self, key: &str) -> &str {
         let begin = format!(" {key}=");
         let mut found = self.said.lines().filter_map(|line| line.split_once(&begin));
         found.next().map_or("", |(_, value)| value)
     }
 
     /// Shares, quota and memory limit now.
-    fn now(&self) -> (Option<i64>, Option<i64>, Option<i64>) {
+    pub(crate) fn now(&self) -> (Option<i64>, Option<i64>, Option<i64>) {
         let group = &self.group;
         let number = |value: koord_host::Result<Option<i64>>| value.unwrap();
         (
@@ -321,20 +325,20 @@ impl Started {
 }
 
 /// A running agent.
-struct Agent {
-    ctx: Context,
+pub(crate) struct Agent {
+    pub(crate) ctx: Context,
     task: JoinHandle<()>,
 }
 
 impl Agent {
-    fn start(options: Options, client: &Client, clock: &Clock) -> Self {
+    pub(crate) fn start(options: Options, client: &Client, clock: &Clock) -> Self {
         let ctx = Context::with_clock(clock.clone());
         let run = koordlet::run(options, client.clone(), ctx.clone());
         let task = tokio::spawn(async move { run.await.unwrap() });
         Self { ctx, task }
     }
 
-    fn metric(&self, name: &str) -> f64 {
+    pub(crate) fn metric(&self, name: &str) -> f64 {
         let families = self.ctx.metrics.gather();
         let found = families.iter().find(|family| family.name() == name);
         let metric = found.and_then(|family| family.get_metric().first());
@@ -343,7 +347,7 @@ impl Agent {
         })
     }
 
-    async fn connected(&self, lost: f64) {
+    pub(crate) async fn connected(&self, lost: f64) {
         for _ in 0..LOOKS {
             let again = self.metric("koordlet_nri_connections_lost_total") >= lost;
             if again && self.metric("koordlet_nri_connected") > 0.0 {
@@ -354,7 +358,7 @@ impl Agent {
         panic!("never connected");
     }
 
-    async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.ctx.shutdown.cancel();
         self.task.await.unwrap();
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on shall panic")]
 
 mod agent;
+mod beside;
 mod containerd;
 mod deploy;
 mod http;
