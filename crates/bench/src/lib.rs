@@ -5,7 +5,9 @@
 
 mod api;
 mod objects;
+mod openb;
 mod scenario;
+mod storage;
 mod usage;
 mod workload;
 
@@ -16,13 +18,17 @@ pub use usage::{cpu, cpu_of, rss_mib, rss_mib_of};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
+use koord_api::scheduling::Reservation;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindRequest, Engine, EngineOptions, Output};
-use koord_scheduler::framework::{BindPlan, BuildContext, ProfileError, Profiles, Registry};
+use koord_scheduler::framework::{
+    BindPlan, BuildContext, ObjectChange, ProfileError, Profiles, Registry, Verb, Write,
+};
 use koord_scheduler::state::{PodInfo, SeenPod};
 use rustc_hash::FxHashMap;
 use scenario::{Fixture, Step};
 use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -192,6 +198,9 @@ struct Run {
     arrived: FxHashMap<Arc<str>, Duration>,
     latencies: Vec<Duration>,
     gangs: Vec<Duration>,
+    /// The nodes' numbers.
+    numbers: FxHashMap<String, usize>,
+    reservations: FxHashMap<String, Reservation>,
     /// In order.
     placed: Vec<Arc<Pod>>,
     attempts: usize,
@@ -205,7 +214,11 @@ impl Run {
         cached: bool,
         fixture: &Fixture,
     ) -> Result<Self, ProfileError> {
-        let config = Configuration::koord(&["koord-scheduler".to_owned()]);
+        let mut config = Configuration::koord(&["koord-scheduler".to_owned()]);
+        if let (Some(plugin), Some(profile)) = (fixture.extra, config.profiles.first_mut()) {
+            let enabled = json!({"multiPoint": {"enabled": [{"name": plugin, "weight": 1}]}});
+            profile.plugins = serde_json::from_value(enabled).unwrap_or_default();
+        }
         let profiles = Profiles::build(&config, registry, &BuildContext::default(), koord)?;
         let mut engine = Engine::new(&config, profiles, EngineOptions::default());
         engine.set_caching(cached);
@@ -227,6 +240,8 @@ impl Run {
             arrived: FxHashMap::default(),
             latencies: Vec::new(),
             gangs: Vec::new(),
+            numbers: fixture.numbers(),
+            reservations: FxHashMap::default(),
             placed: Vec::new(),
             attempts: 0,
             gave_up: false,
@@ -275,7 +290,8 @@ impl Run {
             }
             Step::Node(node) => self.timed(|engine| engine.node_applied(node.clone(), now)),
             Step::NodeGone(name) => self.timed(|engine| engine.node_deleted(name, now)),
-            Step::Object(change) => self.timed(|engine| engine.object_changed(change, now)),
+            Step::Leaves(pod) => self.timed(|engine| engine.pod_deleted(pod, now)),
+            Step::Object(change) => self.object(change),
             Step::PodGone(number) => {
                 if let Some(pod) = self.placed.get(*number).cloned() {
                     self.timed(|engine| engine.pod_deleted(&pod, now));
@@ -309,6 +325,7 @@ impl Run {
                 match output {
                     Output::Bind(request) => self.confirm(&request),
                     Output::Evict { victims, .. } => self.evict(&victims),
+                    Output::Write(write) => self.written(&write),
                     _ => {}
                 }
             }
@@ -318,12 +335,40 @@ impl Run {
         }
     }
 
+    fn object(&mut self, change: &ObjectChange) {
+        if let Some(reservation) = change.new_as::<Reservation>() {
+            let name = reservation.metadata.name.clone().unwrap_or_default();
+            self.reservations.insert(name, reservation.clone());
+        }
+        let now = self.now;
+        self.timed(|engine| engine.object_changed(change, now));
+    }
+
+    /// Shows what comes of a write.
+    fn written(&mut self, write: &Write) {
+        for change in storage::provision(write, &self.numbers) {
+            self.object(&change);
+        }
+        if let ("reservations", Verb::PatchStatus(patch) | Verb::Patch(patch)) =
+            (write.plural, &write.verb)
+            && let Some(old) = self.reservations.get(&write.name)
+        {
+            let change = objects::written(old, patch);
+            self.object(&change);
+        }
+    }
+
     fn confirm(&mut self, request: &BindRequest) {
         let (now, uid) = (self.now, request.pod.uid.clone());
         if let Some(at) = self.arrived.remove(&uid) {
             self.latencies.push(self.busy.saturating_sub(at));
         }
         self.timed(|engine| engine.bind_finished(&uid, Ok(()), now));
+        if let BindPlan::Writes(writes) = &request.plan {
+            for write in writes {
+                self.written(write);
+            }
+        }
         if !matches!(request.plan, BindPlan::Binding) || request.pod.is_holder() {
             return;
         }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 /// The time of all objects.
 pub(crate) const EPOCH: i64 = 1_700_000_000;
+const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 /// Namespace of all pods.
 pub const NAMESPACE: &str = "bench";
 
@@ -169,9 +170,58 @@ pub(crate) fn reservation(number: usize, node: &str) -> ObjectChange {
             ],
         },
     }));
+    added(RESERVATIONS, reservation)
+}
+
+/// A reservation without a place, for the pod that replaces the one of that number.
+pub(crate) fn migration(number: usize) -> ObjectChange {
+    let name = format!("migrate-{number:06}");
+    let room = json!({"cpu": "500m", "memory": "512Mi"});
+    let reservation: Reservation = parse(json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+        "metadata": {"name": name, "uid": name, "creationTimestamp": epoch().to_string()},
+        "spec": {
+            "template": {"spec": {"schedulerName": "koord-scheduler", "priority": 9000, "containers": [
+                {"name": "c", "image": "i", "resources": {"requests": room}}]}},
+            "ttl": "24h0m0s",
+            "allocateOnce": true,
+            "owners": [{"labelSelector": {"matchLabels": {"migrates": name}}}],
+        },
+    }));
+    added(RESERVATIONS, reservation)
+}
+
+/// The reservation after a write to its status, as the informer shows it.
+pub(crate) fn written(old: &Reservation, patch: &Value) -> ObjectChange {
+    let mut value = serde_json::to_value(old).unwrap_or_default();
+    merge(&mut value, patch);
+    ObjectChange {
+        action: Action::UPDATE,
+        old: Some(Arc::new(old.clone())),
+        ..added(RESERVATIONS, parse::<Reservation>(value))
+    }
+}
+
+/// Two NUMA nodes, of which the kubelet gives a pod one.
+pub(crate) fn aligned(number: usize) -> ObjectChange {
+    let zone = |id: usize| {
+        let resource = |name: &str, amount: &str| json!({"name": name, "capacity": amount, "allocatable": amount, "available": amount});
+        json!({"name": format!("node-{id}"), "type": "Node",
+            "resources": [resource("cpu", "16"), resource("memory", "128Gi")]})
+    };
+    let topology: NodeResourceTopology = parse(json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": {"name": node_name(number)},
+        "topologyPolicies": ["SingleNUMANodePodLevel"],
+        "attributes": [
+            {"name": "topologyManagerPolicy", "value": "single-numa-node"},
+            {"name": "topologyManagerScope", "value": "pod"},
+        ],
+        "zones": [zone(0), zone(1)],
+    }));
     added(
-        "reservations.v1alpha1.scheduling.koordinator.sh",
-        reservation,
+        "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
+        topology,
     )
 }
 
@@ -199,8 +249,8 @@ pub(crate) fn topology(number: usize) -> ObjectChange {
     )
 }
 
-/// Eight GPUs of 80 GiB.
-pub(crate) fn device(number: usize) -> ObjectChange {
+/// So many GPUs of 80 GiB.
+pub(crate) fn device(number: usize, count: usize) -> ObjectChange {
     let gpu = |minor: usize| {
         json!({
             "id": format!("GPU-{number:05}-{minor}"), "minor": minor, "type": "gpu",
@@ -214,7 +264,7 @@ pub(crate) fn device(number: usize) -> ObjectChange {
                 "pcieID": format!("{}", minor / 2), "busID": format!("0000:{minor:02x}:00.0")},
         })
     };
-    let gpus: Vec<Value> = (0..8).map(gpu).collect();
+    let gpus: Vec<Value> = (0..count).map(gpu).collect();
     let device: Device = parse(json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
         "metadata": {"name": node_name(number)},

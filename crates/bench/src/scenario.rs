@@ -1,11 +1,14 @@
 //! What is measured: clusters and the pods that come to them.
 
 use crate::objects::{
-    bound, device, merge, metric, node, node_name, pod, quota, requests, reservation, topology,
+    aligned, bound, device, merge, metric, migration, node, node_name, pod, quota, requests,
+    reservation, topology,
 };
 use crate::workload::{DEPLOYMENTS, daemon, replica, replica_set, service};
+use crate::{openb, storage};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::framework::{Action, ObjectChange};
+use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -54,11 +57,20 @@ pub enum Scenario {
     NodeGrowth,
     /// As colocation, while every node reports its load each minute and 1,000 pods come a second.
     MetricStream,
+    /// Pods with a disk in a zone, one that is made for them, or one of a node, in turn.
+    Volumes,
+    /// Pods that leave their node for one that a reservation found for them.
+    ReservationMigration,
+    /// Guaranteed pods, and kubelets that give each one NUMA node.
+    Nrt,
+    /// Deployments of the sizes of the openb trace on its nodes, some daemon pods and some pods with
+    /// volumes, while every node reports its load each minute.
+    Everything,
 }
 
 impl Scenario {
     /// All scenarios with their names.
-    pub const ALL: [(Self, &'static str); 19] = [
+    pub const ALL: [(Self, &'static str); 23] = [
         (Self::Basic, "basic"),
         (Self::MixedChurn, "mixed-churn"),
         (Self::UnschedulableMixed, "unschedulable-mixed"),
@@ -78,7 +90,16 @@ impl Scenario {
         (Self::Shapes, "shapes-500"),
         (Self::NodeGrowth, "node-growth"),
         (Self::MetricStream, "metric-stream"),
+        (Self::Volumes, "volumes"),
+        (Self::ReservationMigration, "reservation-migration"),
+        (Self::Nrt, "nrt"),
+        (Self::Everything, "everything"),
     ];
+
+    /// The plugins that are off unless a configuration turns them on.
+    pub(crate) fn extra(self) -> Option<&'static str> {
+        (self == Self::Nrt).then_some("NodeResourceTopologyMatch")
+    }
 
     /// Its name on the command line.
     #[must_use]
@@ -119,6 +140,8 @@ pub(crate) enum Step {
     NodeGone(String),
     /// The n-th pod that was placed goes.
     PodGone(usize),
+    /// A pod that was there before goes.
+    Leaves(Arc<Pod>),
     /// Another object appears or changes.
     Object(ObjectChange),
 }
@@ -140,17 +163,20 @@ pub(crate) struct Fixture {
     /// Pods that are there before, of several kinds.
     before: Vec<Before>,
     pub(crate) steps: Vec<Step>,
+    /// A plugin to turn on.
+    pub(crate) extra: Option<&'static str>,
 }
 
 impl Fixture {
     pub(crate) fn new(scenario: Scenario, nodes: usize, pods: usize, before: usize) -> Self {
         let mut out = Self {
             nodes: (0..at_first(scenario, nodes))
-                .map(|number| node(number, &node_change(scenario)))
+                .map(|number| node(number, &node_change(scenario, number)))
                 .collect(),
             ..Self::default()
         };
-        out.objects = objects(scenario, nodes);
+        out.objects = objects(scenario, nodes, pods);
+        out.extra = scenario.extra();
         out.before.push(Before {
             prefix: "before",
             change: json!({}),
@@ -158,6 +184,11 @@ impl Fixture {
         });
         match scenario {
             Scenario::Preemption => out.fill(nodes),
+            Scenario::ReservationMigration => out.before.push(Before {
+                prefix: "old",
+                change: json!({}),
+                pods,
+            }),
             Scenario::Gang => {
                 let size = (pods / 10).clamp(1, 1000);
                 for start in (0..pods).step_by(size) {
@@ -175,7 +206,13 @@ impl Fixture {
             match scenario {
                 Scenario::MixedChurn => out.churn(number, nodes),
                 Scenario::NodeGrowth => out.grow(number, pods, nodes),
-                Scenario::MetricStream => out.report(number, nodes),
+                Scenario::MetricStream | Scenario::Everything => out.report(number, nodes),
+                Scenario::ReservationMigration => {
+                    out.steps.push(Step::Object(migration(number)));
+                    let old = pod("old", number, &json!({}));
+                    let old = bound(&old, &node_name(number % nodes.max(1)));
+                    out.steps.push(Step::Leaves(Arc::new(old)));
+                }
                 _ => {}
             }
             let change = pod_change(scenario, number, nodes);
@@ -194,6 +231,15 @@ impl Fixture {
             change,
             pods: 4 * nodes,
         });
+    }
+
+    /// The nodes' numbers by their names.
+    pub(crate) fn numbers(&self) -> FxHashMap<String, usize> {
+        let names = self
+            .nodes
+            .iter()
+            .filter_map(|node| node.metadata.name.clone());
+        names.zip(0..).collect()
     }
 
     /// The pods that are there before.
@@ -253,8 +299,9 @@ fn at_first(scenario: Scenario, nodes: usize) -> usize {
     }
 }
 
-fn node_change(scenario: Scenario) -> Value {
+fn node_change(scenario: Scenario, number: usize) -> Value {
     match scenario {
+        Scenario::Everything => openb::node(number),
         Scenario::Colocation | Scenario::MetricStream => json!({"status": {"allocatable": {
             koord_api::resources::BATCH_CPU: "16000",
             koord_api::resources::BATCH_MEMORY: "128Gi",
@@ -268,15 +315,16 @@ fn node_change(scenario: Scenario) -> Value {
     }
 }
 
-fn objects(scenario: Scenario, nodes: usize) -> Vec<ObjectChange> {
+fn objects(scenario: Scenario, nodes: usize, pods: usize) -> Vec<ObjectChange> {
     let each = |make: fn(usize) -> ObjectChange| (0..nodes).map(make).collect();
     match scenario {
         Scenario::Colocation | Scenario::MetricStream => each(|number| metric(number, 0)),
-        Scenario::Deployment => (0..DEPLOYMENTS)
-            .flat_map(|number| [replica_set(number), service(number)])
-            .collect(),
+        Scenario::Deployment => deployments().collect(),
         Scenario::Numa => each(topology),
-        Scenario::GpuShare => each(device),
+        Scenario::Nrt => each(aligned),
+        Scenario::Volumes => storage::objects(nodes, pods),
+        Scenario::GpuShare => each(|number| device(number, 8)),
+        Scenario::Everything => everything(nodes, pods),
         Scenario::QuotaTree => {
             let room = 32 * nodes;
             let mut out = Vec::new();
@@ -293,6 +341,36 @@ fn objects(scenario: Scenario, nodes: usize) -> Vec<ObjectChange> {
             .map(|number| reservation(number, &node_name(number)))
             .collect(),
         _ => Vec::new(),
+    }
+}
+
+fn deployments() -> impl Iterator<Item = ObjectChange> {
+    (0..DEPLOYMENTS).flat_map(|number| [replica_set(number), service(number)])
+}
+
+fn everything(nodes: usize, pods: usize) -> Vec<ObjectChange> {
+    let mut out = storage::objects(nodes, pods);
+    out.extend(deployments());
+    out.extend((0..nodes).map(|number| metric(number, 0)));
+    let with = (0..nodes).map(|number| (number, openb::gpus(number)));
+    out.extend(
+        with.filter(|(_, gpus)| *gpus > 0)
+            .map(|(number, gpus)| device(number, gpus)),
+    );
+    out
+}
+
+/// Of 50 pods, one is of a DaemonSet and two have a volume.
+fn of_everything(number: usize, nodes: usize) -> Value {
+    match number % 50 {
+        7 => daemon(0, number / 50 % nodes.max(1)),
+        23 | 42 => storage::pod(number),
+        _ => {
+            let deployment = number % DEPLOYMENTS;
+            let mut change = replica(deployment);
+            merge(&mut change, &openb::pod(deployment));
+            change
+        }
     }
 }
 
@@ -393,6 +471,12 @@ fn pod_change(scenario: Scenario, number: usize, nodes: usize) -> Value {
             "memory": format!("{}Mi", 128 * (1 + number / 50 % 10)),
         })),
         Scenario::NodeGrowth => json!({}),
+        Scenario::Volumes => storage::pod(number),
+        Scenario::ReservationMigration => {
+            json!({"metadata": {"labels": {"migrates": format!("migrate-{number:06}")}}})
+        }
+        Scenario::Everything => of_everything(number, nodes),
+        Scenario::Nrt => requests(json!({"cpu": "2", "memory": "4Gi"})),
         Scenario::Colocation | Scenario::MetricStream if number.is_multiple_of(2) => {
             let mut change = requests(json!({
                 koord_api::resources::BATCH_CPU: "1000",

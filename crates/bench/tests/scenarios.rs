@@ -35,9 +35,20 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
         Scenario::Shapes,
         Scenario::NodeGrowth,
         Scenario::MetricStream,
+        Scenario::Volumes,
+        Scenario::ReservationMigration,
+        Scenario::Nrt,
     ] {
         for koord in [false, true] {
-            if !koord && matches!(scenario, Scenario::Colocation | Scenario::MetricStream) {
+            if !koord
+                && matches!(
+                    scenario,
+                    Scenario::Colocation
+                        | Scenario::MetricStream
+                        | Scenario::ReservationMigration
+                        | Scenario::Nrt
+                )
+            {
                 continue;
             }
             let report = run(scenario, koord);

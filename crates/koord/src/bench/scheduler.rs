@@ -90,7 +90,17 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         }
         return Ok(bench::run(&koord_plugins::registry(), &options)?);
     }
-    if options.scenario == Scenario::MixedChurn || options.scenario == Scenario::Preemption {
+    if matches!(
+        options.scenario,
+        Scenario::MixedChurn
+            | Scenario::Preemption
+            | Scenario::NodeGrowth
+            | Scenario::MetricStream
+            | Scenario::Volumes
+            | Scenario::ReservationMigration
+            | Scenario::Nrt
+            | Scenario::Everything
+    ) {
         let name = options.scenario.name();
         bail!("--path api: scenario {name} is measured on the engine only");
     }
