@@ -11,6 +11,7 @@ mod device_share;
 mod elastic_quota;
 mod fit;
 mod fit_plus;
+mod hosts;
 mod image_locality;
 mod inter_pod_affinity;
 mod load_aware;

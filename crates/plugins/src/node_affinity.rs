@@ -1,13 +1,14 @@
 //! `NodeAffinity`: node selectors, required and preferred node affinity.
 
 use crate::args;
+use crate::hosts::Hosts;
 use k8s_openapi::api::core::v1::{
     NodeAffinity as Affinity, NodeSelectorRequirement, NodeSelectorTerm,
 };
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Normalize,
-    Plugin, Points, PreFilter, PreScore, Rejection, Signable, Signature, State, Subject, Verdict,
-    View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
+    Normalize, Plugin, Points, PreFilter, PreScore, Rejection, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use serde::Deserialize;
@@ -30,6 +31,7 @@ struct Args {
 pub(crate) struct NodeAffinity {
     /// Affinity that the profile adds to every pod.
     added: Option<Affinity>,
+    hosts: Hosts,
 }
 
 /// The pod's side, taken once per cycle.
@@ -146,6 +148,7 @@ pub(crate) fn build(
     let args: Args = args::decode(NAME, value)?;
     Ok(Box::new(NodeAffinity {
         added: args.added_affinity,
+        hosts: Hosts::default(),
     }))
 }
 
@@ -217,6 +220,18 @@ impl Plugin for NodeAffinity {
             Some(affinity) => signature.debug(affinity),
         }
         Signable::Yes
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        let info = view.nodes.info(node);
+        self.hosts.set(node, info.map(|info| &**info));
+    }
+    fn only_nodes(&self, cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
+        let wanted = state.get::<Wanted>()?;
+        if let Some(name) = wanted.selector.get("kubernetes.io/hostname") {
+            return Some(self.hosts.named(name).to_vec());
+        }
+        let terms = wanted.required.as_ref()?;
+        self.hosts.of_terms(terms, cycle.view.nodes)
     }
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         let wanted = Wanted::of(cycle.pod);

@@ -17,6 +17,7 @@ use koord_scheduler::framework::Signature;
 use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore, PodInfo};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Names a counter. A counter that was dropped is not found any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +55,11 @@ pub(crate) struct Census {
     clock: u64,
 }
 
-/// Counters that nothing has asked for lately are dropped beyond this many.
+/// So many counters are kept whatever they take.
 const KEPT: usize = 1024;
+/// Beyond them, those that nothing has asked for lately are dropped when all take more bytes than
+/// this: a counter that is made again looks at every pod.
+const BUDGET: usize = 64 << 20;
 
 impl Census {
     /// The counter named `key`, if it exists.
@@ -121,7 +125,7 @@ impl Census {
         nodes: &NodeStore,
         labels_of: &dyn Fn(&str) -> Option<Labels>,
     ) -> CounterId {
-        if self.by_key.len() >= KEPT {
+        if self.by_key.len() >= KEPT && self.bytes() > BUDGET {
             let used = |counter: &Option<Counter>| counter.as_ref().map_or(u64::MAX, |c| c.used);
             let oldest = (0..self.counters.len()).min_by_key(|slot| used(&self.counters[*slot]));
             if let Some(slot) = oldest {
@@ -144,6 +148,12 @@ impl Census {
             self.add(id, NodeIndex(row), matching);
         }
         id
+    }
+
+    /// How many bytes the counters take, about.
+    fn bytes(&self) -> usize {
+        let counters = self.counters.iter().flatten();
+        counters.map(Counter::bytes).sum()
     }
 
     /// The counters whose terms `pod` matches.
@@ -287,6 +297,11 @@ impl Census {
         self.domains.column(counter.frame)
     }
 
+    /// The same, to be kept: another list as soon as a domain in it changes.
+    pub(crate) fn shared_domains_of(&self, counter: &Counter) -> Option<Arc<Vec<u32>>> {
+        self.domains.shared_column(counter.frame)
+    }
+
     /// The domain in which pods on `node` count for `counter`; [`NONE`] when they do not.
     pub(crate) fn counted_in(&self, counter: &Counter, node: NodeIndex) -> u32 {
         self.domains.domain(counter.frame, node)
@@ -349,6 +364,11 @@ impl Counter {
         self.by_row.get(&node.0).copied().unwrap_or(0)
     }
 
+    /// The rows that count anything, in no particular order.
+    pub(crate) fn counting(&self) -> impl ExactSizeIterator<Item = NodeIndex> + '_ {
+        self.by_row.keys().map(|row| NodeIndex(*row))
+    }
+
     /// Whether no domain counts anything.
     pub(crate) fn is_zero(&self) -> bool {
         self.levels.is_empty()
@@ -373,6 +393,11 @@ impl Counter {
     pub(crate) fn selects(&self, pod: &PodInfo) -> bool {
         let labels = pod.object.metadata.labels.as_ref();
         self.terms.iter().all(|term| term.selector.matches(labels))
+    }
+
+    fn bytes(&self) -> usize {
+        // Key, terms and their places in the indexes come on top of the figures.
+        2048 + 4 * self.counts.capacity() + 16 * self.by_row.capacity() + 32 * self.levels.len()
     }
 
     fn shift(&mut self, domain: u32, amount: i32) {

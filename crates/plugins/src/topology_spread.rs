@@ -6,14 +6,16 @@ mod owners;
 mod tests;
 
 use crate::node_affinity::Wanted;
-use crate::topology::{Census, CounterId, Frame, NONE, Namespaces, Selector, Term, sign_selector};
+use crate::topology::{
+    Census, Counter, CounterId, Frame, NONE, Namespaces, Selector, Term, sign_selector,
+};
 use args::Args;
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
-    Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature, State,
-    Subject, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps, Holders,
+    Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature,
+    State, Subject, Surroundings, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
@@ -438,57 +440,74 @@ impl Plugin for TopologySpread {
         let Some(soft) = state.get::<Soft>() else {
             return scores.fill(0);
         };
-        let mut sums = vec![0.0_f64; rows.len()];
-        let counters: Vec<_> = soft
-            .constraints
-            .iter()
-            .filter_map(|constraint| Some((constraint, census.get(constraint.counter)?)))
-            .collect();
-        let at =
-            |domains: &[u32], node: &NodeIndex| domains.get(node.row()).copied().unwrap_or(NONE);
-        if soft.all_labels {
-            for (_, counter) in &counters {
-                let domains = census.domains_of(counter);
-                for (node, sum) in rows.iter().zip(&mut sums) {
-                    if at(domains, node) == NONE {
-                        *sum = -1.0;
-                    }
-                }
+        let counters = soft.counters(&census);
+        let left_out = soft.left_out(&census, &counters, rows);
+        let number = left_out.iter().filter(|out| **out).count();
+        let sizes = counters.iter().map(|(constraint, counter)| {
+            if constraint.per_host {
+                return rows.len() - number;
             }
-        }
-        let left_out = sums.iter().filter(|sum| **sum < 0.0).count();
-        for (constraint, counter) in counters {
             let domains = census.domains_of(counter);
-            let size = if constraint.per_host {
-                rows.len() - left_out
-            } else {
-                distinct(
-                    rows.iter()
-                        .zip(&sums)
-                        .filter(|(_, sum)| **sum >= 0.0)
-                        .map(|(node, _)| at(domains, node)),
-                )
-            };
-            let weight = weight(size);
-            let base = f64::from(constraint.max_skew.saturating_sub(1));
-            // Hosts are counted one by one even where several share a name, or do not count.
-            let exactly = constraint.per_host && !census.is_plain(counter);
-            for (node, sum) in rows.iter().zip(&mut sums) {
-                let domain = at(domains, node);
-                if *sum < 0.0 || domain == NONE {
-                    continue;
+            let taking_part = rows.iter().zip(&left_out).filter(|(_, out)| !**out);
+            distinct(taking_part.map(|(node, _)| at(domains, *node)))
+        });
+        let sizes: Vec<usize> = sizes.collect();
+        soft.score(&census, &counters, &sizes, &left_out, rows, scores);
+    }
+    /// By zone, or whatever the one label that is not the host's is; hosts with pods that count are apart.
+    fn score_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
+        let census = self.read();
+        let counters = state.get::<Soft>()?.counters(&census);
+        let mut groups = Groups::default();
+        let mut label = None;
+        for (constraint, counter) in counters {
+            if constraint.per_host {
+                // A node without the label is like no other.
+                let hosts = census.domains_of(counter).iter().zip(0..);
+                let mut unnamed = hosts.filter(|(domain, _)| **domain == NONE);
+                let nodes = cycle.view.nodes;
+                if unnamed.any(|(_, row)| nodes.info(NodeIndex(row)).is_some()) {
+                    return None;
                 }
-                let count = if exactly {
-                    counter.on(*node)
-                } else {
-                    counter.at(domain)
-                };
-                *sum += f64::from(count) * weight + base;
+                groups.apart.extend(counter.counting());
+            } else if label.is_none_or(|label| label == census.label_of(counter)) {
+                label = Some(census.label_of(counter));
+                groups.of = census.shared_domains_of(counter);
+            } else {
+                return None;
             }
         }
-        for (score, sum) in scores.iter_mut().zip(sums) {
-            *score = rounded(sum);
-        }
+        Some(groups)
+    }
+    fn score_among(
+        &self,
+        _cycle: &Cycle<'_>,
+        state: &State,
+        around: &Surroundings,
+        rows: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        let census = self.read();
+        let Some(soft) = state.get::<Soft>() else {
+            return scores.fill(0);
+        };
+        let counters = soft.counters(&census);
+        let left_out = soft.left_out(&census, &counters, rows);
+        let sizes = counters.iter().map(|(constraint, _)| {
+            let Surroundings {
+                fitting,
+                ungrouped,
+                groups,
+            } = *around;
+            match (constraint.per_host, soft.all_labels) {
+                (true, true) => fitting - ungrouped,
+                (true, false) => fitting,
+                (false, true) => groups,
+                (false, false) => groups + usize::from(ungrouped > 0),
+            }
+        });
+        let sizes: Vec<usize> = sizes.collect();
+        soft.score(&census, &counters, &sizes, &left_out, rows, scores);
     }
     fn normalization(&self) -> Normalize {
         Normalize::Custom
@@ -512,6 +531,70 @@ impl Plugin for TopologySpread {
             *score = last.1;
         }
     }
+}
+
+/// A constraint with what it counts.
+type Counted<'a> = (&'a Constraint, &'a Counter);
+
+impl Soft {
+    fn counters<'a>(&'a self, census: &'a Census) -> Vec<Counted<'a>> {
+        let counted =
+            |constraint: &'a Constraint| Some((constraint, census.get(constraint.counter)?));
+        self.constraints.iter().filter_map(counted).collect()
+    }
+
+    /// The nodes that get no score.
+    fn left_out(&self, census: &Census, counters: &[Counted<'_>], rows: &[NodeIndex]) -> Vec<bool> {
+        let mut out = vec![false; rows.len()];
+        if self.all_labels {
+            for (_, counter) in counters {
+                let domains = census.domains_of(counter);
+                for (node, out) in rows.iter().zip(&mut out) {
+                    *out |= at(domains, *node) == NONE;
+                }
+            }
+        }
+        out
+    }
+
+    /// `sizes` says of each constraint how many domains take part.
+    fn score(
+        &self,
+        census: &Census,
+        counters: &[Counted<'_>],
+        sizes: &[usize],
+        left_out: &[bool],
+        rows: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        let mut sums = vec![0.0_f64; rows.len()];
+        for ((constraint, counter), size) in counters.iter().zip(sizes) {
+            let domains = census.domains_of(counter);
+            let weight = weight(*size);
+            let base = f64::from(constraint.max_skew.saturating_sub(1));
+            // Hosts are counted one by one even where several share a name, or do not count.
+            let exactly = constraint.per_host && !census.is_plain(counter);
+            for (node, sum) in rows.iter().zip(&mut sums) {
+                let domain = at(domains, *node);
+                if domain == NONE {
+                    continue;
+                }
+                let count = if exactly {
+                    counter.on(*node)
+                } else {
+                    counter.at(domain)
+                };
+                *sum += f64::from(count) * weight + base;
+            }
+        }
+        for ((score, sum), out) in scores.iter_mut().zip(sums).zip(left_out) {
+            *score = if *out { -1 } else { rounded(sum) };
+        }
+    }
+}
+
+fn at(domains: &[u32], node: NodeIndex) -> u32 {
+    domains.get(node.row()).copied().unwrap_or(NONE)
 }
 
 /// How many different domains there are, no domain being one.

@@ -5,6 +5,7 @@ use crate::taints::untolerated;
 use k8s_openapi::api::core::v1::Toleration;
 use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore};
 use rustc_hash::FxHashMap;
+use std::sync::Arc;
 
 /// No domain.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -53,15 +54,19 @@ struct Column {
     /// Values that several rows have.
     shared: usize,
     free: Vec<u32>,
-    rows: Vec<u32>,
+    /// Shared with whoever arranged something by it: another list as soon as a value changes.
+    rows: Arc<Vec<u32>>,
 }
 
 impl Column {
     fn set(&mut self, row: usize, value: Option<&str>) {
         if self.rows.len() <= row {
-            self.rows.resize(row + 1, NONE);
+            Arc::make_mut(&mut self.rows).resize(row + 1, NONE);
         }
         let old = self.rows[row];
+        if old == NONE && value.is_none() {
+            return;
+        }
         if let Some(value) = value
             && self.numbers.get(value) == Some(&old)
         {
@@ -76,8 +81,9 @@ impl Column {
                 self.free.push(old);
             }
         }
-        self.rows[row] = value.map_or(NONE, |value| self.number(value));
-        if let Some(rows) = self.rows_with.get_mut(self.rows[row] as usize) {
+        let new = value.map_or(NONE, |value| self.number(value));
+        Arc::make_mut(&mut self.rows)[row] = new;
+        if let Some(rows) = self.rows_with.get_mut(new as usize) {
             *rows += 1;
             self.shared += usize::from(*rows == 2);
         }
@@ -254,6 +260,12 @@ impl Domains {
     pub(super) fn column(&self, id: FrameId) -> &[u32] {
         let framed = self.frames[id.0].as_ref();
         framed.map_or(&[], |framed| &self.columns[framed.column].rows)
+    }
+
+    /// The same, to be kept.
+    pub(super) fn shared_column(&self, id: FrameId) -> Option<Arc<Vec<u32>>> {
+        let framed = self.frames[id.0].as_ref()?;
+        Some(self.columns[framed.column].rows.clone())
     }
 
     pub(super) fn label(&self, id: FrameId) -> &str {

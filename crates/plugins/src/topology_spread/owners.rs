@@ -8,7 +8,7 @@ use koord_scheduler::Watch;
 use koord_scheduler::framework::{Action, ObjectChange};
 use koord_scheduler::state::PodInfo;
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const SERVICES: &str = "services.v1.";
 const REPLICA_SETS: &str = "replicasets.v1.apps";
@@ -18,8 +18,58 @@ const REPLICATION_CONTROLLERS: &str = "replicationcontrollers.v1.";
 /// Selectors by namespace and name.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
-    services: FxHashMap<String, BTreeMap<String, BTreeMap<String, String>>>,
+    services: FxHashMap<String, Services>,
     controllers: FxHashMap<(&'static str, String, String), Selector>,
+}
+
+/// The services of a namespace, by name, and their names by one label that each selects.
+#[derive(Debug, Default)]
+struct Services {
+    selectors: BTreeMap<String, BTreeMap<String, String>>,
+    by_label: FxHashMap<String, FxHashMap<String, BTreeSet<String>>>,
+}
+
+impl Services {
+    fn set(&mut self, name: String, selector: Option<BTreeMap<String, String>>) {
+        if let Some((label, value)) = self.selectors.remove(&name).iter().flatten().next()
+            && let Some(by_value) = self.by_label.get_mut(label)
+            && let Some(names) = by_value.get_mut(value)
+        {
+            names.remove(&name);
+            if names.is_empty() {
+                by_value.remove(value);
+            }
+        }
+        if let Some(selector) = selector {
+            // One that selects by no label adds nothing to what belongs together.
+            if let Some((label, value)) = selector.iter().next() {
+                let by_value = self.by_label.entry(label.clone()).or_default();
+                by_value
+                    .entry(value.clone())
+                    .or_default()
+                    .insert(name.clone());
+            }
+            self.selectors.insert(name, selector);
+        }
+    }
+
+    /// Those that select `labels`, by name.
+    fn of(
+        &self,
+        labels: &BTreeMap<String, String>,
+    ) -> BTreeMap<&String, &BTreeMap<String, String>> {
+        let named = labels
+            .iter()
+            .filter_map(|(label, value)| self.by_label.get(label)?.get(value));
+        let known = |name| self.selectors.get_key_value(name);
+        let mut found: BTreeMap<_, _> = named.flatten().filter_map(known).collect();
+        found.retain(|_, selector| {
+            selector
+                .iter()
+                .all(|(label, value)| labels.get(label) == Some(value))
+        });
+        found
+    }
 }
 
 impl Owners {
@@ -67,10 +117,10 @@ impl Owners {
     ) {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         let services = self.services.entry(text(&meta.namespace)).or_default();
-        match selector.filter(|_| action != Action::DELETE) {
-            Some(selector) => services.insert(text(&meta.name), selector),
-            None => services.remove(&text(&meta.name)),
-        };
+        services.set(
+            text(&meta.name),
+            selector.filter(|_| action != Action::DELETE),
+        );
     }
 
     fn controller(
@@ -90,11 +140,10 @@ impl Owners {
 
     /// What selects the pods that belong together with `pod`; empty when nothing does.
     pub(super) fn selector(&self, pod: &PodInfo) -> Selector {
-        let labels = pod.object.metadata.labels.as_ref();
         let mut merged: BTreeMap<&String, &String> = BTreeMap::new();
         let services = self.services.get(&*pod.namespace);
-        for wanted in services.into_iter().flat_map(BTreeMap::values) {
-            if Selector::equal_to(wanted.iter()).matches(labels) {
+        if let (Some(services), Some(labels)) = (services, &pod.object.metadata.labels) {
+            for wanted in services.of(labels).into_values() {
                 merged.extend(wanted);
             }
         }

@@ -14,6 +14,7 @@ use super::{
     CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, Key, VOLUMES, claims, interest, uses, uses_claims,
 };
 use crate::args::{decode, invalid};
+use crate::hosts::Hosts;
 use crate::shape::Shape;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -73,6 +74,7 @@ pub(crate) fn build(
         selected: FxHashMap::default(),
         plans: FxHashMap::default(),
         failures: Failures::default(),
+        hosts: Hosts::default(),
     }))
 }
 
@@ -129,6 +131,7 @@ pub(crate) struct VolumeBinding {
     /// What is under way, by pod uid.
     plans: FxHashMap<Arc<str>, Plan>,
     failures: Failures,
+    hosts: Hosts,
 }
 
 /// The pod's claims, as they are this cycle.
@@ -490,6 +493,21 @@ impl Plugin for VolumeBinding {
             Ok(wanted) => PreFilter::ready(wanted),
             Err(rejection) => PreFilter::Reject(rejection),
         }
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        let info = view.nodes.info(node);
+        self.hosts.set(node, info.map(|info| &**info));
+    }
+    /// Those of the local volume that the fewest nodes have.
+    fn only_nodes(&self, cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
+        let bound = state.get::<Wanted>()?.bound.iter();
+        let volumes = bound.filter_map(|claim| self.storage.volumes.get(volume_name(claim)));
+        let lists = volumes.filter_map(|volume| {
+            let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
+            let terms = &affinity.required.as_ref()?.node_selector_terms;
+            self.hosts.of_terms(terms, cycle.view.nodes)
+        });
+        lists.min_by_key(Vec::len)
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let (Some(wanted), Some(info)) = (state.get::<Wanted>(), cycle.view.nodes.info(node))

@@ -4,7 +4,7 @@ mod preemption;
 mod profiles;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use koord_api::slo::NodeMetric;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
@@ -46,11 +46,27 @@ fn engine(cached: bool, aggregated: bool) -> Engine {
         EngineOptions {
             seed: 7,
             max_classes: 3,
+            class_bytes: 4000,
             // One of the twins asks several threads.
             parallel_rows: if cached { 2 } else { usize::MAX },
         },
     );
     engine.set_caching(cached);
+    // Pods of these shapes have no constraints of their own: they are spread by default.
+    for shape in [25, 26] {
+        let service: Service = serde_json::from_value(json!({
+            "metadata": {"name": format!("s{shape}"), "namespace": "ns"},
+            "spec": {"selector": {"app": format!("{shape}")}}
+        }))
+        .unwrap();
+        let change = ObjectChange {
+            kind: "services.v1.",
+            action: Action::ADD,
+            old: None,
+            new: Arc::new(service),
+        };
+        engine.object_changed(&change, Timestamp::UNIX_EPOCH);
+    }
     engine
 }
 
@@ -81,13 +97,13 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        3 => (0..9_u8, 1..6_u8, 0..3_u8, 0..6_u8, prop::bool::weighted(0.1)).prop_map(
+        3 => (0..9_u8, 1..6_u8, 0..4_u8, 0..6_u8, prop::bool::weighted(0.1)).prop_map(
             |(name, cpu, zone, taint, cordoned)| Step::Node { name, cpu, zone, taint, cordoned }
         ),
         1 => (0..9_u8).prop_map(Step::NodeGone),
         3 => (0..9_u8, 0..40_u8, 0..120_u8)
             .prop_map(|(node, cpu, age)| Step::Metric { node, cpu, age }),
-        18 => (0..23_u8, 0..3_u8).prop_map(|(shape, priority)| Step::Pod { shape, priority }),
+        18 => (0..27_u8, 0..3_u8).prop_map(|(shape, priority)| Step::Pod { shape, priority }),
         2 => any::<u8>().prop_map(Step::PodGone),
         1 => any::<u8>().prop_map(Step::BindFails),
         2 => any::<u8>().prop_map(Step::Confirm),
@@ -104,9 +120,14 @@ fn node(name: u8, cpu: u8, zone: u8, taint: u8, cordoned: bool) -> Arc<Node> {
         _ => json!([]),
     };
     let name = format!("n{name}");
+    let mut labels = json!({"kubernetes.io/hostname": name});
+    // Some nodes are in no zone.
+    if zone < 3 {
+        labels["zone"] = json!(format!("z{zone}"));
+        labels["topology.kubernetes.io/zone"] = json!(format!("z{zone}"));
+    }
     let value = json!({
-        "metadata": {"name": name, "uid": name, "labels": {
-            "zone": format!("z{zone}"), "kubernetes.io/hostname": name}},
+        "metadata": {"name": name, "uid": name, "labels": labels},
         "spec": {"taints": taints, "unschedulable": cordoned},
         "status": {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "12",
             "kubernetes.io/batch-cpu": "3000", "kubernetes.io/batch-memory": "4Gi"},
@@ -146,7 +167,7 @@ fn pod(number: usize, shape: u8, priority: u8) -> Pod {
     let spread = |key: &str, when: &str| {
         json!([{"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": when,
             "labelSelector": {"matchExpressions": [
-                {"key": "app", "operator": "In", "values": ["12", "13", "14", "19"]}]}}])
+                {"key": "app", "operator": "In", "values": ["12", "13", "14", "19", "23", "24"]}]}}])
     };
     let preferred = |weight: u8, zone: &str| {
         json!({"weight": weight, "preference": {"matchExpressions": [
@@ -196,6 +217,29 @@ fn pod(number: usize, shape: u8, priority: u8) -> Pod {
                 "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution":
                     [weighted(30, "13")]}
             });
+        }
+        21 => spec["nodeSelector"] = json!({"kubernetes.io/hostname": format!("n{}", number % 10)}),
+        22 => {
+            let hosts: Vec<String> = (0..2)
+                .map(|at| format!("n{}", (number + at) % 10))
+                .collect();
+            let host = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": hosts});
+            spec["affinity"] = json!({"nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution":
+                    {"nodeSelectorTerms": [{"matchExpressions": [host]}]},
+            }});
+        }
+        23 => {
+            let (zones, hosts) = (
+                spread("zone", "ScheduleAnyway"),
+                spread("kubernetes.io/hostname", "ScheduleAnyway"),
+            );
+            spec["topologySpreadConstraints"] = json!([zones[0], hosts[0]]);
+        }
+        24 => {
+            spec["topologySpreadConstraints"] = spread("kubernetes.io/hostname", "ScheduleAnyway");
+            spec["affinity"] = json!({"nodeAffinity":
+                {"preferredDuringSchedulingIgnoredDuringExecution": [preferred(10, "z0")]}});
         }
         18..=20 => {
             // As daemon pods have it; some of the nodes do not exist.

@@ -5,6 +5,7 @@
 //! which is what makes the cached answer comparable with the exhaustive one.
 
 use super::diagnosis::{RowVerdict, Tally};
+use super::grouped::Grouped;
 use super::measure::Fared;
 use super::scope::{Looked, Scope};
 use super::special::Specials;
@@ -93,13 +94,16 @@ pub(crate) struct Evaluation {
     /// Raw scores by row, then by column: a row that changes is changed in one place.
     raws: Vec<i64>,
     pub(super) tree: Tree,
+    /// The same by group, where volatile plugins score by groups.
+    pub(super) grouped: Option<Box<Grouped>>,
     /// What pods that share all of this but whose place they may take find on a few rows.
     pub(super) specials: Specials,
     pub(super) fared: Fared,
     /// How many rows fit.
     fitting: usize,
-    /// When it was last used, for eviction.
+    /// When it was last used, and what it took then, for eviction.
     pub(super) used: u64,
+    pub(super) counted: usize,
 }
 
 impl Evaluation {
@@ -121,12 +125,13 @@ impl Evaluation {
                 .zip(&scope.prepared.scores)
                 .all(|(c, s)| c.plugin == s.0);
         let same = same_scores
-            && self.verdicts.len() == rows
+            && self.verdicts.len() <= rows
             && self.only.is_some() == scope.prepared.only.is_some();
         let changed = scope.nodes().changed_since(self.position);
         let (Some(changed), true) = (changed, same) else {
             return self.rebuild(scope);
         };
+        self.grow(rows);
         let mut rows = Vec::new();
         if self.only != scope.prepared.only {
             let old = std::mem::replace(&mut self.only, scope.prepared.only.clone());
@@ -156,6 +161,30 @@ impl Evaluation {
             evaluation.fared.looked(&looked.verdict);
             evaluation.record(rows[at], looked, &raws);
         });
+    }
+
+    /// Makes place for rows that were added; they are absent until they are judged.
+    fn grow(&mut self, rows: usize) {
+        if rows == self.verdicts.len() {
+            return;
+        }
+        self.verdicts.resize_with(rows, RowVerdict::default);
+        self.seen.resize(rows, 0);
+        self.raws.resize(rows * self.columns.len(), 0);
+        self.releasing.rows.resize(rows, false);
+        self.tree.grow(rows);
+        self.grouped = None;
+    }
+
+    /// How many bytes it takes, about.
+    pub(super) fn bytes(&self) -> usize {
+        let row = size_of::<RowVerdict>() + size_of::<u64>() + size_of::<bool>();
+        let grouped = self.grouped.as_ref().map_or(0, |grouped| grouped.bytes());
+        row * self.verdicts.capacity()
+            + size_of::<i64>() * self.raws.capacity()
+            + self.tree.bytes()
+            + grouped
+            + self.specials.bytes()
     }
 
     /// Has `enter` record another verdict for each of `rows`, given its position there and the old
@@ -195,14 +224,19 @@ impl Evaluation {
             return;
         }
         for row in rows.iter().map(|node| node.row()).chain(rescaled) {
-            self.tree.set(row, self.key(scope, row));
+            let key = self.key(scope, row);
+            if let Some(grouped) = &mut self.grouped {
+                grouped.set(row, self.tree.rows()[row], key);
+            }
+            self.tree.set(row, key);
         }
     }
 
     /// The best node; none when no node fits.
-    pub(super) fn best(&self, scope: &Scope<'_>) -> Option<NodeIndex> {
+    pub(super) fn best(&mut self, scope: &Scope<'_>) -> Option<NodeIndex> {
         if stage::is_needed(scope, &self.columns) {
-            return self.best_staged(scope);
+            let by_groups = self.best_by_groups(scope);
+            return by_groups.unwrap_or_else(|| self.best_staged(scope));
         }
         let row = self.tree.best()?;
         u32::try_from(row).ok().map(NodeIndex)
@@ -391,6 +425,12 @@ impl Evaluation {
             .map(|row| self.key(scope, row))
             .collect();
         self.tree.rebuild(keys.into_iter());
+        self.grouped = None;
+    }
+
+    /// How many rows it has.
+    pub(super) fn rows(&self) -> usize {
+        self.verdicts.len()
     }
 
     /// Orders by total score, then by a number drawn from the seed and the row's version: ties are

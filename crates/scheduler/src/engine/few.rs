@@ -2,8 +2,9 @@
 //! node or have a volume that is there.
 //!
 //! No two of them are of one shape, so an evaluation of every row would serve one pod. These rows are
-//! judged, compared and forgotten; all others have the one reason of the plugin that listed the rows.
-//! The decision is that of an evaluation of every row.
+//! judged, compared and forgotten. All others have the one reason of the plugin that listed the rows, or,
+//! where a plugin only hinted at the list and none of it fits, are judged after all. The decision is that
+//! of an evaluation of every row.
 
 use super::class::{Column, columns, key, tie};
 use super::diagnosis::{RowVerdict, Tally};
@@ -15,10 +16,27 @@ use super::stage::{self, Rows};
 use super::tree::Key;
 use crate::framework::{Code, Rejection};
 use crate::state::NodeIndex;
+use std::borrow::Cow;
 use std::cmp::Reverse;
 
 /// With more rows than this, pods are better off sharing what is found.
 pub(super) const MOST: usize = 16;
+
+/// The rows that a pod is left, if these are few, in order.
+pub(super) fn list<'a>(scope: &Scope<'a>) -> Option<Cow<'a, [NodeIndex]>> {
+    if let Some(list) = &scope.prepared.only {
+        return (list.len() <= MOST).then(|| list.into());
+    }
+    let filters = scope.prepared.filters.iter();
+    let lists = filters
+        .filter_map(|(plugin, state)| scope.plugins[*plugin].only_nodes(&scope.cycle, state));
+    let mut list = lists
+        .min_by_key(Vec::len)
+        .filter(|list| list.len() <= MOST)?;
+    list.sort_unstable();
+    list.dedup();
+    Some(list.into())
+}
 
 /// What one pod finds on the rows that it is left.
 #[derive(Debug, Default)]
@@ -90,6 +108,7 @@ impl Few {
             nodes: &self.fits,
             columns: &self.columns,
             raw: &|at, column| self.raws[at * self.columns.len() + column],
+            around: None,
         };
         stage::best(scope, &rows, keys)
     }

@@ -23,6 +23,7 @@ mod effects;
 mod events;
 mod explain;
 mod few;
+mod grouped;
 mod measure;
 mod nominator;
 mod preempt;
@@ -62,6 +63,9 @@ pub struct EngineOptions {
     pub seed: u64,
     /// How many shapes of pods are remembered.
     pub max_classes: usize,
+    /// How many bytes all that is remembered of shapes may take, about; one shape is remembered
+    /// whatever it takes.
+    pub class_bytes: usize,
     /// From this many nodes on, several threads look at them for a shape that is new. The result
     /// is the same.
     pub parallel_rows: usize,
@@ -71,9 +75,9 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             seed: 0,
-            // Each owner list of reservations makes a shape of its own; less than 1 MiB each at 5,000
-            // nodes, and far cheaper than to start afresh.
-            max_classes: 128,
+            max_classes: 4096,
+            // Less than 1 MiB a shape at 5,000 nodes.
+            class_bytes: 640 << 20,
             parallel_rows: 1024,
         }
     }
@@ -237,6 +241,8 @@ pub struct Engine {
     /// Per profile, the plugins whose reading of a pod makes its shape.
     signers: Vec<Vec<Instance>>,
     classes: FxHashMap<(usize, Signature), Evaluation>,
+    /// What they take together.
+    class_bytes: usize,
     uses: u64,
     mismatches: u64,
     waiting: FxHashMap<Arc<str>, Waiting>,
@@ -309,6 +315,7 @@ impl Engine {
             plugins,
             signers,
             classes: FxHashMap::default(),
+            class_bytes: 0,
             uses: 0,
             mismatches: 0,
             waiting: FxHashMap::default(),

@@ -1,7 +1,7 @@
 //! The node for one pod: shared, confirmed, or looked for from scratch.
 
 use super::Engine;
-use super::class::Evaluation;
+use super::class::{Evaluation, mix};
 use super::cycle::Stop;
 use super::diagnosis::{Diagnosis, RowVerdict, Tally};
 use super::few::{self, Few};
@@ -115,24 +115,27 @@ impl Engine {
         if let Some(choice) = self.preferred(&scope, profile) {
             return Ok(choice);
         }
-        let listed = prepared.only.as_deref();
-        if let Some(list) = listed.filter(|list| cached && list.len() <= few::MOST) {
+        let listed = if cached { few::list(&scope) } else { None };
+        if let Some(list) = listed {
             let filtering = self.meter.start(&self.names, profile, Point::Filter);
-            let mut few = Few::judge(&scope, list);
+            let mut few = Few::judge(&scope, &list);
             drop(filtering);
             let scoring = self.meter.start(&self.names, profile, Point::Score);
             let best = few.best(&scope);
             drop(scoring);
-            self.meter.sample(&scope, &self.names, best);
-            self.meter.fared(profile, &prepared, &mut few.fared);
-            self.meter.served(profile, Served::Fresh);
-            let mut answer = few.answer(best, &scope, &self.names, victims);
-            if let Ok(choice) = &mut answer
-                && noted
-            {
-                choice.table = Some(Box::new(few.table(&scope, choice.node)));
+            // Why the others refuse the pod is another question.
+            if best.is_some() || prepared.only.is_some() {
+                self.meter.sample(&scope, &self.names, best);
+                self.meter.fared(profile, &prepared, &mut few.fared);
+                self.meter.served(profile, Served::Fresh);
+                let mut answer = few.answer(best, &scope, &self.names, victims);
+                if let Ok(choice) = &mut answer
+                    && noted
+                {
+                    choice.table = Some(Box::new(few.table(&scope, choice.node)));
+                }
+                return answer;
             }
-            return answer;
         }
         let shape = if cached {
             self.shape(&scope, profile)
@@ -172,6 +175,9 @@ impl Engine {
             }
             drop(filtering);
             class.used = self.uses;
+            let bytes = class.bytes();
+            let before = std::mem::replace(&mut class.counted, bytes);
+            self.class_bytes = self.class_bytes + bytes - before;
             // The chosen node passes the whole chain again, with this very pod's state.
             let scoring = self.meter.start(&self.names, profile, Point::Score);
             let best = class.best(&scope);
@@ -418,11 +424,26 @@ impl Engine {
         Signable::Yes
     }
 
+    /// Forgets shapes beyond what may be remembered.
     fn evict_classes(&mut self) {
-        if self.classes.len() > self.options.max_classes {
-            let oldest = self.classes.iter().min_by_key(|(_, class)| class.used);
-            if let Some(key) = oldest.map(|(key, _)| key.clone()) {
-                self.classes.remove(&key);
+        let options = &self.options;
+        while self.classes.len() > 1
+            && (self.classes.len() > options.max_classes || self.class_bytes > options.class_bytes)
+        {
+            // The older one of two at random: where more shapes take turns than have room, the oldest
+            // is the one that comes next.
+            let draw = |turn: u64| {
+                let number = mix(self.uses ^ (turn << 63)) % self.classes.len() as u64;
+                let mut classes = self.classes.iter();
+                classes.nth(usize::try_from(number).unwrap_or(0))
+            };
+            let drawn = [draw(0), draw(1)].into_iter().flatten();
+            let oldest = drawn.min_by_key(|(_, class)| class.used);
+            let Some(key) = oldest.map(|(key, _)| key.clone()) else {
+                return;
+            };
+            if let Some(class) = self.classes.remove(&key) {
+                self.class_bytes -= class.counted;
             }
         }
     }

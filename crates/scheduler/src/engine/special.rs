@@ -34,6 +34,18 @@ pub(super) struct Specials {
     over: Option<Signature>,
 }
 
+impl Specials {
+    /// How many bytes it takes, about.
+    pub(super) fn bytes(&self) -> usize {
+        let of = |found: &Found| {
+            size_of::<(NodeIndex, u64, Looked)>() * found.rows.len() + 8 * found.raws.len() + 256
+        };
+        // Few have any, and those that have one have many of a size.
+        let first = self.found.values().next().map_or(0, of);
+        first * self.found.len()
+    }
+}
+
 impl Evaluation {
     /// Lays what a pod of shape `shape` finds on `rows`, sorted, over the evaluation.
     pub(super) fn lay_over(&mut self, scope: &Scope<'_>, rows: &[NodeIndex], shape: &Signature) {

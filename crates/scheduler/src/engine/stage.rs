@@ -7,7 +7,7 @@ use super::class::{Column, Evaluation, key, normal};
 use super::diagnosis::Tally;
 use super::scope::Scope;
 use super::tree::Key;
-use crate::framework::{Instance, Normalize, Plugin, Rejection};
+use crate::framework::{Instance, Normalize, Plugin, Rejection, Surroundings};
 use crate::state::NodeIndex;
 
 /// Rows that fit, in order, and what they score.
@@ -16,14 +16,22 @@ pub(super) struct Rows<'a> {
     pub(super) columns: &'a [Column],
     /// The raw score of a row, by its position here, in a column.
     pub(super) raw: &'a dyn Fn(usize, usize) -> i64,
+    /// Of what they were taken as the candidates, if they are not all that fit.
+    pub(super) around: Option<&'a Surroundings>,
 }
 
 /// Whether a row's key does not say it all.
 pub(super) fn is_needed(scope: &Scope<'_>, columns: &[Column]) -> bool {
-    let custom = |column: &Column| column.kind == Normalize::Custom;
     !scope.prepared.moving.is_empty()
         || !scope.prepared.moving_scores.is_empty()
-        || columns.iter().any(custom)
+        || !is_plain(columns)
+}
+
+/// Whether no column has a normalisation of its own.
+pub(super) fn is_plain(columns: &[Column]) -> bool {
+    columns
+        .iter()
+        .all(|column| column.kind != Normalize::Custom)
 }
 
 /// The best of `rows`, given the `keys` of what they score without custom normalisation.
@@ -41,7 +49,12 @@ pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Op
     if !scores.is_empty() {
         for (plugin, weight, state) in &scope.prepared.moving_scores {
             let plugin = &scope.plugins[*plugin];
-            plugin.score_rows(&scope.cycle, state, rows.nodes, &mut scores);
+            match rows.around {
+                None => plugin.score_rows(&scope.cycle, state, rows.nodes, &mut scores),
+                Some(around) => {
+                    plugin.score_among(&scope.cycle, state, around, rows.nodes, &mut scores);
+                }
+            }
             normalize(scope, plugin.as_ref(), &mut scores);
             add(&mut keys, &scores, *weight);
         }
@@ -80,6 +93,7 @@ impl Evaluation {
             nodes: &rows,
             columns: &self.columns,
             raw: &|at, column| self.raw(rows[at].row(), column),
+            around: None,
         };
         best(scope, &rows, keys)
     }

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 /// Zero means: no candidate.
 pub(crate) type Key = u64;
@@ -24,6 +25,15 @@ impl Tree {
         }
         for at in (1..self.width).rev() {
             self.keys[at] = self.keys[2 * at].max(self.keys[2 * at + 1]);
+        }
+    }
+
+    /// Makes place for so many rows, without a candidate among those that are new.
+    pub(super) fn grow(&mut self, rows: usize) {
+        if rows > self.width {
+            let mut keys = self.rows().to_vec();
+            keys.resize(rows.next_power_of_two(), 0);
+            self.rebuild(keys.into_iter());
         }
     }
 
@@ -64,6 +74,44 @@ impl Tree {
             }
         }
         out
+    }
+
+    /// The row with the largest key among `rows`, those aside that `skips`; none when all others are
+    /// zero.
+    pub(super) fn best_within(
+        &self,
+        rows: Range<usize>,
+        skips: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        // The largest subtrees that together are the range.
+        let mut open = BinaryHeap::new();
+        let (mut from, mut to) = (self.width + rows.start, self.width + rows.end);
+        while from < to {
+            if from % 2 == 1 {
+                open.push((self.keys[from], Reverse(from)));
+                from += 1;
+            }
+            if to % 2 == 1 {
+                to -= 1;
+                open.push((self.keys[to], Reverse(to)));
+            }
+            (from, to) = (from / 2, to / 2);
+        }
+        while let Some((key, Reverse(at))) = open.pop()
+            && key > 0
+        {
+            if at < self.width {
+                open.extend([2 * at, 2 * at + 1].map(|at| (self.keys[at], Reverse(at))));
+            } else if !skips(at - self.width) {
+                return Some(at - self.width);
+            }
+        }
+        None
+    }
+
+    /// How many bytes it takes, about.
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Key>() * self.keys.capacity()
     }
 
     /// The row with the largest key, the first of equals; none when all are zero.
@@ -115,6 +163,12 @@ mod tests {
                 let distinct: std::collections::BTreeSet<usize> = top.iter().copied().collect();
                 prop_assert_eq!(distinct.len(), top.len());
                 prop_assert_eq!(keys(&rows, top), keys(&rows, ranked));
+                let (from, to) = (row / 3, rows.len() - (rows.len() - row) / 3);
+                let within = tree.best_within(from..to, |row| row % 3 == 1);
+                let expected = (from..to).filter(|row| row % 3 != 1).map(|row| rows[row]).max();
+                let found = within.map_or(0, |row| rows[row]);
+                prop_assert_eq!(found, expected.unwrap_or(0));
+                prop_assert!(within.is_none_or(|row| (from..to).contains(&row) && row % 3 != 1));
             }
         }
     }

@@ -8,6 +8,7 @@
 mod answer;
 mod effects;
 mod event;
+mod groups;
 mod profile;
 mod reading;
 mod registry;
@@ -21,6 +22,7 @@ pub use answer::{
 };
 pub use effects::{Effects, Problem, Verb, Write};
 pub use event::{Action, ClusterEvent, Helps, Interest, ObjectChange, Subject};
+pub use groups::{Groups, Surroundings};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
@@ -347,6 +349,12 @@ pub trait Plugin: Send + Sync {
             nodes: None,
         }
     }
+    /// The only nodes that [`Plugin::filter`] may accept, where these are known before any is looked at.
+    /// Unlike the list of [`PreFilter::Ready`], this is not said of the others: their filters are asked
+    /// if none of these fits.
+    fn only_nodes(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Vec<NodeIndex>> {
+        None
+    }
     /// Nodes to try before all others, in this order: the first that passes the filters is taken,
     /// without scoring. Of several plugins with an answer, the first counts.
     fn prefer(&self, _cycle: &Cycle<'_>) -> Vec<NodeIndex> {
@@ -394,6 +402,23 @@ pub trait Plugin: Send + Sync {
         for (node, score) in rows.iter().zip(scores) {
             *score = self.score(cycle, state, *node);
         }
+    }
+    /// By which groups [`Plugin::score_rows`] scores for this pod, if it gives all nodes of a group the
+    /// same, however many nodes fit. For [`Points::VOLATILE`].
+    fn score_groups(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Groups> {
+        None
+    }
+    /// What [`Plugin::score_rows`] gives the nodes in `rows`, in order of index, where these are some of
+    /// those that fit: one of each of [`Plugin::score_groups`] and all that are apart.
+    fn score_among(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        _around: &Surroundings,
+        rows: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        self.score_rows(cycle, state, rows, scores);
     }
     /// How raw scores are brought to 0..=100.
     fn normalization(&self) -> Normalize {

@@ -1,0 +1,68 @@
+//! Nodes by the label with which volumes and pods name theirs.
+
+use k8s_openapi::api::core::v1::NodeSelectorTerm;
+use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore};
+use rustc_hash::FxHashMap;
+
+const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Hosts {
+    /// More than one node may have one name.
+    by_name: FxHashMap<String, Vec<NodeIndex>>,
+    names: FxHashMap<NodeIndex, String>,
+}
+
+impl Hosts {
+    /// Reads a node anew.
+    pub(crate) fn set(&mut self, node: NodeIndex, info: Option<&NodeInfo>) {
+        let name = info.and_then(|info| info.label(HOSTNAME));
+        if self.names.get(&node).map(String::as_str) == name {
+            return;
+        }
+        if let Some(old) = self.names.remove(&node)
+            && let Some(nodes) = self.by_name.get_mut(&old)
+        {
+            nodes.retain(|other| *other != node);
+            if nodes.is_empty() {
+                self.by_name.remove(&old);
+            }
+        }
+        if let Some(name) = name {
+            self.names.insert(node, name.to_owned());
+            self.by_name.entry(name.to_owned()).or_default().push(node);
+        }
+    }
+
+    /// The nodes of this host.
+    pub(crate) fn named(&self, name: &str) -> &[NodeIndex] {
+        self.by_name.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// The only nodes that can match one of `terms`, where every term names its hosts or nodes.
+    pub(crate) fn of_terms(
+        &self,
+        terms: &[NodeSelectorTerm],
+        nodes: &NodeStore,
+    ) -> Option<Vec<NodeIndex>> {
+        let mut out = Vec::new();
+        for term in terms {
+            let labels = term.match_expressions.iter().flatten();
+            let mut labels = labels.filter(|rule| rule.operator == "In" && rule.key == HOSTNAME);
+            let fields = term.match_fields.iter().flatten();
+            let mut fields =
+                fields.filter(|rule| rule.operator == "In" && rule.key == "metadata.name");
+            if let Some(rule) = labels.next() {
+                let names = rule.values.iter().flatten();
+                out.extend(names.flat_map(|name| self.named(name)));
+            } else if let Some(rule) = fields.next() {
+                let names = rule.values.iter().flatten();
+                out.extend(names.filter_map(|name| nodes.find(name)));
+            } else {
+                return None;
+            }
+        }
+        Some(out)
+    }
+}
