@@ -1,6 +1,7 @@
 //! CPUSetAllocator: containers run on the CPUs that the scheduler gave their pod, or on the pool of
 //! their class; see [`koord_model::cpuset_rule`]. Pods with CPUs of their own lose their quotas, which
-//! would throttle them below what they own.
+//! would throttle them below what they own; unless they own more than they ask for, which no scheduler
+//! gives.
 
 use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What, said};
 use crate::gates::Gate;
@@ -52,7 +53,7 @@ fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
         };
         wanted.cpus = container_cpus(ask, rules.pools.as_ref()).and_then(|cpus| said(cpus, NAME));
     }
-    if own.is_some() && rules.unset_quota && PINNED.has(subject.class()) {
+    if pod.is_bound_by_its_cpus() && rules.unset_quota && PINNED.has(subject.class()) {
         wanted.cfs_quota = said(-1, NAME);
     }
 }
@@ -88,7 +89,8 @@ mod tests {
     }
 
     fn guaranteed() -> Value {
-        json!({"limits": {"cpu": "2", "memory": "1Gi"}})
+        let list = json!({"cpu": "2", "memory": "1Gi"});
+        json!({"requests": list, "limits": list})
     }
 
     fn burstable() -> Value {
@@ -104,7 +106,9 @@ mod tests {
     fn quotas_of_pinned_pods() {
         let on = Node::default();
         let off = Node::default().keep_quotas();
-        let pinned = json!({"cpuset": "2-4"});
+        let pinned = json!({"cpuset": "2-3"});
+        // More than the pod asks for: a quota that it has stays.
+        let taken = json!({"cpuset": "2-4"});
         for (qos, status, node, want) in [
             ("LS", &pinned, &on, Some(-1)),
             ("LSR", &pinned, &on, Some(-1)),
@@ -117,6 +121,8 @@ mod tests {
                 None,
             ),
             ("", &json!({}), &on, None),
+            ("LSR", &taken, &on, None),
+            ("LS", &taken, &on, None),
             ("LSR", &pinned, &off, None),
             ("LSE", &pinned, &off, None),
         ] {

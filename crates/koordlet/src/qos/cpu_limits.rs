@@ -139,7 +139,8 @@ fn rule(pod: &PodInfo, facts: &Facts<'_>, batch_lifted: bool) -> Rule {
             }
         }
         _ if pod.cpus.is_some() => {
-            if gates.is_on(Gate::CPUSetAllocator) && facts.settings.unset_cpu_quota {
+            let lifts = gates.is_on(Gate::CPUSetAllocator) && facts.settings.unset_cpu_quota;
+            if lifts && pod.is_bound_by_its_cpus() {
                 Rule::Lifted
             } else {
                 Rule::Leave

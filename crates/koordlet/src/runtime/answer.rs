@@ -4,7 +4,7 @@ use super::asked::{self, AskedContainer, AskedError, AskedPod, Known};
 use super::{Parts, Policy};
 use crate::gates::{Gate, Gates};
 use crate::hooks::{Adjustment, HOOKS, Rules, Said, Stage, desired, desired_around};
-use crate::states::{ContainerInfo, PodInfo};
+use crate::states::{ContainerInfo, PodInfo, is_config_hash};
 use futures::FutureExt as _;
 use koord_api::qos::{KubeQos, QosClass};
 use koord_host::rdma::{self, CharDevice};
@@ -25,8 +25,12 @@ const SHARE_OF_TIME: f64 = 0.8;
 /// How long a runtime waits that does not say.
 const USUAL_TIME: Duration = Duration::from_secs(2);
 
-/// How often is looked whether there are rules yet.
+/// How often is looked whether there are rules yet, or a pod.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How long a pod with devices may take to be listed, once the list was asked for: half of what is ours
+/// of a runtime's time.
+const LISTED_WITHIN: Duration = Duration::from_millis(800);
 
 /// A moment at which a runtime asks, with upstream's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -204,8 +208,50 @@ impl Answers {
         container: &AskedContainer,
     ) -> Result<Created, AnswerError> {
         let wanted = self.wanted(pod, container)?;
+        let wanted = self.checked(pod, container, wanted)?;
         let devices = self.files(pod, &wanted)?;
         Ok(Created { wanted, devices })
+    }
+
+    /// Whether what the pod asks for is known: devices of pods that do not ask for them are left out
+    /// when pods are listed. Pods of files on the node, whose UID no API server has given, may have what
+    /// they like.
+    fn is_listed(&self, pod: &AskedPod) -> Result<bool, AskedError> {
+        let known = self.known(pod)?;
+        Ok(matches!(known, Known::Listed(..)) || is_config_hash(&pod.uid))
+    }
+
+    /// What is wanted, with device files only where the pod is listed. One that has just come is waited
+    /// for: it cannot get them later. On a thread that may block.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a plugin's answers are made on threads that may block, without tokio's time"
+    )]
+    fn checked(
+        &self,
+        pod: &AskedPod,
+        container: &AskedContainer,
+        mut wanted: Adjustment,
+    ) -> Result<Adjustment, AnswerError> {
+        let Some(by) = wanted.devices.first().map(|said| said.by) else {
+            return Ok(wanted);
+        };
+        if self.is_listed(pod)? {
+            return Ok(wanted);
+        }
+        self.parts.states.resync_pods();
+        let asked = Instant::now();
+        while asked.elapsed() < LISTED_WITHIN {
+            std::thread::sleep(LOOK);
+            if self.is_listed(pod)? {
+                return self.container(None, pod, container, |_, _| {});
+            }
+        }
+        wanted.devices.clear();
+        let value =
+            "the pod is not listed: whether it asks for device files is not known".to_owned();
+        self.problems(pod, &mut vec![Said { value, by }])?;
+        Ok(wanted)
     }
 
     /// What hooks want of a container that is about to be created. Nothing is read or written for it.

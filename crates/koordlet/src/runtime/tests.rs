@@ -455,8 +455,26 @@ fn environment_mounts_and_scores_are_in_the_answer() {
     assert_eq!(score.value, -500);
 }
 
-/// A pod with one RDMA adapter, and a machine that has it.
+const ADAPTER: &str = r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0","resources":{"koordinator.sh/rdma":"1"},
+    "extension":{"vfs":[{"minor":2,"busID":"0000:3b:00.2"}]}}]}"#;
+
+/// A pod with one RDMA adapter, for which it asks, and a machine that has it.
 fn rdma(rig: &Rig) -> PodSandbox {
+    rig.listed(json!([asks_for_rdma()]));
+    unlisted_rdma(rig)
+}
+
+/// The same as the list of pods has it.
+fn asks_for_rdma() -> Value {
+    let one = json!({"koordinator.sh/rdma": "1"});
+    json!({
+        "metadata": {"uid": "r", "annotations": {
+            "scheduling.koordinator.sh/device-allocated": ADAPTER}},
+        "spec": {"containers": [{"name": "c", "resources": {"requests": one, "limits": one}}]}})
+}
+
+/// The same before it is listed.
+fn unlisted_rdma(rig: &Rig) -> PodSandbox {
     let put = |file: &str, numbers: &str| rig.tree.put(file, numbers).unwrap();
     put("sys/class/misc/rdma_cm/dev", "10:121\n");
     put(
@@ -465,13 +483,65 @@ fn rdma(rig: &Rig) -> PodSandbox {
     );
     PodSandbox {
         uid: "r".to_owned(),
-        annotations: text(&[(
-            "scheduling.koordinator.sh/device-allocated",
-            r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0","resources":{"koordinator.sh/rdma":"1"},
-                "extension":{"vfs":[{"minor":2,"busID":"0000:3b:00.2"}]}}]}"#,
-        )]),
+        annotations: text(&[("scheduling.koordinator.sh/device-allocated", ADAPTER)]),
         ..PodSandbox::default()
     }
+}
+
+fn devices(reply: &koord_rpc::nri::Reply) -> Vec<&str> {
+    let linux = reply
+        .adjust
+        .as_ref()
+        .and_then(|adjust| adjust.linux.as_ref());
+    let devices = linux.into_iter().flat_map(|linux| &linux.devices);
+    devices.map(|device| device.path.as_str()).collect()
+}
+
+/// Anybody can write an annotation; whether the pod asks for devices stands in the list of pods only.
+#[tokio::test]
+async fn a_pod_that_is_not_listed_has_to_be_before_it_gets_devices() {
+    const FILES: [&str; 2] = ["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs3"];
+    let rig = Rig::on(Node::default().open(Gate::RDMADeviceInject));
+    let pod = PodSandbox {
+        labels: batch_pod().labels,
+        ..unlisted_rdma(&rig)
+    };
+    let key = "node.koordinator.sh/extended-resource-spec".to_owned();
+    let pod = PodSandbox {
+        annotations: pod
+            .annotations
+            .into_iter()
+            .chain([(key, extended())])
+            .collect(),
+        ..pod
+    };
+    let asked = container(LinuxResources::default());
+    rig.listed(json!([]));
+    let reply = rig.plugin(Policy::Ignore).create(&pod, &asked).unwrap();
+    assert_eq!(devices(&reply), Vec::<&str>::new());
+    assert_eq!(adjusted(&reply).0, 512, "the rest is in place");
+    let error = rig.plugin(Policy::Fail).create(&pod, &asked).unwrap_err();
+    let want = "koordlet: RDMADeviceInject: the pod is not listed: whether it asks for device files \
+                is not known";
+    assert_eq!(error, want);
+
+    // It is listed when the list is asked for, as a kubelet's is.
+    let _ = rig.parts.states.resync_wanted().now_or_never();
+    let plugin = rig.plugin(Policy::Fail);
+    let (waits, here) = (pod.clone(), asked.clone());
+    let reply = tokio::task::spawn_blocking(move || plugin.create(&waits, &here));
+    rig.parts.states.resync_wanted().await;
+    rig.listed(json!([asks_for_rdma()]));
+    assert_eq!(devices(&reply.await.unwrap().unwrap()), FILES);
+
+    // A file of the node says it.
+    rig.listed(json!([]));
+    let fixed = PodSandbox {
+        uid: "0123456789abcdef0123456789abcdef".to_owned(),
+        ..pod
+    };
+    let reply = rig.plugin(Policy::Fail).create(&fixed, &asked).unwrap();
+    assert_eq!(devices(&reply), FILES);
 }
 
 #[test]

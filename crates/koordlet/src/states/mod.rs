@@ -21,6 +21,7 @@ pub use claims::Claims;
 pub use layout::{Driver, Layout};
 pub use malformed::{Complaints, Malformed};
 pub use node::NodeInfo;
+pub(crate) use pod::is_config_hash;
 pub use pod::{ContainerInfo, Phase, PodInfo};
 pub use slo::Slo;
 pub use topology::TopologyInfo;

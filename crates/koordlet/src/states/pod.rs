@@ -282,6 +282,16 @@ impl PodInfo {
         Some(Malformed::new(key, text.unwrap_or_default(), why))
     }
 
+    /// Whether the pod runs on CPUs of its own and no more of them than it asks for, so that they bound
+    /// it and no quota has to. The scheduler gives as many as are asked for; whoever may change a pod can
+    /// write more into the annotation. Of a pod that is not listed nothing is known that it asks for.
+    #[must_use]
+    pub fn is_bound_by_its_cpus(&self) -> bool {
+        let cpus = self.cpus.as_ref().map(|cpus| i64::try_from(cpus.len()));
+        let milli = cpus.and_then(|count| count.ok()?.checked_mul(1000));
+        milli.is_some_and(|milli| milli <= self.cpu_request)
+    }
+
     /// What annotations and labels ask for.
     #[must_use]
     pub fn notes(&self) -> &Notes {
@@ -333,7 +343,7 @@ impl PodInfo {
 }
 
 /// The kubelet's hash of a static pod: 32 hex digits. Uids from the API server have dashes.
-fn is_config_hash(text: &str) -> bool {
+pub(crate) fn is_config_hash(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 

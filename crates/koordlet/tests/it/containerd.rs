@@ -1,12 +1,13 @@
 //! The agent as a plugin of a real containerd: what is in place when a process begins.
 
-use crate::agent::{NODE, cluster};
+use crate::agent::{NODE, cluster, typed};
 use koord_api::hookserver::{FAIL, HookServer, IGNORE, KOORDLET};
 use koord_app::{Clock, Context};
 use koord_host::root::Controller;
 use koord_host::testing::{Containerd, Groups, IMAGE};
 use koord_host::{Cgroup, Dirs, Root};
-use koord_kube::Client;
+use koord_kube::api::PostParams;
+use koord_kube::{Api, Client};
 use koord_rpc::cri;
 use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
 use koord_rpc::grpc;
@@ -442,7 +443,18 @@ async fn values_are_in_place_when_processes_begin() {
         ("koordinator.sh/qosClass", "LSR"),
         ("koordinator.sh/gpu-isolation-provider", "HAMi-core"),
     ];
-    let pinned = machine.pod("lsr", "burstable", &notes, &labels).await;
+    // Devices are for pods that are known to ask for them.
+    let one = json!({"cpu": "1", "koordinator.sh/rdma": "1"});
+    let limit = json!({"koordinator.sh/rdma": "1"});
+    let object = json!({
+        "metadata": {"name": "lsr", "labels": BTreeMap::from(labels),
+            "annotations": BTreeMap::from(notes)},
+        "spec": {"nodeName": NODE, "containers": [{"name": "s", "image": "x",
+            "resources": {"requests": one, "limits": limit}}]}});
+    let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(client.clone(), "default");
+    let made = pods.create(&PostParams::default(), &typed(object)).await;
+    let uid = made.unwrap().metadata.uid.unwrap();
+    let pinned = machine.pod(&uid, "burstable", &notes, &labels).await;
     let service = machine.container(&pinned, "s").await;
     assert_eq!(service.said("cpuset/cpuset.cpus"), "0");
     assert_eq!(service.said("cpu/cpu.cfs_quota_us"), "-1");
