@@ -11,8 +11,12 @@ use prost::Message as _;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
+
+/// Longer than any machine needs for one event.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a server said on each of its connections.
 type Said = Arc<Mutex<Vec<BytesMut>>>;
@@ -119,7 +123,9 @@ async fn the_events_of_a_runtime_come_byte_by_byte() {
     let (mut got, mut rest, mut seen) = (BytesMut::new(), BytesMut::new(), Vec::new());
     // The pod's end is the last of all.
     while seen.last() != Some(&(pod.clone(), Type::ContainerDeletedEvent)) {
-        let data: Bytes = events.frame().await.unwrap().unwrap().into_data().unwrap();
+        let frame = tokio::time::timeout(PATIENCE, events.frame()).await;
+        let frame = frame.unwrap_or_else(|_| panic!("no more events after {seen:?}"));
+        let data: Bytes = frame.unwrap().unwrap().into_data().unwrap();
         got.extend_from_slice(&data);
         rest.extend_from_slice(&data);
         while let Some(event) = event(&mut rest) {

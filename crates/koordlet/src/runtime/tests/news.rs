@@ -109,6 +109,11 @@ async fn what_another_plugin_sets_too_is_told_once() {
     told(&mut events, "RuntimePluginConflict", &parts).await;
     let parts = ["two plugins with the name", OWN, "web of shop/d"];
     told(&mut events, "RuntimePluginConflict", &parts).await;
+    // Another value that the same plugin sets.
+    let memory = waiting("f", &both(OWN, "10-other", "memory limit"));
+    assert_eq!(look(vec![shares("b"), memory]), 2.0);
+    let parts = ["10-other", "memory limit", "web of shop/f"];
+    told(&mut events, "RuntimePluginConflict", &parts).await;
     // After a long while without, it is news again.
     tokio::time::advance(Duration::from_secs(601)).await;
     assert_eq!(look(vec![]), 0.0);

@@ -67,7 +67,9 @@ mod tests {
             "plugins \"a\" and \"b\" both tried to set {}",
             "é".repeat(200)
         );
+        let more = "the plugins said: plugins \"00-a\" and \"10-b\" both tried to set env A\ntrace";
         for (text, want) in [
+            (more, both("00-a", "10-b", "env A")),
             (plain, both("00-koordlet_nri", "10-other", "CPU shares")),
             (quoted, both("00-a", "00-a", "mount /x")),
             (&long, both("a", "b", &"é".repeat(100))),
@@ -79,5 +81,23 @@ mod tests {
         ] {
             assert_eq!(read(text), want, "{text}");
         }
+    }
+    #[test]
+    fn init_containers_are_looked_at_too() {
+        let message = "plugins \"00-a\" and \"10-b\" both tried to set CPU shares";
+        let waits = |name: &str, message: &str| {
+            serde_json::json!({"name": name, "image": "", "imageID": "", "ready": false,
+                "restartCount": 0, "state": {"waiting": {"message": message}}})
+        };
+        let of = |main: &str, init: &str| {
+            let pod = serde_json::json!({"status": {
+                "containerStatuses": [waits("main", main)],
+                "initContainerStatuses": [waits("init", init)]}});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            Contested::of(&pod).map(|contested| contested.container)
+        };
+        assert_eq!(of("", message).as_deref(), Some("init"));
+        assert_eq!(of(message, "").as_deref(), Some("main"));
+        assert_eq!(of("", ""), None);
     }
 }
