@@ -32,6 +32,8 @@ mod wire;
 pub use args::Args;
 #[cfg(fuzzing)]
 pub use call::fuzzed;
+#[cfg(fuzzing)]
+pub use registration::fuzzed as registered;
 
 use koord_app::Context;
 use std::path::PathBuf;

@@ -275,5 +275,12 @@ fn begin(directory: &Directory) -> Option<AsyncFd<OwnedFd>> {
         .ok()
 }
 
+/// What the fuzz target calls: endpoint, policy and hooks of a file's text.
+#[cfg(fuzzing)]
+pub fn fuzzed(text: &[u8]) -> Option<(PathBuf, Policy, Vec<String>)> {
+    let read = parse(text).ok()?;
+    Some((read.endpoint, read.policy, read.hooks))
+}
+
 #[cfg(test)]
 mod tests;

@@ -302,3 +302,31 @@ fn remove(path: &Path) {
         _ => {}
     }
 }
+
+/// What the fuzz target calls.
+#[cfg(fuzzing)]
+pub mod fuzzed {
+    use super::{Predictor, UnixMillis, save};
+    use std::path::Path;
+
+    /// Whether the file `uid` of the predictor's directory is a checkpoint. One that is gets a sample, is
+    /// written again and must be one then, too.
+    ///
+    /// # Panics
+    /// When it is not.
+    pub fn load_and_save(predictor: &Predictor, dir: &Path, uid: &str, now: UnixMillis) -> bool {
+        let Ok(mut model) = predictor.load(&dir.join(uid), now) else {
+            return false;
+        };
+        model.cpu.add(1.5, 1.0, now);
+        model.memory.add(1e9, 1.0, now);
+        for part in [0.0, 0.5, 0.95, 1.0] {
+            assert!(model.cpu.percentile(part) >= 0.0);
+            assert!(model.memory.percentile(part) >= 0.0);
+        }
+        save(dir, "again", &model, 0).expect("a file");
+        let again = predictor.load(&dir.join("again"), now);
+        assert!(again.is_ok(), "{:?}", again.err());
+        true
+    }
+}

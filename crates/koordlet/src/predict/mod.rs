@@ -12,6 +12,8 @@ mod checkpoint;
 pub mod reclaimable;
 
 pub use checkpoint::CheckpointError;
+#[cfg(fuzzing)]
+pub use checkpoint::fuzzed;
 pub use reclaimable::{Estimate, PodForecast, Reclaimable};
 
 use koord_api::PriorityClass;

@@ -16,6 +16,8 @@ mod answer;
 mod asked;
 mod claim;
 mod contest;
+#[cfg(fuzzing)]
+pub mod fuzzed;
 mod nri;
 mod registration;
 mod server;

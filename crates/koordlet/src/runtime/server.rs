@@ -65,7 +65,7 @@ pub(super) async fn run(config: Server, answers: Arc<Answers>, shutdown: Cancell
 
 /// The service.
 #[derive(Debug)]
-struct Service(Arc<Answers>);
+pub(super) struct Service(pub(super) Arc<Answers>);
 
 fn failed(error: AnswerError) -> Status {
     Status::internal(error.to_string())

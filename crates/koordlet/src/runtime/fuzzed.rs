@@ -1,0 +1,61 @@
+//! What the fuzz targets call: the plugin and the hook server of a node where every gate is open but the
+//! one by which a directory of the machine is made anew.
+
+use super::nri::Plugin;
+use super::server::Service;
+use super::{Parts, Policy, answer};
+use crate::gates::Gate;
+use crate::hooks::{Rules, Sources};
+use crate::metrics::Metrics;
+use crate::node_events::Warnings;
+use crate::options::Settings;
+use crate::states::{NodeInfo, Slo, States};
+use koord_host::{Dirs, Root};
+use koord_kube::events::Recorder;
+use koord_rpc::hooks::runtime_hook_service_server::RuntimeHookService;
+use koord_rpc::nri::Handler;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Both, on a machine whose files would be below `root`, where there are none.
+///
+/// # Panics
+/// When `root` is no directory.
+pub fn answering(root: &Path) -> (impl Handler, impl RuntimeHookService) {
+    let mut settings = Settings::default();
+    for gate in Gate::ALL {
+        settings
+            .gates
+            .set(*gate, *gate != Gate::HamiCoreVGPUMonitor);
+    }
+    let (slo, _) = Slo::read(&serde_json::json!({}), None);
+    let node = NodeInfo {
+        normalization_ratio: Some(1.5),
+        ..NodeInfo::default()
+    };
+    let sources = Sources {
+        slo: &slo,
+        node: Some(&node),
+        topology: None,
+        settings: &settings,
+        batch_quotas_lifted: false,
+        batch_idle: true,
+        group_identity: true,
+        cpu_idle: true,
+    };
+    let states = Arc::new(States::default());
+    states.rules.store(Some(Arc::new(Rules::of(sources, None))));
+    let stages = answer::Stages::of(&[], &settings.gates);
+    let metrics = Metrics::new(&prometheus::Registry::new()).expect("metrics");
+    metrics.started("n", 0);
+    let parts = Parts {
+        states,
+        settings,
+        root: Root::with_dirs(Dirs::below(root)).expect("a directory"),
+        metrics,
+        warnings: Arc::new(Warnings::new("n", Recorder::silent())),
+    };
+    let answers = Arc::new(answer::Answers::new(Policy::Ignore, stages, parts));
+    let plugin = Plugin::new("nri".to_owned(), root.join("hookserver.d"), answers.clone());
+    (plugin, Service(answers))
+}
