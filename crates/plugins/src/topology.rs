@@ -52,6 +52,8 @@ pub(crate) struct Census {
     /// Counters by a label that a pod must have to match, and those that need none.
     by_label: FxHashMap<String, FxHashMap<String, Vec<usize>>>,
     broad: Vec<usize>,
+    /// Of each label by which a counter was found: how many pods each row has with each value.
+    labelled: FxHashMap<String, FxHashMap<String, FxHashMap<u32, i32>>>,
     clock: u64,
 }
 
@@ -132,12 +134,13 @@ impl Census {
                 self.drop_slot(slot);
             }
         }
+        let rows = self.rows_with(&terms, nodes);
         let id = self.insert(key, terms, live_only, frame, nodes);
         let Some(counter) = &self.counters[id.slot] else {
             return id;
         };
         let mut found: Vec<(u32, i32)> = Vec::new();
-        for row in 0..u32::try_from(nodes.rows()).unwrap_or(u32::MAX) {
+        for row in rows {
             let pods = nodes.booked(NodeIndex(row));
             let matching = pods.filter(|pod| counter.matches(pod, labels_of)).count();
             if matching > 0 {
@@ -148,6 +151,65 @@ impl Census {
             self.add(id, NodeIndex(row), matching);
         }
         id
+    }
+
+    /// The rows on which pods that match `terms` can be.
+    fn rows_with(&mut self, terms: &[Term], nodes: &NodeStore) -> Vec<u32> {
+        let all = 0..u32::try_from(nodes.rows()).unwrap_or(u32::MAX);
+        let Some((label, values)) = terms.iter().find_map(|term| term.selector.pick()) else {
+            return all.collect();
+        };
+        if !self.labelled.contains_key(label) {
+            let mut by_value: FxHashMap<String, FxHashMap<u32, i32>> = FxHashMap::default();
+            for row in all {
+                for pod in nodes.booked(NodeIndex(row)) {
+                    let labels = pod.object.metadata.labels.as_ref();
+                    if let Some(value) = labels.and_then(|labels| labels.get(label)) {
+                        *by_value
+                            .entry(value.clone())
+                            .or_default()
+                            .entry(row)
+                            .or_default() += 1;
+                    }
+                }
+            }
+            self.labelled.insert(label.to_owned(), by_value);
+        }
+        let by_value = self.labelled.get(label);
+        let mut rows: Vec<u32> = values
+            .iter()
+            .filter_map(|value| by_value?.get(value))
+            .flat_map(FxHashMap::keys)
+            .copied()
+            .collect();
+        rows.sort_unstable();
+        rows.dedup();
+        rows
+    }
+
+    /// Keeps [`Self::labelled`] true.
+    fn relabel(&mut self, pod: &PodInfo, node: NodeIndex, amount: i32) {
+        let Some(labels) = &pod.object.metadata.labels else {
+            return;
+        };
+        for (label, by_value) in &mut self.labelled {
+            let Some(value) = labels.get(label) else {
+                continue;
+            };
+            if !by_value.contains_key(value) {
+                by_value.insert(value.clone(), FxHashMap::default());
+            }
+            if let Some(rows) = by_value.get_mut(value) {
+                let pods = rows.entry(node.0).or_default();
+                *pods += amount;
+                if *pods == 0 {
+                    rows.remove(&node.0);
+                }
+                if rows.is_empty() {
+                    by_value.remove(value);
+                }
+            }
+        }
     }
 
     /// How many bytes the counters take, about.
@@ -214,6 +276,7 @@ impl Census {
         amount: i32,
         labels_of: &dyn Fn(&str) -> Option<Labels>,
     ) {
+        self.relabel(pod, node, amount);
         if self.is_empty() {
             return;
         }

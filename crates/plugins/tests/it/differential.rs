@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use koord_api::slo::NodeMetric;
 use koord_scheduler::config::Configuration;
-use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
+use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output, Point};
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange, Profiles};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -358,4 +358,70 @@ proptest! {
         }
         prop_assert_eq!(engines[0].mismatches(), 0, "every signature is complete");
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    /// Many pods that are only spread, on nodes of which some are in no zone.
+    #[test]
+    fn candidates_of_zones_decide_as_all_nodes_do(
+        zones in prop::collection::vec(0..4_u8, 4..9),
+        shapes in prop::collection::vec(prop_oneof![Just(14_u8), 23..27_u8], 10..60),
+        leaving in prop::collection::vec(any::<u8>(), 0..20),
+    ) {
+        let mut engines = [engine(true, false), engine(false, false)];
+        let mut placed: [Vec<(Pod, String)>; 2] = Default::default();
+        let now = Timestamp::from_second(1_700_000_000).unwrap();
+        for (engine, placed) in engines.iter_mut().zip(&mut placed) {
+            for (name, zone) in (0..9).zip(&zones) {
+                engine.node_applied(node(name, 30, *zone, 6, false), now);
+            }
+            for (number, shape) in shapes.iter().enumerate() {
+                engine.pod_applied(Arc::new(pod(number, *shape, 0)), now);
+                let _ = drain(engine, now, placed);
+                if let Some(gone) = leaving.get(number) && !placed.is_empty() {
+                    let at = usize::from(*gone) % placed.len();
+                    engine.pod_deleted(&placed.swap_remove(at).0, now);
+                }
+            }
+        }
+        let [a, b] = placed.map(|placed| {
+            placed.into_iter().map(|(pod, node)| (pod.metadata.name, node)).collect::<Vec<_>>()
+        });
+        prop_assert_eq!(a, b);
+    }
+}
+
+#[test]
+fn hosts_that_are_named_are_judged_alone() {
+    let mut engines = [engine(true, false), engine(false, false)];
+    let now = Timestamp::from_second(1_700_000_000).unwrap();
+    let mut placed: [Vec<(Pod, String)>; 2] = Default::default();
+    let mut judged = Vec::new();
+    for (engine, placed) in engines.iter_mut().zip(&mut placed) {
+        for name in 0..9 {
+            engine.node_applied(node(name, 30, name % 3, 6, false), now);
+        }
+        let _ = engine.take_measures();
+        for number in 0..40 {
+            engine.pod_applied(Arc::new(pod(number, 22, 0)), now);
+            let _ = drain(engine, now, placed);
+        }
+        let measures = engine.take_measures();
+        let fit = measures.evaluations.iter().find(|((plugin, point, _), _)| {
+            *plugin == "NodeResourcesFit" && *point == Point::Filter
+        });
+        judged.push(fit.map(|(_, count)| *count));
+    }
+    let [a, b] = placed.map(|placed| {
+        placed
+            .into_iter()
+            .map(|(pod, node)| (pod.metadata.name, node))
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(a.len(), 40);
+    assert_eq!(a, b);
+    // Two hosts each; one of the ten names has no node.
+    assert_eq!(judged[0], Some(72));
 }
