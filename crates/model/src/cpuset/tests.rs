@@ -1,3 +1,5 @@
+mod promises;
+
 use super::Strategy;
 use super::*;
 use proptest::prelude::*;

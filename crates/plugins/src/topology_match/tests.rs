@@ -1,5 +1,7 @@
 //! The plugin through the engine.
 
+mod cache;
+mod edges;
 mod rows;
 
 use super::*;

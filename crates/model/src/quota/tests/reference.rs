@@ -55,6 +55,13 @@ impl Reference<'_> {
         self.specs.keys().filter(of).copied().collect()
     }
 
+    /// What pods of the subtree ask for that must not be preempted; no maximum limits it.
+    fn firm_request(&self, name: usize) -> i64 {
+        let children = self.children(NAMES[name]).into_iter();
+        let below: i64 = children.map(|child| self.firm_request(child)).sum();
+        below + self.own(name, |pod| pod.2)
+    }
+
     fn request(&self, name: usize) -> i64 {
         let children = self.children(NAMES[name]);
         let below: i64 = children
@@ -82,6 +89,11 @@ impl Reference<'_> {
         if !self.options.guarantee_used {
             return 0;
         }
+        if NAMES[name] == DEFAULT_QUOTA {
+            // Only the resources that named quotas list are accounted.
+            let named = self.specs.len() > 1;
+            return if named { self.used(name, false) } else { 0 };
+        }
         let children = self.children(NAMES[name]);
         let below: i64 = children
             .into_iter()
@@ -91,17 +103,47 @@ impl Reference<'_> {
         allocated.max(self.specs[&name].min.get(CPU))
     }
 
-    fn runtimes(&self, parent: &str, total: i64, out: &mut BTreeMap<usize, i64>) {
-        let children = self.children(parent);
+    /// Quotas whose parent does not exist: nothing is divided among them.
+    fn orphans(&self) -> Vec<usize> {
+        let there = |name: &str| self.specs.keys().any(|at| NAMES[*at] == name);
+        let lost = |spec: &Spec| !spec.parent.is_empty() && !there(&spec.parent);
+        let all = self.specs.iter().filter(|(_, spec)| lost(spec));
+        all.map(|(at, _)| *at).collect()
+    }
+
+    /// Per quota what it may use, and the minimum after scaling.
+    fn all_runtimes(&self, divisible: i64) -> BTreeMap<usize, (i64, i64)> {
+        let mut out = BTreeMap::new();
+        self.runtimes(
+            &self.children(""),
+            divisible,
+            self.options.scale_min,
+            &mut out,
+        );
+        for orphan in self.orphans() {
+            self.runtimes(&[orphan], 0, false, &mut out);
+        }
+        out
+    }
+
+    fn runtimes(
+        &self,
+        children: &[usize],
+        total: i64,
+        scale: bool,
+        out: &mut BTreeMap<usize, (i64, i64)>,
+    ) {
         let sum: i64 = children.iter().map(|c| self.specs[c].min.get(CPU)).sum();
         let mut shares: BTreeMap<usize, i64> = BTreeMap::new();
+        let mut mins: BTreeMap<usize, i64> = BTreeMap::new();
         let mut hungry = Vec::new();
-        for child in &children {
+        for child in children {
             let spec = &self.specs[child];
             let mut min = spec.min.get(CPU);
-            if self.options.scale_min && total < sum {
+            if scale && total < sum {
                 min = if total > 0 { total * min / sum } else { 0 };
             }
+            mins.insert(*child, min);
             let min = min.max(self.guaranteed(*child));
             let request = self.request(*child).min(spec.max.get(CPU));
             let lends = spec.lendable && !self.options.guarantee_used;
@@ -150,8 +192,9 @@ impl Reference<'_> {
             });
         }
         for (child, share) in shares {
-            out.insert(child, share);
-            self.runtimes(NAMES[child], share, out);
+            out.insert(child, (share, mins[&child]));
+            let below = self.children(NAMES[child]);
+            self.runtimes(&below, share, self.options.scale_min, out);
         }
     }
 }
@@ -233,46 +276,56 @@ fn run(steps: Vec<Step>, options: Options) -> Result<(), TestCaseError> {
         total,
         options,
     };
-    let mut runtimes = BTreeMap::new();
     let divisible = reference.total - reference.own(6, |pod| pod.3);
-    reference.runtimes("", divisible, &mut runtimes);
-    let top: i64 = reference
-        .children("")
-        .iter()
-        .map(|name| runtimes[name])
-        .sum();
-    let guaranteed: i64 = reference
-        .children("")
-        .iter()
-        .map(|name| reference.guaranteed(*name))
-        .sum();
+    let runtimes = reference.all_runtimes(divisible);
+    let top = reference.children("");
+    let given: i64 = top.iter().map(|name| runtimes[name].0).sum();
+    let guaranteed: i64 = top.iter().map(|name| reference.guaranteed(*name)).sum();
     if options.scale_min && guaranteed <= divisible {
-        prop_assert!(top <= divisible.max(0), "{top} of {divisible} given away");
+        prop_assert!(
+            given <= divisible.max(0),
+            "{given} of {divisible} given away"
+        );
     }
     for (name, spec) in &specs {
         let quota = tree.runtime(NAMES[*name]).unwrap();
         let sums = &quota.sums;
-        prop_assert_eq!(sums.request.get(CPU), reference.request(*name));
-        prop_assert_eq!(sums.used.get(CPU), reference.used(*name, false));
-        prop_assert_eq!(
-            sums.non_preemptible_used.get(CPU),
-            reference.used(*name, true)
-        );
-        prop_assert_eq!(
-            quota.guaranteed.get(CPU),
-            if *name == 6 {
-                quota.guaranteed.get(CPU)
-            } else {
-                reference.guaranteed(*name)
-            }
-        );
-        if let Some(expected) = runtimes.get(name) {
-            let is = quota.runtime.get(CPU);
-            prop_assert_eq!(is, *expected, "{} of {:?}", NAMES[*name], quota);
-            let request = reference.request(*name).min(spec.max.get(CPU));
-            prop_assert!(is >= request.min(quota.scaled_min.get(CPU)));
+        let amounts = [
+            ("request", &sums.request, reference.request(*name)),
+            ("used", &sums.used, reference.used(*name, false)),
+            (
+                "firm request",
+                &sums.non_preemptible_request,
+                reference.firm_request(*name),
+            ),
+            (
+                "firm use",
+                &sums.non_preemptible_used,
+                reference.used(*name, true),
+            ),
+            ("guaranteed", &quota.guaranteed, reference.guaranteed(*name)),
+        ];
+        for (what, is, expected) in amounts {
+            prop_assert_eq!(is.get(CPU), expected, "{} of {:?}", what, quota);
         }
+        if *name == 6 {
+            // Outside the division: its maximum alone limits it.
+            prop_assert_eq!(&quota.runtime, &Amounts::new(), "{:?}", quota);
+            continue;
+        }
+        let (runtime, min) = runtimes[name];
+        prop_assert_eq!(quota.runtime.get(CPU), runtime, "{:?}", quota);
+        prop_assert_eq!(quota.scaled_min.get(CPU), min, "{:?}", quota);
+        let request = reference.request(*name).min(spec.max.get(CPU));
+        prop_assert!(runtime >= request.min(min), "{:?}", quota);
     }
+    let all = |firm| -> i64 {
+        let tops = top.iter().chain(&[6]);
+        tops.map(|name| reference.used(*name, firm)).sum()
+    };
+    let root = tree.quota(koord_api::quota::ROOT_QUOTA).unwrap();
+    prop_assert_eq!(root.sums.used.get(CPU), all(false));
+    prop_assert_eq!(root.sums.non_preemptible_used.get(CPU), all(true));
     Ok(())
 }
 

@@ -3,7 +3,9 @@
 
 use super::*;
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use proptest::test_runner::TestRunner;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -19,7 +21,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        12 => (0..9_u8).prop_map(|shape| Step::Pod { shape }),
+        12 => (0..12_u8).prop_map(|shape| if shape > 9 { 8 } else { shape }).prop_map(|shape| Step::Pod { shape }),
         4 => any::<u8>().prop_map(Step::Gone),
         3 => any::<u8>().prop_map(Step::Confirm),
         2 => any::<u8>().prop_map(Step::BindFails),
@@ -53,8 +55,106 @@ fn shaped(name: &str, shape: u8) -> Value {
             joint,
         ),
         7 => pod(name, json!({"koordinator.sh/rdma": "10"}), functions),
+        8 => pod(name, json!({"koordinator.sh/rdma": "200"}), json!({})),
         _ => pod(name, json!({"cpu": "1"}), json!({})),
     }
+}
+
+/// How many GPUs a pod of this shape gets, with which share of each in percent, and how much of one
+/// adapter, of which it has a function.
+fn asked(shape: u8) -> (usize, i64, i64, bool) {
+    match shape {
+        0 => (1, 50, 0, false),
+        1 => (1, 30, 0, false),
+        2 => (1, 100, 0, false),
+        3 => (2, 100, 0, false),
+        4 => (4, 100, 0, false),
+        // 20 GiB of 80.
+        5 => (1, 25, 0, false),
+        6 => (2, 100, 1, false),
+        7 => (0, 0, 10, true),
+        // Two whole adapters.
+        8 => (0, 0, 200, false),
+        _ => (0, 0, 0, false),
+    }
+}
+
+/// What an annotation gives away: `(GPU or adapter, resource, amount)`, and functions by address.
+fn grants(said: &Value) -> (Vec<(String, String, i64)>, Vec<String>) {
+    let (mut amounts, mut functions) = (Vec::new(), Vec::new());
+    for (kind, list) in said.as_object().into_iter().flatten() {
+        for grant in list.as_array().unwrap() {
+            let device = format!("{kind} {}", grant["minor"].as_u64().unwrap());
+            for (resource, amount) in grant["resources"].as_object().unwrap() {
+                let amount: koord_api::quantity::Quantity =
+                    amount.as_str().unwrap().parse().unwrap();
+                amounts.push((device.clone(), resource.clone(), amount.value()));
+            }
+            let all = grant["extension"]["vfs"].as_array().into_iter().flatten();
+            functions.extend(all.map(|vf| vf["busID"].as_str().unwrap().to_owned()));
+        }
+    }
+    (amounts, functions)
+}
+
+/// Whether a pod was told just what it asked for.
+fn check_asked(name: &str, shape: u8, said: &Value) {
+    let (gpus, percent, adapter, function) = asked(shape);
+    let (mut amounts, functions) = grants(said);
+    amounts.sort();
+    let of = |resource: &str| -> Vec<i64> {
+        let all = amounts.iter().filter(|(_, name, _)| name == resource);
+        all.map(|(_, _, amount)| *amount).collect()
+    };
+    let memory = percent * (80 << 30) / 100;
+    for (resource, amount) in [
+        ("koordinator.sh/gpu-core", percent),
+        ("koordinator.sh/gpu-memory-ratio", percent),
+        ("koordinator.sh/gpu-memory", memory),
+    ] {
+        // A pod that asks for memory alone has no part of the cores.
+        let count = if shape == 5 && resource == "koordinator.sh/gpu-core" {
+            0
+        } else {
+            gpus
+        };
+        assert_eq!(
+            of(resource),
+            vec![amount; count],
+            "{name}: {resource} of {said}"
+        );
+    }
+    let devices: BTreeSet<&str> = amounts
+        .iter()
+        .map(|(device, _, _)| device.as_str())
+        .collect();
+    let adapters = of("koordinator.sh/rdma");
+    assert_eq!(
+        devices.len(),
+        gpus + adapters.len(),
+        "one device twice: {said}"
+    );
+    if shape == 6 {
+        // One for each root that its GPUs are on.
+        assert!(
+            adapters == [adapter] || adapters == [adapter; 2],
+            "{name}: {said}"
+        );
+    } else {
+        assert_eq!(adapters.iter().sum::<i64>(), adapter, "{name}: {said}");
+    }
+    assert_eq!(functions.len(), usize::from(function), "{name}: {said}");
+}
+
+/// How often a run came to what it is about.
+#[derive(Debug, Default)]
+struct Reached {
+    /// Decisions by shape.
+    shapes: [u32; 10],
+    refused: u32,
+    bind_failed: u32,
+    /// Devices that two pods have parts of.
+    shared: u32,
 }
 
 /// Two engines that are told the same, and what must be true of them.
@@ -65,6 +165,10 @@ struct Twins {
     open: BTreeMap<String, BindRequest>,
     bound: BTreeMap<String, Arc<Pod>>,
     waiting: Vec<String>,
+    shapes: BTreeMap<String, u8>,
+    /// Nodes without a Device.
+    bare: BTreeSet<String>,
+    reached: Reached,
     /// Per node and GPU what is healthy now.
     healthy: BTreeMap<String, u64>,
     clock: i64,
@@ -78,6 +182,9 @@ impl Twins {
             open: BTreeMap::new(),
             bound: BTreeMap::new(),
             waiting: Vec::new(),
+            shapes: BTreeMap::new(),
+            bare: BTreeSet::new(),
+            reached: Reached::default(),
             healthy: BTreeMap::new(),
             clock: 0,
         };
@@ -120,6 +227,7 @@ impl Twins {
                 let name = format!("p{number}");
                 let pod = object(shaped(&name, *shape));
                 self.both(|engine, now| engine.pod_applied(pod.clone(), now));
+                self.shapes.insert(name.clone(), *shape);
                 self.waiting.push(name);
             }
             Step::Gone(which) => {
@@ -159,6 +267,7 @@ impl Twins {
                         engine.bind_finished(&bind.pod.uid, Err(error.clone()), now);
                     });
                     self.waiting.push(bind.pod.name.to_string());
+                    self.reached.bind_failed += 1;
                 }
             }
             Step::Devices { node, gpus, sick } => {
@@ -166,6 +275,7 @@ impl Twins {
                 let list = changed(devices(*gpus), "gpu", *sick, json!({"health": false}));
                 let change = device(&name, list);
                 self.both(|engine, now| engine.object_changed(&change, now));
+                self.bare.remove(&name);
                 let all = (1_u64 << gpus) - 1;
                 self.healthy.insert(name, all & !(1 << sick));
             }
@@ -173,7 +283,8 @@ impl Twins {
                 let name = format!("n{node}");
                 let change = device_change(Action::DELETE, &name, json!([]), json!({}));
                 self.both(|engine, now| engine.object_changed(&change, now));
-                self.healthy.insert(name, 0);
+                self.healthy.insert(name.clone(), 0);
+                self.bare.insert(name);
             }
             Step::Node {
                 node: number,
@@ -241,9 +352,11 @@ impl Twins {
             })
             .collect();
         assert_eq!(cached, decisions(&mut self.alone));
+        self.reached.refused += u32::try_from(cached.len() - open.len()).unwrap();
         for bind in open {
             let healthy = self.healthy.get(&*bind.node).copied().unwrap_or(0);
-            for grant in said(&bind)["gpu"].as_array().into_iter().flatten() {
+            let said = said(&bind);
+            for grant in said["gpu"].as_array().into_iter().flatten() {
                 let minor = grant["minor"].as_u64().unwrap();
                 assert!(
                     healthy & (1 << minor) != 0,
@@ -251,15 +364,24 @@ impl Twins {
                     bind.pod.name
                 );
             }
-            self.waiting.retain(|name| *name != *bind.pod.name);
-            self.open.insert(bind.pod.name.to_string(), bind);
+            let name = bind.pod.name.to_string();
+            let shape = self.shapes[&name];
+            if self.bare.contains(&*bind.node) {
+                // What a node without a Device lists is for NodeResourcesFit, which is not here.
+                assert_eq!(said, Value::Null, "{name}");
+            } else {
+                check_asked(&name, shape, &said);
+                self.reached.shapes[usize::from(shape)] += 1;
+            }
+            self.waiting.retain(|waiting| *waiting != name);
+            self.open.insert(name, bind);
         }
     }
 
-    fn check(&self) {
-        let mut shares: BTreeMap<(String, u64), i64> = BTreeMap::new();
-        let mut memory: BTreeMap<(String, u64), i64> = BTreeMap::new();
-        let mut functions: BTreeMap<(String, String), &str> = BTreeMap::new();
+    /// What the annotations give away, held against what devices have.
+    fn check(&mut self) {
+        let mut used: BTreeMap<(String, String, String), (i64, u32)> = BTreeMap::new();
+        let mut owners: BTreeMap<(String, String), &str> = BTreeMap::new();
         let bound = self.bound.iter().map(|(name, pod)| {
             let text = pod
                 .metadata
@@ -278,27 +400,29 @@ impl Twins {
             .iter()
             .map(|(name, bind)| (name, bind.node.to_string(), said(bind)));
         for (name, node, said) in bound.chain(open) {
-            for grant in said["gpu"].as_array().into_iter().flatten() {
-                let list = serde_json::from_value(grant["resources"].clone()).unwrap();
-                let units = koord_model::device::Units::of(&list);
-                let key = (node.clone(), grant["minor"].as_u64().unwrap());
-                *shares.entry(key.clone()).or_default() +=
-                    units.get(koord_model::device::DeviceResource::GpuMemoryRatio);
-                *memory.entry(key).or_default() +=
-                    units.get(koord_model::device::DeviceResource::GpuMemory);
+            let (amounts, functions) = grants(&said);
+            for (device, resource, amount) in amounts {
+                let (sum, pods) = used.entry((node.clone(), device, resource)).or_default();
+                *sum += amount;
+                *pods += 1;
             }
-            for grant in said["rdma"].as_array().into_iter().flatten() {
-                if let Some(function) = grant["extension"]["vfs"][0]["busID"].as_str() {
-                    let before = functions.insert((node.clone(), function.to_owned()), name);
-                    assert_eq!(before, None, "{function} of {node} is given twice");
-                }
+            for function in functions {
+                let before = owners.insert((node.clone(), function.clone()), name);
+                assert_eq!(before, None, "{function} of {node} is given twice");
             }
         }
-        assert!(shares.values().all(|share| *share <= 100), "{shares:?}");
-        assert!(
-            memory.values().all(|bytes| *bytes <= 80 << 30),
-            "{memory:?}"
-        );
+        for ((node, device, resource), (sum, pods)) in used {
+            let room = if resource == "koordinator.sh/gpu-memory" {
+                80 << 30
+            } else {
+                100
+            };
+            assert!(
+                sum <= room,
+                "{pods} pods have {sum} {resource} of {device} of {node}"
+            );
+            self.reached.shared += u32::from(pods > 1);
+        }
     }
 }
 
@@ -307,36 +431,58 @@ fn pick(names: &[String], which: u8) -> Option<String> {
     names.get(at).cloned()
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
-
-    #[test]
-    fn devices_are_never_given_twice_and_all_come_back(steps in prop::collection::vec(step(), 1..60)) {
-        let mut twins = Twins::new();
-        for (number, step) in steps.iter().enumerate() {
-            twins.run(step, number);
-        }
-        prop_assert_eq!(twins.cached.mismatches(), 0);
-        // Everybody leaves, in two ways; then the nodes are as good as new.
-        for name in twins.waiting.clone() {
-            let pod = object(gpu(&name, 1));
-            twins.both(|engine, now| engine.pod_deleted(&pod, now));
-        }
-        twins.waiting.clear();
-        while !twins.open.is_empty() {
-            twins.run(&Step::Confirm(0), 0);
-        }
-        for pod in twins.bound.values().cloned().collect::<Vec<_>>() {
-            twins.both(|engine, now| engine.pod_deleted(&pod, now));
-        }
-        twins.bound.clear();
-        for node in 0..3 {
-            twins.run(&Step::Node { node, honor: false }, 0);
-            twins.run(&Step::Devices { node, gpus: 8, sick: 15 }, 0);
-        }
-        for number in 0..6 {
-            twins.run(&Step::Pod { shape: 4 }, 1000 + number);
-        }
-        prop_assert_eq!(twins.open.len(), 6, "eight GPUs of each of three nodes");
+fn run(steps: &[Step]) -> Result<Reached, TestCaseError> {
+    let mut twins = Twins::new();
+    for (number, step) in steps.iter().enumerate() {
+        twins.run(step, number);
     }
+    prop_assert_eq!(twins.cached.mismatches(), 0);
+    // Everybody leaves, in two ways; then the nodes are as good as new.
+    for name in twins.waiting.clone() {
+        let pod = object(gpu(&name, 1));
+        twins.both(|engine, now| engine.pod_deleted(&pod, now));
+    }
+    twins.waiting.clear();
+    while !twins.open.is_empty() {
+        twins.run(&Step::Confirm(0), 0);
+    }
+    for pod in twins.bound.values().cloned().collect::<Vec<_>>() {
+        twins.both(|engine, now| engine.pod_deleted(&pod, now));
+    }
+    twins.bound.clear();
+    for node in 0..3 {
+        twins.run(&Step::Node { node, honor: false }, 0);
+        let (gpus, sick) = (8, 15);
+        twins.run(&Step::Devices { node, gpus, sick }, 0);
+    }
+    for number in 0..6 {
+        twins.run(&Step::Pod { shape: 4 }, 1000 + number);
+    }
+    prop_assert_eq!(twins.open.len(), 6, "eight GPUs of each of three nodes");
+    Ok(twins.reached)
+}
+
+#[test]
+fn devices_are_never_given_twice_and_all_come_back() {
+    let mut runner = TestRunner::new(ProptestConfig::with_cases(48));
+    let total = RefCell::new(Reached::default());
+    let steps = prop::collection::vec(step(), 1..60);
+    let ended = runner.run(&steps, |steps| {
+        let reached = run(&steps)?;
+        let mut total = total.borrow_mut();
+        for (sum, count) in total.shapes.iter_mut().zip(reached.shapes) {
+            *sum += count;
+        }
+        total.refused += reached.refused;
+        total.bind_failed += reached.bind_failed;
+        total.shared += reached.shared;
+        Ok(())
+    });
+    if let Err(error) = ended {
+        panic!("{error}");
+    }
+    let total = total.into_inner();
+    let rest = [total.refused, total.bind_failed, total.shared];
+    let mut counts = total.shapes.iter().chain(&rest);
+    assert!(counts.all(|count| *count >= 5), "{total:?}");
 }

@@ -3,7 +3,10 @@
 use super::*;
 use koord_model::resources::CPU;
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use rustc_hash::FxHashMap;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -21,6 +24,8 @@ enum Step {
         insists: bool,
         /// The only node it may go to, if there is one of this number.
         hint: u8,
+        /// Two of them at the same time.
+        twins: bool,
     },
     PodGone(u8),
     Resize(u8, u8),
@@ -35,14 +40,14 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..6_u8, 1..5_u8, 0..3_u8, 0..3_u8, any::<bool>()).prop_map(
+        8 => (0..6_u8, 1..5_u8, 0..3_u8, 0..3_u8, prop::bool::weighted(0.25)).prop_map(
             |(name, cpu, app, policy, once)| Step::Reserve { name, cpu, app, policy, once }
         ),
         2 => (0..6_u8).prop_map(Step::Unreserve),
-        8 => (1..5_u8, 0..4_u8, prop::bool::weighted(0.2), 0..9_u8)
-            .prop_map(|(cpu, app, insists, hint)| Step::Pod { cpu, app, insists, hint }),
+        8 => (1..5_u8, 0..4_u8, prop::bool::weighted(0.2), 0..9_u8, any::<bool>())
+            .prop_map(|(cpu, app, insists, hint, twins)| Step::Pod { cpu, app, insists, hint, twins }),
         4 => any::<u8>().prop_map(Step::PodGone),
-        1 => (0..6_u8, 1..5_u8).prop_map(|(name, cpu)| Step::Resize(name, cpu)),
+        3 => (0..6_u8, 1..5_u8).prop_map(|(name, cpu)| Step::Resize(name, cpu)),
         1 => (0..6_u8).prop_map(Step::Expire),
         1 => (0..3_u8).prop_map(Step::NodeGone),
         1 => (0..3_u8).prop_map(Step::Node),
@@ -51,6 +56,40 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (1..40_u8).prop_map(Step::Wait),
         1 => any::<bool>().prop_map(Step::Restart),
     ]
+}
+
+/// What is remembered between two looks at the API, by uid of the reservation.
+#[derive(Default)]
+struct Before {
+    owners: BTreeMap<String, BTreeSet<String>>,
+    /// How often a look came to what it is about.
+    reached: Reached,
+}
+
+#[derive(Debug, Default)]
+struct Reached {
+    /// Owners that joined a reservation whose size limits them, and filled it.
+    full: u32,
+    /// Owners that took more than was left, beside it.
+    beside: u32,
+    /// Reservations with less than their owners have.
+    shrunk: u32,
+    used_up: u32,
+    insisted: u32,
+    failed_writes: u32,
+}
+
+impl Reached {
+    fn counts(&self) -> [u32; 6] {
+        [
+            self.full,
+            self.beside,
+            self.shrunk,
+            self.used_up,
+            self.insisted,
+            self.failed_writes,
+        ]
+    }
 }
 
 impl World {
@@ -80,8 +119,8 @@ impl World {
                 app,
                 insists,
                 hint,
+                twins,
             } => {
-                self.uids += 1;
                 let mut change = if *insists {
                     json!({"metadata": {"annotations": {annotations::RESERVATION_AFFINITY: "{}"}}})
                 } else {
@@ -91,13 +130,12 @@ impl World {
                     let hint = json!({"nodeNames": [format!("n{hint}")]}).to_string();
                     change["metadata"]["annotations"][annotations::SCHEDULING_HINT] = json!(hint);
                 }
-                let name = format!("p{}", self.uids);
-                self.pod(
-                    &name,
-                    &format!("{}00m", u32::from(*cpu) * 4),
-                    &format!("a{app}"),
-                    change,
-                );
+                for _ in 0..=u8::from(*twins) {
+                    self.uids += 1;
+                    let name = format!("p{}", self.uids);
+                    let cpu = format!("{}00m", u32::from(*cpu) * 4);
+                    self.pod(&name, &cpu, &format!("a{app}"), change.clone());
+                }
             }
             Step::PodGone(at) => {
                 let names: Vec<String> = self.pods.keys().cloned().collect();
@@ -116,8 +154,12 @@ impl World {
                         .to_owned()
                 });
                 if now.is_some_and(|now| now.parse::<u8>().is_ok_and(|now| now > *cpu)) {
-                    let status = json!({"allocatable": {"cpu": cpu.to_string()}});
-                    self.edit(&name, json!({ "status": status }));
+                    let size = cpu.to_string();
+                    self.edit(
+                        &name,
+                        json!({"metadata": {"annotations": {RESIZED: size}},
+                            "status": {"allocatable": {"cpu": size}}}),
+                    );
                 }
             }
             Step::Expire(name) => {
@@ -147,8 +189,15 @@ impl World {
         }
     }
 
+    /// The reservation that a pod was told it owns a part of, by uid.
+    fn owned_by(pod: &Value) -> Option<String> {
+        let text = pod["metadata"]["annotations"][annotations::RESERVATION_ALLOCATED].as_str()?;
+        let used: Value = serde_json::from_str(text).unwrap();
+        Some(used["uid"].as_str().unwrap().to_owned())
+    }
+
     /// What the API says must be held, against what the books hold.
-    fn check(&self) -> Result<(), TestCaseError> {
+    fn check(&self, before: &mut Before) -> Result<(), TestCaseError> {
         let nodes = self.engine.nodes();
         prop_assert!(nodes.books_balance());
         let milli = |pod: &Value| {
@@ -157,50 +206,79 @@ impl World {
                 .unwrap();
             cpu.strip_suffix('m').unwrap().parse::<i64>().unwrap()
         };
-        let mut owned: FxHashMap<String, i64> = FxHashMap::default();
+        let mut owners: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let mut held: FxHashMap<String, i64> = FxHashMap::default();
-        for pod in self.pods.values() {
+        for (name, pod) in &self.pods {
             let Some(node) = pod["spec"]["nodeName"].as_str() else {
                 continue;
             };
             *held.entry(node.to_owned()).or_default() += milli(pod);
-            let text = &pod["metadata"]["annotations"][annotations::RESERVATION_ALLOCATED];
-            if let Some(text) = text.as_str() {
-                let used: Value = serde_json::from_str(text).unwrap();
-                let uid = used["uid"].as_str().unwrap_or_default();
-                *owned.entry(format!("{uid}@{node}")).or_default() += milli(pod);
+            let uid = Self::owned_by(pod);
+            let insists = &pod["metadata"]["annotations"][annotations::RESERVATION_AFFINITY];
+            prop_assert!(insists.is_null() || uid.is_some(), "{pod} goes without");
+            before.reached.insisted += u32::from(!insists.is_null());
+            if let Some(uid) = uid {
+                owners.entry(uid).or_default().insert(name.clone());
             }
         }
+        before.reached.failed_writes += u32::from(self.broken);
         for r in self.reservations.values() {
             let status = &r["status"];
+            let uid = r["metadata"]["uid"].as_str().unwrap();
+            let none = BTreeSet::new();
+            let mine = owners.get(uid).unwrap_or(&none);
+            let once = r["spec"]["allocateOnce"] == true;
+            prop_assert!(!once || mine.len() <= 1, "{r} has {mine:?}");
+            before.reached.used_up += u32::from(once && !mine.is_empty());
+            let wanted = &r["spec"]["owners"][0]["labelSelector"]["matchLabels"]["app"];
+            for name in mine {
+                let pod = &self.pods[name];
+                prop_assert_eq!(&pod["metadata"]["labels"]["app"], wanted, "{}", r);
+            }
             if status["phase"] != "Available" {
                 continue;
             }
             let node = status["nodeName"].as_str().unwrap();
-            let reserved = status["allocatable"]["cpu"]
-                .as_str()
-                .unwrap()
-                .parse::<i64>()
-                .unwrap();
-            let uid = r["metadata"]["uid"].as_str().unwrap();
-            let used = owned.get(&format!("{uid}@{node}")).copied().unwrap_or(0);
-            let left = (reserved * 1000 - used).max(0);
+            let cores = |value: &Value| value.as_str().unwrap().parse::<i64>().unwrap() * 1000;
+            let template = &r["spec"]["template"]["spec"]["containers"][0];
+            let asked = cores(&template["resources"]["requests"]["cpu"]);
+            // The user's word counts; a user makes it smaller in the status.
+            let resized = &r["metadata"]["annotations"][RESIZED];
+            let reserved = if resized.is_null() {
+                asked
+            } else {
+                cores(resized)
+            };
+            prop_assert_eq!(cores(&status["allocatable"]["cpu"]), reserved, "{}", r);
+            let used = mine.iter().map(|name| milli(&self.pods[name])).sum::<i64>();
+            for name in mine {
+                prop_assert_eq!(&self.pods[name]["spec"]["nodeName"], node, "{}", r);
+            }
+            let left = (reserved - used).max(0);
             *held.entry(node.to_owned()).or_default() += left;
             let row = nodes.find(node).unwrap();
             let stands = nodes.booked(row).find(|pod| *pod.uid == *uid);
             prop_assert_eq!(stands.map(|pod| pod.requests.get(CPU)), Some(left));
-            if !self.broken {
+            let joined = before.owners.get(uid);
+            let joined = mine
+                .iter()
+                .any(|name| joined.is_none_or(|old| !old.contains(name)));
+            before.reached.shrunk += u32::from(used > reserved && !resized.is_null());
+            if joined {
+                // Who comes must find room; who is there stays when it becomes smaller.
                 let restricted = r["spec"]["allocatePolicy"] == "Restricted";
-                let shrunk = r["metadata"]["annotations"]["shrunk"] == "true";
-                prop_assert!(!restricted || shrunk || used <= reserved.max(4) * 1000);
-                if r["spec"]["allocateOnce"] == true {
-                    prop_assert_eq!(used, 0, "used up and not over: {}", r);
-                }
+                prop_assert!(!restricted || used <= reserved, "{used} of {r}");
+                before.reached.full += u32::from(restricted && used + 400 > reserved);
+                before.reached.beside += u32::from(used > reserved);
+            }
+            if !self.broken {
+                prop_assert!(!once || used == 0, "used up and not over: {r}");
                 let says = status["allocated"]["cpu"].as_str().unwrap_or("0");
                 let says: koord_api::quantity::Quantity = says.parse().unwrap();
                 prop_assert_eq!(says.milli_value(), used, "{}", r);
             }
         }
+        before.owners = owners;
         for name in self.nodes.keys() {
             let row = nodes.find(name).unwrap();
             let booked = nodes.requested(row, CPU);
@@ -216,6 +294,9 @@ impl World {
     }
 }
 
+/// Where the test keeps what a user made of a reservation's size.
+const RESIZED: &str = "example.com/resized";
+
 fn world() -> World {
     let mut world = World::new();
     for node in ["n0", "n1", "n2"] {
@@ -224,35 +305,53 @@ fn world() -> World {
     world
 }
 
+fn run(steps: &[Step]) -> Result<Reached, TestCaseError> {
+    let mut world = world();
+    let mut before = Before::default();
+    for step in steps {
+        world.step(step);
+        world.run();
+        // What failed to be written is written later.
+        if !world.broken {
+            world.later(16);
+        }
+        world.check(&mut before)?;
+    }
+    world.broken = false;
+    for name in world.pods.keys().cloned().collect::<Vec<_>>() {
+        world.pod_gone(&name);
+    }
+    for name in world.reservations.keys().cloned().collect::<Vec<_>>() {
+        world.unreserve(&name);
+    }
+    world.later(16);
+    for name in world.nodes.keys() {
+        prop_assert_eq!(world.booked(name), 0);
+    }
+    Ok(before.reached)
+}
+
+#[test]
+fn nothing_leaks_and_nothing_is_given_twice() {
+    let mut runner = TestRunner::new(ProptestConfig::with_cases(64));
+    let total = RefCell::new([0; 6]);
+    let steps = prop::collection::vec(step(), 1..60);
+    let ended = runner.run(&steps, |steps| {
+        let reached = run(&steps)?.counts();
+        for (sum, count) in total.borrow_mut().iter_mut().zip(reached) {
+            *sum += count;
+        }
+        Ok(())
+    });
+    if let Err(error) = ended {
+        panic!("{error}");
+    }
+    let total = total.into_inner();
+    assert!(total.iter().all(|count| *count >= 1), "{total:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    #[test]
-    fn nothing_leaks_and_nothing_is_given_twice(
-        steps in prop::collection::vec(step(), 1..60),
-    ) {
-        let mut world = world();
-        for step in &steps {
-            world.step(step);
-            world.run();
-            // What failed to be written is written later.
-            if !world.broken {
-                world.later(16);
-            }
-            world.check()?;
-        }
-        world.broken = false;
-        for name in world.pods.keys().cloned().collect::<Vec<_>>() {
-            world.pod_gone(&name);
-        }
-        for name in world.reservations.keys().cloned().collect::<Vec<_>>() {
-            world.unreserve(&name);
-        }
-        world.later(16);
-        for name in world.nodes.keys() {
-            prop_assert_eq!(world.booked(name), 0);
-        }
-    }
-
     #[test]
     fn shared_evaluations_decide_as_fresh_ones(
         steps in prop::collection::vec(step(), 1..60),

@@ -1,0 +1,261 @@
+//! Upstream's tables of its caches, row by row, by what comes out.
+
+use super::super::args::{Books, ResyncMethod};
+use super::*;
+use koord_model::alignment::fingerprint;
+
+/// Upstream's node of two zones, with so much free in each.
+pub(super) fn believed(engine: &mut Engine, name: &str, attributes: Value, zones: [(u32, u32); 2]) {
+    let zone = |(cpu, memory): (u32, u32)| json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")});
+    let zones = json!({"node-0": zone(zones[0]), "node-1": zone(zones[1])});
+    engine.object_changed(&report(name, SINGLE, attributes, zones), now());
+}
+
+pub(super) fn cached(args: Value) -> Engine {
+    let mut all = json!({"cacheResyncPeriodSeconds": 5});
+    for (key, value) in args.as_object().unwrap() {
+        all[key] = value.clone();
+    }
+    let mut engine = engine(all);
+    let room = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
+    engine.node_applied(node("node1", room), now());
+    believed(&mut engine, "node1", json!({}), [(30, 60); 2]);
+    engine
+}
+
+pub(super) fn asks(name: &str, cpu: u32, memory: u32) -> Value {
+    pod(
+        name,
+        &[json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")})],
+    )
+}
+
+/// Whether a pod of that size would be placed; it is taken away again.
+pub(super) fn fits(engine: &mut Engine, cpu: u32, memory: u32) -> bool {
+    let probe = asks("probe", cpu, memory);
+    let found = place(engine, probe.clone());
+    engine.pod_deleted(&object(probe), now());
+    found.is_ok()
+}
+
+/// Each zone has just that much for a pod.
+pub(super) fn each_zone_has(engine: &mut Engine, cpu: u32, memory: u32) {
+    assert!(fits(engine, cpu, memory), "{cpu} and {memory} Gi");
+    assert!(!fits(engine, cpu + 1, memory), "more than {cpu}");
+    assert!(!fits(engine, cpu, memory + 1), "more than {memory} Gi");
+}
+
+pub(super) fn of_others(mut pod: Value, namespace: &str) -> Value {
+    pod["spec"]["schedulerName"] = json!("default-scheduler");
+    pod["metadata"]["namespace"] = json!(namespace);
+    pod
+}
+
+/// TestGetCacheResyncMethod.
+#[test]
+fn how_reports_are_compared_is_read() {
+    let rows = [
+        (Value::Null, ResyncMethod::Autodetect),
+        (json!({}), ResyncMethod::Autodetect),
+        (json!({"resyncMethod": "All"}), ResyncMethod::All),
+        (
+            json!({"resyncMethod": "Autodetect"}),
+            ResyncMethod::Autodetect,
+        ),
+        (
+            json!({"resyncMethod": "OnlyExclusiveResources"}),
+            ResyncMethod::OnlyExclusiveResources,
+        ),
+    ];
+    for (cache, expected) in rows {
+        let mut args = json!({"cacheResyncPeriodSeconds": 5});
+        if !cache.is_null() {
+            args["cache"] = cache.clone();
+        }
+        let args: super::super::args::Args = crate::args::decode(NAME, Some(&args)).unwrap();
+        let Books::OverReserve(how) = args.settings().unwrap().books else {
+            panic!("{cache}: no books");
+        };
+        assert_eq!(how.method, expected, "{cache}");
+    }
+}
+
+/// TestGetCachedNRTCopyReserve, …ReleaseNone, …ReserveRelease.
+#[test]
+fn what_is_placed_is_missing_in_each_zone_until_it_leaves() {
+    let mut engine = cached(json!({}));
+    each_zone_has(&mut engine, 30, 60);
+    let held = asks("pod1", 8, 16);
+    engine.pod_deleted(&object(held.clone()), now());
+    each_zone_has(&mut engine, 30, 60);
+    assert!(place(&mut engine, held.clone()).is_ok());
+    each_zone_has(&mut engine, 22, 44);
+    engine.pod_deleted(&object(held), now());
+    each_zone_has(&mut engine, 30, 60);
+}
+
+/// TestFlush, TestResyncNoPodFingerprint, TestResyncMatchFingerprint, TestDirtyNodesMarkDiscarded,
+/// TestDirtyNodesUnmarkedOnReserve: a report is believed once it has counted what is there.
+#[test]
+fn a_report_is_believed_when_it_states_the_pods_that_are_there() {
+    // Upstream's own figure for the pod namespace1/pod1.
+    let stated = "pfp0v0019e0420efb37746c6";
+    let hash = fingerprint::pod("namespace1", "pod1");
+    assert_eq!(fingerprint::of([hash]), stated);
+    for (attributes, believes) in [
+        (json!({}), false),
+        (printed(NOBODY), false),
+        (printed(stated), true),
+    ] {
+        let mut engine = cached(json!({}));
+        let mut held = asks("pod1", 8, 16);
+        held["metadata"]["namespace"] = json!("namespace1");
+        assert!(place(&mut engine, held.clone()).is_ok());
+        engine.pod_applied(bound(held, "node1", "Running"), now());
+        believed(
+            &mut engine,
+            "node1",
+            attributes.clone(),
+            [(25, 50), (22, 44)],
+        );
+        if believes {
+            each_zone_has(&mut engine, 25, 50);
+        } else {
+            each_zone_has(&mut engine, 22, 44);
+        }
+    }
+}
+
+/// TestUnknownNodeWithForeignPods, TestNodeWithForeignPods, TestOverreserveGetCachedNRTCopy.
+#[test]
+fn a_foreign_pod_keeps_others_from_its_node_alone() {
+    let mut engine = cached(json!({}));
+    let room = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
+    engine.node_applied(node("node2", room.clone()), now());
+    engine.node_applied(node("bogus", room), now());
+    believed(&mut engine, "node2", json!({}), [(30, 60); 2]);
+    let foreign = of_others(asks("pod1", 8, 16), "default");
+    engine.pod_applied(bound(foreign.clone(), "node2", "Running"), now());
+    let mut nameless = foreign;
+    nameless["metadata"]["name"] = json!("pod2");
+    nameless["metadata"]["uid"] = json!("pod2");
+    engine.pod_applied(bound(nameless, "bogus", "Running"), now());
+    let on = |engine: &mut Engine, name: &str, node: &str| {
+        let mut pod = asks(name, 30, 40);
+        pod["spec"]["nodeSelector"] = Value::Null;
+        engine.pod_applied(object(pod), now());
+        let decided = decide(engine, now()).map(|bind| bind.node.to_string());
+        (decided == Ok(node.to_owned()), decided)
+    };
+    // One goes where nobody reports, or to the node without foreign pods; never to the other.
+    for name in ["a", "b", "c", "d"] {
+        let (there, decided) = on(&mut engine, name, "node2");
+        assert!(!there, "{decided:?}");
+    }
+}
+
+/// TestIsForeignPod.
+#[test]
+fn pods_of_any_profile_of_this_process_are_its_own() {
+    let profile = |name: &str| {
+        json!({"schedulerName": name,
+        "plugins": {"multiPoint": {"disabled": [{"name": "*"}],
+            "enabled": [{"name": NAME}, {"name": "DefaultBinder"}]}},
+        "pluginConfig": [{"name": NAME, "args": {"cacheResyncPeriodSeconds": 5}}]})
+    };
+    // The profiles, the pod's node and scheduler, and whether others wait for it.
+    let rows = [
+        (&["koord-scheduler"][..], None, None, false),
+        (&["koord-scheduler"], Some("node1"), None, true),
+        (
+            &["koord-scheduler"],
+            Some("node1"),
+            Some("koord-scheduler"),
+            false,
+        ),
+        (
+            &["koord-scheduler", "b", "fancy"],
+            Some("node1"),
+            Some("b"),
+            false,
+        ),
+        (
+            &["koord-scheduler", "b", "fancy"],
+            Some("node1"),
+            Some("c"),
+            true,
+        ),
+    ];
+    for (profiles, on, scheduler, foreign) in rows {
+        let profiles: Vec<Value> = profiles.iter().map(|name| profile(name)).collect();
+        let config = json!({"apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration", "profiles": profiles});
+        let config = Configuration::parse(&config.to_string()).unwrap();
+        let context = BuildContext::default();
+        let built = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
+        let mut engine = Engine::new(&config, built, EngineOptions::default());
+        let room = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
+        engine.node_applied(node("node1", room), now());
+        believed(&mut engine, "node1", json!({}), [(30, 60); 2]);
+        let mut pod = asks("pod1", 1, 1);
+        pod["spec"]["schedulerName"] = json!(scheduler.unwrap_or("default-scheduler"));
+        if let Some(node) = on {
+            pod["spec"]["nodeName"] = json!(node);
+            pod["status"]["phase"] = json!("Running");
+        }
+        engine.pod_applied(object(pod), now());
+        assert_eq!(!fits(&mut engine, 8, 8), foreign, "{on:?} {scheduler:?}");
+    }
+}
+
+/// TestMakeNodeToPodDataMap: which pods of a node a fingerprint is made of.
+#[test]
+fn fingerprints_are_of_the_pods_that_the_informer_shows() {
+    const ONE: &[(&str, &str)] = &[("namespace1", "pod1")];
+    const FEW: &[(&str, &str)] = &[
+        ("namespace1", "pod1"),
+        ("namespace2", "pod2"),
+        ("namespace2", "pod3"),
+    ];
+    let rows = [
+        ("Shared", &[][..], "", true),
+        ("Dedicated", &[], "", true),
+        ("Dedicated", ONE, "Succeeded", true),
+        ("Dedicated", ONE, "Failed", true),
+        ("Shared", ONE, "Succeeded", false),
+        ("Shared", ONE, "Failed", false),
+        ("Dedicated", ONE, "Running", true),
+        ("Shared", ONE, "Running", true),
+        ("Dedicated", FEW, "Running", true),
+        // Not upstream's: bound, and not started yet.
+        ("Shared", ONE, "Pending", false),
+        ("Dedicated", ONE, "Pending", false),
+    ];
+    for (mode, pods, phase, counted) in rows {
+        let what = format!("{mode}: {pods:?} {phase}");
+        let hashes = pods
+            .iter()
+            .map(|(space, name)| fingerprint::pod(space, name));
+        let all = fingerprint::of(hashes);
+        let nobody = fingerprint::of([]);
+        for (stated, of_pods) in [(&all, true), (&nobody, false)] {
+            let mut engine = cached(json!({"cache": {"informerMode": mode}}));
+            // Something to find out about: one of ours that came and went would be settled.
+            for (space, name) in pods {
+                let pod = of_others(asks(name, 1, 1), space);
+                let first = if phase == "Pending" {
+                    "Pending"
+                } else {
+                    "Running"
+                };
+                engine.pod_applied(bound(pod.clone(), "node1", first), now());
+                if phase != first {
+                    engine.pod_applied(bound(pod, "node1", phase), now());
+                }
+            }
+            believed(&mut engine, "node1", printed(stated), [(30, 60); 2]);
+            let agrees = pods.is_empty() || of_pods == counted;
+            assert_eq!(fits(&mut engine, 8, 8), agrees, "{what}, stated {stated}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Rules that only show at the edges: each was broken once, and nothing else failed.
+
+use super::cache::{asks, believed, cached, each_zone_has, fits, of_others};
+use super::*;
+
+#[test]
+fn nothing_is_held_where_nobody_reports() {
+    let mut engine = cached(json!({}));
+    assert!(place(&mut engine, asks("pod1", 8, 16)).is_ok());
+    let end = changed(Action::DELETE, "node1", SINGLE, json!({}), two_zones(0, 0));
+    engine.object_changed(&end, now());
+    believed(&mut engine, "node1", json!({}), [(30, 60); 2]);
+    each_zone_has(&mut engine, 30, 60);
+}
+
+/// Where reports do not say whom they have counted, those that were there are taken for counted.
+#[test]
+fn pods_from_before_are_not_held_against_reports_that_name_nobody() {
+    for report_first in [true, false] {
+        let mut engine = engine(json!({"cacheResyncPeriodSeconds": 5}));
+        let room = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
+        engine.node_applied(node("node1", room), now());
+        let before = bound(asks("pod1", 8, 16), "node1", "Running");
+        if report_first {
+            believed(&mut engine, "node1", json!({}), [(30, 60); 2]);
+        }
+        engine.pod_applied(before, now());
+        if !report_first {
+            believed(&mut engine, "node1", json!({}), [(30, 60); 2]);
+        }
+        each_zone_has(&mut engine, 30, 60);
+    }
+}
+
+/// A report of an old exporter, which leaves the fingerprint in an annotation, and of a zone that is
+/// no NUMA node.
+fn legacy(fingerprint: &str) -> ObjectChange {
+    let zone = |name: &str, kind: &str, cpu: &str| {
+        json!({"name": name, "type": kind, "resources": [
+            {"name": "cpu", "capacity": "100", "allocatable": "100", "available": cpu},
+            {"name": "memory", "capacity": "100Gi", "allocatable": "100Gi", "available": "60Gi"}]})
+    };
+    let object: NodeResourceTopology = serde_json::from_value(json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": {"name": "node1", "uid": "node1",
+            "annotations": {"topology.node.k8s.io/fingerprint": fingerprint}},
+        "topologyPolicies": [SINGLE],
+        "zones": [zone("node-0", "Node", "25"), zone("node-1", "Node", "25"),
+            zone("node-2", "Socket", "50")]
+    }))
+    .unwrap();
+    ObjectChange {
+        kind: TOPOLOGIES,
+        action: Action::UPDATE,
+        old: None,
+        new: Arc::new(object),
+    }
+}
+
+#[test]
+fn the_annotation_of_old_exporters_is_about_all_pods() {
+    let shared = || {
+        let mut pod = asks("pod1", 8, 16);
+        pod["spec"]["containers"][0]["resources"]["limits"] = json!({});
+        pod
+    };
+    for (stated, agrees) in [(POD1, true), (NOBODY, false)] {
+        let cache = json!({"cache": {"resyncMethod": "OnlyExclusiveResources"}});
+        let mut engine = cached(cache);
+        assert!(place(&mut engine, shared()).is_ok());
+        engine.pod_applied(bound(shared(), "node1", "Running"), now());
+        engine.object_changed(&legacy(stated), now());
+        // Sockets are no NUMA nodes.
+        let (cpu, memory) = if agrees { (25, 60) } else { (22, 44) };
+        each_zone_has(&mut engine, cpu, memory);
+    }
+}
+
+#[test]
+fn what_only_an_init_container_asks_for_is_not_the_pods_own() {
+    for (list, waits) in [("initContainers", false), ("containers", true)] {
+        let cache = json!({"cache": {"foreignPodsDetect": "OnlyExclusiveResources"}});
+        let mut engine = cached(cache);
+        let zone = json!({"cpu": "30", "memory": "60Gi", "vendor.com/nic1": "4"});
+        let zones = json!({"node-0": zone, "node-1": zone});
+        engine.object_changed(&report("node1", SINGLE, json!({}), zones), now());
+        let mut foreign = of_others(pod("pod1", &[json!({"cpu": "500m"})]), "default");
+        foreign["spec"]["containers"][0]["resources"]["limits"] = json!({});
+        let nic = json!({"vendor.com/nic1": "1"});
+        let more = json!({"name": "more", "resources": {"requests": nic, "limits": nic}});
+        match foreign["spec"][list].as_array_mut() {
+            Some(list) => list.push(more),
+            None => foreign["spec"][list] = json!([more]),
+        }
+        engine.pod_applied(bound(foreign, "node1", "Running"), now());
+        assert_eq!(!fits(&mut engine, 1, 1), waits, "{list}");
+    }
+}
+
+#[test]
+fn a_pod_is_bound_when_the_informer_says_so() {
+    let mut engine = cached(json!({"discardReservedNodes": true}));
+    let first = asks("pod1", 1, 1);
+    assert!(place(&mut engine, first.clone()).is_ok());
+    assert!(place(&mut engine, asks("pod2", 1, 1)).is_err());
+    engine.pod_applied(bound(first, "node1", "Pending"), now());
+    assert!(decide(&mut engine, at(400)).is_ok());
+}
+
+#[test]
+fn a_pod_that_waits_is_tried_again_when_another_leaves() {
+    let mut engine = cached(json!({}));
+    let mut large = Vec::new();
+    for name in ["pod1", "pod2"] {
+        large.push(asks(name, 20, 1));
+    }
+    assert!(place(&mut engine, large[0].clone()).is_ok());
+    assert!(place(&mut engine, large[1].clone()).is_err());
+    let there = bound(large[0].clone(), "node1", "Running");
+    engine.pod_applied(there.clone(), now());
+    engine.pod_deleted(&there, now());
+    assert!(decide(&mut engine, at(400)).is_ok());
+}
+
+#[test]
+fn resources_weigh_what_the_arguments_say() {
+    for (cpu, memory, best) in [(1, 10, "n2"), (10, 1, "n1")] {
+        let resources =
+            json!([{"name": "cpu", "weight": cpu}, {"name": "memory", "weight": memory}]);
+        let strategy = json!({"type": "LeastAllocated", "resources": resources});
+        let mut engine = engine(json!({"scoringStrategy": strategy}));
+        for (name, cpu, memory) in [("n1", "10", "100Mi"), ("n2", "4", "900Mi")] {
+            let room = json!({"cpu": "20", "memory": "2Gi", "pods": "110"});
+            engine.node_applied(node(name, room), now());
+            let zone = json!({"cpu": cpu, "memory": memory});
+            let zones = json!({"node-0": zone, "node-1": zone});
+            engine.object_changed(&report(name, SINGLE, json!({}), zones), now());
+        }
+        let pod = pod("p", &[json!({"cpu": "2", "memory": "50Mi"})]);
+        assert_eq!(
+            place(&mut engine, pod),
+            Ok(best.to_owned()),
+            "{cpu}:{memory}"
+        );
+    }
+}
