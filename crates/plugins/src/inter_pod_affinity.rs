@@ -116,7 +116,8 @@ impl InterPodAffinity {
         for term in all {
             terms::sign(term, cycle.pod, &mut key);
         }
-        if let Some(known) = census.find(&key) {
+        let key = key.finish();
+        if let Some(known) = census.find(key) {
             return Some(known);
         }
         let parsed = all
@@ -239,7 +240,8 @@ fn tally(
     let mut key = Signature::default();
     key.text(&term.topology_key);
     terms::sign(term, owner, &mut key);
-    let id = match census.find(&key) {
+    let key = key.finish();
+    let id = match census.find(key) {
         Some(known) => known,
         None => {
             let parsed = vec![terms::parse(term, owner)];

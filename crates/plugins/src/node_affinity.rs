@@ -41,6 +41,34 @@ pub(crate) struct Wanted {
     required: Option<Vec<NodeSelectorTerm>>,
 }
 
+/// Writes a pod's `nodeSelector`.
+pub(crate) fn sign_selector(
+    selector: Option<&BTreeMap<String, String>>,
+    signature: &mut Signature,
+) {
+    signature.count(selector.map_or(0, BTreeMap::len));
+    for (key, value) in selector.into_iter().flatten() {
+        signature.text(key);
+        signature.text(value);
+    }
+}
+
+/// Writes terms of which one has to match.
+pub(crate) fn sign_terms(terms: &[NodeSelectorTerm], signature: &mut Signature) {
+    signature.count(terms.len());
+    for term in terms {
+        for requirements in [&term.match_expressions, &term.match_fields] {
+            let requirements = requirements.as_deref().unwrap_or_default();
+            signature.count(requirements.len());
+            for requirement in requirements {
+                signature.text(&requirement.key);
+                signature.text(&requirement.operator);
+                signature.texts(requirement.values.as_deref().unwrap_or_default());
+            }
+        }
+    }
+}
+
 impl Wanted {
     pub(crate) fn of(pod: &PodInfo) -> Self {
         let Some(spec) = pod.spec() else {
@@ -210,14 +238,20 @@ impl Plugin for NodeAffinity {
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
         let selector = pod.spec().and_then(|spec| spec.node_selector.as_ref());
-        signature.number(selector.map_or(0, |all| i64::try_from(all.len()).unwrap_or(i64::MAX)));
-        for (key, value) in selector.into_iter().flatten() {
-            signature.text(key);
-            signature.text(value);
-        }
-        match affinity(pod) {
-            None => signature.number(0),
-            Some(affinity) => signature.debug(affinity),
+        sign_selector(selector, signature);
+        let Some(affinity) = affinity(pod) else {
+            signature.number(-1);
+            return Signable::Yes;
+        };
+        let required = &affinity.required_during_scheduling_ignored_during_execution;
+        // No terms match nothing, and none given match everything.
+        signature.flag(required.is_some());
+        let terms = required.as_ref().map(|all| &all.node_selector_terms[..]);
+        sign_terms(terms.unwrap_or_default(), signature);
+        let preferred = &affinity.preferred_during_scheduling_ignored_during_execution;
+        for one in preferred.iter().flatten() {
+            signature.number(one.weight.into());
+            sign_terms(std::slice::from_ref(&one.preference), signature);
         }
         Signable::Yes
     }

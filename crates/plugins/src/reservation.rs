@@ -244,7 +244,7 @@ impl Plugin for Reservations {
                 Ok(Side::Reserve { fixed, policy }) => {
                     signature.number(-2);
                     signature.text(fixed.as_deref().unwrap_or_default());
-                    signature.debug(&policy);
+                    signature.number(policy as i64);
                     return Signable::Yes;
                 }
                 _ => return Signable::No,

@@ -29,6 +29,24 @@ pub(crate) fn build(
     Ok(Box::new(TaintToleration { compares }))
 }
 
+/// Writes everything that is read of `tolerations`.
+pub(crate) fn sign(tolerations: &[Toleration], signature: &mut Signature) {
+    signature.count(tolerations.len());
+    for toleration in tolerations {
+        let Toleration {
+            effect,
+            key,
+            operator,
+            value,
+            // How long it holds matters to who evicts.
+            toleration_seconds: _,
+        } = toleration;
+        for text in [effect, key, operator, value] {
+            signature.text(text.as_deref().unwrap_or_default());
+        }
+    }
+}
+
 /// Whether any of `tolerations` tolerates `taint`.
 #[must_use]
 pub(crate) fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
@@ -117,12 +135,7 @@ impl Plugin for TaintToleration {
         }
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
-        let tolerations = of(pod);
-        if tolerations.is_empty() {
-            signature.number(0);
-        } else {
-            signature.debug(&tolerations);
-        }
+        sign(of(pod), signature);
         Signable::Yes
     }
     fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {

@@ -13,7 +13,7 @@ pub(crate) use domains::{Domains, Frame, NONE};
 pub(crate) use selector::{Labels, Namespaces, Selector, Term, sign_selector};
 
 use domains::FrameId;
-use koord_scheduler::framework::Signature;
+use koord_scheduler::framework::ShapeId;
 use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore, PodInfo};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub(crate) struct CounterId {
 /// Pods, or their weights, by domain.
 #[derive(Debug)]
 pub(crate) struct Counter {
-    key: Signature,
+    key: ShapeId,
     /// All of them must match.
     terms: Vec<Term>,
     /// Whether pods that are being deleted do not count.
@@ -48,7 +48,7 @@ pub(crate) struct Counter {
 pub(crate) struct Census {
     domains: Domains,
     counters: Vec<Option<Counter>>,
-    by_key: FxHashMap<Signature, usize>,
+    by_key: FxHashMap<ShapeId, usize>,
     /// Counters by a label that a pod must have to match, and those that need none.
     by_label: FxHashMap<String, FxHashMap<String, Vec<usize>>>,
     broad: Vec<usize>,
@@ -65,8 +65,8 @@ const BUDGET: usize = 64 << 20;
 
 impl Census {
     /// The counter named `key`, if it exists.
-    pub(crate) fn find(&mut self, key: &Signature) -> Option<CounterId> {
-        let slot = *self.by_key.get(key)?;
+    pub(crate) fn find(&mut self, key: ShapeId) -> Option<CounterId> {
+        let slot = *self.by_key.get(&key)?;
         self.clock += 1;
         let counter = self.counters.get_mut(slot)?.as_mut()?;
         counter.used = self.clock;
@@ -77,7 +77,7 @@ impl Census {
     /// Makes a counter with nothing in it.
     pub(crate) fn insert(
         &mut self,
-        key: Signature,
+        key: ShapeId,
         terms: Vec<Term>,
         live_only: bool,
         frame: Frame,
@@ -101,7 +101,7 @@ impl Census {
             }
             None => self.broad.push(slot),
         }
-        self.by_key.insert(key.clone(), slot);
+        self.by_key.insert(key, slot);
         self.counters[slot] = Some(Counter {
             key,
             terms,
@@ -120,7 +120,7 @@ impl Census {
     /// asked for in a long time when there are many.
     pub(crate) fn count(
         &mut self,
-        key: Signature,
+        key: ShapeId,
         terms: Vec<Term>,
         live_only: bool,
         frame: Frame,

@@ -5,7 +5,7 @@ mod owners;
 #[cfg(test)]
 mod tests;
 
-use crate::node_affinity::Wanted;
+use crate::node_affinity::{self, Wanted};
 use crate::topology::{
     Census, Counter, CounterId, Frame, NONE, Namespaces, Selector, Term, sign_selector,
 };
@@ -206,13 +206,18 @@ fn counter(
     }
     key.number(-1);
     if by_affinity && (node_selector.is_some() || affinity.is_some()) {
-        key.debug(&(node_selector, affinity));
+        node_affinity::sign_selector(node_selector, &mut key);
+        key.flag(affinity.is_some());
+        let terms = affinity.map(|selector| &selector.node_selector_terms[..]);
+        node_affinity::sign_terms(terms.unwrap_or_default(), &mut key);
     }
     key.number(-1);
     if by_taints {
-        key.debug(&spec.and_then(|spec| spec.tolerations.as_ref()));
+        let tolerations = spec.and_then(|spec| spec.tolerations.as_deref());
+        crate::taints::sign(tolerations.unwrap_or_default(), &mut key);
     }
-    if let Some(known) = census.find(&key) {
+    let key = key.finish();
+    if let Some(known) = census.find(key) {
         return known;
     }
     let wanted = Wanted::of(pod);

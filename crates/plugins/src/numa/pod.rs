@@ -142,8 +142,15 @@ impl Incoming {
         let exclusive = self.exclusive.map_or(0, |exclusive| exclusive as i64 + 1);
         let flags = i64::from(self.reserved_only) + 2 * i64::from(self.ignores_reservations);
         signature.number(policy * 100 + exclusive * 10 + flags);
-        if let Some(designated) = &self.designated {
-            signature.debug(designated);
+        if let Some(Designated { cpus, zones }) = &self.designated {
+            signature.count(cpus.len());
+            for cpu in cpus.iter() {
+                signature.number(cpu.into());
+            }
+            for (zone, amounts) in zones {
+                signature.number(i64::from(*zone));
+                signature.amounts(amounts);
+            }
         }
     }
 }

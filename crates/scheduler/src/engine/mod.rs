@@ -40,7 +40,7 @@ pub use measure::{Measured, Measures, Point};
 use crate::config::Configuration;
 use crate::framework::{
     Action, BindPlan, Cycle, Effects, Holders, Instance, Interest, NotShown, Plugin, PodPatch,
-    Points, Problem, Profile, Profiles, Readings, Signature, Subject, Write,
+    Points, Problem, Profile, Profiles, Readings, ShapeId, Subject, Write,
 };
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -240,7 +240,7 @@ pub struct Engine {
     books_holders: PluginSet,
     /// Per profile, the plugins whose reading of a pod makes its shape.
     signers: Vec<Vec<Instance>>,
-    classes: FxHashMap<(usize, Signature), Evaluation>,
+    classes: FxHashMap<(usize, ShapeId), Evaluation>,
     /// What they take together.
     class_bytes: usize,
     uses: u64,

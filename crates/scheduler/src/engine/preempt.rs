@@ -9,7 +9,7 @@ use super::diagnosis::{Diagnosis, NodeRefusal, RowVerdict};
 use super::scope::Scope;
 use super::{Engine, Output};
 use crate::framework::{
-    Code, Cycle, Instance, Preemption, Reason, Rejection, Signable, Signature, Verb, Write,
+    Code, Cycle, Instance, Preemption, Reason, Rejection, ShapeId, Signable, Signature, Verb, Write,
 };
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
@@ -68,7 +68,7 @@ struct MemoKey {
     owner: Instance,
     rules: u64,
     priority: i32,
-    shape: Signature,
+    shape: ShapeId,
 }
 
 /// What was found on one node.
@@ -135,7 +135,7 @@ impl Engine {
                 owner: asked.owner,
                 rules: version.rules,
                 priority: asked.pod.priority,
-                shape,
+                shape: shape.finish(),
             };
             (key, version.allowances)
         })

@@ -9,7 +9,7 @@ use super::measure::{self, Point, Served};
 use super::scope::{Prepared, Scope};
 use super::special;
 use crate::framework::{
-    Code, Cycle, Instance, Points, PreFilter, PreScore, Rejection, Signable, Signature,
+    Code, Cycle, Instance, Points, PreFilter, PreScore, Rejection, ShapeId, Signable, Signature,
 };
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};
@@ -59,9 +59,9 @@ impl Choice {
 
 /// What pods that get equal answers have in common.
 struct Shape {
-    common: Signature,
+    common: ShapeId,
     /// What tells the pod from others of `common`, and the rows on which it does.
-    own: Option<(Signature, Vec<NodeIndex>)>,
+    own: Option<(ShapeId, Vec<NodeIndex>)>,
 }
 
 impl Engine {
@@ -171,7 +171,7 @@ impl Engine {
                 }
             };
             if let Some((shape, rows)) = &special {
-                class.lay_over(&scope, rows, shape);
+                class.lay_over(&scope, rows, *shape);
             }
             drop(filtering);
             class.used = self.uses;
@@ -382,8 +382,8 @@ impl Engine {
             common.number(i64::try_from(scope.prepared.scores.len()).unwrap_or(i64::MAX));
         }
         Some(Shape {
-            common,
-            own: rows.map(|rows| (own, rows)),
+            common: common.finish(),
+            own: rows.map(|rows| (own.finish(), rows)),
         })
     }
 
@@ -439,7 +439,7 @@ impl Engine {
             };
             let drawn = [draw(0), draw(1)].into_iter().flatten();
             let oldest = drawn.min_by_key(|(_, class)| class.used);
-            let Some(key) = oldest.map(|(key, _)| key.clone()) else {
+            let Some(key) = oldest.map(|(key, _)| *key) else {
                 return;
             };
             if let Some(class) = self.classes.remove(&key) {

@@ -7,7 +7,7 @@
 
 use super::class::Evaluation;
 use super::scope::{Looked, Scope};
-use crate::framework::Signature;
+use crate::framework::ShapeId;
 use crate::state::NodeIndex;
 use rustc_hash::FxHashMap;
 
@@ -29,9 +29,9 @@ struct Found {
 /// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct Specials {
-    found: FxHashMap<Signature, Found>,
+    found: FxHashMap<ShapeId, Found>,
     /// The one that is laid over now.
-    over: Option<Signature>,
+    over: Option<ShapeId>,
 }
 
 impl Specials {
@@ -48,12 +48,12 @@ impl Specials {
 
 impl Evaluation {
     /// Lays what a pod of shape `shape` finds on `rows`, sorted, over the evaluation.
-    pub(super) fn lay_over(&mut self, scope: &Scope<'_>, rows: &[NodeIndex], shape: &Signature) {
+    pub(super) fn lay_over(&mut self, scope: &Scope<'_>, rows: &[NodeIndex], shape: ShapeId) {
         if rows.is_empty() {
             return;
         }
         let width = self.columns.len();
-        let mut found = self.specials.found.remove(shape).unwrap_or_default();
+        let mut found = self.specials.found.remove(&shape).unwrap_or_default();
         if !found.rows.iter().map(|(node, ..)| node).eq(rows) {
             found = found.moved_to(rows, width);
         }
@@ -72,8 +72,8 @@ impl Evaluation {
         if self.specials.found.len() >= MAX_SHAPES {
             self.specials.found.clear();
         }
-        self.specials.found.insert(shape.clone(), found);
-        self.specials.over = Some(shape.clone());
+        self.specials.found.insert(shape, found);
+        self.specials.over = Some(shape);
     }
 
     /// Undoes [`Self::lay_over`].

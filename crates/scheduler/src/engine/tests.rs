@@ -1,6 +1,7 @@
 mod measure;
 
 use super::*;
+use crate::framework::Signature;
 use crate::framework::{
     BindPlan, BuildContext, BuildError, Cycle, Factory, ObjectChange, Permit, Registry, Rejection,
     Signable, State, Verdict,

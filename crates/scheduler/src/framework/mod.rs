@@ -27,7 +27,7 @@ pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
 pub use shared::PerProfile;
-pub use signature::{Signable, Signature};
+pub use signature::{ShapeId, Signable, Signature};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
 
 use crate::Watch;

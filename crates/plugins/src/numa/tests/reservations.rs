@@ -30,7 +30,10 @@ impl Plugin for StandIn {
         Points::FILTER.or(Points::RELEASE)
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
-        signature.debug(&pod.object.metadata.labels);
+        for (key, value) in pod.object.metadata.labels.iter().flatten() {
+            signature.text(key);
+            signature.text(value);
+        }
         Signable::Yes
     }
     fn release(&self, cycle: &Cycle<'_>, _: &State, node: NodeIndex, out: &mut Vec<Arc<PodInfo>>) {

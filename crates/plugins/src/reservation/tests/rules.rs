@@ -469,7 +469,7 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
         let pod = PodInfo::new(Arc::new(pod), &resources).unwrap();
         let mut signature = Signature::default();
         assert_eq!(plugin.sign(&pod, &mut signature), Signable::Yes);
-        signature
+        signature.finish()
     };
     show(&mut plugin, "r1", "web", "n1");
     let (web, db) = (sign(&plugin, "web", "1"), sign(&plugin, "db", "1"));
@@ -485,7 +485,7 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
     show(&mut plugin, "r3", "api", "n1");
     assert_eq!(
         (sign(&plugin, "web", "1"), sign(&plugin, "db", "1")),
-        (web.clone(), db)
+        (web, db)
     );
     show(&mut plugin, "r4", "db", "n1");
     assert_eq!(sign(&plugin, "web", "1"), web);
