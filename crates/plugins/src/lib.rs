@@ -28,8 +28,6 @@ mod taints;
 mod topology;
 mod topology_match;
 mod topology_spread;
-#[cfg(test)]
-mod upstream;
 mod volumes;
 
 use koord_scheduler::framework::{Factory, Order, Plugin, Registry};

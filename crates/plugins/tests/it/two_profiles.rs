@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use koord_api::extension::DeviceAllocations;
-use koord_api::scheduling::{Device, ElasticQuota, PodGroup};
+use koord_api::scheduling::{Device, ElasticQuota, PodGroup, Reservation};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindRequest, Engine, EngineOptions, Output};
@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 const STATUS: &str = "scheduling.koordinator.sh/resource-status";
 const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
+const RESERVED: &str = "scheduling.koordinator.sh/reservation-allocated";
 
 fn now() -> Timestamp {
     Timestamp::from_second(1_700_000_000).unwrap()
@@ -216,6 +217,33 @@ fn a_gang_is_one_over_all_profiles() {
     let bound = scene.pod("b", "b0", one, member);
     let names: BTreeSet<&str> = bound.iter().map(|request| &*request.pod.name).collect();
     assert_eq!(names, BTreeSet::from(["a0", "b0"]));
+}
+
+#[test]
+fn a_reservation_for_one_pod_is_used_by_one() {
+    let mut scene = Scene::new();
+    let two = json!({"cpu": "2"});
+    let container = json!({"name": "c", "image": "i", "resources": {"requests": two}});
+    scene.object::<Reservation>(
+        "reservations.v1alpha1.scheduling.koordinator.sh",
+        json!({
+            "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+            "metadata": {"name": "r", "uid": "r"},
+            "spec": {"allocateOnce": true, "ttl": "0s",
+                "owners": [{"labelSelector": {"matchLabels": {"app": "web"}}}],
+                "template": {"spec": {"containers": [container]}}},
+            "status": {"phase": "Available", "nodeName": "n", "allocatable": two}
+        }),
+    );
+    let owner = json!({"metadata": {"labels": {"app": "web"}}});
+    let mut users = Vec::new();
+    for (profile, name) in [("b", "b0"), ("a", "a0"), ("b", "b1")] {
+        let notes = scene.one(profile, name, two.clone(), owner.clone());
+        if notes.unwrap().contains_key(RESERVED) {
+            users.push(name);
+        }
+    }
+    assert_eq!(users, ["b0"]);
 }
 
 #[test]

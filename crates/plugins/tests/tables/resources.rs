@@ -150,22 +150,6 @@ fn by_a_shape() {
         let got = scores("NodeResourcesFit", args, &nodes, there, asks);
         assert_eq!(got, expected, "{name}");
     }
-
-    let shape = |points: &[(i64, i64)]| -> crate::shape::Shape {
-        let point = |(at, score): &(i64, i64)| json!({"utilization": at, "score": score});
-        serde_json::from_value(points.iter().map(point).collect()).unwrap()
-    };
-    #[rustfmt::skip]
-    let rows = [
-        (shape(&[(10, 1), (90, 9)]), &[(0, 10), (9, 10), (10, 10), (15, 15), (19, 19), (20, 20), (89, 89), (90, 90), (99, 90), (100, 90)][..]),
-        (shape(&[(0, 2), (40, 10), (100, 0)]), &[(0, 20), (20, 60), (30, 80), (40, 100), (70, 50), (100, 0)]),
-        (shape(&[(0, 2), (40, 2), (100, 2)]), &[(0, 20), (20, 20), (30, 20), (40, 20), (70, 20), (100, 20)]),
-    ];
-    for (shape, points) in rows {
-        for (at, expected) in points {
-            assert_eq!(shape.at(*at), *expected, "{shape:?} at {at}");
-        }
-    }
 }
 
 #[test]

@@ -1,5 +1,11 @@
 //! Scores and filters of kube-scheduler 1.35, each plugin alone: the rows of its tables.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
 mod filters;
 mod nodes;
 mod places;
@@ -24,7 +30,7 @@ fn now() -> Timestamp {
 }
 
 fn built(name: &str, args: &Value, gates: &[&str]) -> Result<Box<dyn Plugin>, String> {
-    let mut factories = crate::registry().factories.into_iter();
+    let mut factories = koord_plugins::registry().factories.into_iter();
     let factory = factories.find(|factory| factory.name == name).unwrap();
     let gates = gates.iter().map(|gate| ((*gate).to_owned(), true));
     let context = BuildContext::with_gates(gates.collect());
@@ -55,7 +61,7 @@ impl Alone {
         });
         let config = Configuration::parse(&config.to_string()).unwrap();
         let context = BuildContext::default();
-        let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
+        let profiles = Profiles::build(&config, &koord_plugins::registry(), &context, false).unwrap();
         Self {
             engine: Engine::new(&config, profiles, EngineOptions::default()),
             plugin: built(name, &args, gates).unwrap(),
