@@ -1,6 +1,7 @@
-//! Disruption budgets as preemption reads them.
+//! Who is spared when room is made: disruption budgets, and a label.
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use koord_api::labels::DISABLE_PREEMPTIBLE;
 use koord_api::selector;
 use koord_scheduler::framework::{Action, ObjectChange, Problem, RulesVersion};
 use koord_scheduler::state::PodInfo;
@@ -12,6 +13,13 @@ pub(crate) const BUDGETS: &str = "poddisruptionbudgets.v1.policy";
 
 /// The id of a budget that never runs out.
 const ENDLESS: u64 = u64::MAX;
+
+/// Whether the pod's label spares it from every preemption.
+pub(crate) fn is_spared(pod: &PodInfo) -> bool {
+    let labels = pod.object.metadata.labels.as_ref();
+    let value = labels.and_then(|labels| labels.get(DISABLE_PREEMPTIBLE));
+    value.is_some_and(|value| value == "true")
+}
 
 /// Disruption budgets, as the informer shows them.
 #[derive(Debug, Default)]

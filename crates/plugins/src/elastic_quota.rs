@@ -14,7 +14,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use crate::budgets::{BUDGETS, Budgets};
+use crate::budgets::{BUDGETS, Budgets, is_spared};
 use admission::{Request, Rules, Shift};
 use args::{Args, Gates};
 use jiff::{SignedDuration, Timestamp};
@@ -485,7 +485,7 @@ impl Plugin for ElasticQuotas {
             may_evict: Box::new(move |victim| {
                 let theirs = self.quota_of(victim);
                 let spared = spare_default && theirs.as_deref() == Some(DEFAULT_QUOTA);
-                !is_non_preemptible(victim) && !spared && theirs == same
+                !is_spared(victim) && !is_non_preemptible(victim) && !spared && theirs == same
             }),
             suffices: Box::new(move |victims| {
                 let Some(quota) = &quota else { return true };

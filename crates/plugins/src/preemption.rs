@@ -3,7 +3,7 @@
 //! The search for victims is the engine's; here are its limits and the disruption budgets.
 
 use crate::args::invalid;
-use crate::budgets::{BUDGETS, Budgets};
+use crate::budgets::{BUDGETS, Budgets, is_spared};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
@@ -112,7 +112,7 @@ impl Plugin for DefaultPreemption {
             prefix: "preemption: ",
             min_candidate_percentage: self.args.min_candidate_nodes_percentage,
             min_candidate_absolute: self.args.min_candidate_nodes_absolute,
-            may_evict: Box::new(|_| true),
+            may_evict: Box::new(|pod| !is_spared(pod)),
             suffices: Box::new(|_| true),
             budgets: Box::new(|pod| self.budgets.of(pod)),
             pool: None,

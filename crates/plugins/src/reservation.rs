@@ -30,8 +30,8 @@ use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
     Interest, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter,
-    PreFilter, PreScore, Readings, Rejection, Signable, Signature, State, Subject, Verb, Verdict,
-    View, Write,
+    PreFilter, PreScore, Protection, Readings, Rejection, Remark, Signable, Signature, State,
+    Subject, Verb, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -160,6 +160,7 @@ impl Reservations {
                 name: pod.name.to_string(),
                 verb: Verb::Patch(json!({"metadata":
                     {"uid": &*pod.uid, "annotations": nothing}})),
+                timed: None,
             });
         }
     }
@@ -513,6 +514,15 @@ impl Plugin for Reservations {
         }
         Ok(())
     }
+    fn protection(&self) -> Option<&dyn Protection> {
+        Some(self)
+    }
+    fn remark(&self, pod: &PodInfo, message: &str) -> Option<Remark> {
+        pod.annotation(annotations::RESERVATION_AFFINITY)?;
+        let message = koord_model::reservation::failure_of_reservations(message)?;
+        let reason = "FailedScheduling-Reservation";
+        Some(Remark { reason, message })
+    }
     fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
         self.table.disown(&cycle.pod.uid, fx);
     }
@@ -575,6 +585,15 @@ impl Plugin for Reservations {
             ["reservationSelectorIndex"] => Ok(show::selector_index()),
             _ => Err(NotShown::NoSuchPath),
         }
+    }
+}
+
+impl Protection for Reservations {
+    /// What an owner holds would fall back to its reservation, not to the node.
+    fn protects(&self, pod: &PodInfo, node: NodeIndex) -> bool {
+        let used = self.table.used_by(&pod.uid);
+        let record = used.and_then(|uid| self.table.record(self.table.find(uid)?));
+        record.is_some_and(|record| record.row == Some(node))
     }
 }
 

@@ -70,7 +70,6 @@ pub(crate) struct Metrics {
     evaluated_nodes: Histogram,
     feasible_nodes: Histogram,
     next_pod_seconds: HistogramVec,
-    quota_status_seconds: Histogram,
     mismatches: IntCounter,
     leading: GaugeVec,
     resets: Resets,
@@ -283,12 +282,6 @@ impl Metrics {
                 &[],
                 bounds(0.000_01, 2.0, 24, 7),
             )?,
-            quota_status_seconds: make.histogram(
-                "scheduler_update_elastic_quota_status_duration_seconds",
-                Alpha,
-                "Time to write what an ElasticQuota shows.",
-                exponential_buckets(0.001, 2.0, 15)?,
-            )?,
             mismatches: make.counter(
                 "koord_scheduler_class_mismatches_total",
                 Internal,
@@ -460,11 +453,6 @@ impl Metrics {
         self.call_seconds
             .with_label_values(&labels)
             .observe(seconds);
-    }
-
-    /// What a quota shows was written.
-    pub(crate) fn quota_written(&self, seconds: f64) {
-        self.quota_status_seconds.observe(seconds);
     }
 
     /// The scheduling of a pod of this scheduler takes, or took, too long.

@@ -95,6 +95,7 @@ impl PodGroups {
                 namespace: known.namespace.clone(),
                 name: known.name.clone(),
                 verb: Verb::Patch(body),
+                timed: None,
             });
             let until = now.saturating_add(PATIENCE).unwrap_or(Timestamp::MAX);
             self.doubts.push_back((until, id.clone()));

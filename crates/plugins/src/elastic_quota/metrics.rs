@@ -19,6 +19,13 @@ static LATENCY: Family = Family {
     labels: &["operation"],
     kind: Kind::Histogram(|| (-7..24).map(|n| 0.000_01 * 2_f64.powi(n)).collect()),
 };
+/// Of writes of what quotas show.
+pub(super) static WRITTEN: Family = Family {
+    name: "scheduler_update_elastic_quota_status_duration_seconds",
+    help: "Time to write what an ElasticQuota shows.",
+    labels: &[],
+    kind: Kind::Histogram(|| (0..15).map(|n| 0.001 * 2_f64.powi(n)).collect()),
+};
 
 /// What the annotations of quotas start with; the rest names the field.
 const PREFIX: &str = "quota.scheduling.koordinator.sh/";

@@ -2,6 +2,7 @@
 
 use super::ElasticQuotas;
 use super::admission::quantities;
+use super::metrics::WRITTEN;
 use super::objects::{Key, Object, SHOWN, Shown};
 use jiff::{SignedDuration, Timestamp};
 use koord_api::labels;
@@ -9,7 +10,7 @@ use koord_api::quantity::ResourceList;
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_model::quota::{Quota, Sums};
 use koord_model::resources::{Amounts, ResourceTable};
-use koord_scheduler::framework::{Effects, Verb, View, Write};
+use koord_scheduler::framework::{Effects, Timed, Verb, View, Write};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
@@ -273,6 +274,7 @@ fn patch(wanted: &Shown, object: &Object, table: &ResourceTable) -> Value {
 }
 
 fn write(key: &Key, verb: Verb) -> Write {
+    let timed = matches!(verb, Verb::Patch(_)).then_some(Timed(&WRITTEN));
     Write {
         group: "scheduling.sigs.k8s.io",
         version: "v1alpha1",
@@ -280,5 +282,6 @@ fn write(key: &Key, verb: Verb) -> Write {
         namespace: key.0.clone(),
         name: key.1.clone(),
         verb,
+        timed,
     }
 }

@@ -259,6 +259,7 @@ fn to(record: &Record) -> Write {
         namespace: String::new(),
         name: record.name.to_string(),
         verb: Verb::Delete(String::new()),
+        timed: None,
     }
 }
 

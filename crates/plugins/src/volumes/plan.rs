@@ -146,6 +146,7 @@ impl Plan {
                         "uid": step.id.uid,
                         "annotations": {SELECTED_NODE: self.node},
                     }})),
+                    timed: None,
                 }),
             })
             .collect()
@@ -256,6 +257,7 @@ fn pre_bind(storage: &Storage, name: &str, claim: &ClaimId) -> Option<Write> {
         namespace: String::new(),
         name: name.to_owned(),
         verb: Verb::Patch(body),
+        timed: None,
     })
 }
 

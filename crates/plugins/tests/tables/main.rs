@@ -61,7 +61,8 @@ impl Alone {
         });
         let config = Configuration::parse(&config.to_string()).unwrap();
         let context = BuildContext::default();
-        let profiles = Profiles::build(&config, &koord_plugins::registry(), &context, false).unwrap();
+        let profiles =
+            Profiles::build(&config, &koord_plugins::registry(), &context, false).unwrap();
         Self {
             engine: Engine::new(&config, profiles, EngineOptions::default()),
             plugin: built(name, &args, gates).unwrap(),

@@ -6,7 +6,7 @@ use super::preempt::{Asked, Attempt};
 use super::select::Choice;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
-    BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, PostFilter, Rejection,
+    BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, PostFilter, Rejection, Remark,
 };
 use crate::queue::{QueuedPod, Refusal};
 use crate::state::{NodeIndex, PodInfo};
@@ -475,20 +475,22 @@ impl Engine {
         let (failure, refusal, error) = match stop {
             Stop::Refused(diagnosis) => {
                 let (by, pending) = (diagnosis.by, diagnosis.pending);
+                let message = diagnosis.message();
                 let failure = Failure {
                     pod: pod.clone(),
                     reason: "Unschedulable",
-                    message: diagnosis.message(),
+                    remarks: self.remarks(pod, &message),
+                    message,
                     nominated: diagnosis.nominated.clone(),
                     diagnosis: Some(Arc::from(diagnosis)),
                 };
                 (failure, Refusal::Unschedulable { by, pending }, false)
             }
             Stop::Failed(message) => {
-                let (pod, reason) = (pod.clone(), "SchedulerError");
                 let failure = Failure {
-                    pod,
-                    reason,
+                    pod: pod.clone(),
+                    reason: "SchedulerError",
+                    remarks: self.remarks(pod, &message),
                     message,
                     nominated: Some(String::new()),
                     diagnosis: None,
@@ -499,6 +501,13 @@ impl Engine {
         self.queue.refuse(&pod.uid, refusal, now);
         self.outbox.push(Output::Failed(failure));
         error
+    }
+
+    fn remarks(&self, pod: &PodInfo, message: &str) -> Vec<Remark> {
+        let plugins = self.plugins.iter();
+        plugins
+            .filter_map(|plugin| plugin.remark(pod, message))
+            .collect()
     }
 
     /// The next member of a group that is being placed, whatever the queue's order.

@@ -40,7 +40,7 @@ pub use measure::{Measured, Measures, Point};
 use crate::config::Configuration;
 use crate::framework::{
     Action, BindPlan, Cycle, Effects, Holders, Instance, Interest, NotShown, Plugin, PodPatch,
-    Points, Problem, Profile, Profiles, Readings, ShapeId, Subject, Write,
+    Points, Problem, Profile, Profiles, Readings, Remark, ShapeId, Subject, Write,
 };
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -113,6 +113,8 @@ pub struct Failure {
     pub nominated: Option<String>,
     /// Counts per plugin and reason.
     pub diagnosis: Option<Arc<Diagnosis>>,
+    /// What plugins add, as events of their own.
+    pub remarks: Vec<Remark>,
 }
 
 /// What the engine wants done.
@@ -260,6 +262,8 @@ pub struct Engine {
     /// How often room was looked for, and how many had to go for it.
     preemptions: u64,
     victims_total: usize,
+    /// Plugins that keep pods from being victims.
+    protectors: Vec<Instance>,
     meter: measure::Meter,
     observer: Option<Observer>,
     outbox: Vec<Output>,
@@ -298,8 +302,12 @@ impl Engine {
             let those = all.filter(|(_, plugin)| plugin.holders() >= least);
             those.fold(0, |set, (instance, _)| set | 1 << instance)
         };
+        let protectors = (0..plugins.len())
+            .filter(|instance| plugins[*instance].protection().is_some())
+            .collect();
         Self {
             options,
+            protectors,
             judges_holders: holders(Holders::Judged),
             books_holders: holders(Holders::Booked),
             caching: true,

@@ -18,10 +18,6 @@ use serde_json::json;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-/// Pods labelled with this, set to `true`, are never victims.
-const DISABLE_PREEMPTIBLE: &str = "scheduling.koordinator.sh/disable-preemptible";
-/// Names the reservation that a pod takes room from.
-const RESERVATION_ALLOCATED: &str = "scheduling.koordinator.sh/reservation-allocated";
 const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
 const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 
@@ -385,17 +381,11 @@ impl Engine {
         if other.priority >= pod.priority || other.is_holder() {
             return false;
         }
-        let label = |key: &str| other.object.metadata.labels.as_ref()?.get(key);
-        if label(DISABLE_PREEMPTIBLE).is_some_and(|value| value == "true") {
-            return false;
-        }
-        // What it holds would fall back to its reservation, not to the node.
-        let reserved = other.annotation(RESERVATION_ALLOCATED).is_some_and(|text| {
-            let parsed = serde_json::from_str::<serde_json::Value>(text).unwrap_or_default();
-            let uid = parsed["uid"].as_str().unwrap_or_default();
-            self.pods.get(uid).is_some_and(|record| record.node == node)
-        });
-        !reserved && (rules.may_evict)(other)
+        let mut protections = self
+            .protectors
+            .iter()
+            .filter_map(|instance| self.plugins[*instance].protection());
+        !protections.any(|protection| protection.protects(other, node)) && (rules.may_evict)(other)
     }
 
     /// Whether a pod is on its way out because of a preemption.
@@ -602,5 +592,6 @@ fn clear_nomination(pod: &PodInfo) -> Write {
         verb: Verb::PatchStatus(
             json!({"metadata": {"uid": &*pod.uid}, "status": {"nominatedNodeName": null}}),
         ),
+        timed: None,
     }
 }

@@ -2,7 +2,7 @@
 
 #[cfg(doc)]
 use super::Plugin;
-use super::Reason;
+use super::{Family, Reason};
 use crate::state::{NodeIndex, PodInfo};
 use std::sync::Arc;
 
@@ -21,6 +21,27 @@ pub struct Write {
     pub name: String,
     /// What is written.
     pub verb: Verb,
+    /// What measures it, if anything does.
+    pub timed: Option<Timed>,
+}
+
+/// A histogram without labels that takes how long a [`Write`] took, in seconds.
+#[derive(Debug, Clone, Copy)]
+pub struct Timed(pub &'static Family);
+
+impl PartialEq for Timed {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.name == other.0.name
+    }
+}
+
+/// An event about a pod that was refused, beside the one that says why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remark {
+    /// The event's reason.
+    pub reason: &'static str,
+    /// Its message.
+    pub message: String,
 }
 
 /// What a [`Write`] does.

@@ -20,7 +20,7 @@ pub use answer::{
     BindPlan, Judge, Lack, Normalize, NotShown, Permit, PodPatch, Pool, PostFilter, PreFilter,
     PreScore, Preemption, RulesVersion,
 };
-pub use effects::{Effects, Problem, Verb, Write};
+pub use effects::{Effects, Problem, Remark, Timed, Verb, Write};
 pub use event::{Action, ClusterEvent, Helps, Interest, ObjectChange, Subject};
 pub use groups::{Groups, Surroundings};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
@@ -245,6 +245,13 @@ pub enum Holders {
     Booked,
 }
 
+/// Keeps pods from being the victims of a preemption: see [`Plugin::protection`].
+pub trait Protection {
+    /// Whether `pod`, which is on `node`, has to stay there: its end would make no room, or nobody
+    /// may end it. Asked for pods of lower priority than the one that looks for room.
+    fn protects(&self, pod: &PodInfo, node: NodeIndex) -> bool;
+}
+
 /// A scheduling rule. One instance serves all profiles that give it the same arguments; one that keeps
 /// books of what it gives away serves all profiles there are ([`Plugin::join`]).
 ///
@@ -341,6 +348,14 @@ pub trait Plugin: Send + Sync {
     /// Whether the pod may enter the active queue.
     fn pre_enqueue(&self, _pod: &PodInfo) -> Verdict {
         Ok(())
+    }
+    /// What keeps pods from being the victims of a preemption, if the plugin does.
+    fn protection(&self) -> Option<&dyn Protection> {
+        None
+    }
+    /// What to say, in an event of its own, of a pod that was refused with `message`.
+    fn remark(&self, _pod: &PodInfo, _message: &str) -> Option<Remark> {
+        None
     }
     /// Looks at the pod once, before any node.
     fn pre_filter(&self, _cycle: &Cycle<'_>) -> PreFilter {

@@ -3,7 +3,7 @@
 use super::nearest::says;
 use super::watch::Message;
 use crate::engine::{BindError, BindRequest, Failure};
-use crate::framework::{BindPlan, PodPatch, Problem, Verb, Write};
+use crate::framework::{BindPlan, PodPatch, Problem, Readings, Timed, Verb, Write};
 use crate::metrics::{Call, Metrics};
 use crate::state::{Booked, PodInfo};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
@@ -53,6 +53,8 @@ pub(super) struct Writer {
     pub(super) binding: usize,
     /// Whether annotations ride on the binding, where nothing else has to be patched.
     pub(super) annotate_bindings: bool,
+    /// How long writes of plugins took, where they want to know.
+    timings: Arc<Mutex<Readings>>,
     /// Targets of writes that do not exist: said once.
     nowhere: Arc<Mutex<FxHashSet<Arc<str>>>>,
 }
@@ -130,6 +132,7 @@ impl Writer {
             expected: FxHashMap::default(),
             binding: 0,
             annotate_bindings: false,
+            timings: Arc::default(),
             nowhere: Arc::default(),
         }
     }
@@ -208,19 +211,14 @@ impl Writer {
             "Scheduling",
             failure.message.clone(),
         );
-        // A reason of its own, so that the two are not folded into one.
-        if pod
-            .annotation(koord_api::annotations::RESERVATION_AFFINITY)
-            .is_some()
-            && let Some(message) =
-                koord_model::reservation::failure_of_reservations(&failure.message)
-        {
+        // Each has a reason of its own, so that they are not folded into one.
+        for remark in &failure.remarks {
             self.recorder.event_with_action(
                 reference(pod),
                 Severity::Warning,
-                "FailedScheduling-Reservation",
+                remark.reason,
                 "Scheduling",
-                message,
+                remark.message.clone(),
             );
         }
         self.write_condition(failure, nearest);
@@ -293,17 +291,22 @@ impl Writer {
         });
     }
 
+    /// How long writes took since the last look.
+    pub(super) fn take_timings(&self) -> Readings {
+        std::mem::take(&mut *self.timings.lock())
+    }
+
     /// Sends a write that a plugin asked for. Writes to one object go in order.
     pub(super) fn write(&mut self, write: Write) {
         let key: Arc<str> = format!("{}/{}/{}", write.plural, write.namespace, write.name).into();
-        let quota = write.plural == "elasticquotas" && matches!(write.verb, Verb::Patch(_));
-        let metrics = self.metrics.clone();
+        let timings = self.timings.clone();
         let (nowhere, target) = (self.nowhere.clone(), key.clone());
         self.in_order(key, move |client| async move {
             let started = tokio::time::Instant::now();
             let sent = send_write(&client, &write, &PodPatch::default()).await;
-            if quota {
-                metrics.quota_written(started.elapsed().as_secs_f64());
+            if let Some(Timed(family)) = write.timed {
+                let seconds = started.elapsed().as_secs_f64();
+                timings.lock().add(family, &[], seconds);
             }
             let Err(error) = sent else {
                 nowhere.lock().remove(&target);
@@ -331,6 +334,7 @@ impl Writer {
             message,
             nominated: None,
             diagnosis: None,
+            remarks: Vec::new(),
         };
         self.write_condition(&failure, "");
     }
@@ -676,6 +680,7 @@ mod tests {
             message: "0/1 nodes are available: 1 Too many pods.".to_owned(),
             nominated: None,
             diagnosis: None,
+            remarks: Vec::new(),
         }
     }
 

@@ -527,6 +527,7 @@ impl Owner {
         if let Ok(readings) = catch_unwind(read) {
             self.plugin_metrics.take(readings);
         }
+        self.plugin_metrics.take(self.writer.take_timings());
     }
 
     /// Until time alone makes something ready.
