@@ -91,6 +91,23 @@ fn hard_constraints_bound_the_skew() {
 }
 
 #[test]
+fn pods_that_came_before_anybody_asked_for_their_like_count() {
+    let mut cluster = cluster();
+    cluster.node("n1", "x", &json!({}));
+    cluster.node("n2", "y", &json!({}));
+    let first = constraint(ZONE, super::DO_NOT_SCHEDULE, &[]);
+    cluster.place("first", &first);
+    let other = json!({"metadata": {"labels": {"app": "b"}}});
+    cluster.bound("old1", "n1", &other);
+    cluster.bound("old2", "n1", &other);
+    let selector = json!({"matchLabels": {"app": "b"}});
+    let mut new = constraint(ZONE, super::DO_NOT_SCHEDULE, &[("labelSelector", selector)]);
+    new["metadata"] = other["metadata"].clone();
+    assert_eq!(cluster.place("new1", &new), "n2");
+    assert_eq!(cluster.place("new2", &new), "n2");
+}
+
+#[test]
 fn match_label_keys_count_only_pods_of_the_same_revision() {
     let mut cluster = cluster();
     cluster.node("n1", "x", &json!({}));
