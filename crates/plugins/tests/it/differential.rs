@@ -1,6 +1,6 @@
 //! The cached engine decides as the exhaustive one does, whatever happens in between.
 
-mod preemption;
+pub(crate) mod preemption;
 mod profiles;
 
 use jiff::Timestamp;

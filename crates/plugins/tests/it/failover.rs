@@ -13,7 +13,7 @@ use wire::{Fuse, Which, any_write, gang_binding, of_reservations};
 use world::World;
 
 /// A number drawn from `seed` (SplitMix64).
-fn draw(seed: u64) -> u64 {
+pub(crate) fn draw(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

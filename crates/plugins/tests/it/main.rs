@@ -18,6 +18,7 @@ mod inspection;
 mod metrics;
 mod numa;
 mod one_write;
+mod oracle;
 mod preemption;
 mod profile;
 mod quota;

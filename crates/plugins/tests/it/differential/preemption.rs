@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 const BUDGETS: &str = "poddisruptionbudgets.v1.policy";
 const QUOTAS: &str = "elasticquotas.v1alpha1.scheduling.sigs.k8s.io";
-pub(super) const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
+pub(crate) const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 const APPS: [&str; 3] = ["a", "b", "c"];
 pub(super) const QUOTA: &str = "quota.scheduling.koordinator.sh/name";
 const PRIORITIES: [i32; 6] = [-10, 0, 0, 5, 50, 9100];
@@ -132,11 +132,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-pub(super) fn parsed<T: DeserializeOwned>(value: Value) -> T {
+pub(crate) fn parsed<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-pub(super) fn change<T: Any + Send + Sync>(
+pub(crate) fn change<T: Any + Send + Sync>(
     kind: &'static str,
     object: T,
     gone: bool,

@@ -1,0 +1,443 @@
+//! The engine against a scheduler that knows only the rules (`rules.rs`): which nodes can take each
+//! pod that waits, where the best of them is, who is evicted for whom. The runs are fixed by their
+//! seeds, and assert that they came to what they are about.
+
+mod draw;
+mod rules;
+
+use draw::{Draw, render};
+use jiff::Timestamp;
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
+use koord_scheduler::framework::{BuildContext, Profiles};
+use rules::{Cluster, Fit, Pod};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+const START: i64 = 1_700_000_000;
+
+/// How often the runs came to what they are about.
+#[derive(Debug, Default)]
+struct Reached {
+    /// Feasible sets compared that were neither empty nor all.
+    sets: u32,
+    best: u32,
+    refused: u32,
+    over_quota: u32,
+    into_reservation: u32,
+    beside_reservation: u32,
+    preempted: u32,
+    conflicts: u32,
+    whole_gangs: u32,
+    partial_gangs: u32,
+    near: u32,
+    apart: u32,
+    spread: u32,
+    busy: u32,
+}
+
+impl Reached {
+    fn counts(&self) -> [u32; 14] {
+        [
+            self.sets,
+            self.best,
+            self.refused,
+            self.over_quota,
+            self.into_reservation,
+            self.beside_reservation,
+            self.preempted,
+            self.conflicts,
+            self.whole_gangs,
+            self.partial_gangs,
+            self.near,
+            self.apart,
+            self.spread,
+            self.busy,
+        ]
+    }
+}
+
+/// All of Koordinator's plugins filter; three of the scores whose figures the rules state.
+fn engine(cached: bool) -> Engine {
+    let config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{
+            "schedulerName": "koord-scheduler",
+            "plugins": {
+                "queueSort": {"disabled": [{"name": "*"}], "enabled": [{"name": "PrioritySort"}]},
+                "multiPoint": {"enabled": [
+                    {"name": "LoadAwareScheduling"}, {"name": "NodeNUMAResource"},
+                    {"name": "DeviceShare"}, {"name": "Reservation"}, {"name": "Coscheduling"},
+                    {"name": "ElasticQuota"}]},
+                "score": {"disabled": [{"name": "*"}], "enabled": [
+                    {"name": "NodeResourcesFit", "weight": 1}, {"name": "TaintToleration", "weight": 3},
+                    {"name": "NodeAffinity", "weight": 2}, {"name": "Reservation", "weight": 5000}]}},
+            "pluginConfig": [
+                {"name": "LoadAwareScheduling", "args": {
+                    "usageThresholds": {"cpu": rules::CPU_THRESHOLD, "memory": rules::MEMORY_THRESHOLD},
+                    "nodeMetricExpirationSeconds": rules::EXPIRES}},
+                {"name": "ElasticQuota", "args": {"enableRuntimeQuota": false}}]
+        }]
+    });
+    let config = Configuration::parse(&config.to_string()).unwrap();
+    let registry = koord_plugins::registry();
+    let profiles = Profiles::build(&config, &registry, &BuildContext::default(), false).unwrap();
+    let options = EngineOptions {
+        seed: 5,
+        max_classes: 4,
+        ..EngineOptions::default()
+    };
+    let mut engine = Engine::new(&config, profiles, options);
+    engine.set_caching(cached);
+    engine
+}
+
+/// An engine, and what users see.
+struct Run {
+    engine: Engine,
+    cluster: Cluster,
+    draw: Draw,
+    /// Assumed and not confirmed.
+    assumed: BTreeMap<String, String>,
+    bound: BTreeSet<String>,
+    reached: Reached,
+    what: String,
+}
+
+impl Run {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_second(START + self.cluster.now).unwrap()
+    }
+
+    fn object(&self, pod: &Pod, placed: bool) -> Arc<k8s_openapi::api::core::v1::Pod> {
+        let mut value = render::pod(pod);
+        if placed {
+            value["spec"]["nodeName"] = json!(self.cluster.placed[&pod.name]);
+            if let Some(of) = self.cluster.owns.get(&pod.name) {
+                value["metadata"]["annotations"]["scheduling.koordinator.sh/reservation-allocated"] =
+                    json!(json!({"name": of, "uid": of}).to_string());
+            }
+        }
+        Arc::new(serde_json::from_value(value).unwrap())
+    }
+
+    /// The nodes that the engine would let take the pod; `None` when it is refused before any node is
+    /// looked at.
+    fn feasible(&self, name: &str) -> Option<BTreeSet<String>> {
+        let info = self.engine.queued(name)?.clone();
+        let refused = self.engine.nearest(&info, usize::MAX, self.now());
+        let refused: BTreeSet<&str> = refused.iter().map(|near| &*near.node).collect();
+        let all = self.cluster.nodes.keys();
+        Some(
+            all.filter(|node| !refused.contains(node.as_str()))
+                .cloned()
+                .collect(),
+        )
+    }
+
+    /// Every pod that waits, against the rules.
+    fn compare(&mut self) {
+        for (name, pod) in &self.cluster.pods {
+            // Those are refused before any node is looked at, or may be.
+            if self.cluster.placed.contains_key(name)
+                || !self.cluster.quota_admits(pod)
+                || pod.gang.is_some()
+                || (pod.insists && !self.cluster.has_reservation(pod))
+            {
+                continue;
+            }
+            let Some(is) = self.feasible(name) else {
+                continue;
+            };
+            let fits = self.cluster.feasible(pod);
+            let expected: BTreeSet<String> = fits.keys().cloned().collect();
+            assert_eq!(
+                is, expected,
+                "{}: {pod:?} in {:#?}",
+                self.what, self.cluster
+            );
+            let reached = &mut self.reached;
+            if !is.is_empty() && is.len() < self.cluster.nodes.len() {
+                reached.sets += 1;
+                reached.near += u32::from(pod.near.is_some());
+                reached.apart += u32::from(pod.apart.is_some());
+                reached.spread += u32::from(pod.spread.is_some());
+            }
+        }
+    }
+
+    /// Decides until nothing is left to decide.
+    fn decide(&mut self) {
+        for _ in 0..200 {
+            self.compare();
+            let Some(outcome) = self.engine.schedule_one(self.now()) else {
+                self.outputs();
+                return;
+            };
+            let name = outcome.pod.name.to_string();
+            let pod = self.cluster.pods[&name].clone();
+            let fits = self.cluster.feasible(&pod);
+            let admitted = self.cluster.quota_admits(&pod);
+            match outcome.node {
+                Some(node) => {
+                    assert!(admitted, "{}: {pod:?} is over its quota", self.what);
+                    self.placed(&pod, &node, &fits);
+                }
+                None if !admitted => self.reached.over_quota += 1,
+                // A gang is refused whole, whatever one member could have.
+                None if pod.gang.is_some() => {}
+                None => {
+                    assert!(fits.is_empty(), "{}: {pod:?} fits {fits:?}", self.what);
+                    self.reached.refused += 1;
+                }
+            }
+            self.outputs();
+        }
+        panic!("{}: no end of decisions", self.what);
+    }
+
+    /// A pod was given a node.
+    fn placed(&mut self, pod: &Pod, node: &str, fits: &BTreeMap<String, Fit>) {
+        let name = &pod.name;
+        let fit = fits.get(node);
+        let fit = fit.unwrap_or_else(|| panic!("{}: {pod:?} on {node}, not {fits:?}", self.what));
+        let reserving = fits.values().any(|fit| !fit.from.is_empty());
+        if reserving {
+            // What is reserved for it is used first.
+            assert!(
+                !fit.from.is_empty(),
+                "{}: {pod:?} on {node} of {fits:?}",
+                self.what
+            );
+        } else if self.cluster.reservations.is_empty() && !self.cluster.nominated.contains_key(name)
+        {
+            let scores = self.cluster.scores(pod, fits);
+            let best = scores.values().max().unwrap();
+            assert_eq!(
+                &scores[node],
+                best,
+                "{}: {pod:?} on {node} of {scores:?} by {:?} in {:#?}",
+                self.what,
+                self.engine.decision(name),
+                self.cluster
+            );
+            self.reached.best += u32::from(scores.values().any(|score| score < best));
+        }
+        if let Some(decision) = self.engine.decision(name)
+            && let Some(table) = &decision.table
+            && decision.time == self.now()
+        {
+            assert_eq!(table.feasible, fits.len(), "{}: {pod:?}", self.what);
+        }
+        let busy = |node: &rules::Node| node.usage.is_some();
+        self.reached.busy += u32::from(self.cluster.nodes.values().any(busy));
+        self.cluster.nominated.remove(name);
+        self.cluster.placed.insert(name.clone(), node.to_owned());
+        self.assumed.insert(name.clone(), node.to_owned());
+        if reserving {
+            // Which one, the binding says; one that waits for its gang says it later.
+            let only = fit.from.iter().next().cloned().unwrap();
+            self.cluster.owns.insert(name.clone(), only);
+            self.reached.into_reservation += 1;
+        } else if !self.cluster.reservations.is_empty() {
+            self.reached.beside_reservation += 1;
+        }
+    }
+
+    /// What came out beside the decision, and what became of pods that waited for their gang.
+    fn outputs(&mut self) {
+        for output in self.engine.take_outputs() {
+            match output {
+                Output::Bind(bind) => {
+                    let name = bind.pod.name.to_string();
+                    let annotations = &bind.patch.annotations;
+                    let said = annotations.get("scheduling.koordinator.sh/reservation-allocated");
+                    let owned: Option<Value> = said.map(|text| serde_json::from_str(text).unwrap());
+                    let owned = owned.map(|owned| owned["uid"].as_str().unwrap().to_owned());
+                    assert_eq!(
+                        owned.as_ref(),
+                        self.cluster.owns.get(&name),
+                        "{}: {name} in {:#?}",
+                        self.what,
+                        self.cluster
+                    );
+                    self.bound.insert(name);
+                }
+                Output::Evict {
+                    preemptor,
+                    node,
+                    victims,
+                } => self.evicted(&preemptor.name, &node, &victims),
+                _ => {}
+            }
+        }
+        let gone: Vec<String> = self
+            .assumed
+            .keys()
+            .filter(|name| self.engine.placement(name).is_none())
+            .cloned()
+            .collect();
+        for name in gone {
+            // Its gang could not be whole.
+            assert!(
+                self.cluster.pods[&name].gang.is_some(),
+                "{}: {name}",
+                self.what
+            );
+            assert!(!self.bound.contains(&name), "{}: {name}", self.what);
+            self.assumed.remove(&name);
+            self.cluster.placed.remove(&name);
+            self.cluster.owns.remove(&name);
+            self.reached.partial_gangs += 1;
+        }
+        self.gangs();
+    }
+
+    /// Nobody is bound before so many of its gang have a place.
+    fn gangs(&mut self) {
+        let mut gangs: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
+        for (name, pod) in &self.cluster.pods {
+            if let Some((gang, least)) = &pod.gang {
+                let [placed, bound, min] = gangs.entry(gang).or_default();
+                *min = *least;
+                *placed += usize::from(self.cluster.placed.contains_key(name));
+                *bound += usize::from(self.bound.contains(name));
+            }
+        }
+        for (gang, [placed, bound, min]) in gangs {
+            if self.draw.begun.contains(gang) {
+                continue;
+            }
+            assert!(
+                bound == 0 || placed >= min,
+                "{}: {bound} of {gang}",
+                self.what
+            );
+            if bound > 0 {
+                self.draw.begun.insert(gang.to_owned());
+                self.reached.whole_gangs += 1;
+            }
+        }
+    }
+
+    /// Room is made: just enough, of the less important, where the pod fits then and not before.
+    fn evicted(
+        &mut self,
+        preemptor: &str,
+        node: &str,
+        victims: &[Arc<koord_scheduler::state::PodInfo>],
+    ) {
+        let pod = self.cluster.pods[preemptor].clone();
+        assert!(self.cluster.feasible(&pod).is_empty(), "{}", self.what);
+        let mut after = self.cluster.clone();
+        for victim in victims {
+            let name = victim.name.to_string();
+            let lost = &self.cluster.pods[&name];
+            assert!(lost.priority < pod.priority, "{}: {name}", self.what);
+            assert_eq!(self.cluster.placed[&name], node, "{}", self.what);
+            after.placed.remove(&name);
+            after.owns.remove(&name);
+        }
+        assert!(
+            after.feasible(&pod).contains_key(node),
+            "{}: {victims:?} on {node} do not help {pod:?} in {:#?}",
+            self.what,
+            self.cluster
+        );
+        for victim in victims {
+            let name = victim.name.to_string();
+            let mut spared = after.clone();
+            spared.placed.insert(name.clone(), node.to_owned());
+            if let Some(of) = self.cluster.owns.get(&name) {
+                spared.owns.insert(name.clone(), of.clone());
+            }
+            assert!(
+                !spared.feasible(&pod).contains_key(node),
+                "{}: {name} could stay",
+                self.what
+            );
+        }
+        self.reached.preempted += 1;
+        self.cluster
+            .nominated
+            .insert(preemptor.to_owned(), node.to_owned());
+        for victim in victims {
+            self.delete(&victim.name);
+        }
+    }
+
+    fn delete(&mut self, name: &str) {
+        let pod = self.cluster.pods[name].clone();
+        let object = self.object(&pod, self.cluster.placed.contains_key(name));
+        let now = self.now();
+        self.engine.pod_deleted(&object, now);
+        self.forget(name);
+        self.cluster.pods.remove(name);
+        self.cluster.nominated.remove(name);
+    }
+
+    fn forget(&mut self, name: &str) {
+        self.cluster.placed.remove(name);
+        self.cluster.owns.remove(name);
+        self.assumed.remove(name);
+        self.bound.remove(name);
+    }
+
+    /// The API shows the pod on its node.
+    fn confirm(&mut self, name: &str) {
+        let object = self.object(&self.cluster.pods[name], true);
+        let now = self.now();
+        self.engine.bind_finished(name, Ok(()), now);
+        self.engine.pod_applied(object, now);
+        self.assumed.remove(name);
+    }
+
+    /// Somebody else changed the pod.
+    fn conflict(&mut self, name: &str) {
+        let error = BindError {
+            message: "conflict".to_owned(),
+            gone: false,
+        };
+        let now = self.now();
+        self.engine.bind_finished(name, Err(error), now);
+        self.forget(name);
+        self.reached.conflicts += 1;
+    }
+}
+
+fn run(seed: u64, cached: bool) -> Reached {
+    let mut run = Run {
+        engine: engine(cached),
+        cluster: Cluster::default(),
+        draw: Draw::new(seed),
+        assumed: BTreeMap::new(),
+        bound: BTreeSet::new(),
+        reached: Reached::default(),
+        what: String::new(),
+    };
+    run.begin();
+    for step in 0..80 {
+        run.what = format!("seed {seed}, step {step}");
+        run.cluster.now += 1;
+        run.step();
+        run.decide();
+        assert!(run.engine.nodes().books_balance(), "{}", run.what);
+    }
+    assert_eq!(run.engine.mismatches(), 0, "every signature is complete");
+    run.reached
+}
+
+/// The engine that remembers, and the one that does not.
+#[test]
+fn pods_go_where_the_rules_say() {
+    let mut total = [0; 14];
+    for seed in 0..48 {
+        let reached = run(seed, seed % 3 != 0);
+        for (sum, count) in total.iter_mut().zip(reached.counts()) {
+            *sum += count;
+        }
+    }
+    assert!(total.iter().all(|count| *count >= 5), "{total:?}");
+}

@@ -1,0 +1,354 @@
+//! The rules as Kubernetes and Koordinator state them, asked of every node and every pod anew: no
+//! classes, no signatures, no sums that are kept. Only for small clusters.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A pod as it is asked for.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Pod {
+    pub(super) name: String,
+    pub(super) app: &'static str,
+    /// Milli-CPUs and MiB asked for; 0: not asked for.
+    pub(super) cpu: i64,
+    pub(super) memory: i64,
+    pub(super) priority: i32,
+    /// TCP port 80 of the host.
+    pub(super) port: bool,
+    pub(super) selects_zone: Option<&'static str>,
+    /// Zone that is required not to be, by node affinity.
+    pub(super) shuns_zone: Option<&'static str>,
+    /// Zones preferred, with their weights.
+    pub(super) prefers: Vec<(i64, &'static str)>,
+    /// Keys of taints that are tolerated whatever their value.
+    pub(super) tolerates: Vec<&'static str>,
+    /// Topology key and `maxSkew` of a hard constraint over pods of its own app.
+    pub(super) spread: Option<(&'static str, i64)>,
+    /// Topology key and app of a required affinity.
+    pub(super) near: Option<(&'static str, &'static str)>,
+    /// The same of an anti-affinity.
+    pub(super) apart: Option<(&'static str, &'static str)>,
+    pub(super) quota: Option<&'static str>,
+    /// Gang and its minimum.
+    pub(super) gang: Option<(String, usize)>,
+    /// Label that owners of reservations have.
+    pub(super) owner: Option<&'static str>,
+    /// Only into a reservation.
+    pub(super) insists: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    pub(super) zone: &'static str,
+    pub(super) cpu: i64,
+    pub(super) memory: i64,
+    pub(super) cordoned: bool,
+    /// Key and effect.
+    pub(super) taint: Option<(&'static str, &'static str)>,
+    /// Usage in milli-CPUs and MiB, and when it was reported, in seconds.
+    pub(super) usage: Option<(i64, i64, i64)>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Reservation {
+    pub(super) node: String,
+    pub(super) owner: &'static str,
+    pub(super) cpu: i64,
+    pub(super) memory: i64,
+    pub(super) restricted: bool,
+}
+
+/// Pods that a node holds at most.
+pub(super) const PODS: usize = 8;
+/// Percent of the node, and seconds after which a report is too old.
+pub(super) const CPU_THRESHOLD: i64 = 60;
+pub(super) const MEMORY_THRESHOLD: i64 = 80;
+pub(super) const EXPIRES: i64 = 100;
+
+/// Everything there is, as users see it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Cluster {
+    pub(super) nodes: BTreeMap<String, Node>,
+    pub(super) pods: BTreeMap<String, Pod>,
+    /// Where pods are.
+    pub(super) placed: BTreeMap<String, String>,
+    /// Where room is being made for pods.
+    pub(super) nominated: BTreeMap<String, String>,
+    pub(super) reservations: BTreeMap<String, Reservation>,
+    /// The reservation that a placed pod has a part of.
+    pub(super) owns: BTreeMap<String, String>,
+    /// Most milli-CPUs by quota.
+    pub(super) quotas: BTreeMap<&'static str, i64>,
+    pub(super) now: i64,
+}
+
+/// Whom a node could take a pod's room from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Fit {
+    /// Whether the node itself has room beside all reservations.
+    pub(super) plain: bool,
+    /// The reservations that would do.
+    pub(super) from: BTreeSet<String>,
+}
+
+impl Cluster {
+    /// Placed pods with their nodes.
+    fn there(&self) -> impl Iterator<Item = (&Pod, &String)> {
+        let placed = self.placed.iter();
+        placed.map(|(name, node)| (&self.pods[name], node))
+    }
+
+    fn on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Pod> {
+        let here = self.there().filter(move |(_, at)| *at == node);
+        here.map(|(pod, _)| pod)
+    }
+
+    /// The value of a topology key.
+    fn domain<'a>(&'a self, node: &'a str, key: &str) -> &'a str {
+        if key == "zone" {
+            self.nodes[node].zone
+        } else {
+            node
+        }
+    }
+
+    /// Whether the pod's quota has room for it.
+    pub(super) fn quota_admits(&self, pod: &Pod) -> bool {
+        let Some(quota) = pod.quota else { return true };
+        let of = self.there().filter(|(other, _)| other.quota == Some(quota));
+        let used: i64 = of.map(|(other, _)| other.cpu).sum();
+        used + pod.cpu <= self.quotas[quota]
+    }
+
+    /// Whether any reservation is for the pod.
+    pub(super) fn has_reservation(&self, pod: &Pod) -> bool {
+        let mut all = self.reservations.values();
+        all.any(|held| pod.owner == Some(held.owner))
+    }
+
+    /// The nodes that can take the pod, and how.
+    pub(super) fn feasible(&self, pod: &Pod) -> BTreeMap<String, Fit> {
+        // Room that is being made for the equally or more important is theirs; but it may turn out
+        // that they never come.
+        let mut with = self.clone();
+        for (name, node) in &self.nominated {
+            let other = &self.pods[name];
+            if *name != pod.name && other.priority >= pod.priority && self.nodes.contains_key(node)
+            {
+                with.placed.insert(name.clone(), node.clone());
+            }
+        }
+        let without = self.feasible_now(pod);
+        let with = with.feasible_now(pod);
+        without
+            .into_iter()
+            .filter(|(node, _)| with.contains_key(node))
+            .collect()
+    }
+
+    fn feasible_now(&self, pod: &Pod) -> BTreeMap<String, Fit> {
+        let mut out = BTreeMap::new();
+        for (name, node) in &self.nodes {
+            let rules = self.ready(pod, node)
+                && selected(pod, node)
+                && self.port_free(pod, name)
+                && self.spread(pod, name)
+                && self.near(pod, name)
+                && self.apart(pod, name)
+                && self.idle(pod, name, node);
+            let fit = self.fit(pod, name, node);
+            if rules && (!fit.from.is_empty() || (fit.plain && !pod.insists)) {
+                out.insert(name.clone(), fit);
+            }
+        }
+        out
+    }
+
+    /// NodeUnschedulable and TaintToleration.
+    fn ready(&self, pod: &Pod, node: &Node) -> bool {
+        let hard = node
+            .taint
+            .filter(|(_, effect)| *effect != "PreferNoSchedule");
+        !node.cordoned && hard.is_none_or(|(key, _)| pod.tolerates.contains(&key))
+    }
+
+    /// NodePorts.
+    fn port_free(&self, pod: &Pod, node: &str) -> bool {
+        !pod.port || !self.on(node).any(|other| other.port)
+    }
+
+    /// PodTopologySpread: domains of the nodes that the pod's own node affinity allows.
+    fn spread(&self, pod: &Pod, node: &str) -> bool {
+        let Some((key, most)) = pod.spread else {
+            return true;
+        };
+        let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
+        for (name, _) in self.nodes.iter().filter(|(_, node)| selected(pod, node)) {
+            let here = self.on(name).filter(|other| other.app == pod.app).count();
+            *counts.entry(self.domain(name, key)).or_default() += i64::try_from(here).unwrap();
+        }
+        let least = counts.values().copied().min().unwrap_or(0);
+        let here = counts.get(self.domain(node, key)).copied();
+        here.is_some_and(|here| here + 1 - least <= most)
+    }
+
+    /// InterPodAffinity, what the pod requires.
+    fn near(&self, pod: &Pod, node: &str) -> bool {
+        let Some((key, app)) = pod.near else {
+            return true;
+        };
+        let here = self.domain(node, key);
+        let mut friends = self
+            .there()
+            .filter(|(other, _)| other.app == app)
+            .peekable();
+        // The first of a group that wants to be together may begin anywhere.
+        if friends.peek().is_none() {
+            return pod.app == app;
+        }
+        friends.any(|(_, at)| self.domain(at, key) == here)
+    }
+
+    /// InterPodAffinity, what the pod and those that are there shun.
+    fn apart(&self, pod: &Pod, node: &str) -> bool {
+        let shuns = |from: &Pod, other: &Pod, at: &str| {
+            let same = |key| self.domain(node, key) == self.domain(at, key);
+            from.apart
+                .is_some_and(|(key, app)| app == other.app && same(key))
+        };
+        !self
+            .there()
+            .any(|(other, at)| shuns(pod, other, at) || shuns(other, pod, at))
+    }
+
+    /// LoadAwareScheduling: what is used, and what those that are there and the pod are estimated to
+    /// use. The reports name no pods.
+    fn idle(&self, pod: &Pod, name: &str, node: &Node) -> bool {
+        let Some((cpu, memory, reported)) = node.usage else {
+            return true;
+        };
+        if self.now - reported >= EXPIRES {
+            return false;
+        }
+        let pods = || self.on(name).chain([pod]);
+        let cpu = cpu + pods().map(|pod| estimate(pod.cpu, 85, 250)).sum::<i64>();
+        let memory = memory + pods().map(|pod| estimate(pod.memory, 70, 200)).sum::<i64>();
+        percent(cpu, node.cpu) <= CPU_THRESHOLD && percent(memory, node.memory) <= MEMORY_THRESHOLD
+    }
+
+    /// What owners left of a reservation.
+    fn left(&self, name: &str) -> [i64; 2] {
+        let reservation = &self.reservations[name];
+        let owners = self.owns.iter().filter(|(_, owned)| *owned == name);
+        let mut left = [reservation.cpu, reservation.memory];
+        for (owner, _) in owners {
+            left[0] -= self.pods[owner].cpu;
+            left[1] -= self.pods[owner].memory;
+        }
+        left.map(|left| left.max(0))
+    }
+
+    /// NodeResourcesFit and Reservation.
+    fn fit(&self, pod: &Pod, name: &str, node: &Node) -> Fit {
+        let mut free = [node.cpu, node.memory];
+        for other in self.on(name) {
+            free[0] -= other.cpu;
+            free[1] -= other.memory;
+        }
+        let here = self
+            .reservations
+            .iter()
+            .filter(|(_, held)| held.node == *name);
+        let here: Vec<&String> = here.map(|(name, _)| name).collect();
+        // A reservation stands on the node like a pod.
+        let count = self.on(name).count() + here.len();
+        for held in &here {
+            let left = self.left(held);
+            free[0] -= left[0];
+            free[1] -= left[1];
+        }
+        let asked = [pod.cpu, pod.memory];
+        let enough = |free: [i64; 2]| (0..2).all(|at| asked[at] == 0 || asked[at] <= free[at]);
+        let mut fit = Fit {
+            plain: count < PODS && enough(free),
+            ..Fit::default()
+        };
+        for held in here {
+            let reservation = &self.reservations[held];
+            let left = self.left(held);
+            let with = [free[0] + left[0], free[1] + left[1]];
+            if pod.owner == Some(reservation.owner)
+                && count <= PODS
+                && enough(with)
+                && (!reservation.restricted || enough(left))
+            {
+                fit.from.insert(held.clone());
+            }
+        }
+        fit
+    }
+
+    /// NodeResourcesFit (least allocated), TaintToleration ×3 and NodeAffinity ×2, of the nodes that
+    /// can take the pod. Knows no reservations.
+    pub(super) fn scores(&self, pod: &Pod, nodes: &BTreeMap<String, Fit>) -> BTreeMap<String, i64> {
+        let soft = |node: &Node| {
+            let soft = node
+                .taint
+                .filter(|(_, effect)| *effect == "PreferNoSchedule");
+            i64::from(soft.is_some_and(|(key, _)| !pod.tolerates.contains(&key)))
+        };
+        let wished = |node: &Node| -> i64 {
+            let all = pod.prefers.iter().filter(|(_, zone)| *zone == node.zone);
+            all.map(|(weight, _)| weight).sum()
+        };
+        let most = |of: &dyn Fn(&Node) -> i64| nodes.keys().map(|name| of(&self.nodes[name])).max();
+        let (most_soft, most_wished) = (most(&soft).unwrap_or(0), most(&wished).unwrap_or(0));
+        let score = |name: &String| {
+            let node = &self.nodes[name];
+            let mut used = [0, 0];
+            for other in self.on(name).chain([pod]) {
+                used[0] += if other.cpu == 0 { 100 } else { other.cpu };
+                used[1] += if other.memory == 0 { 200 } else { other.memory };
+            }
+            let part = |used: i64, of: i64| if used > of { 0 } else { (of - used) * 100 / of };
+            let least = (part(used[0], node.cpu) + part(used[1], node.memory)) / 2;
+            let taints = if most_soft == 0 {
+                100
+            } else {
+                100 - 100 * soft(node) / most_soft
+            };
+            let affinity = if most_wished == 0 {
+                0
+            } else {
+                100 * wished(node) / most_wished
+            };
+            least + 3 * taints + 2 * affinity
+        };
+        nodes
+            .keys()
+            .map(|name| (name.clone(), score(name)))
+            .collect()
+    }
+}
+
+/// NodeAffinity, with the node selector.
+fn selected(pod: &Pod, node: &Node) -> bool {
+    pod.selects_zone.is_none_or(|zone| node.zone == zone)
+        && pod.shuns_zone.is_none_or(|zone| node.zone != zone)
+}
+
+/// Requests and limits are equal: an estimate is capped by the limit, and never reaches it.
+fn estimate(asked: i64, factor: i64, nothing: i64) -> i64 {
+    if asked == 0 {
+        nothing
+    } else {
+        rounded(asked * factor, 100)
+    }
+}
+
+fn percent(of: i64, all: i64) -> i64 {
+    rounded(of * 100, all)
+}
+
+fn rounded(numerator: i64, denominator: i64) -> i64 {
+    (2 * numerator + denominator) / (2 * denominator)
+}
