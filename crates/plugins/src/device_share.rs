@@ -26,9 +26,10 @@ use koord_model::device::{
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest, Lack,
-    Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore,
-    Problem, Readings, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, Alignment, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
+    Interest, Lack, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points,
+    PreFilter, PreScore, Problem, Readings, Rejection, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use place::{How, No, lack, site};
@@ -249,9 +250,12 @@ impl Plugin for DeviceShare {
         NAME
     }
     fn points(&self) -> Points {
-        let filter = Points::PRE_FILTER.or(Points::FILTER).or(Points::NUMA);
+        let filter = Points::PRE_FILTER.or(Points::FILTER);
         let score = Points::PRE_SCORE.or(Points::SCORE);
         filter.or(score).or(Points::RESERVE).or(Points::PRE_BIND)
+    }
+    fn alignment(&self) -> Option<&dyn Alignment> {
+        Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Booked
@@ -473,65 +477,6 @@ impl Plugin for DeviceShare {
         Ok(())
     }
 
-    fn numa_hints(
-        &self,
-        cycle: &Cycle<'_>,
-        state: &State,
-        node: NodeIndex,
-        _policy: &NumaPolicy,
-    ) -> Result<Offers, Rejection> {
-        let (Some(pod), Some(row)) = (state.get::<Incoming>(), self.rows.get(node.row())) else {
-            return Ok(Offers::new());
-        };
-        let aligns = !self.settings.of(cycle.pod).args.disable_alignment();
-        let Some(inventory) = row.managed().filter(|_| aligns) else {
-            return Ok(Offers::new());
-        };
-        let place = |mask| {
-            let how = How {
-                numa: Some(mask),
-                ..How::default()
-            };
-            let placed = self.place(cycle, pod, node, how)?;
-            Ok(placed.unwrap_or_default())
-        };
-        let hints = numa_hints(&pod.need, inventory, place).map_err(|No(rejection)| rejection)?;
-        let offer = |(kind, hints): (DeviceType, _)| (Arc::from(kind.name()), Some(hints));
-        Ok(hints.into_iter().map(offer).collect())
-    }
-    fn numa_allocate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let Some(pod) = state.get::<Incoming>() else {
-            return Ok(());
-        };
-        let how = How {
-            numa: cycle.numa,
-            ..How::default()
-        };
-        let placed = self.place(cycle, pod, node, how);
-        placed.map(|_| ()).map_err(|No(rejection)| rejection)
-    }
-
-    fn agrees(
-        &self,
-        cycle: &Cycle<'_>,
-        state: &State,
-        node: NodeIndex,
-        from: &Arc<PodInfo>,
-    ) -> bool {
-        let Some(pod) = state.get::<Incoming>() else {
-            return true;
-        };
-        let cycle = Cycle {
-            nominated: Some(from),
-            ..*cycle
-        };
-        let how = How {
-            numa: cycle.numa,
-            ..How::default()
-        };
-        self.place(&cycle, pod, node, how).is_ok()
-    }
-
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
         let pod = state.get::<Incoming>()?;
         let row = self.rows.get(node.row())?;
@@ -577,5 +522,65 @@ impl Plugin for DeviceShare {
             }
             _ => Err(NotShown::NoSuchPath),
         }
+    }
+}
+
+impl Alignment for DeviceShare {
+    fn numa_hints(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        _policy: &NumaPolicy,
+    ) -> Result<Offers, Rejection> {
+        let (Some(pod), Some(row)) = (state.get::<Incoming>(), self.rows.get(node.row())) else {
+            return Ok(Offers::new());
+        };
+        let aligns = !self.settings.of(cycle.pod).args.disable_alignment();
+        let Some(inventory) = row.managed().filter(|_| aligns) else {
+            return Ok(Offers::new());
+        };
+        let place = |mask| {
+            let how = How {
+                numa: Some(mask),
+                ..How::default()
+            };
+            let placed = self.place(cycle, pod, node, how)?;
+            Ok(placed.unwrap_or_default())
+        };
+        let hints = numa_hints(&pod.need, inventory, place).map_err(|No(rejection)| rejection)?;
+        let offer = |(kind, hints): (DeviceType, _)| (Arc::from(kind.name()), Some(hints));
+        Ok(hints.into_iter().map(offer).collect())
+    }
+    fn numa_allocate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let Some(pod) = state.get::<Incoming>() else {
+            return Ok(());
+        };
+        let how = How {
+            numa: cycle.numa,
+            ..How::default()
+        };
+        let placed = self.place(cycle, pod, node, how);
+        placed.map(|_| ()).map_err(|No(rejection)| rejection)
+    }
+    fn agrees(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        from: &Arc<PodInfo>,
+    ) -> bool {
+        let Some(pod) = state.get::<Incoming>() else {
+            return true;
+        };
+        let cycle = Cycle {
+            nominated: Some(from),
+            ..*cycle
+        };
+        let how = How {
+            numa: cycle.numa,
+            ..How::default()
+        };
+        self.place(&cycle, pod, node, how).is_ok()
     }
 }

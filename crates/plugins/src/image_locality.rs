@@ -6,7 +6,7 @@
 
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Effects, Holders, Normalize, Plugin, Points, PreScore, State,
-    View,
+    View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -118,7 +118,10 @@ impl Plugin for ImageLocality {
         "ImageLocality"
     }
     fn points(&self) -> Points {
-        Points::PRE_SCORE.or(Points::SCORE).or(Points::VOLATILE)
+        Points::PRE_SCORE.or(Points::SCORE)
+    }
+    fn volatile(&self) -> Option<&dyn Volatile> {
+        Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Judged
@@ -168,6 +171,12 @@ impl Plugin for ImageLocality {
         }
         PreScore::Ready(State::default())
     }
+    fn normalization(&self) -> Normalize {
+        Normalize::None
+    }
+}
+
+impl Volatile for ImageLocality {
     fn score_rows(
         &self,
         cycle: &Cycle<'_>,
@@ -180,9 +189,6 @@ impl Plugin for ImageLocality {
             let here = known.iter().filter(|(image, _)| image.is_on(node.row()));
             *score = points(here.map(|(_, worth)| worth).sum(), containers);
         }
-    }
-    fn normalization(&self) -> Normalize {
-        Normalize::None
     }
 }
 

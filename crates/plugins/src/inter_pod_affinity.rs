@@ -14,7 +14,7 @@ use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
     Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature, State,
-    Subject, Verdict, View,
+    Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -261,7 +261,9 @@ impl Plugin for InterPodAffinity {
             .or(Points::FILTER)
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
-            .or(Points::VOLATILE)
+    }
+    fn volatile(&self) -> Option<&dyn Volatile> {
+        Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Booked
@@ -462,34 +464,6 @@ impl Plugin for InterPodAffinity {
         }
         Ok(())
     }
-    fn filter_rows(
-        &self,
-        _cycle: &Cycle<'_>,
-        state: &State,
-        rows: &[NodeIndex],
-        fits: &mut [bool],
-    ) {
-        let Some(asked) = state.get::<Asked>() else {
-            return;
-        };
-        let census = self.read();
-        let is_first = Self::is_first(asked, &census);
-        for counter in asked.affinity.iter().filter_map(|id| census.get(*id)) {
-            each(&census, counter, rows, fits, |labelled, count| {
-                labelled && (count > 0 || is_first)
-            });
-        }
-        for counter in asked.anti_affinity.iter().filter_map(|id| census.get(*id)) {
-            each(&census, counter, rows, fits, |_, count| count <= 0);
-        }
-        for counter in asked
-            .existing
-            .iter()
-            .filter_map(|id| self.kept_away.get(*id))
-        {
-            each(&self.kept_away, counter, rows, fits, |_, count| count <= 0);
-        }
-    }
 
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
         let own = [(false, 1), (true, -1)];
@@ -521,6 +495,57 @@ impl Plugin for InterPodAffinity {
         }
         PreScore::Ready(State::of(preferred))
     }
+    fn normalization(&self) -> Normalize {
+        Normalize::Custom
+    }
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "the published formula, in floating point"
+    )]
+    fn normalize(&self, _cycle: &Cycle<'_>, scores: &mut [i64]) {
+        let min = scores.iter().copied().min().unwrap_or(0);
+        let max = scores.iter().copied().max().unwrap_or(0);
+        let span = max.saturating_sub(min);
+        for score in scores {
+            *score = if span == 0 {
+                0
+            } else {
+                (100.0 * ((*score - min) as f64 / span as f64)) as i64
+            };
+        }
+    }
+}
+
+impl Volatile for InterPodAffinity {
+    fn filter_rows(
+        &self,
+        _cycle: &Cycle<'_>,
+        state: &State,
+        rows: &[NodeIndex],
+        fits: &mut [bool],
+    ) {
+        let Some(asked) = state.get::<Asked>() else {
+            return;
+        };
+        let census = self.read();
+        let is_first = Self::is_first(asked, &census);
+        for counter in asked.affinity.iter().filter_map(|id| census.get(*id)) {
+            each(&census, counter, rows, fits, |labelled, count| {
+                labelled && (count > 0 || is_first)
+            });
+        }
+        for counter in asked.anti_affinity.iter().filter_map(|id| census.get(*id)) {
+            each(&census, counter, rows, fits, |_, count| count <= 0);
+        }
+        for counter in asked
+            .existing
+            .iter()
+            .filter_map(|id| self.kept_away.get(*id))
+        {
+            each(&self.kept_away, counter, rows, fits, |_, count| count <= 0);
+        }
+    }
     fn score_rows(
         &self,
         _cycle: &Cycle<'_>,
@@ -548,26 +573,6 @@ impl Plugin for InterPodAffinity {
         }
         for id in &preferred.drawn {
             add(&self.drawn, *id, 1);
-        }
-    }
-    fn normalization(&self) -> Normalize {
-        Normalize::Custom
-    }
-    #[allow(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        reason = "the published formula, in floating point"
-    )]
-    fn normalize(&self, _cycle: &Cycle<'_>, scores: &mut [i64]) {
-        let min = scores.iter().copied().min().unwrap_or(0);
-        let max = scores.iter().copied().max().unwrap_or(0);
-        let span = max.saturating_sub(min);
-        for score in scores {
-            *score = if span == 0 {
-                0
-            } else {
-                (100.0 * ((*score - min) as f64 / span as f64)) as i64
-            };
         }
     }
 }

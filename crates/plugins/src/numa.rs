@@ -30,7 +30,7 @@ use koord_model::resources::{
 };
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Holders, Interest, Lack, NotShown,
+    Action, Alignment, BuildContext, BuildError, Cycle, Effects, Holders, Interest, Lack, NotShown,
     ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection,
     Signable, Signature, State, Subject, Verdict, View,
 };
@@ -149,7 +149,9 @@ impl Plugin for Numa {
             .or(Points::SCORE)
             .or(Points::RESERVE)
             .or(Points::PRE_BIND)
-            .or(Points::NUMA)
+    }
+    fn alignment(&self) -> Option<&dyn Alignment> {
+        Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Booked
@@ -385,72 +387,6 @@ impl Plugin for Numa {
         })
     }
 
-    fn agrees(
-        &self,
-        cycle: &Cycle<'_>,
-        state: &State,
-        node: NodeIndex,
-        from: &Arc<PodInfo>,
-    ) -> bool {
-        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
-        else {
-            return true;
-        };
-        // Whoever holds nothing here is no hindrance.
-        if !book.pods.contains_key(&from.uid) {
-            return true;
-        }
-        let cycle = Cycle {
-            nominated: Some(from),
-            ..*cycle
-        };
-        let plan = self.plan(incoming, side);
-        plan.is_ok_and(|plan| self.can_serve(&cycle, book, &plan))
-    }
-    fn numa_policy(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<NumaPolicy> {
-        let incoming = state.get::<Incoming>()?;
-        let (book, side) = self.known(node)?;
-        let plan = self.plan(incoming, side).ok()?;
-        let kind = plan.policy.filter(|_| incoming.designated.is_none())?;
-        let stage = self.stage(cycle, book, &plan);
-        Some(NumaPolicy {
-            kind,
-            exclusive: incoming.exclusive(),
-            nodes: side.mask(),
-            states: allocate::widest(book, side, &stage).held.states,
-        })
-    }
-    fn numa_hints(
-        &self,
-        cycle: &Cycle<'_>,
-        state: &State,
-        node: NodeIndex,
-        _policy: &NumaPolicy,
-    ) -> Result<Offers, Rejection> {
-        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
-        else {
-            return Ok(Vec::new());
-        };
-        let plan = self.plan(incoming, side)?;
-        let (ways, widest) = self.ways(cycle, book, &plan);
-        let table = cycle.view.resources;
-        Ok(allocate::hints(
-            &plan,
-            self.settings.of(cycle.pod),
-            &ways,
-            &widest,
-            table,
-        ))
-    }
-    fn numa_allocate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
-        else {
-            return Ok(());
-        };
-        let plan = self.plan(incoming, side)?;
-        self.serve(cycle, book, &plan).map(drop)
-    }
-
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) -> Verdict {
         let Ok(Some(incoming)) = self.incoming(cycle.pod, cycle.view) else {
             return Ok(());
@@ -555,6 +491,74 @@ impl Plugin for Numa {
             ["nodes", name] => inspect::node(self, name, view),
             _ => Err(NotShown::NoSuchPath),
         }
+    }
+}
+
+impl Alignment for Numa {
+    fn numa_policy(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<NumaPolicy> {
+        let incoming = state.get::<Incoming>()?;
+        let (book, side) = self.known(node)?;
+        let plan = self.plan(incoming, side).ok()?;
+        let kind = plan.policy.filter(|_| incoming.designated.is_none())?;
+        let stage = self.stage(cycle, book, &plan);
+        Some(NumaPolicy {
+            kind,
+            exclusive: incoming.exclusive(),
+            nodes: side.mask(),
+            states: allocate::widest(book, side, &stage).held.states,
+        })
+    }
+    fn numa_hints(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        _policy: &NumaPolicy,
+    ) -> Result<Offers, Rejection> {
+        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        else {
+            return Ok(Vec::new());
+        };
+        let plan = self.plan(incoming, side)?;
+        let (ways, widest) = self.ways(cycle, book, &plan);
+        let table = cycle.view.resources;
+        Ok(allocate::hints(
+            &plan,
+            self.settings.of(cycle.pod),
+            &ways,
+            &widest,
+            table,
+        ))
+    }
+    fn numa_allocate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        else {
+            return Ok(());
+        };
+        let plan = self.plan(incoming, side)?;
+        self.serve(cycle, book, &plan).map(drop)
+    }
+    fn agrees(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        from: &Arc<PodInfo>,
+    ) -> bool {
+        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        else {
+            return true;
+        };
+        // Whoever holds nothing here is no hindrance.
+        if !book.pods.contains_key(&from.uid) {
+            return true;
+        }
+        let cycle = Cycle {
+            nominated: Some(from),
+            ..*cycle
+        };
+        let plan = self.plan(incoming, side);
+        plan.is_ok_and(|plan| self.can_serve(&cycle, book, &plan))
     }
 }
 

@@ -30,8 +30,8 @@ use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
     Interest, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter,
-    PreFilter, PreScore, Protection, Readings, Rejection, Remark, Signable, Signature, State,
-    Subject, Verb, Verdict, View, Write,
+    PreFilter, PreScore, Protection, Readings, Rejection, Release, Remark, Signable, Signature,
+    State, Subject, Verb, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -173,13 +173,15 @@ impl Plugin for Reservations {
     fn points(&self) -> Points {
         Points::PRE_FILTER
             .or(Points::FILTER)
-            .or(Points::RELEASE)
             .or(Points::POST_FILTER)
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
             .or(Points::RESERVE)
             .or(Points::PRE_BIND)
             .or(Points::BIND)
+    }
+    fn release(&self) -> Option<&dyn Release> {
+        Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Booked
@@ -389,49 +391,6 @@ impl Plugin for Reservations {
             }
         }
     }
-    fn release(
-        &self,
-        cycle: &Cycle<'_>,
-        state: &State,
-        node: NodeIndex,
-        out: &mut Vec<Arc<PodInfo>>,
-    ) {
-        if let Some(Side::Pod(side)) = state.get::<Side>()
-            && !side.is_plain()
-        {
-            let matched = self.spot(cycle, side, node).matched;
-            out.extend(matched.into_iter().map(|(_, record)| record.pod.clone()));
-        }
-    }
-    fn special_rows(&self, _cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
-        match state.get::<Side>()? {
-            Side::Pod(side) if !side.ignores && side.affinity.is_none() => {
-                Some(self.table.owned(side).filter_map(|r| r.row).collect())
-            }
-            _ => None,
-        }
-    }
-    fn nominate(
-        &self,
-        cycle: &Cycle<'_>,
-        state: &State,
-        node: NodeIndex,
-        agreed: &[Arc<PodInfo>],
-    ) -> Option<Arc<PodInfo>> {
-        match state.get::<Side>()? {
-            Side::Pod(side) if !side.is_plain() => {
-                let mut spot = self.spot(cycle, side, node);
-                // A pod that must use a reservation has no choice: whoever cannot serve it says why.
-                if spot.matched.len() > 1 || side.affinity.is_none() {
-                    let served = |uid: &str| agreed.iter().any(|pod| *pod.uid == *uid);
-                    spot.matched.retain(|(_, record)| served(&record.uid));
-                }
-                let (_, record) = spot.nominee()?;
-                Some(record.pod.clone())
-            }
-            _ => None,
-        }
-    }
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         let Ok(Side::Pod(side)) = self.side(cycle) else {
             return PostFilter::Unhelpful(String::new());
@@ -584,6 +543,52 @@ impl Plugin for Reservations {
             ["nodeReservations", node] => Ok(self.on_node_named(node, view)),
             ["reservationSelectorIndex"] => Ok(show::selector_index()),
             _ => Err(NotShown::NoSuchPath),
+        }
+    }
+}
+
+impl Release for Reservations {
+    fn released(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        out: &mut Vec<Arc<PodInfo>>,
+    ) {
+        if let Some(Side::Pod(side)) = state.get::<Side>()
+            && !side.is_plain()
+        {
+            let matched = self.spot(cycle, side, node).matched;
+            out.extend(matched.into_iter().map(|(_, record)| record.pod.clone()));
+        }
+    }
+    fn special_rows(&self, _cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
+        match state.get::<Side>()? {
+            Side::Pod(side) if !side.ignores && side.affinity.is_none() => {
+                Some(self.table.owned(side).filter_map(|r| r.row).collect())
+            }
+            _ => None,
+        }
+    }
+    fn nominate(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        agreed: &[Arc<PodInfo>],
+    ) -> Option<Arc<PodInfo>> {
+        match state.get::<Side>()? {
+            Side::Pod(side) if !side.is_plain() => {
+                let mut spot = self.spot(cycle, side, node);
+                // A pod that must use a reservation has no choice: whoever cannot serve it says why.
+                if spot.matched.len() > 1 || side.affinity.is_none() {
+                    let served = |uid: &str| agreed.iter().any(|pod| *pod.uid == *uid);
+                    spot.matched.retain(|(_, record)| served(&record.uid));
+                }
+                let (_, record) = spot.nominee()?;
+                Some(record.pod.clone())
+            }
+            _ => None,
         }
     }
 }

@@ -15,7 +15,7 @@ use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps, Holders,
     Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature,
-    State, Subject, Surroundings, Verdict, View,
+    State, Subject, Surroundings, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
@@ -256,7 +256,9 @@ impl Plugin for TopologySpread {
             .or(Points::FILTER)
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
-            .or(Points::VOLATILE)
+    }
+    fn volatile(&self) -> Option<&dyn Volatile> {
+        Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Booked
@@ -399,6 +401,43 @@ impl Plugin for TopologySpread {
         }
         Ok(())
     }
+
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let constraints = self.constraints(cycle, SCHEDULE_ANYWAY);
+        if constraints.is_empty() {
+            return PreScore::Skip;
+        }
+        let all_labels = !self.system || !listed(cycle.pod).is_empty();
+        PreScore::Ready(State::of(Soft {
+            constraints,
+            all_labels,
+        }))
+    }
+    fn normalization(&self) -> Normalize {
+        Normalize::Custom
+    }
+    fn normalize(&self, _cycle: &Cycle<'_>, scores: &mut [i64]) {
+        let taking_part = || scores.iter().copied().filter(|score| *score >= 0);
+        let (min, max) = (
+            taking_part().min().unwrap_or(0),
+            taking_part().max().unwrap_or(0),
+        );
+        let mut last = (i64::MIN, 0);
+        for score in scores {
+            if last.0 != *score {
+                let normal = match *score {
+                    left_out if left_out < 0 => 0,
+                    _ if max == 0 => 100,
+                    score => 100 * (max + min - score) / max,
+                };
+                last = (*score, normal);
+            }
+            *score = last.1;
+        }
+    }
+}
+
+impl Volatile for TopologySpread {
     fn filter_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], fits: &mut [bool]) {
         debug_assert!(cycle.overlay.is_empty());
         let census = self.read();
@@ -420,18 +459,6 @@ impl Plugin for TopologySpread {
                 *fits &= domain != NONE && count <= room;
             }
         }
-    }
-
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
-        let constraints = self.constraints(cycle, SCHEDULE_ANYWAY);
-        if constraints.is_empty() {
-            return PreScore::Skip;
-        }
-        let all_labels = !self.system || !listed(cycle.pod).is_empty();
-        PreScore::Ready(State::of(Soft {
-            constraints,
-            all_labels,
-        }))
     }
     /// More matching pods, more points: reversed when normalised. Nodes that are left out get -1.
     fn score_rows(
@@ -513,28 +540,6 @@ impl Plugin for TopologySpread {
         });
         let sizes: Vec<usize> = sizes.collect();
         soft.score(&census, &counters, &sizes, &left_out, rows, scores);
-    }
-    fn normalization(&self) -> Normalize {
-        Normalize::Custom
-    }
-    fn normalize(&self, _cycle: &Cycle<'_>, scores: &mut [i64]) {
-        let taking_part = || scores.iter().copied().filter(|score| *score >= 0);
-        let (min, max) = (
-            taking_part().min().unwrap_or(0),
-            taking_part().max().unwrap_or(0),
-        );
-        let mut last = (i64::MIN, 0);
-        for score in scores {
-            if last.0 != *score {
-                let normal = match *score {
-                    left_out if left_out < 0 => 0,
-                    _ if max == 0 => 100,
-                    score => 100 * (max + min - score) / max,
-                };
-                last = (*score, normal);
-            }
-            *score = last.1;
-        }
     }
 }
 

@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{Engine, EngineOptions};
 use koord_scheduler::framework::{
-    Action, BuildContext, Code, Cycle, Effects, Normalize, ObjectChange, Plugin, Points, PreFilter,
+    Action, BuildContext, Code, Cycle, Effects, Normalize, ObjectChange, Plugin, PreFilter,
     PreScore, Profiles, Rejection, State, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -147,13 +147,13 @@ impl Alone {
             let PreScore::Ready(state) = self.plugin.pre_score(cycle) else {
                 return scores;
             };
-            if self.plugin.points().has(Points::VOLATILE) {
+            if let Some(volatile) = self.plugin.volatile() {
                 // In order of index, as the engine asks.
                 let mut order: Vec<usize> = (0..rows.len()).collect();
                 order.sort_by_key(|at| rows[*at]);
                 let sorted: Vec<NodeIndex> = order.iter().map(|at| rows[*at]).collect();
                 let mut found = vec![0; rows.len()];
-                self.plugin.score_rows(cycle, &state, &sorted, &mut found);
+                volatile.score_rows(cycle, &state, &sorted, &mut found);
                 if self.plugin.normalization() == Normalize::Custom {
                     self.plugin.normalize(cycle, &mut found);
                 }

@@ -126,7 +126,7 @@ impl Evaluation {
             return None;
         }
         let plugin = &scope.plugins[*plugin];
-        let Groups { of, mut apart } = plugin.score_groups(&scope.cycle, state)?;
+        let Groups { of, mut apart } = plugin.volatile()?.score_groups(&scope.cycle, state)?;
         let rows = self.rows();
         // With many that are not like others, there is little to win.
         if apart.len() > (rows / 8).max(MANY) {

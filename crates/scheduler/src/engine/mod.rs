@@ -604,7 +604,7 @@ fn signers(profile: &Profile, plugins: &[Box<dyn Plugin>]) -> Vec<Instance> {
         .copied()
         .collect();
     // What volatile plugins say is not shared.
-    out.retain(|at| !plugins[*at].points().has(Points::VOLATILE));
+    out.retain(|at| plugins[*at].volatile().is_none());
     out.sort_unstable();
     out.dedup();
     debug_assert!(out.iter().all(|at| plugins[*at].points() != Points(0)));

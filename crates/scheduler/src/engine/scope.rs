@@ -2,7 +2,9 @@
 
 use super::diagnosis::RowVerdict;
 use super::nominator::{Nominator, ahead_of};
-use crate::framework::{Code, Cycle, Instance, Overlay, Plugin, Reason, Reasons, Rejection, State};
+use crate::framework::{
+    Alignment, Code, Cycle, Instance, Overlay, Plugin, Reason, Reasons, Rejection, Release, State,
+};
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use koord_model::numa::NumaMask;
@@ -148,8 +150,8 @@ impl Scope<'_> {
         if self.bare {
             return out;
         }
-        for (plugin, state) in self.states(&self.prepared.releasing) {
-            self.plugins[plugin].release(&self.cycle, state, node, &mut out);
+        for (plugin, state) in self.releasing() {
+            plugin.released(&self.cycle, state, node, &mut out);
         }
         out
     }
@@ -168,11 +170,21 @@ impl Scope<'_> {
         let cycle = Cycle { numa, ..self.cycle };
         let mut agreed = self.released(node);
         agreed.retain(|from| {
-            let mut filters = self.prepared.filters.iter();
-            filters.all(|(plugin, state)| self.plugins[*plugin].agrees(&cycle, state, node, from))
+            let mut aligning = self.aligning();
+            aligning.all(|(_, plugin, state)| plugin.agrees(&cycle, state, node, from))
         });
+        self.releasing()
+            .find_map(|(plugin, state)| plugin.nominate(&cycle, state, node, &agreed))
+    }
+
+    fn releasing(&self) -> impl Iterator<Item = (&dyn Release, &State)> {
         self.states(&self.prepared.releasing)
-            .find_map(|(plugin, state)| self.plugins[plugin].nominate(&cycle, state, node, &agreed))
+            .filter_map(|(plugin, state)| Some((self.plugins[plugin].release()?, state)))
+    }
+
+    fn aligning(&self) -> impl Iterator<Item = (Instance, &dyn Alignment, &State)> {
+        self.states(&self.prepared.aligning)
+            .filter_map(|(plugin, state)| Some((plugin, self.plugins[plugin].alignment()?, state)))
     }
 
     pub(super) fn imagine<'b>(
@@ -203,7 +215,8 @@ impl Scope<'_> {
             return None;
         };
         let (plugin, state) = self.prepared.filters.get(at)?;
-        let mut rows = self.plugins[*plugin].special_rows(&self.cycle, state)?;
+        let release = self.plugins[*plugin].release()?;
+        let mut rows = release.special_rows(&self.cycle, state)?;
         rows.sort_unstable();
         rows.dedup();
         Some(rows)
@@ -255,20 +268,18 @@ impl Scope<'_> {
 
     /// Makes the plugins that hand out NUMA resources agree, where the node or the pod asks for it.
     fn align(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
-        let asked = self
-            .states(&self.prepared.aligning)
-            .find_map(|(plugin, state)| {
-                let policy = self.plugins[plugin].numa_policy(cycle, state, node)?;
-                Some((plugin, policy))
-            });
+        let asked = self.aligning().find_map(|(instance, plugin, state)| {
+            let policy = plugin.numa_policy(cycle, state, node)?;
+            Some((instance, policy))
+        });
         let Some((owner, policy)) = asked else {
             return RowVerdict::Fits(None);
         };
         let mut offers = Vec::new();
-        for (plugin, state) in self.states(&self.prepared.aligning) {
-            match self.plugins[plugin].numa_hints(cycle, state, node, &policy) {
+        for (instance, plugin, state) in self.aligning() {
+            match plugin.numa_hints(cycle, state, node, &policy) {
                 Ok(offer) => offers.push(offer),
-                Err(rejection) => return RowVerdict::Refused(plugin, rejection),
+                Err(rejection) => return RowVerdict::Refused(instance, rejection),
             }
         }
         let mask = match koord_model::numa::admit(&policy, &offers) {
@@ -283,9 +294,9 @@ impl Scope<'_> {
             numa: mask,
             ..*cycle
         };
-        for (plugin, state) in self.states(&self.prepared.aligning) {
-            if let Err(rejection) = self.plugins[plugin].numa_allocate(&cycle, state, node) {
-                return RowVerdict::Refused(plugin, rejection);
+        for (instance, plugin, state) in self.aligning() {
+            if let Err(rejection) = plugin.numa_allocate(&cycle, state, node) {
+                return RowVerdict::Refused(instance, rejection);
             }
         }
         RowVerdict::Fits(mask)

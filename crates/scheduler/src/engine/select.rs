@@ -9,7 +9,7 @@ use super::measure::{self, Point, Served};
 use super::scope::{Prepared, Scope};
 use super::special;
 use crate::framework::{
-    Code, Cycle, Instance, Points, PreFilter, PreScore, Rejection, ShapeId, Signable, Signature,
+    Code, Cycle, Instance, PreFilter, PreScore, Rejection, ShapeId, Signable, Signature,
 };
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};
@@ -283,16 +283,16 @@ impl Engine {
             if skipped & (1 << instance) == 0 {
                 let at = states.iter().position(|(owner, _)| owner == instance);
                 let state = at.map(|at| states.swap_remove(at).1).unwrap_or_default();
-                let points = self.plugins[*instance].points();
-                if points.has(Points::VOLATILE) {
+                let plugin = &self.plugins[*instance];
+                if plugin.volatile().is_some() {
                     prepared.moving.push((*instance, state));
                     continue;
                 }
                 let position = prepared.filters.len();
-                if points.has(Points::RELEASE) {
+                if plugin.release().is_some() {
                     prepared.releasing.push(position);
                 }
-                if points.has(Points::NUMA) {
+                if plugin.alignment().is_some() {
                     prepared.aligning.push(position);
                 }
                 prepared.filters.push((*instance, state));
@@ -316,7 +316,7 @@ impl Engine {
             } else {
                 crate::framework::State::default()
             };
-            let scores = if plugin.points().has(Points::VOLATILE) {
+            let scores = if plugin.volatile().is_some() {
                 &mut prepared.moving_scores
             } else {
                 &mut prepared.scores
@@ -412,7 +412,7 @@ impl Engine {
         for instance in signers.filter(|at| asked & (1 << **at) != 0) {
             let plugin = &self.plugins[*instance];
             let signature = match &mut apart {
-                Some(apart) if plugin.points().has(Points::RELEASE) => &mut **apart,
+                Some(apart) if plugin.release().is_some() => &mut **apart,
                 _ => &mut *signature,
             };
             // Separates what the plugins write.

@@ -49,10 +49,13 @@ pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Op
     if !scores.is_empty() {
         for (plugin, weight, state) in &scope.prepared.moving_scores {
             let plugin = &scope.plugins[*plugin];
+            let Some(volatile) = plugin.volatile() else {
+                continue;
+            };
             match rows.around {
-                None => plugin.score_rows(&scope.cycle, state, rows.nodes, &mut scores),
+                None => volatile.score_rows(&scope.cycle, state, rows.nodes, &mut scores),
                 Some(around) => {
-                    plugin.score_among(&scope.cycle, state, around, rows.nodes, &mut scores);
+                    volatile.score_among(&scope.cycle, state, around, rows.nodes, &mut scores);
                 }
             }
             normalize(scope, plugin.as_ref(), &mut scores);
@@ -141,7 +144,9 @@ impl Evaluation {
         }
         let mut fits = vec![true; rows.len()];
         for (plugin, state) in &scope.prepared.moving {
-            scope.plugins[*plugin].filter_rows(&scope.cycle, state, rows, &mut fits);
+            if let Some(volatile) = scope.plugins[*plugin].volatile() {
+                volatile.filter_rows(&scope.cycle, state, rows, &mut fits);
+            }
         }
         // Where pods are imagined away or to come, the row is not as the books say.
         let promised = scope.promised();

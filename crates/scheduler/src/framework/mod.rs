@@ -12,6 +12,7 @@ mod groups;
 mod profile;
 mod reading;
 mod registry;
+mod roles;
 mod shared;
 mod signature;
 mod status;
@@ -26,6 +27,7 @@ pub use groups::{Groups, Surroundings};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
+pub use roles::{Alignment, Protection, Release, Volatile};
 pub use shared::PerProfile;
 pub use signature::{ShapeId, Signable, Signature};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
@@ -34,7 +36,7 @@ use crate::Watch;
 use crate::engine::Diagnosis;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use jiff::Timestamp;
-use koord_model::numa::{NumaMask, NumaPolicy, Offers};
+use koord_model::numa::NumaMask;
 use koord_model::resources::{PODS, ResourceId, ResourceTable};
 use std::any::Any;
 use std::sync::Arc;
@@ -68,17 +70,6 @@ impl Points {
     pub const BIND: Self = Self(1 << 10);
     /// Is told of a binding.
     pub const POST_BIND: Self = Self(1 << 11);
-    /// Lets pods take the place of others: [`Plugin::release`] and [`Plugin::nominate`]. Not a
-    /// point of configuration files: it is on wherever the plugin filters.
-    pub const RELEASE: Self = Self(1 << 12);
-    /// Takes part in NUMA alignment: [`Plugin::numa_policy`], [`Plugin::numa_hints`] and
-    /// [`Plugin::numa_allocate`]. On wherever the plugin filters.
-    pub const NUMA: Self = Self(1 << 13);
-    /// Its verdicts and scores move with every placement, for many nodes at a time:
-    /// [`Plugin::filter_rows`] and [`Plugin::score_rows`] are asked afresh for each pod, over the
-    /// nodes that all other plugins accept, and never remembered; what they read of the pod need
-    /// not be signed.
-    pub const VOLATILE: Self = Self(1 << 14);
 
     /// Both sets together.
     #[must_use]
@@ -140,7 +131,7 @@ pub struct Cycle<'a> {
     pub overlay: Overlay<'a>,
     /// The NUMA nodes that were agreed on for the node handed to the same call, if any were.
     pub numa: Option<NumaMask>,
-    /// At reserve and later: the pod whose place this one takes ([`Plugin::nominate`]).
+    /// At reserve and later: the pod whose place this one takes ([`Release::nominate`]).
     pub nominated: Option<&'a Arc<PodInfo>>,
 }
 
@@ -245,15 +236,11 @@ pub enum Holders {
     Booked,
 }
 
-/// Keeps pods from being the victims of a preemption: see [`Plugin::protection`].
-pub trait Protection {
-    /// Whether `pod`, which is on `node`, has to stay there: its end would make no room, or nobody
-    /// may end it. Asked for pods of lower priority than the one that looks for room.
-    fn protects(&self, pod: &PodInfo, node: NodeIndex) -> bool;
-}
-
 /// A scheduling rule. One instance serves all profiles that give it the same arguments; one that keeps
 /// books of what it gives away serves all profiles there are ([`Plugin::join`]).
+///
+/// What only a few do is a trait of its own, which they say they have: [`Release`], [`Alignment`],
+/// [`Volatile`], [`Protection`].
 ///
 /// All methods are called from the one task that owns the engine. Methods with `&self` may be
 /// called for several nodes at a time.
@@ -262,6 +249,22 @@ pub trait Plugin: Send + Sync {
     fn name(&self) -> &'static str;
     /// The extension points it implements.
     fn points(&self) -> Points;
+    /// See [`Release`].
+    fn release(&self) -> Option<&dyn Release> {
+        None
+    }
+    /// See [`Alignment`].
+    fn alignment(&self) -> Option<&dyn Alignment> {
+        None
+    }
+    /// See [`Volatile`].
+    fn volatile(&self) -> Option<&dyn Volatile> {
+        None
+    }
+    /// See [`Protection`].
+    fn protection(&self) -> Option<&dyn Protection> {
+        None
+    }
     /// What it makes of holders. At [`Holders::Judged`], it is asked at the points before reserve,
     /// and by [`Plugin::explain`]; at [`Holders::Booked`], also at the points from there on, and told
     /// by [`Plugin::on_pod`], [`Plugin::on_assigned`], [`Plugin::on_updated`] and
@@ -349,10 +352,6 @@ pub trait Plugin: Send + Sync {
     fn pre_enqueue(&self, _pod: &PodInfo) -> Verdict {
         Ok(())
     }
-    /// What keeps pods from being the victims of a preemption, if the plugin does.
-    fn protection(&self) -> Option<&dyn Protection> {
-        None
-    }
     /// What to say, in an event of its own, of a pod that was refused with `message`.
     fn remark(&self, _pod: &PodInfo, _message: &str) -> Option<Remark> {
         None
@@ -379,13 +378,6 @@ pub trait Plugin: Send + Sync {
     fn filter(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Verdict {
         Ok(())
     }
-    /// [`Plugin::filter`] for many nodes at a time: clears the entries of `fits` whose node is
-    /// refused; entries that are clear already need no answer. For [`Points::VOLATILE`].
-    fn filter_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], fits: &mut [bool]) {
-        for (node, fits) in rows.iter().zip(fits) {
-            *fits = *fits && self.filter(cycle, state, *node).is_ok();
-        }
-    }
     /// No node fits: make room, or say why that is impossible.
     fn post_filter<'a>(&'a self, _cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         PostFilter::Unhelpful(String::new())
@@ -410,30 +402,6 @@ pub trait Plugin: Send + Sync {
     /// The raw score of `node`.
     fn score(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> i64 {
         0
-    }
-    /// [`Plugin::score`] of all nodes that fit, in order of index. For [`Points::VOLATILE`]: such a
-    /// plugin may weigh a node by what the others are.
-    fn score_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], scores: &mut [i64]) {
-        for (node, score) in rows.iter().zip(scores) {
-            *score = self.score(cycle, state, *node);
-        }
-    }
-    /// By which groups [`Plugin::score_rows`] scores for this pod, if it gives all nodes of a group the
-    /// same, however many nodes fit. For [`Points::VOLATILE`].
-    fn score_groups(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Groups> {
-        None
-    }
-    /// What [`Plugin::score_rows`] gives the nodes in `rows`, in order of index, where these are some of
-    /// those that fit: one of each of [`Plugin::score_groups`] and all that are apart.
-    fn score_among(
-        &self,
-        cycle: &Cycle<'_>,
-        state: &State,
-        _around: &Surroundings,
-        rows: &[NodeIndex],
-        scores: &mut [i64],
-    ) {
-        self.score_rows(cycle, state, rows, scores);
     }
     /// How raw scores are brought to 0..=100.
     fn normalization(&self) -> Normalize {
@@ -475,72 +443,6 @@ pub trait Plugin: Send + Sync {
     /// When [`Plugin::tick`] next has something to do by the passing of time alone.
     fn next_tick(&self) -> Option<Timestamp> {
         None
-    }
-
-    /// The pods on `node` whose place this pod may take: imagined away while the node is judged and
-    /// scored. For [`Points::RELEASE`]; `state` is the plugin's own of this cycle.
-    fn release(
-        &self,
-        _cycle: &Cycle<'_>,
-        _state: &State,
-        _node: NodeIndex,
-        _out: &mut Vec<Arc<PodInfo>>,
-    ) {
-    }
-    /// The only nodes on which this plugin does anything for the pod: on all others its filter
-    /// accepts, its score is 0 and it releases nothing, so that the pod shares what is found there
-    /// with pods that this plugin tells from it. None when it may be any. For [`Points::RELEASE`];
-    /// `state` is the plugin's own of this cycle.
-    fn special_rows(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Vec<NodeIndex>> {
-        None
-    }
-    /// Whether the pod would be served on `node`, from the NUMA nodes in `cycle.numa` if any were
-    /// agreed on, if it took the place of `from`, one of the pods released there.
-    fn agrees(
-        &self,
-        _cycle: &Cycle<'_>,
-        _state: &State,
-        _node: NodeIndex,
-        _from: &Arc<PodInfo>,
-    ) -> bool {
-        true
-    }
-    /// Of the released pods of the chosen node, the one whose place this pod takes, if any.
-    /// `agreed` are those that every plugin agrees to.
-    fn nominate(
-        &self,
-        _cycle: &Cycle<'_>,
-        _state: &State,
-        _node: NodeIndex,
-        _agreed: &[Arc<PodInfo>],
-    ) -> Option<Arc<PodInfo>> {
-        None
-    }
-
-    /// How strictly this pod must be aligned on `node`. For [`Points::NUMA`]; the first plugin with
-    /// an answer decides.
-    fn numa_policy(
-        &self,
-        _cycle: &Cycle<'_>,
-        _state: &State,
-        _node: NodeIndex,
-    ) -> Option<NumaPolicy> {
-        None
-    }
-    /// Per resource this plugin hands out: which sets of NUMA nodes can give it. No entry: it has
-    /// no say. An entry with no hints at all: nothing can.
-    fn numa_hints(
-        &self,
-        _cycle: &Cycle<'_>,
-        _state: &State,
-        _node: NodeIndex,
-        _policy: &NumaPolicy,
-    ) -> Result<Offers, Rejection> {
-        Ok(Vec::new())
-    }
-    /// Whether this plugin can serve the pod from the NUMA nodes in `cycle.numa`; books nothing.
-    fn numa_allocate(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Verdict {
-        Ok(())
     }
 
     /// What `node` lacks for this pod that it refused, with figures, for people: `cpu: needs 4,

@@ -5,6 +5,7 @@ use super::*;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::Factory;
+use koord_scheduler::framework::Release;
 
 const HOLDS: &str = "holds.v1.test";
 
@@ -22,7 +23,10 @@ impl Plugin for Holder {
         "Holder"
     }
     fn points(&self) -> Points {
-        Points::PRE_FILTER.or(Points::FILTER).or(Points::RELEASE)
+        Points::PRE_FILTER.or(Points::FILTER)
+    }
+    fn release(&self) -> Option<&dyn Release> {
+        Some(self)
     }
     fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
         Signable::No
@@ -32,7 +36,10 @@ impl Plugin for Holder {
             fx.apply.push(Arc::new(pod.clone()));
         }
     }
-    fn release(
+}
+
+impl Release for Holder {
+    fn released(
         &self,
         cycle: &Cycle<'_>,
         _state: &State,

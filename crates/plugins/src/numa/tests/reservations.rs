@@ -2,7 +2,7 @@
 
 use super::*;
 use k8s_openapi::api::core::v1::ObjectReference;
-use koord_scheduler::framework::{Factory, Registry};
+use koord_scheduler::framework::{Factory, Registry, Release};
 
 /// Books reservations as pods, and lets a pod with label `use` into the reservations it names.
 struct StandIn;
@@ -27,7 +27,10 @@ impl Plugin for StandIn {
         "StandIn"
     }
     fn points(&self) -> Points {
-        Points::FILTER.or(Points::RELEASE)
+        Points::FILTER
+    }
+    fn release(&self) -> Option<&dyn Release> {
+        Some(self)
     }
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
         for (key, value) in pod.object.metadata.labels.iter().flatten() {
@@ -35,21 +38,6 @@ impl Plugin for StandIn {
             signature.text(value);
         }
         Signable::Yes
-    }
-    fn release(&self, cycle: &Cycle<'_>, _: &State, node: NodeIndex, out: &mut Vec<Arc<PodInfo>>) {
-        out.extend(Self::open(cycle.pod, cycle.view, node).into_iter().cloned());
-    }
-    fn nominate(
-        &self,
-        cycle: &Cycle<'_>,
-        _: &State,
-        node: NodeIndex,
-        agreed: &[Arc<PodInfo>],
-    ) -> Option<Arc<PodInfo>> {
-        let must = cycle.pod.annotation(annotations::RESERVATION_AFFINITY);
-        let open = Self::open(cycle.pod, cycle.view, node);
-        let only = open.first().filter(|_| must.is_some());
-        agreed.first().or(only.copied()).cloned()
     }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Some(reservation) = change.new_as::<Reservation>() else {
@@ -65,6 +53,24 @@ impl Plugin for StandIn {
             ..ObjectReference::default()
         });
         fx.apply.push(Arc::new(info));
+    }
+}
+
+impl Release for StandIn {
+    fn released(&self, cycle: &Cycle<'_>, _: &State, node: NodeIndex, out: &mut Vec<Arc<PodInfo>>) {
+        out.extend(Self::open(cycle.pod, cycle.view, node).into_iter().cloned());
+    }
+    fn nominate(
+        &self,
+        cycle: &Cycle<'_>,
+        _: &State,
+        node: NodeIndex,
+        agreed: &[Arc<PodInfo>],
+    ) -> Option<Arc<PodInfo>> {
+        let must = cycle.pod.annotation(annotations::RESERVATION_AFFINITY);
+        let open = Self::open(cycle.pod, cycle.view, node);
+        let only = open.first().filter(|_| must.is_some());
+        agreed.first().or(only.copied()).cloned()
     }
 }
 

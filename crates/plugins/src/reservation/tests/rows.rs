@@ -154,7 +154,10 @@ impl Bench {
             PreFilter::Skip => State::default(),
         };
         let mut removed = Vec::new();
-        self.plugin.release(cycle, &state, row, &mut removed);
+        self.plugin
+            .release()
+            .unwrap()
+            .released(cycle, &state, row, &mut removed);
         let pods = self.engine.nodes().booked(row);
         removed.extend(pods.filter(|pod| victims.contains(&&*pod.name)).cloned());
         let cycle = Cycle {
@@ -178,8 +181,15 @@ impl Bench {
                 return (0, "refused".to_owned());
             };
             let mut released = Vec::new();
-            self.plugin.release(cycle, &state, row, &mut released);
-            let nominee = self.plugin.nominate(cycle, &state, row, &released);
+            self.plugin
+                .release()
+                .unwrap()
+                .released(cycle, &state, row, &mut released);
+            let nominee = self
+                .plugin
+                .release()
+                .unwrap()
+                .nominate(cycle, &state, row, &released);
             let score = match self.plugin.pre_score(cycle) {
                 PreScore::Skip => 0,
                 PreScore::Ready(state) => {

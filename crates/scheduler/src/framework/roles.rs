@@ -1,0 +1,120 @@
+//! What only a few plugins do; each is found by a method of [`Plugin`] that names it.
+
+#[cfg(doc)]
+use super::Plugin;
+use super::{Cycle, Groups, Rejection, State, Surroundings, Verdict};
+use crate::state::{NodeIndex, PodInfo};
+use koord_model::numa::{NumaPolicy, Offers};
+use std::sync::Arc;
+
+/// Lets pods take the place of others, like owners that of their reservation. Asked wherever the
+/// plugin filters; `state` is what its pre-filter prepared.
+pub trait Release {
+    /// The pods on `node` whose place this pod may take: imagined away while the node is judged and
+    /// scored.
+    fn released(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        out: &mut Vec<Arc<PodInfo>>,
+    );
+    /// The only nodes on which this plugin does anything for the pod: on all others its filter
+    /// accepts, its score is 0 and it releases nothing, so that the pod shares what is found there
+    /// with pods that this plugin tells from it. None when it may be any.
+    fn special_rows(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Vec<NodeIndex>> {
+        None
+    }
+    /// Of the released pods of the chosen node, the one whose place this pod takes, if any.
+    /// `agreed` are those that every plugin agrees to ([`Alignment::agrees`]).
+    fn nominate(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        agreed: &[Arc<PodInfo>],
+    ) -> Option<Arc<PodInfo>>;
+}
+
+/// Hands out what belongs to NUMA nodes. Asked wherever the plugin filters; `state` is what its
+/// pre-filter prepared.
+pub trait Alignment {
+    /// How strictly this pod must be aligned on `node`; the first plugin with an answer decides.
+    fn numa_policy(
+        &self,
+        _cycle: &Cycle<'_>,
+        _state: &State,
+        _node: NodeIndex,
+    ) -> Option<NumaPolicy> {
+        None
+    }
+    /// Per resource this plugin hands out: which sets of NUMA nodes can give it. No entry: it has
+    /// no say. An entry with no hints at all: nothing can.
+    ///
+    /// # Errors
+    /// Why the pod cannot be served on `node` at all.
+    fn numa_hints(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        policy: &NumaPolicy,
+    ) -> Result<Offers, Rejection>;
+    /// Whether this plugin can serve the pod from the NUMA nodes in `cycle.numa`; books nothing.
+    ///
+    /// # Errors
+    /// Why not.
+    fn numa_allocate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict;
+    /// Whether the pod would be served on `node`, from the NUMA nodes in `cycle.numa` if any were
+    /// agreed on, if it took the place of `from`, one of the pods released there.
+    fn agrees(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        from: &Arc<PodInfo>,
+    ) -> bool;
+}
+
+/// Gives verdicts and scores that move with every placement, for many nodes at a time: it is asked
+/// afresh for each pod, over the nodes that all other plugins accept, and nothing is remembered. What
+/// it reads of the pod need not be signed.
+pub trait Volatile {
+    /// [`Plugin::filter`] for many nodes at a time: clears the entries of `fits` whose node is
+    /// refused; entries that are clear already need no answer.
+    fn filter_rows(
+        &self,
+        _cycle: &Cycle<'_>,
+        _state: &State,
+        _rows: &[NodeIndex],
+        _fits: &mut [bool],
+    ) {
+    }
+    /// [`Plugin::score`] of all nodes that fit, in order of index: a node may be weighed by what the
+    /// others are.
+    fn score_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], scores: &mut [i64]);
+    /// By which groups [`Volatile::score_rows`] scores for this pod, if it gives all nodes of a group the
+    /// same, however many nodes fit.
+    fn score_groups(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Groups> {
+        None
+    }
+    /// What [`Volatile::score_rows`] gives the nodes in `rows`, in order of index, where these are some
+    /// of those that fit: one of each of [`Volatile::score_groups`] and all that are apart.
+    fn score_among(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        _around: &Surroundings,
+        rows: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        self.score_rows(cycle, state, rows, scores);
+    }
+}
+
+/// Keeps pods from being the victims of a preemption.
+pub trait Protection {
+    /// Whether `pod`, which is on `node`, has to stay there: its end would make no room, or nobody
+    /// may end it. Asked for pods of lower priority than the one that looks for room.
+    fn protects(&self, pod: &PodInfo, node: NodeIndex) -> bool;
+}
