@@ -35,7 +35,7 @@ use koord_scheduler::framework::{
     Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
-use node::{Report, Side, milli};
+use node::{NodeSide, Report, milli};
 use pod::{Allocation, Incoming};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::Value;
@@ -86,7 +86,7 @@ impl Numa {
         Incoming::new(pod, self.settings.of(pod), view.resources)
     }
 
-    fn known(&self, node: NodeIndex) -> Option<(&Book, &Side)> {
+    fn known(&self, node: NodeIndex) -> Option<(&Book, &NodeSide)> {
         let book = self.books.get(node.row())?;
         Some((book, book.side.as_ref()?))
     }
@@ -94,7 +94,7 @@ impl Numa {
     fn refresh(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
         let side = view.nodes.info(node).map(|info| {
             let report = self.reports.get(&*info.name).cloned().unwrap_or_default();
-            let (side, problems) = Side::new(info, report, view.resources);
+            let (side, problems) = NodeSide::new(info, report, view.resources);
             fx.problems.extend(problems);
             side
         });
@@ -500,12 +500,12 @@ impl Alignment for Numa {
         let (book, side) = self.known(node)?;
         let plan = self.plan(incoming, side).ok()?;
         let kind = plan.policy.filter(|_| incoming.designated.is_none())?;
-        let stage = self.stage(cycle, book, &plan);
+        let scene = self.scene(cycle, book, &plan);
         Some(NumaPolicy {
             kind,
             exclusive: incoming.exclusive(),
             nodes: side.mask(),
-            states: allocate::widest(book, side, &stage).held.states,
+            states: allocate::widest(book, side, &scene).held.states,
         })
     }
     fn numa_hints(

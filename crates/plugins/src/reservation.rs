@@ -3,8 +3,8 @@
 //! A Reservation is scheduled in the form of a pod that stands for it, and stays in the books as
 //! that pod, which takes what its owners have not taken yet. So what a node has left is exact for
 //! everybody at every moment, and nothing is computed for pods that own no reservation. A pod that
-//! owns some is judged with theirs imagined away ([`Plugin::release`]), may have to fit into one of
-//! them, and takes the place of the one that suits it best ([`Plugin::nominate`]).
+//! owns some is judged with theirs imagined away ([`Release`]), may have to fit into one of
+//! them, and takes the place of the one that suits it best ([`Release::nominate`]).
 
 mod args;
 mod change;
@@ -35,7 +35,7 @@ use koord_scheduler::framework::{
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
-use side::{PodSide, Side};
+use side::{Incoming, PodSide};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use table::{Owner, Table};
@@ -88,14 +88,14 @@ pub(crate) fn build(
 }
 
 impl Reservations {
-    fn side(&self, cycle: &Cycle<'_>) -> Result<Side, Rejection> {
+    fn side(&self, cycle: &Cycle<'_>) -> Result<Incoming, Rejection> {
         let pod = cycle.pod;
         if pod.is_holder() {
             return self.reserve_side(pod, Some(cycle.view.resources));
         }
         let owner_of = self.table.matching(pod);
         match PodSide::new(pod, owner_of, cycle.view.resources) {
-            Ok(side) => Ok(Side::Pod(side)),
+            Ok(side) => Ok(Incoming::Pod(side)),
             Err(message) => Err(Rejection::unresolvable(message)),
         }
     }
@@ -104,7 +104,7 @@ impl Reservations {
         &self,
         pod: &PodInfo,
         resources: Option<&ResourceTable>,
-    ) -> Result<Side, Rejection> {
+    ) -> Result<Incoming, Rejection> {
         let record = self
             .table
             .find(&pod.uid)
@@ -126,7 +126,7 @@ impl Reservations {
             pod::reserved_on_bind(&record.object, &record.terms, resources)
                 .map_err(Rejection::unresolvable)?;
         }
-        Ok(Side::Reserve {
+        Ok(Incoming::Reserve {
             fixed: pod
                 .annotation(annotations::RESERVATION_NODE)
                 .map(str::to_owned),
@@ -244,7 +244,7 @@ impl Plugin for Reservations {
     fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
         if pod.is_holder() {
             match self.reserve_side(pod, None) {
-                Ok(Side::Reserve { fixed, policy }) => {
+                Ok(Incoming::Reserve { fixed, policy }) => {
                     signature.number(-2);
                     signature.text(fixed.as_deref().unwrap_or_default());
                     signature.number(policy as i64);
@@ -355,7 +355,7 @@ impl Plugin for Reservations {
             Err(rejection) => return PreFilter::Reject(rejection),
         };
         let mut nodes = None;
-        if let Side::Pod(side) = &side
+        if let Incoming::Pod(side) = &side
             && let Some(affinity) = &side.affinity
         {
             if !side.ignores && !self.any_match(cycle, side) {
@@ -371,9 +371,9 @@ impl Plugin for Reservations {
         }
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        match state.get::<Side>() {
+        match state.get::<Incoming>() {
             None => Ok(()),
-            Some(Side::Reserve { fixed, policy }) => {
+            Some(Incoming::Reserve { fixed, policy }) => {
                 let name = cycle.view.nodes.name(node);
                 if fixed.as_ref().is_some_and(|fixed| **fixed != **name) {
                     return Err(Rejection::unresolvable(OTHER_NODE));
@@ -383,7 +383,7 @@ impl Plugin for Reservations {
                 }
                 Ok(())
             }
-            Some(Side::Pod(side)) => {
+            Some(Incoming::Pod(side)) => {
                 if side.is_plain() && cycle.overlay.removed.is_empty() {
                     return Ok(());
                 }
@@ -392,7 +392,7 @@ impl Plugin for Reservations {
         }
     }
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
-        let Ok(Side::Pod(side)) = self.side(cycle) else {
+        let Ok(Incoming::Pod(side)) = self.side(cycle) else {
             return PostFilter::Unhelpful(String::new());
         };
         if side.is_plain() || side.ignores {
@@ -428,14 +428,14 @@ impl Plugin for Reservations {
 
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
         match self.side(cycle) {
-            Ok(Side::Pod(side)) if !side.is_plain() && !side.ignores => {
-                PreScore::Ready(State::of(Side::Pod(side)))
+            Ok(Incoming::Pod(side)) if !side.is_plain() && !side.ignores => {
+                PreScore::Ready(State::of(Incoming::Pod(side)))
             }
             _ => PreScore::Skip,
         }
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let Some(Side::Pod(side)) = state.get::<Side>() else {
+        let Some(Incoming::Pod(side)) = state.get::<Incoming>() else {
             return 0;
         };
         let spot = self.spot(cycle, side, node);
@@ -555,7 +555,7 @@ impl Release for Reservations {
         node: NodeIndex,
         out: &mut Vec<Arc<PodInfo>>,
     ) {
-        if let Some(Side::Pod(side)) = state.get::<Side>()
+        if let Some(Incoming::Pod(side)) = state.get::<Incoming>()
             && !side.is_plain()
         {
             let matched = self.spot(cycle, side, node).matched;
@@ -563,8 +563,8 @@ impl Release for Reservations {
         }
     }
     fn special_rows(&self, _cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
-        match state.get::<Side>()? {
-            Side::Pod(side) if !side.ignores && side.affinity.is_none() => {
+        match state.get::<Incoming>()? {
+            Incoming::Pod(side) if !side.ignores && side.affinity.is_none() => {
                 Some(self.table.owned(side).filter_map(|r| r.row).collect())
             }
             _ => None,
@@ -577,8 +577,8 @@ impl Release for Reservations {
         node: NodeIndex,
         agreed: &[Arc<PodInfo>],
     ) -> Option<Arc<PodInfo>> {
-        match state.get::<Side>()? {
-            Side::Pod(side) if !side.is_plain() => {
+        match state.get::<Incoming>()? {
+            Incoming::Pod(side) if !side.is_plain() => {
                 let mut spot = self.spot(cycle, side, node);
                 // A pod that must use a reservation has no choice: whoever cannot serve it says why.
                 if spot.matched.len() > 1 || side.affinity.is_none() {

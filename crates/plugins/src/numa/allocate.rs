@@ -2,7 +2,7 @@
 
 use super::args::Settings;
 use super::book::{Book, Held};
-use super::node::{Side, milli};
+use super::node::{NodeSide, milli};
 use super::pod::{Allocation, Incoming};
 use koord_model::cpuset::{BindPolicy, CpuSet, ExclusivePolicy, NotEnough, Want, take, usable};
 use koord_model::numa::{Hint, NumaMask, NumaPolicyKind, Offers, Unit, Usage, amplify, split};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan<'a> {
     pub(super) incoming: &'a Incoming,
-    pub(super) side: &'a Side,
+    pub(super) side: &'a NodeSide,
     /// Bound to CPUs: how, and whether any other way is out of the question.
     pub(super) bind: Option<(BindPolicy, bool)>,
     pub(super) policy: Option<NumaPolicyKind>,
@@ -50,7 +50,7 @@ pub(super) struct Given {
 
 /// Which reservations a pod may use, and which pods are to be imagined away.
 #[derive(Debug, Default)]
-pub(super) struct Stage<'a> {
+pub(super) struct Scene<'a> {
     /// Not there: victims of a preemption.
     pub(super) gone: Vec<&'a str>,
     /// Open to the pod: by uid, and whether nothing may be added from the node.
@@ -62,7 +62,7 @@ pub(super) struct Stage<'a> {
 }
 
 impl Room {
-    fn new(side: &Side, held: Held, preferred: CpuSet) -> Self {
+    fn new(side: &NodeSide, held: Held, preferred: CpuSet) -> Self {
         let mut cpus = side.topology().all().without(&held.cpus);
         cpus.subtract(&side.report.reserved);
         let zones = side.zones.iter().map(|(id, there)| {
@@ -91,30 +91,30 @@ impl Room {
 }
 
 /// What is free of `book` as it is.
-pub(super) fn room(book: &Book, side: &Side) -> Room {
+pub(super) fn room(book: &Book, side: &NodeSide) -> Room {
     Room::new(side, book.held.clone(), CpuSet::new())
 }
 
-/// What is free when everyone that `stage` opens or removes is away.
-pub(super) fn widest(book: &Book, side: &Side, stage: &Stage<'_>) -> Room {
-    if stage.gone.is_empty() && stage.open.is_empty() && stage.more.is_empty() {
+/// What is free when everyone that `scene` opens or removes is away.
+pub(super) fn widest(book: &Book, side: &NodeSide, scene: &Scene<'_>) -> Room {
+    if scene.gone.is_empty() && scene.open.is_empty() && scene.more.is_empty() {
         return room(book, side);
     }
-    let away = |uid: &str| stage.gone.contains(&uid) || stage.open.iter().any(|(r, _)| *r == uid);
-    Room::new(side, book.without(away, &stage.more), CpuSet::new())
+    let away = |uid: &str| scene.gone.contains(&uid) || scene.open.iter().any(|(r, _)| *r == uid);
+    Room::new(side, book.without(away, &scene.more), CpuSet::new())
 }
 
-/// How many CPUs are free when everyone that `stage` opens or removes is away.
-pub(super) fn free_cpus(book: &Book, side: &Side, stage: &Stage<'_>) -> usize {
-    widest(book, side, stage).cpus.len()
+/// How many CPUs are free when everyone that `scene` opens or removes is away.
+pub(super) fn free_cpus(book: &Book, side: &NodeSide, scene: &Scene<'_>) -> usize {
+    widest(book, side, scene).cpus.len()
 }
 
 /// The ways to serve a pod, in the order in which they are tried.
-pub(super) fn ways(book: &Book, plan: &Plan<'_>, stage: &Stage<'_>) -> Vec<Way> {
+pub(super) fn ways(book: &Book, plan: &Plan<'_>, scene: &Scene<'_>) -> Vec<Way> {
     let side = plan.side;
-    let gone = |uid: &str| stage.gone.contains(&uid);
+    let gone = |uid: &str| scene.gone.contains(&uid);
     let mut out = Vec::new();
-    let shares = if stage.open.is_empty() {
+    let shares = if scene.open.is_empty() {
         Vec::new()
     } else {
         book.shares(gone)
@@ -124,8 +124,8 @@ pub(super) fn ways(book: &Book, plan: &Plan<'_>, stage: &Stage<'_>) -> Vec<Way> 
         found.map(|(_, share)| share)
     };
     if plan.incoming.ignores_reservations {
-        let mut room = widest(book, side, stage);
-        for share in stage.open.iter().filter_map(|(uid, _)| share_of(uid)) {
+        let mut room = widest(book, side, scene);
+        for share in scene.open.iter().filter_map(|(uid, _)| share_of(uid)) {
             room.preferred.add(&share.cpus);
         }
         return vec![Way {
@@ -134,10 +134,10 @@ pub(super) fn ways(book: &Book, plan: &Plan<'_>, stage: &Stage<'_>) -> Vec<Way> 
             only: None,
         }];
     }
-    for (uid, restricted) in &stage.open {
+    for (uid, restricted) in &scene.open {
         let Some(share) = share_of(uid) else { continue };
         let away = |other: &str| gone(other) || other == *uid;
-        let held = book.without(away, &stage.more);
+        let held = book.without(away, &scene.more);
         let room = Room::new(side, held, share.cpus.clone());
         let only = restricted.then(|| Room {
             cpus: room.cpus.and(&share.cpus),
@@ -156,12 +156,12 @@ pub(super) fn ways(book: &Book, plan: &Plan<'_>, stage: &Stage<'_>) -> Vec<Way> 
             only,
         });
     }
-    let must = plan.incoming.reserved_only || stage.nominated;
+    let must = plan.incoming.reserved_only || scene.nominated;
     if out.is_empty() || !must {
-        let room = if stage.gone.is_empty() && stage.more.is_empty() {
+        let room = if scene.gone.is_empty() && scene.more.is_empty() {
             room(book, side)
         } else {
-            Room::new(side, book.without(gone, &stage.more), CpuSet::new())
+            Room::new(side, book.without(gone, &scene.more), CpuSet::new())
         };
         out.push(Way {
             room,

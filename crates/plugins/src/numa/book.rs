@@ -1,6 +1,6 @@
 //! Who holds what on a node.
 
-use super::node::{Side, milli};
+use super::node::{NodeSide, milli};
 use super::pod::Allocation;
 use koord_model::cpuset::{CpuSet, ExclusivePolicy, Owned, Topology};
 use koord_model::numa::{NumaState, amplify};
@@ -15,7 +15,7 @@ pub(super) type Allocations = FxHashMap<Arc<str>, Arc<Allocation>>;
 #[derive(Debug, Default)]
 pub(super) struct Book {
     /// None while the node does not exist.
-    pub(super) side: Option<Side>,
+    pub(super) side: Option<NodeSide>,
     pub(super) pods: Allocations,
     /// The sum over `pods`, always up to date.
     pub(super) held: Held,
@@ -23,7 +23,7 @@ pub(super) struct Book {
 
 impl Book {
     /// Replaces what is known of the node itself.
-    pub(super) fn set_side(&mut self, side: Option<Side>) {
+    pub(super) fn set_side(&mut self, side: Option<NodeSide>) {
         self.side = side;
         self.sum_up();
     }
@@ -60,7 +60,7 @@ impl Book {
     /// What is held by the pods that `skip` does not name, and by `more`.
     pub(super) fn without(&self, skip: impl Fn(&str) -> bool, more: &[Allocation]) -> Held {
         let nothing = Topology::default();
-        let topology = self.side.as_ref().map_or(&nothing, Side::topology);
+        let topology = self.side.as_ref().map_or(&nothing, NodeSide::topology);
         Held::sum(topology, self.shares(skip), more)
     }
 
@@ -161,7 +161,7 @@ impl Held {
     }
 
     /// What is held of NUMA node `id`, bound CPUs counted for what they would give amplified.
-    pub(super) fn on_zone(&self, side: &Side, id: u8) -> Amounts {
+    pub(super) fn on_zone(&self, side: &NodeSide, id: u8) -> Amounts {
         let mut amounts = self
             .zones
             .iter()

@@ -1,7 +1,7 @@
 //! The plugin's tables as JSON.
 
 use super::book::Book;
-use super::node::Side;
+use super::node::NodeSide;
 use super::pod::{Allocation, Incoming};
 use super::{Numa, allocate, quantity_of};
 use koord_model::cpuset::{Cpu, CpuSet, ExclusivePolicy};
@@ -127,7 +127,7 @@ fn zones(zones: &[(u8, Amounts)], table: &ResourceTable) -> Value {
     list.collect()
 }
 
-fn details(side: &Side, book: &Book, cpus: &CpuSet, taken: bool) -> Value {
+fn details(side: &NodeSide, book: &Book, cpus: &CpuSet, taken: bool) -> Value {
     let entry = |cpu: &Cpu| {
         let holders = book.pods.values().filter(|pod| pod.cpus.contains(cpu.id));
         let mut value = json!({

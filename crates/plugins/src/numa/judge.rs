@@ -1,9 +1,9 @@
 //! Whether and how a node serves a pod.
 
 use super::Numa;
-use super::allocate::{self, Given, Plan, Room, Stage, Way};
+use super::allocate::{self, Given, Plan, Room, Scene, Way};
 use super::book::Book;
-use super::node::{Side, milli};
+use super::node::{NodeSide, milli};
 use super::pod::{Allocation, Incoming};
 use koord_model::cpuset::BindPolicy;
 use koord_model::numa::{Hint, NumaPolicyKind, amplify};
@@ -16,7 +16,7 @@ impl Numa {
     pub(super) fn plan<'a>(
         &self,
         incoming: &'a Incoming,
-        side: &'a Side,
+        side: &'a NodeSide,
     ) -> Result<Plan<'a>, Rejection> {
         let policy = match (side.policy, incoming.policy) {
             (Some(node), Some(pod)) if node != pod => {
@@ -98,8 +98,8 @@ impl Numa {
             None => plan.incoming.cpu(),
         };
         let bound = self.known(node).map_or(0, |(book, side)| {
-            let stage = self.stage(cycle, book, plan);
-            milli(allocate::widest(book, side, &stage).held.cpus.len())
+            let scene = self.scene(cycle, book, plan);
+            milli(allocate::widest(book, side, &scene).held.cpus.len())
         });
         let mut requested = cycle.requested(node, CPU);
         if bound > 0 && requested >= bound {
@@ -112,50 +112,50 @@ impl Numa {
     }
 
     /// What is imagined of the node, as far as this plugin holds books on it.
-    pub(super) fn stage<'a>(&self, cycle: &Cycle<'a>, book: &Book, plan: &Plan<'_>) -> Stage<'a> {
-        let mut stage = Stage::default();
+    pub(super) fn scene<'a>(&self, cycle: &Cycle<'a>, book: &Book, plan: &Plan<'_>) -> Scene<'a> {
+        let mut scene = Scene::default();
         for pod in cycle.overlay.removed {
             match book.pods.get(&pod.uid) {
                 Some(known) if known.is_reservation => {
                     let restricted = self.restricted.contains(&*pod.uid);
-                    stage.open.push((&*pod.uid, restricted));
+                    scene.open.push((&*pod.uid, restricted));
                 }
-                Some(_) => stage.gone.push(&*pod.uid),
+                Some(_) => scene.gone.push(&*pod.uid),
                 None => {}
             }
         }
         for pod in cycle.overlay.added {
             if let Ok(Some(given)) = Allocation::read(pod, cycle.view.resources) {
-                stage.more.push(given);
+                scene.more.push(given);
             }
         }
         if let Some(nominated) = cycle.nominated
             && book.pods.contains_key(&nominated.uid)
         {
             let restricted = self.restricted.contains(&*nominated.uid);
-            stage.open = vec![(&*nominated.uid, restricted)];
-            stage.nominated = !plan.incoming.ignores_reservations;
+            scene.open = vec![(&*nominated.uid, restricted)];
+            scene.nominated = !plan.incoming.ignores_reservations;
         }
-        stage
+        scene
     }
 
-    /// As [`Self::stage`]; a pod that ignores reservations may use all of them at reserve too.
+    /// As [`Self::scene`]; a pod that ignores reservations may use all of them at reserve too.
     pub(super) fn with_ignored<'a>(
-        mut stage: Stage<'a>,
+        mut scene: Scene<'a>,
         book: &'a Book,
         plan: &Plan<'_>,
-    ) -> Stage<'a> {
+    ) -> Scene<'a> {
         if plan.incoming.ignores_reservations {
             let held = book.pods.iter().filter(|(_, pod)| pod.is_reservation);
-            stage.open = held.map(|(uid, _)| (&**uid, false)).collect();
+            scene.open = held.map(|(uid, _)| (&**uid, false)).collect();
         }
-        stage
+        scene
     }
 
     pub(super) fn ways(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> (Vec<Way>, Room) {
-        let stage = Self::with_ignored(self.stage(cycle, book, plan), book, plan);
-        let ways = allocate::ways(book, plan, &stage);
-        (ways, allocate::widest(book, plan.side, &stage))
+        let scene = Self::with_ignored(self.scene(cycle, book, plan), book, plan);
+        let ways = allocate::ways(book, plan, &scene);
+        (ways, allocate::widest(book, plan.side, &scene))
     }
 
     /// What the pod would get.
@@ -187,8 +187,8 @@ impl Numa {
 
     /// How many CPUs the node lacks for a pod that is bound to any.
     pub(super) fn missing(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> usize {
-        let stage = Self::with_ignored(self.stage(cycle, book, plan), book, plan);
-        let free = allocate::free_cpus(book, plan.side, &stage);
+        let scene = Self::with_ignored(self.scene(cycle, book, plan), book, plan);
+        let free = allocate::free_cpus(book, plan.side, &scene);
         plan.incoming.cpus().saturating_sub(free)
     }
 

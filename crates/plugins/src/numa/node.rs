@@ -31,7 +31,7 @@ pub(super) struct Report {
 
 /// Everything the plugin needs to know of a node.
 #[derive(Debug, Default)]
-pub(super) struct Side {
+pub(super) struct NodeSide {
     pub(super) report: Arc<Report>,
     /// Allocatable by NUMA node, ascending, amplified.
     pub(super) zones: Vec<(u8, Amounts)>,
@@ -239,7 +239,7 @@ fn ratios(reader: &mut Reader<'_>) -> Option<Option<AmplificationRatios>> {
     }
 }
 
-impl Side {
+impl NodeSide {
     /// Puts a node and the report about it together. Also returns what was ignored of the node.
     pub(super) fn new(
         node: &NodeInfo,

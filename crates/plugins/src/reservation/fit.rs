@@ -1,7 +1,7 @@
 //! Whether a pod fits a node together with a reservation, or the node alone.
 
 use super::args::Args;
-use super::pod::Policy;
+use super::pod::AllocatePolicy;
 use super::side::{PodSide, Unmatched};
 use super::table::{Record, Table};
 use koord_model::reservation::Restricted;
@@ -198,7 +198,7 @@ impl<'a> Spot<'a> {
         }
         let lacks = self.lacks(Some((at, record)));
         let mut reasons = Vec::new();
-        if record.terms.policy == Policy::Restricted {
+        if record.terms.policy == AllocatePolicy::Restricted {
             let mut allocated = record.allocated();
             let mut pods = record.pods;
             if let Some((victims, gone)) = self.victims.get(&at) {

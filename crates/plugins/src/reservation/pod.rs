@@ -20,7 +20,7 @@ const FAKE_CONTAINER: &str = "__internal_fake_container__";
 
 /// How owners draw from a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Policy {
+pub(super) enum AllocatePolicy {
     /// From it and from the node; not beside reservations of another policy.
     Default,
     /// From it and from the node.
@@ -48,7 +48,7 @@ pub(super) struct Terms {
     pub(super) phase: Phase,
     /// `status.nodeName`.
     pub(super) node: Option<Arc<str>>,
-    pub(super) policy: Policy,
+    pub(super) policy: AllocatePolicy,
     pub(super) once: bool,
     /// Closed to new owners, or on its way out.
     pub(super) unschedulable: bool,
@@ -141,12 +141,12 @@ impl Terms {
             );
         }
         let policy = match &object.spec.allocate_policy {
-            Some(ReservationAllocatePolicy::Aligned) => Policy::Aligned,
-            Some(ReservationAllocatePolicy::Restricted) => Policy::Restricted,
-            _ => Policy::Default,
+            Some(ReservationAllocatePolicy::Aligned) => AllocatePolicy::Aligned,
+            Some(ReservationAllocatePolicy::Restricted) => AllocatePolicy::Restricted,
+            _ => AllocatePolicy::Default,
         };
         let mut names: Vec<ResourceId> = allocatable.iter().map(|(id, _)| id).collect();
-        if policy == Policy::Restricted
+        if policy == AllocatePolicy::Restricted
             && let Some(text) = annotation(annotations::RESERVATION_RESTRICTED_OPTIONS)
         {
             match serde_json::from_str::<ReservationRestrictedOptions>(text) {

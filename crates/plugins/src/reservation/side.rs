@@ -1,7 +1,7 @@
 //! The pod's side of a cycle: what it says about reservations, and which of them it may use.
 
 use super::owners::SpecId;
-use super::pod::{Policy, Terms};
+use super::pod::{AllocatePolicy, Terms};
 use crate::node_affinity::requirement_matches;
 use crate::taints::tolerates;
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Taint, Toleration};
@@ -67,13 +67,13 @@ pub(super) struct Affinity {
 
 /// A pod, or what stands for a reservation that is to be placed.
 #[derive(Debug)]
-pub(super) enum Side {
+pub(super) enum Incoming {
     /// A reservation.
     Reserve {
         /// The node its template names.
         fixed: Option<String>,
         /// How owners will draw from it.
-        policy: Policy,
+        policy: AllocatePolicy,
     },
     /// A pod.
     Pod(PodSide),

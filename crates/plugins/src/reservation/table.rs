@@ -2,7 +2,7 @@
 
 use super::NAME;
 use super::owners::{Owners, SpecId};
-use super::pod::{Phase, Policy, Terms};
+use super::pod::{AllocatePolicy, Phase, Terms};
 use super::side::{self, Affinity, PodSide, Unmatched};
 use koord_api::annotations;
 use koord_api::extension::ReservationAllocated;
@@ -508,11 +508,14 @@ impl Table {
 
     /// Whether a reservation of `policy` may be placed beside those on `node`: one of the default
     /// policy only beside its like.
-    pub(super) fn tolerates(&self, policy: Policy, node: NodeIndex) -> bool {
+    pub(super) fn tolerates(&self, policy: AllocatePolicy, node: NodeIndex) -> bool {
         self.on(node)
             .filter(|(_, record)| record.is_matchable())
             .map(|(_, record)| record.terms.policy)
-            .all(|other| other == policy || (other != Policy::Default && policy != Policy::Default))
+            .all(|other| {
+                other == policy
+                    || (other != AllocatePolicy::Default && policy != AllocatePolicy::Default)
+            })
     }
 }
 

@@ -69,7 +69,7 @@ struct MemoKey {
 
 /// What was found on one node.
 #[derive(Debug)]
-struct Found {
+struct Tried {
     /// The version of the node for which it holds.
     version: u64,
     /// What budgets allowed, where a pod that may go has one.
@@ -79,7 +79,7 @@ struct Found {
 
 #[derive(Debug, Default)]
 struct Remembered {
-    rows: Vec<Option<Found>>,
+    rows: Vec<Option<Tried>>,
     used: u64,
 }
 
@@ -94,7 +94,7 @@ impl Memo {
     /// How many shapes are remembered.
     const SHAPES: usize = 32;
 
-    fn rows(&mut self, key: MemoKey, rows: usize) -> &mut [Option<Found>] {
+    fn rows(&mut self, key: MemoKey, rows: usize) -> &mut [Option<Tried>] {
         if self.shapes.len() >= Self::SHAPES && !self.shapes.contains_key(&key) {
             let oldest = self.shapes.values().map(|known| known.used).min();
             self.shapes.retain(|_, known| Some(known.used) != oldest);
@@ -270,7 +270,7 @@ impl Engine {
                 }
                 Some(known) => {
                     let version = self.nodes.victims_version(*node);
-                    let current = |found: &Found| {
+                    let current = |found: &Tried| {
                         let allowed = found.allowances.is_none_or(|then| then == allowances);
                         found.version == version && allowed
                     };
@@ -280,7 +280,7 @@ impl Engine {
                     }
                     let found = entry.get_or_insert_with(|| {
                         let (plan, has_budgets) = self.victims_on(&scope, rules, *node);
-                        Found {
+                        Tried {
                             version,
                             allowances: has_budgets.then_some(allowances),
                             plan,

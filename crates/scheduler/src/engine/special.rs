@@ -19,7 +19,7 @@ const MAX_SHAPES: usize = 4096;
 
 /// What one shape finds on its rows; while that is laid over the evaluation, what is under it.
 #[derive(Debug, Default)]
-struct Found {
+struct Special {
     /// Sorted by row, with the version that was looked at.
     rows: Vec<(NodeIndex, u64, Looked)>,
     /// Raw scores, as many per row as there are columns.
@@ -29,7 +29,7 @@ struct Found {
 /// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct Specials {
-    found: FxHashMap<ShapeId, Found>,
+    found: FxHashMap<ShapeId, Special>,
     /// The one that is laid over now.
     over: Option<ShapeId>,
 }
@@ -37,7 +37,7 @@ pub(super) struct Specials {
 impl Specials {
     /// How many bytes it takes, about.
     pub(super) fn bytes(&self) -> usize {
-        let of = |found: &Found| {
+        let of = |found: &Special| {
             size_of::<(NodeIndex, u64, Looked)>() * found.rows.len() + 8 * found.raws.len() + 256
         };
         // Few have any, and those that have one have many of a size.
@@ -87,7 +87,7 @@ impl Evaluation {
     }
 
     /// Exchanges the rows of `found` for what is recorded of them.
-    fn exchange(&mut self, scope: &Scope<'_>, found: &mut Found) {
+    fn exchange(&mut self, scope: &Scope<'_>, found: &mut Special) {
         let nodes: Vec<NodeIndex> = found.rows.iter().map(|(node, ..)| *node).collect();
         let width = self.columns.len();
         let mut raws = vec![0; width];
@@ -105,7 +105,7 @@ impl Evaluation {
     }
 }
 
-impl Found {
+impl Special {
     /// For other rows, as far as they were looked at before.
     fn moved_to(self, rows: &[NodeIndex], width: usize) -> Self {
         let mut out = Self {

@@ -108,9 +108,9 @@ impl PodInfo {
         let spec = pod.spec.as_ref().ok_or(PodError::Missing("spec"))?;
         let status = pod.status.as_ref();
         let running = Running::of(status);
-        let requests = combined(spec, &running, table, Side::Requests)?;
-        let limits = combined(spec, &running, table, Side::Limits)?;
-        let scoring = combined(spec, &running, table, Side::Scoring)?;
+        let requests = combined(spec, &running, table, Counted::Requests)?;
+        let limits = combined(spec, &running, table, Counted::Limits)?;
+        let scoring = combined(spec, &running, table, Counted::Scoring)?;
         let since = |kind: &str| {
             status
                 .and_then(|s| s.conditions.as_ref())
@@ -236,7 +236,7 @@ impl std::fmt::Display for PodInfo {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Side {
+enum Counted {
     Requests,
     Limits,
     Scoring,
@@ -294,7 +294,7 @@ fn combined(
     spec: &PodSpec,
     running: &Running<'_>,
     table: &ResourceTable,
-    side: Side,
+    side: Counted,
 ) -> Result<Amounts, PodError> {
     let own = |place: Place, container: &Container| {
         container_amounts(container, running, table, side, place)
@@ -309,7 +309,7 @@ fn combined(
     let overhead = amounts(spec.overhead.as_ref(), table, || "spec.overhead".to_owned())?;
     for (id, amount) in overhead.iter() {
         // A limit that is not set stays unlimited.
-        if side != Side::Limits || total.get(id) > 0 {
+        if side != Counted::Limits || total.get(id) > 0 {
             total.add(id, amount);
         }
     }
@@ -322,7 +322,7 @@ fn container_amounts(
     container: &Container,
     running: &Running<'_>,
     table: &ResourceTable,
-    side: Side,
+    side: Counted,
     place: Place,
 ) -> Result<Amounts, PodError> {
     let listed = container
@@ -330,7 +330,7 @@ fn container_amounts(
         .as_ref()
         .and_then(|resources| list(resources, side));
     let mut own = amounts(listed, table, || format!("{place}.resources"))?;
-    if side != Side::Limits
+    if side != Counted::Limits
         && let Some(lists) = running.resources(place, container)
     {
         if running.infeasible {
@@ -342,7 +342,7 @@ fn container_amounts(
             requests::Total::raise(&mut own, &read.unwrap_or_default());
         }
     }
-    if side == Side::Scoring {
+    if side == Counted::Scoring {
         for (id, fallback) in [(CPU, SCORING_MILLI_CPU), (MEMORY, SCORING_MEMORY)] {
             if !own.contains(id) {
                 own.set(id, fallback);
@@ -352,10 +352,10 @@ fn container_amounts(
     Ok(own)
 }
 
-fn list(resources: &ResourceRequirements, side: Side) -> Option<&BTreeMap<String, Quantity>> {
+fn list(resources: &ResourceRequirements, side: Counted) -> Option<&BTreeMap<String, Quantity>> {
     match side {
-        Side::Requests | Side::Scoring => resources.requests.as_ref(),
-        Side::Limits => resources.limits.as_ref(),
+        Counted::Requests | Counted::Scoring => resources.requests.as_ref(),
+        Counted::Limits => resources.limits.as_ref(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What one node offers and gives, beside one pod that is there already.
 
-use super::super::allocate::{Plan, Stage};
+use super::super::allocate::{Plan, Scene};
 use super::*;
 use koord_model::numa::NumaMask;
 use koord_scheduler::state::NodeInfo;
@@ -35,7 +35,7 @@ impl Case {
         let ratio = json!({key: format!(r#"{{"cpu":{}}}"#, self.ratio)});
         let (node, _) = NodeInfo::new(machine.node("n", json!({}), ratio, 104), None, &table);
         let (report, _) = Report::new(&object, &table);
-        let (side, _) = Side::new(&node, Arc::new(report), &table);
+        let (side, _) = NodeSide::new(&node, Arc::new(report), &table);
 
         let mut zones = Vec::new();
         for (id, resources) in self.zones.iter().enumerate() {
@@ -79,7 +79,7 @@ impl Case {
     /// `cpuset; cpu of 0, cpu of 1`, or the reason.
     fn given(&self, mask: u64) -> String {
         self.ask(|plugin, book, plan, table| {
-            let ways = allocate::ways(book, plan, &Stage::default());
+            let ways = allocate::ways(book, plan, &Scene::default());
             let mask = Some(NumaMask(mask));
             match allocate::serve(plan, plugin.settings.first(), &ways, mask, table) {
                 Ok(given) => {
@@ -97,9 +97,9 @@ impl Case {
     /// Per resource its hints, the preferred ones marked.
     fn hints(&self) -> String {
         self.ask(|plugin, book, plan, table| {
-            let stage = Stage::default();
-            let ways = allocate::ways(book, plan, &stage);
-            let widest = allocate::widest(book, plan.side, &stage);
+            let scene = Scene::default();
+            let ways = allocate::ways(book, plan, &scene);
+            let widest = allocate::widest(book, plan.side, &scene);
             let offers = allocate::hints(plan, plugin.settings.first(), &ways, &widest, table);
             let list = offers.iter().map(|(name, hints)| {
                 let hints = hints.iter().flatten().map(|hint| {
