@@ -56,13 +56,18 @@ fn text(pod: &PodInfo) -> Option<(&'static str, &str)> {
         .find_map(|key| Some((key, pod.annotation(key)?)))
 }
 
-fn hint(pod: &PodInfo) -> Result<Option<Hint>, String> {
-    let Some((key, text)) = text(pod) else {
-        return Ok(None);
-    };
-    serde_json::from_str(text)
-        .map(Some)
-        .map_err(|error| format!("annotation {key}: {error}: {text:?}"))
+/// What it says, as it was read once.
+struct Said(Result<Option<Hint>, String>);
+
+fn hint(pod: &PodInfo) -> Result<Option<&Hint>, &str> {
+    let said = pod.facet(|pod| {
+        let Some((key, text)) = text(pod) else {
+            return Said(Ok(None));
+        };
+        let parsed = serde_json::from_str(text).map(Some);
+        Said(parsed.map_err(|error| format!("annotation {key}: {error}: {text:?}")))
+    });
+    said.0.as_ref().map(Option::as_ref).map_err(String::as_str)
 }
 
 impl Plugin for SchedulingHint {
@@ -98,9 +103,9 @@ impl Plugin for SchedulingHint {
             .ok()
             .flatten()
             .into_iter()
-            .flat_map(|h| h.node_names)
+            .flat_map(|hint| &hint.node_names)
         {
-            signature.text(&name);
+            signature.text(name);
         }
         Signable::Yes
     }
@@ -115,7 +120,7 @@ impl Plugin for SchedulingHint {
                 }
             }
             Ok(_) => PreFilter::Skip,
-            Err(message) => PreFilter::Reject(Rejection::unresolvable(message)),
+            Err(message) => PreFilter::Reject(Rejection::unresolvable(message.to_owned())),
         }
     }
     fn prefer(&self, cycle: &Cycle<'_>) -> Vec<NodeIndex> {

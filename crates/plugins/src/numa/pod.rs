@@ -63,8 +63,9 @@ impl Incoming {
         if requests.is_empty() {
             return Ok(None);
         }
-        let numa: NumaTopologySpec = read(pod, annotations::NUMA_TOPOLOGY_SPEC)?;
-        let affinity: ReservationAffinity = read(pod, annotations::RESERVATION_AFFINITY)?;
+        let said = Said::of(pod);
+        let numa = said.numa.as_ref().map_err(Clone::clone)?;
+        let reserved_only = *said.reserved_only.as_ref().map_err(Clone::clone)?;
         let policy = numa.numa_topology_policy.as_ref();
         let policy = match policy.map_or("", |policy| policy.as_str()) {
             "" => None,
@@ -86,7 +87,8 @@ impl Incoming {
                 .as_ref()
                 .and_then(|all| all.get(key))
         };
-        let wish = wish(pod, settings)?.filter(|_| requests.get(CPU) > 0);
+        let wish = wish(pod, said.cpus.as_ref().map_err(Clone::clone)?, settings)
+            .filter(|_| requests.get(CPU) > 0);
         if wish.is_some() && requests.get(CPU) % 1000 != 0 {
             return Err("the requested CPUs must be integer".to_owned());
         }
@@ -94,14 +96,14 @@ impl Incoming {
             wish,
             policy,
             exclusive,
-            reserved_only: !affinity.name.is_empty()
-                || !affinity.reservation_selector.is_empty()
-                || affinity
-                    .required_during_scheduling_ignored_during_execution
-                    .is_some(),
+            reserved_only,
             ignores_reservations: label(labels::RESERVATION_IGNORED)
                 .is_some_and(|value| value == "true"),
-            designated: designated(pod, table)?,
+            designated: if *said.designates.as_ref().map_err(Clone::clone)? {
+                designated(pod, table)?
+            } else {
+                None
+            },
             requests,
         }))
     }
@@ -155,30 +157,60 @@ impl Incoming {
     }
 }
 
-/// What the pod's own annotation says it is to be given, if a scheduling hint makes it binding.
-fn designated(pod: &PodInfo, table: &ResourceTable) -> Result<Option<Designated>, String> {
+/// The pod's annotations, as they were read once; errors say what is malformed.
+struct Said {
+    numa: Result<NumaTopologySpec, String>,
+    /// Whether it names or selects reservations.
+    reserved_only: Result<bool, String>,
+    cpus: Result<ResourceSpec, String>,
+    /// Whether a scheduling hint makes binding what it was given before.
+    designates: Result<bool, String>,
+}
+
+impl Said {
+    fn of(pod: &PodInfo) -> &Self {
+        pod.facet(|pod| {
+            let affinity = read::<ReservationAffinity>(pod, annotations::RESERVATION_AFFINITY);
+            Self {
+                numa: read(pod, annotations::NUMA_TOPOLOGY_SPEC),
+                reserved_only: affinity.map(|affinity| {
+                    !affinity.name.is_empty()
+                        || !affinity.reservation_selector.is_empty()
+                        || affinity
+                            .required_during_scheduling_ignored_during_execution
+                            .is_some()
+                }),
+                cpus: read(pod, annotations::RESOURCE_SPEC),
+                designates: designates(pod),
+            }
+        })
+    }
+}
+
+fn designates(pod: &PodInfo) -> Result<bool, String> {
     let keys = [
         annotations::SCHEDULING_HINT,
         annotations::SCHEDULING_HINT_DEPRECATED,
     ];
     let Some(key) = keys.into_iter().find(|key| pod.annotation(key).is_some()) else {
-        return Ok(None);
+        return Ok(false);
     };
     let hint: SchedulingHint = read(pod, key)?;
     let named = |all: &koord_api::slo::ExtensionsMap| all.contains_key(super::NAME);
-    if !hint.extensions.as_ref().is_some_and(named) {
-        return Ok(None);
-    }
+    Ok(hint.extensions.as_ref().is_some_and(named))
+}
+
+/// What the pod's own annotation says it was given.
+fn designated(pod: &PodInfo, table: &ResourceTable) -> Result<Option<Designated>, String> {
     let chosen = Allocation::read(pod, table)?;
     Ok(chosen.map(|Allocation { cpus, zones, .. }| Designated { cpus, zones }))
 }
 
-fn wish(pod: &PodInfo, settings: &Settings) -> Result<Option<Wish>, String> {
+fn wish(pod: &PodInfo, spec: &ResourceSpec, settings: &Settings) -> Option<Wish> {
     let class = qos::of_pod(&pod.object);
-    let spec: ResourceSpec = read(pod, annotations::RESOURCE_SPEC)?;
     let bound = matches!(class, QosClass::Lse | QosClass::Lsr);
     if !bound || pod.priority_class != PriorityClass::Prod {
-        return Ok(None);
+        return None;
     }
     // The outer option: there is an opinion; the inner one: it is to be bound.
     let read = |policy: Option<&CpuBindPolicy>| match policy {
@@ -194,14 +226,11 @@ fn wish(pod: &PodInfo, settings: &Settings) -> Result<Option<Wish>, String> {
     // A default that binds nothing is no requirement.
     let asked_default = spec.required_cpu_bind_policy == Some(CpuBindPolicy::Default);
     let required = required.filter(|policy| !(asked_default && policy.is_none()));
-    let Some(effective) = required.unwrap_or(preferred) else {
-        return Ok(None);
-    };
-    Ok(Some(Wish {
+    Some(Wish {
         required: required.flatten(),
-        preferred: effective,
-        exclusive: exclusive(&spec),
-    }))
+        preferred: required.unwrap_or(preferred)?,
+        exclusive: exclusive(spec),
+    })
 }
 
 fn exclusive(spec: &ResourceSpec) -> ExclusivePolicy {

@@ -9,7 +9,9 @@ use koord_api::extension::{ExactMatchReservationSpec, ReservationAffinity};
 use koord_api::{annotations, labels};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable};
 use koord_scheduler::state::{NodeInfo, PodInfo};
+use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What keeps a pod that is an owner from using a reservation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +51,7 @@ pub(super) struct PodSide {
     /// The owner lists it matches.
     pub(super) owner_of: Vec<SpecId>,
     /// The reservation it may use must meet this; without one, the node will do.
-    pub(super) affinity: Option<Affinity>,
+    pub(super) affinity: Option<Arc<Affinity>>,
     /// Resources whose amounts must be equal.
     exact: Vec<ResourceId>,
 }
@@ -94,23 +96,10 @@ impl PodSide {
             owner_of,
             ..Self::default()
         };
-        let bad = |key: &str, text: &str, error: &dyn std::fmt::Display| {
-            format!("annotation {key} is malformed: {error}: {text:?}")
-        };
-        if let Some((key, text)) = given(pod, annotations::RESERVATION_AFFINITY) {
-            let parsed: ReservationAffinity =
-                serde_json::from_str(text).map_err(|error| bad(key, text, &error))?;
-            out.affinity = Some(Affinity::from(parsed));
-        }
-        if let Some((key, text)) = given(pod, annotations::EXACT_MATCH_RESERVATION) {
-            let parsed: ExactMatchReservationSpec =
-                serde_json::from_str(text).map_err(|error| bad(key, text, &error))?;
-            out.exact = parsed
-                .resource_names
-                .iter()
-                .map(|name| table.intern(name))
-                .collect();
-        }
+        let said = pod.facet(Said::read).as_ref().map_err(Clone::clone)?;
+        out.affinity.clone_from(&said.affinity);
+        let exact = said.exact.iter();
+        out.exact = exact.map(|name| table.intern(name)).collect();
         Ok(out)
     }
 
@@ -172,6 +161,37 @@ impl PodSide {
         } else {
             Err(Unmatched::Affinity)
         }
+    }
+}
+
+/// The pod's annotations, as they were read once.
+struct Said {
+    affinity: Option<Arc<Affinity>>,
+    /// Resources that must be reserved as they are asked for.
+    exact: Vec<String>,
+}
+
+impl Said {
+    /// # Errors
+    /// As [`PodSide::new`].
+    fn read(pod: &PodInfo) -> Result<Self, String> {
+        fn parsed<T: DeserializeOwned>(
+            pod: &PodInfo,
+            key: &'static str,
+        ) -> Result<Option<T>, String> {
+            let Some((key, text)) = given(pod, key) else {
+                return Ok(None);
+            };
+            let malformed = |error| format!("annotation {key} is malformed: {error}: {text:?}");
+            serde_json::from_str(text).map(Some).map_err(malformed)
+        }
+        let affinity: Option<ReservationAffinity> = parsed(pod, annotations::RESERVATION_AFFINITY)?;
+        let exact: Option<ExactMatchReservationSpec> =
+            parsed(pod, annotations::EXACT_MATCH_RESERVATION)?;
+        Ok(Self {
+            affinity: affinity.map(|affinity| Arc::new(affinity.into())),
+            exact: exact.map(|exact| exact.resource_names).unwrap_or_default(),
+        })
     }
 }
 
@@ -244,7 +264,6 @@ mod tests {
     use super::*;
     use koord_api::scheduling::Reservation;
     use serde_json::{Value, json};
-    use std::sync::Arc;
 
     fn pod(affinity: &Value, exact: &Value) -> PodInfo {
         let mut notes = json!({});

@@ -1,5 +1,6 @@
 //! What the engine knows: pods as compact values, nodes as columns.
 
+mod facets;
 mod node;
 mod pod;
 mod seen;

@@ -1,5 +1,6 @@
 //! A pod as the scheduler sees it: everything parsed once, when the informer delivers it.
 
+use super::facets::Facets;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerStatus, ObjectReference, Pod, PodSpec, PodStatus, ResourceRequirements,
@@ -8,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use koord_api::priority::PriorityClass;
 use koord_api::requests::{self, Place};
 use koord_model::resources::{self, Amounts, CPU, MEMORY, ResourceId, ResourceTable};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -85,6 +87,7 @@ pub struct PodInfo {
     pub terminal: bool,
     /// The object that is scheduled in the form of this pod; `None` for real pods.
     holds_for: Option<Arc<ObjectReference>>,
+    facets: Facets,
 }
 
 impl PodInfo {
@@ -155,6 +158,7 @@ impl PodInfo {
             deleting: meta.deletion_timestamp.is_some(),
             terminal: matches!(phase, Some("Succeeded" | "Failed")),
             holds_for: None,
+            facets: Facets::default(),
             object: pod,
         })
     }
@@ -164,6 +168,7 @@ impl PodInfo {
     pub fn holding_for(self, object: ObjectReference) -> Self {
         Self {
             holds_for: Some(Arc::new(object)),
+            facets: Facets::default(),
             ..self
         }
     }
@@ -206,6 +211,12 @@ impl PodInfo {
             .as_ref()?
             .get(key)
             .map(String::as_str)
+    }
+
+    /// What `read` makes of this pod: done once for each type, then remembered. For what a plugin
+    /// would otherwise parse at every step; it may depend on nothing but the pod.
+    pub fn facet<T: Any + Send + Sync>(&self, read: impl Fn(&Self) -> T) -> &T {
+        self.facets.get(|| read(self))
     }
 
     /// Whether something that scheduling reads differs: spec, labels or annotations.
