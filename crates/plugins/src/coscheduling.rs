@@ -16,7 +16,6 @@ use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations;
 use koord_api::scheduling::PodGroup;
 use koord_model::gang::{Defaults, Gangs, Ignored, Moves, Permission, Phase, Seen, spec};
-use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, Cycle, Effects, Holders, NotShown, ObjectChange, PerProfile,
@@ -24,6 +23,7 @@ use koord_scheduler::framework::{
     Signable, Signature, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
+use koord_scheduler::{Watch, event_names};
 use pod_groups::PodGroups;
 use rustc_hash::FxHashMap;
 use serde_json::Value;
@@ -161,7 +161,10 @@ impl Plugin for Coscheduling {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        vec![Watch::of::<PodGroup>(POD_GROUPS)]
+        vec![
+            Watch::of::<PodGroup>(POD_GROUPS)
+                .counted_as(event_names!("podgroups.v1alpha1.scheduling.sigs.k8s.io")),
+        ]
     }
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, fx: &mut Effects) {
         if change.kind != POD_GROUPS {

@@ -24,7 +24,6 @@ use koord_model::device::{
     DeviceResource, DeviceType, Holding, Inventory, Quirks, Rules, Scorer, numa_hints, score_node,
 };
 use koord_model::numa::{NumaPolicy, Offers};
-use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Alignment, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
     Interest, Lack, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points,
@@ -32,6 +31,7 @@ use koord_scheduler::framework::{
     Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
+use koord_scheduler::{Watch, event_names};
 use place::{How, No, lack, site};
 use pod::{Incoming, Reader};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -304,8 +304,11 @@ impl Plugin for DeviceShare {
 
     fn watches(&self) -> Vec<Watch> {
         vec![
-            Watch::of::<scheduling::Device>(DEVICES),
-            Watch::of::<scheduling::Reservation>(RESERVATIONS),
+            Watch::of::<scheduling::Device>(DEVICES)
+                .counted_as(event_names!("devices.v1alpha1.scheduling.koordinator.sh")),
+            Watch::of::<scheduling::Reservation>(RESERVATIONS).counted_as(event_names!(
+                "reservations.v1alpha1.scheduling.koordinator.sh"
+            )),
         ]
     }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {

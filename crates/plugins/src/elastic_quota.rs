@@ -23,7 +23,6 @@ use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
 use koord_model::quota::{Options, Spec, Tree};
 use koord_model::resources::{Amounts, ResourceTable};
-use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, NotShown,
@@ -31,6 +30,7 @@ use koord_scheduler::framework::{
     Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
+use koord_scheduler::{Watch, event_names};
 use ledger::{Charge, Ledger, is_non_preemptible};
 use objects::{Objects, key_of};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -324,7 +324,11 @@ impl Plugin for ElasticQuotas {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        let mut watches = vec![Watch::of::<ElasticQuota>(ELASTIC_QUOTAS)];
+        let mut watches = vec![
+            Watch::of::<ElasticQuota>(ELASTIC_QUOTAS).counted_as(event_names!(
+                "elasticquotas.v1alpha1.scheduling.sigs.k8s.io"
+            )),
+        ];
         if self.budgets.is_some() {
             watches.push(Watch::of::<PodDisruptionBudget>(BUDGETS));
         }

@@ -15,13 +15,13 @@ use koord_api::priority::PriorityClass;
 use koord_api::quantity::ResourceList;
 use koord_api::slo::NodeMetric;
 use koord_model::estimate;
-use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, Cycle, Effects, Holders, Interest, NotShown, ObjectChange,
     Plugin, Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject,
     Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
+use koord_scheduler::{Watch, event_names};
 use load::{Dims, Load, Report, Row};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
@@ -233,7 +233,10 @@ impl Plugin for LoadAware {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        vec![Watch::of::<NodeMetric>(NODE_METRICS)]
+        vec![
+            Watch::of::<NodeMetric>(NODE_METRICS)
+                .counted_as(event_names!("nodemetrics.v1alpha1.slo.koordinator.sh")),
+        ]
     }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if change.kind != NODE_METRICS {

@@ -28,13 +28,13 @@ use koord_model::numa::{NumaPolicy, NumaPolicyKind, Offers, amplify};
 use koord_model::resources::{
     BATCH_MEMORY, CPU, EPHEMERAL_STORAGE, MEMORY, MID_MEMORY, ResourceId, ResourceTable,
 };
-use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Alignment, BuildContext, BuildError, Cycle, Effects, Holders, Interest, Lack, NotShown,
     ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection,
     Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
+use koord_scheduler::{Watch, event_names};
 use node::{NodeSide, Report, milli};
 use pod::{Allocation, Incoming};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -190,8 +190,12 @@ impl Plugin for Numa {
 
     fn watches(&self) -> Vec<Watch> {
         vec![
-            Watch::of::<NodeResourceTopology>(TOPOLOGIES),
-            Watch::of::<Reservation>(RESERVATIONS),
+            Watch::of::<NodeResourceTopology>(TOPOLOGIES).counted_as(event_names!(
+                "noderesourcetopologies.v1alpha2.topology.node.k8s.io"
+            )),
+            Watch::of::<Reservation>(RESERVATIONS).counted_as(event_names!(
+                "reservations.v1alpha1.scheduling.koordinator.sh"
+            )),
         ]
     }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {

@@ -25,7 +25,6 @@ use koord_api::annotations;
 use koord_api::extension::ReservationAllocated;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
-use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
@@ -34,6 +33,7 @@ use koord_scheduler::framework::{
     State, Subject, Verb, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
+use koord_scheduler::{Watch, event_names};
 use serde_json::{Value, json};
 use side::{Incoming, PodSide};
 use std::collections::BTreeMap;
@@ -273,7 +273,11 @@ impl Plugin for Reservations {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        vec![Watch::of::<Reservation>(RESERVATIONS)]
+        vec![
+            Watch::of::<Reservation>(RESERVATIONS).counted_as(event_names!(
+                "reservations.v1alpha1.scheduling.koordinator.sh"
+            )),
+        ]
     }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Ok(object) = change.new.clone().downcast::<Reservation>() else {

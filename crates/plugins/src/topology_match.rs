@@ -18,13 +18,13 @@ use jiff::{SignedDuration, Timestamp};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_model::alignment::{self, Ask, Policy, Unfit};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
-use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, Cycle, Effects, Holders, Interest, Lack, NotShown,
     ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature,
     State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
+use koord_scheduler::{Watch, event_names};
 use pod::Print;
 use report::Report;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -287,7 +287,11 @@ impl Plugin for TopologyMatch {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        vec![Watch::of::<NodeResourceTopology>(TOPOLOGIES)]
+        vec![
+            Watch::of::<NodeResourceTopology>(TOPOLOGIES).counted_as(event_names!(
+                "noderesourcetopologies.v1alpha2.topology.node.k8s.io"
+            )),
+        ]
     }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Some(object) = change.new_as::<NodeResourceTopology>() else {

@@ -9,8 +9,8 @@ use k8s_openapi::api::storage::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use koord_scheduler::Watch;
 use koord_scheduler::framework::{Action, ObjectChange};
+use koord_scheduler::{Watch, event_names};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -115,13 +115,18 @@ impl Storage {
     /// How to watch these kinds.
     pub(super) fn watches(kinds: &[&str]) -> Vec<Watch> {
         let all = [
-            Watch::of::<PersistentVolumeClaim>(CLAIMS),
-            Watch::of::<PersistentVolume>(VOLUMES),
-            Watch::of::<StorageClass>(CLASSES),
-            Watch::of::<CSINode>(CSI_NODES),
-            Watch::of::<CSIDriver>(CSI_DRIVERS),
-            Watch::of::<CSIStorageCapacity>(CAPACITIES),
-            Watch::of::<VolumeAttachment>(ATTACHMENTS),
+            Watch::of::<PersistentVolumeClaim>(CLAIMS)
+                .counted_as(event_names!("PersistentVolumeClaim")),
+            Watch::of::<PersistentVolume>(VOLUMES).counted_as(event_names!("PersistentVolume")),
+            Watch::of::<StorageClass>(CLASSES)
+                .counted_as(event_names!("storage.k8s.io/StorageClass")),
+            Watch::of::<CSINode>(CSI_NODES).counted_as(event_names!("storage.k8s.io/CSINode")),
+            Watch::of::<CSIDriver>(CSI_DRIVERS)
+                .counted_as(event_names!("storage.k8s.io/CSIDriver")),
+            Watch::of::<CSIStorageCapacity>(CAPACITIES)
+                .counted_as(event_names!("storage.k8s.io/CSIStorageCapacity")),
+            Watch::of::<VolumeAttachment>(ATTACHMENTS)
+                .counted_as(event_names!("storage.k8s.io/VolumeAttachment")),
         ];
         all.into_iter()
             .filter(|watch| kinds.contains(&watch.kind()))

@@ -213,3 +213,65 @@ fn what_is_not_scored_is_zero() {
     alone.node("a", json!({}), json!({}));
     assert_eq!(alone.scores(json!({}), "a"), "0");
 }
+
+#[test]
+fn changes_of_objects_are_counted_under_upstreams_names() {
+    let expected = [
+        ("persistentvolumes.v1.", "PersistentVolume"),
+        ("persistentvolumeclaims.v1.", "PersistentVolumeClaim"),
+        (
+            "storageclasses.v1.storage.k8s.io",
+            "storage.k8s.io/StorageClass",
+        ),
+        ("csinodes.v1.storage.k8s.io", "storage.k8s.io/CSINode"),
+        ("csidrivers.v1.storage.k8s.io", "storage.k8s.io/CSIDriver"),
+        (
+            "csistoragecapacities.v1.storage.k8s.io",
+            "storage.k8s.io/CSIStorageCapacity",
+        ),
+        (
+            "volumeattachments.v1.storage.k8s.io",
+            "storage.k8s.io/VolumeAttachment",
+        ),
+        (
+            "nodemetrics.v1alpha1.slo.koordinator.sh",
+            "nodemetrics.v1alpha1.slo.koordinator.sh",
+        ),
+        (
+            "reservations.v1alpha1.scheduling.koordinator.sh",
+            "reservations.v1alpha1.scheduling.koordinator.sh",
+        ),
+        (
+            "devices.v1alpha1.scheduling.koordinator.sh",
+            "devices.v1alpha1.scheduling.koordinator.sh",
+        ),
+        (
+            "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
+            "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
+        ),
+        (
+            "podgroups.v1alpha1.scheduling.sigs.k8s.io",
+            "podgroups.v1alpha1.scheduling.sigs.k8s.io",
+        ),
+        (
+            "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
+            "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
+        ),
+    ];
+    let config = Configuration::koord(&["koord-scheduler".to_owned()]);
+    let context = BuildContext::default();
+    let profiles = Profiles::build(&config, &koord_plugins::registry(), &context, true).unwrap();
+    let watches = profiles
+        .instances
+        .iter()
+        .flat_map(|plugin| plugin.watches());
+    let mut seen = 0;
+    for watch in watches {
+        if let Some((kind, name)) = expected.iter().find(|(kind, _)| *kind == watch.kind()) {
+            let names = ["Add", "Update", "Delete"].map(|what| format!("{name}{what}"));
+            assert_eq!(watch.names().map(str::to_owned), names, "{kind}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= expected.len());
+}

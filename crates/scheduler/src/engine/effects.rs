@@ -3,7 +3,9 @@
 use super::REFUSED;
 use super::measure::{Measured, Point};
 use super::{Diagnosis, Engine, Output, Waiting, cycle, diagnosis, measure};
-use crate::framework::{Action, ClusterEvent, Effects, Helps, Instance, Interest, Subject, View};
+use crate::framework::{
+    Action, ClusterEvent, Effects, Helps, Instance, Interest, ObjectChange, Subject, View,
+};
 use crate::queue::PluginSet;
 use crate::state::PodInfo;
 use jiff::Timestamp;
@@ -104,14 +106,26 @@ impl Engine {
                 }
             }
         }
+        let label = self.event_name(event);
         for uid in missed {
             if let Some(wait) = self.waiting.get_mut(&uid) {
-                wait.missed = Some(event.label());
+                wait.missed = Some(label);
             }
         }
         for uid in wake {
-            self.queue.wake(&uid, event.label(), now);
+            self.queue.wake(&uid, label, now);
         }
+    }
+
+    /// The name under which metrics count a change of an object.
+    pub(crate) fn name_of(&self, change: &ObjectChange) -> &'static str {
+        let names = self.event_names.get(change.kind);
+        names.map_or(change.kind, |names| change.named(names))
+    }
+
+    fn event_name(&self, event: &ClusterEvent<'_>) -> &'static str {
+        let object = event.object.map(|change| self.name_of(change));
+        object.unwrap_or_else(|| event.label())
     }
 
     /// The plugins of these names, as those that refuse.
@@ -137,7 +151,7 @@ impl Engine {
         if let Some(began) = began {
             self.meter.note(Measured::Hint {
                 plugin: self.names[instance],
-                event: event.label(),
+                event: self.event_name(event),
                 hint: if helps { "Queue" } else { "QueueSkip" },
                 nanos: measure::nanos(began, std::time::Instant::now()),
             });

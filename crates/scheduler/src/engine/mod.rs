@@ -39,8 +39,8 @@ pub use measure::{Measured, Measures, Point};
 
 use crate::config::Configuration;
 use crate::framework::{
-    Action, BindPlan, Cycle, Effects, Holders, Instance, Interest, NotShown, Plugin, PodPatch,
-    Points, Problem, Profile, Profiles, Readings, Remark, ShapeId, Subject, Write,
+    Action, BindPlan, Cycle, Effects, EventNames, Holders, Instance, Interest, NotShown, Plugin,
+    PodPatch, Points, Problem, Profile, Profiles, Readings, Remark, ShapeId, Subject, Write,
 };
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -262,6 +262,8 @@ pub struct Engine {
     /// How often room was looked for, and how many had to go for it.
     preemptions: u64,
     victims_total: usize,
+    /// How events about objects of other kinds are counted.
+    event_names: FxHashMap<&'static str, EventNames>,
     /// Plugins that keep pods from being victims.
     protectors: Vec<Instance>,
     meter: measure::Meter,
@@ -305,8 +307,17 @@ impl Engine {
         let protectors = (0..plugins.len())
             .filter(|instance| plugins[*instance].protection().is_some())
             .collect();
+        let mut event_names: FxHashMap<&'static str, EventNames> = FxHashMap::default();
+        for watch in plugins.iter().flat_map(|plugin| plugin.watches()) {
+            let (kind, names) = (watch.kind(), watch.names());
+            // Of several who watch a kind, one says how it is called.
+            if names != [kind; 3] || !event_names.contains_key(kind) {
+                event_names.insert(kind, names);
+            }
+        }
         Self {
             options,
+            event_names,
             protectors,
             judges_holders: holders(Holders::Judged),
             books_holders: holders(Holders::Booked),

@@ -72,7 +72,8 @@ pub struct ClusterEvent<'a> {
 }
 
 impl ClusterEvent<'_> {
-    /// The name under which upstream's metrics count it.
+    /// The name under which upstream's metrics count it; what happens to objects of other kinds is
+    /// named by who watches them.
     #[must_use]
     pub fn label(&self) -> &'static str {
         match (self.subject, self.action) {
@@ -89,51 +90,24 @@ impl ClusterEvent<'_> {
             (Subject::AssignedPod, Action::POD_SCALE_DOWN) => "AssignedPodUpdatePodScaleDown",
             (Subject::AssignedPod, _) => "AssignedPodUpdate",
             (Subject::UnscheduledPod, _) => "UnschedulablePodUpdate",
-            (Subject::Object(kind), action) => label(kind, action),
+            (Subject::Object(kind), _) => kind,
         }
     }
 }
 
-/// How upstream's metrics call an event about an object of another kind: the resource as its
-/// plugins name it, and what happened.
-fn label(kind: &'static str, action: Action) -> &'static str {
-    macro_rules! labels {
-        ($($kind:literal => $resource:literal),* $(,)?) => {
-            match kind {
-                $($kind => [
-                    concat!($resource, "Add"),
-                    concat!($resource, "Update"),
-                    concat!($resource, "Delete"),
-                ],)*
-                other => [other; 3],
-            }
-        };
-    }
-    let [add, update, delete] = labels! {
-        "persistentvolumes.v1." => "PersistentVolume",
-        "persistentvolumeclaims.v1." => "PersistentVolumeClaim",
-        "storageclasses.v1.storage.k8s.io" => "storage.k8s.io/StorageClass",
-        "csinodes.v1.storage.k8s.io" => "storage.k8s.io/CSINode",
-        "csidrivers.v1.storage.k8s.io" => "storage.k8s.io/CSIDriver",
-        "csistoragecapacities.v1.storage.k8s.io" => "storage.k8s.io/CSIStorageCapacity",
-        "volumeattachments.v1.storage.k8s.io" => "storage.k8s.io/VolumeAttachment",
-        "nodemetrics.v1alpha1.slo.koordinator.sh" => "nodemetrics.v1alpha1.slo.koordinator.sh",
-        "reservations.v1alpha1.scheduling.koordinator.sh" =>
-            "reservations.v1alpha1.scheduling.koordinator.sh",
-        "devices.v1alpha1.scheduling.koordinator.sh" =>
-            "devices.v1alpha1.scheduling.koordinator.sh",
-        "elasticquotas.v1alpha1.scheduling.sigs.k8s.io" =>
-            "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
-        "podgroups.v1alpha1.scheduling.sigs.k8s.io" =>
-            "podgroups.v1alpha1.scheduling.sigs.k8s.io",
-        "noderesourcetopologies.v1alpha2.topology.node.k8s.io" =>
-            "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
+/// How metrics call what happens to objects of a kind: added, updated, deleted.
+pub type EventNames = [&'static str; 3];
+
+/// The [`EventNames`] of a kind that is called so.
+#[macro_export]
+macro_rules! event_names {
+    ($resource:literal) => {
+        [
+            concat!($resource, "Add"),
+            concat!($resource, "Update"),
+            concat!($resource, "Delete"),
+        ]
     };
-    match action {
-        Action::ADD => add,
-        Action::DELETE => delete,
-        _ => update,
-    }
 }
 
 /// A plugin's interest in a kind of event.
@@ -168,44 +142,20 @@ pub struct ObjectChange {
 }
 
 impl ObjectChange {
-    /// The name under which upstream's metrics count it.
+    /// Which of a kind's `names` it has.
     #[must_use]
-    pub fn label(&self) -> &'static str {
-        label(self.kind, self.action)
+    pub fn named(&self, names: &EventNames) -> &'static str {
+        let [add, update, delete] = names;
+        match self.action {
+            Action::ADD => add,
+            Action::DELETE => delete,
+            _ => update,
+        }
     }
 
     /// The object, when it is a `T`.
     #[must_use]
     pub fn new_as<T: Any>(&self) -> Option<&T> {
         self.new.downcast_ref()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn objects_are_named_as_upstream_names_them() {
-        for (kind, action, name) in [
-            ("persistentvolumes.v1.", Action::ADD, "PersistentVolumeAdd"),
-            (
-                "csinodes.v1.storage.k8s.io",
-                Action::UPDATE,
-                "storage.k8s.io/CSINodeUpdate",
-            ),
-            (
-                "podgroups.v1alpha1.scheduling.sigs.k8s.io",
-                Action::DELETE,
-                "podgroups.v1alpha1.scheduling.sigs.k8s.ioDelete",
-            ),
-            (
-                "others.v1.example.com",
-                Action::ADD,
-                "others.v1.example.com",
-            ),
-        ] {
-            assert_eq!(label(kind, action), name);
-        }
     }
 }

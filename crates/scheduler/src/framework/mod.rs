@@ -22,7 +22,7 @@ pub use answer::{
     PreScore, Preemption, RulesVersion,
 };
 pub use effects::{Effects, Problem, Remark, Timed, Verb, Write};
-pub use event::{Action, ClusterEvent, Helps, Interest, ObjectChange, Subject};
+pub use event::{Action, ClusterEvent, EventNames, Helps, Interest, ObjectChange, Subject};
 pub use groups::{Groups, Surroundings};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};

@@ -601,7 +601,7 @@ impl Owner {
             Message::Pod(Change::Synced) | Message::Node(Change::Synced) => return,
             Message::Object(change) => {
                 self.engine.object_changed(&change, now);
-                change.label()
+                self.engine.name_of(&change)
             }
             Message::NotEvicted(uid) => {
                 self.engine.eviction_failed(&uid);

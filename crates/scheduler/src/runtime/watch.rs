@@ -1,7 +1,7 @@
 //! Watching the kinds that plugins ask for, without knowing the plugins.
 
 use super::takeover::{self, Feed};
-use crate::framework::{Action, ObjectChange};
+use crate::framework::{Action, EventNames, ObjectChange};
 use crate::state::{SeenPod, volume_matters};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 use koord_kube::{Change, Client, Informer, Mirrored, Scope};
@@ -49,6 +49,7 @@ type Start = fn(&'static str, Source);
 #[derive(Debug, Clone, Copy)]
 pub struct Watch {
     kind: &'static str,
+    names: EventNames,
     start: Start,
 }
 
@@ -67,8 +68,21 @@ impl Watch {
     {
         Self {
             kind,
+            names: [kind; 3],
             start: start::<K>,
         }
+    }
+
+    /// The same, what happens being counted under these names and not under the kind's.
+    #[must_use]
+    pub fn counted_as(self, names: EventNames) -> Self {
+        Self { names, ..self }
+    }
+
+    /// How metrics call what happens to such objects.
+    #[must_use]
+    pub fn names(&self) -> EventNames {
+        self.names
     }
 
     /// `plural.version.group`.
