@@ -1,4 +1,4 @@
-//! Rules that only show at the edges: each was broken once, and nothing else failed.
+//! Rules that only show at the edges: breaking them went unnoticed by the other tests.
 
 use super::cache::{asks, believed, cached, each_zone_has, fits, of_others};
 use super::*;
