@@ -568,7 +568,10 @@ impl Engine {
             && !wait.pod.is_holder()
         {
             let node = self.nodes.name(record.node).clone();
-            self.nominator.expect(&uid, &node);
+            // What its status says already was a promise, before it was placed.
+            if wait.pod.nominated.as_ref() != Some(&node) {
+                self.nominator.expect(&uid, &node);
+            }
             self.outbox.push(Output::Expect {
                 pod: wait.pod.clone(),
                 node,

@@ -164,7 +164,7 @@ impl Engine {
         let Some(old) = old else {
             return self.queue.add(info, gates, now);
         };
-        if old.nominated.is_some() && old.nominated != info.nominated {
+        if self.promise_is_over(&old, &info) {
             self.promise_ended(&old, now);
         }
         let uid = info.uid.clone();

@@ -41,6 +41,11 @@ impl Nominator {
         self.expected.insert(uid.clone(), node.clone());
     }
 
+    /// Whether the pod was shown as nominated to `node` only because it was placed there.
+    fn is_expected(&self, uid: &str, node: &Arc<str>) -> bool {
+        self.expected.get(uid) == Some(node)
+    }
+
     /// The pod is bound or gone.
     pub(super) fn settled(&mut self, uid: &str) {
         self.expected.remove(uid);
@@ -102,12 +107,21 @@ impl Engine {
             return;
         }
         match &new.nominated {
-            Some(node) if self.nominator.expected.get(&new.uid) == Some(node) => {}
+            Some(node) if self.nominator.is_expected(&new.uid, node) => {}
             Some(node) => self.nominate(new, node),
             None => {
                 self.denominate(&new.uid);
             }
         }
+    }
+
+    /// Whether a pod's status promised it room that it does not promise any more. Where the pod was
+    /// placed and gave its place back, that has been told; to wake others, and the pod's own gang,
+    /// once more when the status follows would have them tried without end.
+    pub(super) fn promise_is_over(&self, old: &PodInfo, new: &PodInfo) -> bool {
+        let before = old.nominated.as_ref();
+        before != new.nominated.as_ref()
+            && before.is_some_and(|node| !self.nominator.is_expected(&old.uid, node))
     }
 
     /// What becomes of the nomination of a pod that was refused: `said` is its new node, nothing

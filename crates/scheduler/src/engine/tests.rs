@@ -367,6 +367,33 @@ fn a_late_echo_of_a_place_that_was_given_back_keeps_nobody_out() {
     assert_eq!(placed[0], ("b".to_owned(), Some("n".to_owned())));
 }
 
+/// Nothing happens between a place that is given back and its echoes: who was refused is not tried
+/// again because of them, or a gang that nearly fits is tried for ever, and all who wait with it.
+#[test]
+fn echoes_of_a_place_that_was_given_back_wake_nobody() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.pod_applied(pod("wait-a", "1"), at(0));
+    engine.pod_applied(pod("b", "1"), at(0));
+    assert_eq!(
+        schedule(&mut engine, 0).len(),
+        2,
+        "one waits, one is refused"
+    );
+    engine.pod_applied(pod("c", "2"), at(0));
+    assert_eq!(schedule(&mut engine, 0).len(), 1, "refused");
+    engine.pod_deleted(&pod("b", "1"), at(1));
+    let tried = schedule(&mut engine, 30);
+    assert_eq!(engine.booked().0, 0, "it waited in vain: {tried:?}");
+    let echo = pod_with("wait-a", "1", |value| {
+        value["status"] = json!({"nominatedNodeName": "n"});
+    });
+    engine.pod_applied(echo, at(30));
+    assert_eq!(schedule(&mut engine, 30), []);
+    engine.pod_applied(pod("wait-a", "1"), at(30));
+    assert_eq!(schedule(&mut engine, 30), []);
+}
+
 #[test]
 fn a_refused_reservation_is_undone() {
     let mut engine = engine();
