@@ -171,16 +171,18 @@ impl Planner for CpuLimits {
             let bursts = || super::cpu_burst::running(pod).filter_map(burst);
             let was = self.ours.get(&pod.id);
             if rule == Rule::Leave && bursts().next().is_none() {
-                if was.is_some() {
+                let mut lifted = false;
+                if let Some(was) = self.ours.remove(&pod.id) {
                     // Once, and then it is the kubelet's again.
-                    self.ours.remove(&pod.id);
+                    lifted = was.rule == Rule::Lifted;
                     changed = true;
                 } else if !may_burst(pod.info) || !self.seen.insert(pod.id) || !raised(view, pod) {
                     continue;
                 }
-                limits(view, pod, Source::Native, None, plan);
+                limits(view, pod, Source::Native, None, lifted, plan);
                 continue;
             }
+            let lifted = was.is_some_and(|was| was.rule == Rule::Lifted);
             let same =
                 was.is_some_and(|was| was.rule == rule && was.bursts.iter().copied().eq(bursts()));
             if same && !due {
@@ -193,8 +195,8 @@ impl Planner for CpuLimits {
                     lift(pod.info, plan);
                     Vec::new()
                 }
-                Rule::Leave => limits(view, pod, Source::Native, None, plan),
-                Rule::Limits(source, ratio) => limits(view, pod, source, ratio, plan),
+                Rule::Leave => limits(view, pod, Source::Native, None, lifted, plan),
+                Rule::Limits(source, ratio) => limits(view, pod, source, ratio, lifted, plan),
             };
             let ours = Ours {
                 rule,
@@ -235,12 +237,13 @@ fn lift(pod: &PodInfo, plan: &mut Plan) {
 }
 
 /// Quotas and buffers by the limits, with what the burst strategy left in the plan. Returns what it
-/// makes of containers.
+/// makes of containers. `lifted`: what is unlimited now was made so here, and is no word of the kubelet's.
 fn limits(
     view: &View<'_>,
     pod: &PodView<'_>,
     source: Source,
     ratio: Option<f64>,
+    lifted: bool,
     plan: &mut Plan,
 ) -> Vec<Burst> {
     let mut given = Vec::new();
@@ -249,7 +252,10 @@ fn limits(
         Source::Batch => container.batch.and_then(|batch| batch.cpu_limit),
     };
     let limit_of = |container: &ContainerInfo| limit_of(container).filter(|milli| *milli > 0);
-    let quota_now = |group: &CgroupPath| view.kernel.number(group, Resource::CfsQuota);
+    let quota_now = |group: &CgroupPath| {
+        let quota = view.kernel.number(group, Resource::CfsQuota);
+        quota.filter(|_| !lifted)
+    };
     let mut wanted = Vec::new();
     for (container, id) in super::cpu_burst::running(pod) {
         let (Some(write), Some(group)) = (Write::container(pod.info, container), &container.cgroup)
