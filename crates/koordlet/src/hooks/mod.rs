@@ -135,7 +135,7 @@ pub enum Stage {
 /// One row of the table.
 #[derive(Debug, Clone, Copy)]
 pub struct Hook {
-    /// Its name in logs, audit records and, but for those of [`Hook::upstream_name`], metrics.
+    /// Its name in logs, audit records and, but for those of `Hook::upstream_name`, metrics.
     pub name: &'static str,
     /// It is heard when one of these is open.
     pub gates: &'static [Gate],
