@@ -13,7 +13,7 @@ use crate::qos::Eviction;
 use crate::states::States;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_app::Clock;
-use koord_host::{HostError, Root};
+use koord_host::{CgroupPath, HostError, Root};
 use koord_kube::Client;
 use koord_kube::events::{Recorder, Severity};
 use koord_kube::evict::{EvictOptions, EvictOutcome, EvictVersion, evict_pod, eviction_version};
@@ -33,6 +33,10 @@ const BACKLOG: usize = 64;
 const LOOKS: u32 = 20;
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
+/// With each look it is waited so many times for processes that were killed, before they are killed again.
+const DEATHS: u32 = 20;
+/// For so long.
+const DEATH: Duration = Duration::from_millis(1);
 /// `reason` of events, audit records and metrics: upstream has one only.
 pub const REASON: &str = "evicted";
 
@@ -203,6 +207,34 @@ enum KillError {
     Panicked(#[from] tokio::task::JoinError),
 }
 
+/// Kills what runs in `groups`, and gives it a moment to die. Returns whether something is left. On a
+/// thread that may block.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "processes die in the kernel's time, whatever tokio's clock says"
+)]
+fn kill_all(root: &Root, groups: &[CgroupPath]) -> Result<bool, HostError> {
+    let alive = || -> Result<Vec<_>, HostError> {
+        let mut alive = Vec::new();
+        for group in groups.iter().map(|group| root.cgroup(group)) {
+            if group.exists() && !group.procs_recursive()?.is_empty() {
+                alive.push(group);
+            }
+        }
+        Ok(alive)
+    };
+    for group in alive()? {
+        group.kill()?;
+    }
+    for _ in 0..DEATHS {
+        if alive()?.is_empty() {
+            return Ok(false);
+        }
+        std::thread::sleep(DEATH);
+    }
+    Ok(true)
+}
+
 struct Worker {
     config: Config,
     parts: Parts,
@@ -339,18 +371,7 @@ impl Worker {
         }
         for _ in 0..LOOKS {
             let (root, groups) = (self.parts.root.clone(), groups.clone());
-            let left = tokio::task::spawn_blocking(move || -> Result<bool, HostError> {
-                let mut left = false;
-                for group in &groups {
-                    let group = root.cgroup(group);
-                    if group.exists() && !group.procs_recursive()?.is_empty() {
-                        group.kill()?;
-                        left = true;
-                    }
-                }
-                Ok(left)
-            });
-            if !left.await?? {
+            if !tokio::task::spawn_blocking(move || kill_all(&root, &groups)).await?? {
                 return Ok(true);
             }
             sleep(LOOK).await;
