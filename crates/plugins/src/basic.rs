@@ -73,7 +73,7 @@ impl Plugin for DynamicResources {
             actions: Action::POD_SPEC,
         }]
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         signature.number(i64::from(has_claims(pod)));
         Signable::Yes
     }
@@ -123,7 +123,7 @@ impl Plugin for NodeName {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         signature.text(pod.node.as_deref().unwrap_or_default());
         Signable::Yes
     }
@@ -196,7 +196,7 @@ impl Plugin for NodeUnschedulable {
             Helps::Queue
         }
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         signature.number(i64::from(Self::tolerated(pod)));
         Signable::Yes
     }

@@ -3,12 +3,14 @@
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use koord_api::labels::DISABLE_PREEMPTIBLE;
 use koord_api::selector;
-use koord_scheduler::framework::{Action, ObjectChange, Problem, RulesVersion};
+use koord_scheduler::Watch;
+use koord_scheduler::framework::{
+    Action, BuildContext, Effects, Index, IndexKind, ObjectChange, Problem, RulesVersion, View,
+};
 use koord_scheduler::state::PodInfo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The kind, as plugins watch it.
 pub(crate) const BUDGETS: &str = "poddisruptionbudgets.v1.policy";
 
 /// The id of a budget that never runs out.
@@ -21,21 +23,61 @@ pub(crate) fn is_spared(pod: &PodInfo) -> bool {
     value.is_some_and(|value| value == "true")
 }
 
+/// Whether preemption looks at disruption budgets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Looks(bool);
+
+impl Looks {
+    /// What the feature gates say.
+    pub(crate) fn of(context: &BuildContext) -> Self {
+        let gate = |name: &str, default| context.gates.get(name).copied().unwrap_or(default);
+        let off = gate("DisablePodDisruptionBudgetInformer", false);
+        Self(gate("PodDisruptionBudget", true) && !off)
+    }
+
+    /// The kind, if it is to be watched.
+    pub(crate) fn watch(self) -> Option<Watch> {
+        self.0.then(|| Watch::of::<PodDisruptionBudget>(BUDGETS))
+    }
+
+    /// The index of budgets, if it is read.
+    pub(crate) fn index(self) -> Option<IndexKind> {
+        self.0.then(IndexKind::of::<Budgets>)
+    }
+}
+
+/// Per budget that covers `pod`: an id, and how many more evictions it allows. One that has counted
+/// the pod as disrupted already has no end; one without a selector says nothing.
+pub(crate) fn covering(view: View<'_>, pod: &PodInfo) -> Vec<(u64, i64)> {
+    let budgets = view.index::<Budgets>();
+    budgets.map_or_else(Vec::new, |budgets| budgets.of(pod))
+}
+
+/// Changes with what [`covering`] may say.
+pub(crate) fn version(view: View<'_>) -> RulesVersion {
+    let budgets = view.index::<Budgets>();
+    budgets.map_or_else(RulesVersion::default, |budgets| budgets.version)
+}
+
 /// Disruption budgets, as the informer shows them.
 #[derive(Debug, Default)]
-pub(crate) struct Budgets {
+struct Budgets {
     version: RulesVersion,
     by_namespace: BTreeMap<String, BTreeMap<String, Arc<PodDisruptionBudget>>>,
     ids: BTreeMap<(String, String), u64>,
 }
 
+impl Index for Budgets {
+    fn on_object(&mut self, change: &ObjectChange, fx: &mut Effects) {
+        if let Some(budget) = change.new_as::<PodDisruptionBudget>() {
+            fx.problems.extend(self.apply(change, budget));
+        }
+    }
+}
+
 impl Budgets {
     /// Takes note of a change; says what cannot be understood.
-    pub(crate) fn apply(
-        &mut self,
-        change: &ObjectChange,
-        budget: &PodDisruptionBudget,
-    ) -> Option<Problem> {
+    fn apply(&mut self, change: &ObjectChange, budget: &PodDisruptionBudget) -> Option<Problem> {
         let meta = &budget.metadata;
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
@@ -71,14 +113,7 @@ impl Budgets {
         })
     }
 
-    /// Changes with what [`Self::of`] may say.
-    pub(crate) fn version(&self) -> RulesVersion {
-        self.version
-    }
-
-    /// Per budget that covers `pod`: an id, and how many more evictions it allows. One that has
-    /// counted the pod as disrupted already has no end; one without a selector says nothing.
-    pub(crate) fn of(&self, pod: &PodInfo) -> Vec<(u64, i64)> {
+    fn of(&self, pod: &PodInfo) -> Vec<(u64, i64)> {
         let labels = pod.object.metadata.labels.as_ref();
         let (Some(labels), Some(budgets)) = (
             labels.filter(|labels| !labels.is_empty()),

@@ -156,7 +156,7 @@ impl Plugin for Coscheduling {
         Holders::Booked
     }
     /// Nothing of the pod is read where nodes are judged: members are like any other pods there.
-    fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
+    fn sign(&self, _pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
         Signable::Yes
     }
 

@@ -297,7 +297,7 @@ impl Plugin for DeviceShare {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         self.reader.sign(pod, signature);
         Signable::Yes
     }

@@ -14,20 +14,19 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use crate::budgets::{BUDGETS, Budgets, is_spared};
+use crate::budgets::{self, is_spared};
 use admission::{Request, Rules, Shift};
 use args::{Args, Gates};
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
 use koord_model::quota::{Options, Spec, Tree};
 use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Interest, NotShown,
-    ObjectChange, PerProfile, Plugin, Points, Pool, PostFilter, PreFilter, Preemption, Readings,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest,
+    NotShown, ObjectChange, PerProfile, Plugin, Points, Pool, PostFilter, PreFilter, Preemption,
+    Readings, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -54,8 +53,7 @@ pub(crate) struct ElasticQuotas {
     manners: PerProfile<Manners>,
     objects: Objects,
     ledger: Ledger,
-    /// `None`: budgets are not looked at.
-    budgets: Option<Budgets>,
+    budgets: budgets::Looks,
     started: bool,
     /// Shares are divided when somebody asks, also where the plugin is only read.
     tree: Mutex<Tree>,
@@ -109,7 +107,7 @@ pub(crate) fn build(
         manners: PerProfile::new(Manners::of(&args)),
         args,
         objects: Objects::default(),
-        budgets: gates.budgets.then(Budgets::default),
+        budgets: budgets::Looks::of(context),
         started: false,
         ledger: Ledger::new(gates),
         tree: Mutex::new(tree),
@@ -319,7 +317,7 @@ impl Plugin for ElasticQuotas {
             Err(_) => Helps::Skip,
         }
     }
-    fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
+    fn sign(&self, _pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
         Signable::Yes
     }
 
@@ -329,18 +327,13 @@ impl Plugin for ElasticQuotas {
                 "elasticquotas.v1alpha1.scheduling.sigs.k8s.io"
             )),
         ];
-        if self.budgets.is_some() {
-            watches.push(Watch::of::<PodDisruptionBudget>(BUDGETS));
-        }
+        watches.extend(self.budgets.watch());
         watches
     }
+    fn indexes(&self) -> Vec<IndexKind> {
+        self.budgets.index().into_iter().collect()
+    }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
-        if let Some(budget) = change.new_as::<PodDisruptionBudget>() {
-            let known = self.budgets.as_mut();
-            let problem = known.and_then(|known| known.apply(change, budget));
-            fx.problems.extend(problem);
-            return;
-        }
         let Ok(object) = change.new.clone().downcast::<ElasticQuota>() else {
             return;
         };
@@ -481,7 +474,7 @@ impl Plugin for ElasticQuotas {
         let same = quota.clone();
         let spare_default = self.manners.of(cycle.pod).spare_default;
         let pool = self.pool(quota.clone(), spare_default);
-        let (pod, table) = (cycle.pod, cycle.view.resources);
+        let (pod, view, table) = (cycle.pod, cycle.view, cycle.view.resources);
         PostFilter::Preempt(Preemption {
             prefix: "preemption: ",
             min_candidate_percentage: 100,
@@ -499,10 +492,7 @@ impl Plugin for ElasticQuotas {
                     None => self.admit(pod, quota, &shift, table).is_ok(),
                 }
             }),
-            budgets: Box::new(|pod| {
-                let budgets = self.budgets.as_ref();
-                budgets.map_or_else(Vec::new, |budgets| budgets.of(pod))
-            }),
+            budgets: Box::new(move |pod| budgets::covering(view, pod)),
             pool,
         })
     }

@@ -4,6 +4,7 @@ use crate::args::{decode, invalid};
 use koord_model::resources::{CPU, MEMORY, PODS, ResourceId};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -94,7 +95,7 @@ impl Plugin for FitPlus {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         signature.amounts(&pod.requests);
         signature.number(pod.scoring[0]);
         signature.number(pod.scoring[1]);

@@ -78,12 +78,10 @@ pub fn registry() -> Registry {
             Ok(Box::new(volumes::VolumeRestrictions::default()))
         }),
         both("NodeVolumeLimits", 1, |_, _| {
-            Ok(Box::new(volumes::NodeVolumeLimits::default()))
+            Ok(Box::new(volumes::NodeVolumeLimits))
         }),
         both("VolumeBinding", 1, volumes::build_binding),
-        both("VolumeZone", 1, |_, _| {
-            Ok(Box::new(volumes::VolumeZone::default()))
-        }),
+        both("VolumeZone", 1, |_, _| Ok(Box::new(volumes::VolumeZone))),
         both("PodTopologySpread", 2, topology_spread::build),
         both("InterPodAffinity", 2, inter_pod_affinity::build),
         both("DynamicResources", 1, |_, _| {

@@ -220,7 +220,7 @@ impl Plugin for LoadAware {
             },
         ]
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         signature.text(pod.priority_class.as_str());
         signature.number(i64::from(pod.daemon));
         signature.amounts(&pod.requests);

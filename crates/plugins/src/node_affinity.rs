@@ -236,7 +236,7 @@ impl Plugin for NodeAffinity {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         let selector = pod.spec().and_then(|spec| spec.node_selector.as_ref());
         sign_selector(selector, signature);
         let Some(affinity) = affinity(pod) else {

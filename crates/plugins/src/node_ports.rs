@@ -123,7 +123,7 @@ impl Plugin for NodePorts {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         for port in ports(pod) {
             signature.number(port.port.into());
             signature.text(&port.protocol);

@@ -3,13 +3,12 @@
 //! The search for victims is the engine's; here are its limits and the disruption budgets.
 
 use crate::args::invalid;
-use crate::budgets::{BUDGETS, Budgets, is_spared};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use crate::budgets::{self, is_spared};
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Holders, Interest, ObjectChange, Plugin,
-    Points, PostFilter, Preemption, RulesVersion, Subject, View,
+    Action, BuildContext, BuildError, Cycle, Holders, IndexKind, Interest, Plugin, Points,
+    PostFilter, Preemption, RulesVersion, Subject, View,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -61,9 +60,7 @@ impl Args {
 #[derive(Debug)]
 pub(crate) struct DefaultPreemption {
     args: Args,
-    /// Whether budgets are looked at.
-    protect: bool,
-    budgets: Budgets,
+    budgets: budgets::Looks,
 }
 
 /// Builds the plugin.
@@ -73,12 +70,9 @@ pub(crate) fn build(
 ) -> Result<Box<dyn Plugin>, BuildError> {
     let args: Args = crate::args::decode(NAME, value)?;
     args.validate()?;
-    let gate = |name: &str, default| context.gates.get(name).copied().unwrap_or(default);
     Ok(Box::new(DefaultPreemption {
         args,
-        protect: gate("PodDisruptionBudget", true)
-            && !gate("DisablePodDisruptionBudgetInformer", false),
-        budgets: Budgets::default(),
+        budgets: budgets::Looks::of(context),
     }))
 }
 
@@ -99,27 +93,25 @@ impl Plugin for DefaultPreemption {
         }]
     }
     fn watches(&self) -> Vec<Watch> {
-        let budgets = Watch::of::<PodDisruptionBudget>(BUDGETS);
-        self.protect.then_some(budgets).into_iter().collect()
+        self.budgets.watch().into_iter().collect()
     }
-    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, fx: &mut Effects) {
-        if let Some(budget) = change.new_as::<PodDisruptionBudget>() {
-            fx.problems.extend(self.budgets.apply(change, budget));
-        }
+    fn indexes(&self) -> Vec<IndexKind> {
+        self.budgets.index().into_iter().collect()
     }
-    fn post_filter<'a>(&'a self, _cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
+    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
+        let view = cycle.view;
         PostFilter::Preempt(Preemption {
             prefix: "preemption: ",
             min_candidate_percentage: self.args.min_candidate_nodes_percentage,
             min_candidate_absolute: self.args.min_candidate_nodes_absolute,
             may_evict: Box::new(|pod| !is_spared(pod)),
             suffices: Box::new(|_| true),
-            budgets: Box::new(|pod| self.budgets.of(pod)),
+            budgets: Box::new(move |pod| budgets::covering(view, pod)),
             pool: None,
         })
     }
-    fn preemption_state(&self) -> Option<RulesVersion> {
-        Some(self.budgets.version())
+    fn preemption_state(&self, view: View<'_>) -> Option<RulesVersion> {
+        Some(budgets::version(view))
     }
 }
 

@@ -241,7 +241,7 @@ impl Plugin for Reservations {
                 .is_some_and(|new| change::opens(old, new) || change::shrinks(old, new))
         })
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         if pod.is_holder() {
             match self.reserve_side(pod, None) {
                 Ok(Incoming::Reserve { fixed, policy }) => {

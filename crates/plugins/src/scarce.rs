@@ -4,6 +4,7 @@ use crate::args::decode;
 use koord_model::resources::{PODS, ResourceId};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -47,7 +48,7 @@ impl Plugin for Scarce {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         for (id, amount) in pod.requests.iter() {
             if amount > 0 {
                 signature.number(i64::from(id.0));

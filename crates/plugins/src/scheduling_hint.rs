@@ -97,7 +97,7 @@ impl Plugin for SchedulingHint {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         // Preferred nodes are tried before anything shared.
         for name in hint(pod)
             .ok()

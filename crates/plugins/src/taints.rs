@@ -134,7 +134,7 @@ impl Plugin for TaintToleration {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         sign(of(pod), signature);
         Signable::Yes
     }

@@ -18,8 +18,10 @@ pub(crate) use restrictions::VolumeRestrictions;
 pub(crate) use zone::VolumeZone;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Volume};
-use koord_scheduler::framework::{Action, Interest, Subject};
+use koord_scheduler::framework::{Action, IndexKind, Interest, Subject, View};
 use koord_scheduler::state::PodInfo;
+use std::sync::LazyLock;
+use storage::Storage;
 
 const CLAIMS: &str = "persistentvolumeclaims.v1.";
 const VOLUMES: &str = "persistentvolumes.v1.";
@@ -98,6 +100,16 @@ fn uses_claims(pod: &PodInfo) -> bool {
 fn uses(pod: &PodInfo, claim: &PersistentVolumeClaim) -> bool {
     claim.metadata.namespace.as_deref() == Some(&*pod.namespace)
         && claims(pod).any(|used| claim.metadata.name.as_deref() == Some(&*used.name))
+}
+
+/// Claims, volumes and what describes them, which all of these plugins read.
+fn storage(view: View<'_>) -> &Storage {
+    static NONE: LazyLock<Storage> = LazyLock::new(Storage::default);
+    view.index().unwrap_or(&NONE)
+}
+
+fn indexes() -> Vec<IndexKind> {
+    vec![IndexKind::of::<Storage>()]
 }
 
 fn interest(subject: Subject, actions: Action) -> Interest {

@@ -171,12 +171,7 @@ fn a_named_node_is_the_only_one() {
     ] {
         let info = PodInfo::new(pod("p", json!({"nodeName": named})), engine.resources()).unwrap();
         let info = Arc::new(info);
-        let view = View {
-            nodes: engine.nodes(),
-            resources: engine.resources(),
-            now: now(),
-        };
-        let cycle = Cycle::new(&info, view);
+        let cycle = Cycle::new(&info, engine.view(now()));
         assert!(matches!(
             NodeName.pre_filter(&cycle),
             PreFilter::Ready { nodes: None, .. }

@@ -4,7 +4,7 @@ use super::*;
 use k8s_openapi::api::core::v1::Node;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
-use koord_scheduler::framework::{Profiles, Write};
+use koord_scheduler::framework::{Indexes, Profiles, Write};
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -246,6 +246,7 @@ fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
     let view = View {
         nodes: &nodes,
         resources: &table,
+        indexes: &Indexes::default(),
         now: at(0),
     };
     let mut plugin = Coscheduling {

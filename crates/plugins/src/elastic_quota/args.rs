@@ -180,14 +180,11 @@ pub(super) struct Gates {
     /// Pods that are being deleted count no more.
     pub ignore_deleted: bool,
     pub multi_tree: bool,
-    /// Whether preemption looks at disruption budgets.
-    pub budgets: bool,
 }
 
 impl Gates {
     pub(super) fn of(context: &BuildContext) -> Self {
-        let gate = |name: &str, default| context.gates.get(name).copied().unwrap_or(default);
-        let on = |name: &str| gate(name, false);
+        let on = |name: &str| context.gates.get(name) == Some(&true);
         Self {
             no_default_quota: on("DisableDefaultQuota"),
             guarantee_used: on("ElasticQuotaGuaranteeUsage"),
@@ -195,7 +192,6 @@ impl Gates {
             ignore_terminating: on("ElasticQuotaIgnoreTerminatingPod"),
             ignore_deleted: on("ElasticQuotaImmediateIgnoreTerminatingPod"),
             multi_tree: on("MultiQuotaTree"),
-            budgets: gate("PodDisruptionBudget", true) && !on("DisablePodDisruptionBudgetInformer"),
         }
     }
 }

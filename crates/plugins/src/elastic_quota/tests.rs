@@ -3,7 +3,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::{annotations, labels};
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{Engine, EngineOptions, Output};
-use koord_scheduler::framework::{Profiles, Verb, Write};
+use koord_scheduler::framework::{Indexes, Profiles, Verb, Write};
+use koord_scheduler::state::NodeStore;
 use serde_json::json;
 
 mod admission;

@@ -1,9 +1,11 @@
 use super::*;
+use crate::budgets::BUDGETS;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindError, Engine, EngineOptions, Failure, Output};
-use koord_scheduler::framework::{Profiles, Verb};
+use koord_scheduler::framework::{ObjectChange, Profiles, Verb};
 use serde_json::json;
 use std::sync::Arc;
 

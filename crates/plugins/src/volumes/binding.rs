@@ -11,7 +11,8 @@ use super::storage::{
     Storage, annotation, claim_class, claim_ref, fully_bound, key, request, volume_name,
 };
 use super::{
-    CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, Key, VOLUMES, claims, interest, uses, uses_claims,
+    CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, Key, VOLUMES, claims, indexes, interest, storage,
+    uses, uses_claims,
 };
 use crate::args::{decode, invalid};
 use crate::hosts::Hosts;
@@ -21,9 +22,9 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Effects, Helps, Interest,
-    ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter, PreScore, Readings, Reason,
-    Reasons, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Effects, Helps, IndexKind,
+    Interest, ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter, PreScore, Readings,
+    Reason, Reasons, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -69,7 +70,6 @@ pub(crate) fn build(
     Ok(Box::new(VolumeBinding {
         settings: PerProfile::new(Settings::new(value, context)?),
         capacities: gate.is_none_or(|off| !off),
-        storage: Storage::default(),
         given: FxHashMap::default(),
         selected: FxHashMap::default(),
         plans: FxHashMap::default(),
@@ -123,7 +123,6 @@ pub(crate) struct VolumeBinding {
     settings: PerProfile<Settings>,
     /// Whether the room that drivers report is looked at.
     capacities: bool,
-    storage: Storage,
     /// Volumes given to claims by plans, by name.
     given: FxHashMap<String, ClaimId>,
     /// Nodes chosen for claims by plans, and how many pods rely on it.
@@ -162,12 +161,12 @@ fn unresolvable(reasons: Vec<&'static str>) -> Rejection {
 }
 
 impl VolumeBinding {
-    fn wanted(&self, pod: &PodInfo) -> Result<Wanted, Rejection> {
+    fn wanted(storage: &Storage, pod: &PodInfo) -> Result<Wanted, Rejection> {
         let mut out = Wanted::default();
         let mut immediate = false;
         for used in claims(pod) {
             let name = &used.name;
-            let Some(claim) = self.storage.claims.get(&used.key(pod)) else {
+            let Some(claim) = storage.claims.get(&used.key(pod)) else {
                 let text = if used.ephemeral {
                     format!(
                         "waiting for ephemeral volume controller to create the persistentvolumeclaim {name:?}"
@@ -195,7 +194,7 @@ impl VolumeBinding {
                 out.bound.push(claim.clone());
                 continue;
             }
-            let delayed = self.storage.delayed(claim).map_err(Rejection::error)?;
+            let delayed = storage.delayed(claim).map_err(Rejection::error)?;
             if delayed && volume.is_empty() {
                 out.delayed.push(claim.clone());
             } else {
@@ -211,11 +210,11 @@ impl VolumeBinding {
     }
 
     /// Whether the node can reach or get all volumes, and how.
-    fn answer(&self, wanted: &Wanted, node: &NodeInfo) -> Answer {
+    fn answer(&self, storage: &Storage, wanted: &Wanted, node: &NodeInfo) -> Answer {
         let mut reasons = Vec::new();
         let mut missing = false;
         for claim in &wanted.bound {
-            match self.storage.volumes.get(volume_name(claim)) {
+            match storage.volumes.get(volume_name(claim)) {
                 Some(volume) if reachable(volume, node) => {}
                 Some(_) => {
                     reasons.push(ELSEWHERE);
@@ -228,7 +227,7 @@ impl VolumeBinding {
             }
         }
         let mut steps = Vec::new();
-        let found = self.find(&wanted.delayed, node, &mut steps)?;
+        let found = self.find(storage, &wanted.delayed, node, &mut steps)?;
         reasons.extend(found);
         if missing {
             reasons.push(NO_SUCH_VOLUME);
@@ -243,6 +242,7 @@ impl VolumeBinding {
     /// Volumes for claims that have none; why not, if not.
     fn find(
         &self,
+        storage: &Storage,
         delayed: &[Arc<PersistentVolumeClaim>],
         node: &NodeInfo,
         steps: &mut Vec<Step>,
@@ -259,7 +259,7 @@ impl VolumeBinding {
         let mut taken = Vec::new();
         for claim in search {
             let class = claim_class(claim);
-            let all = self.storage.of_class(&class).map(|volume| {
+            let all = storage.of_class(&class).map(|volume| {
                 let name = volume.metadata.name.as_deref().unwrap_or_default();
                 (volume, self.given.get(name))
             });
@@ -276,7 +276,7 @@ impl VolumeBinding {
         }
         for claim in make {
             let name = claim_class(claim);
-            let Some(class) = self.storage.classes.get(&name) else {
+            let Some(class) = storage.classes.get(&name) else {
                 Failures::count(&self.failures.predicate);
                 let text = format!("failed to find storage class {name:?}");
                 return Err(Rejection::error(text));
@@ -285,7 +285,7 @@ impl VolumeBinding {
             if by_hand || !topology_allows(class, node) {
                 return Ok(Some(NO_VOLUME));
             }
-            let fill = match self.room(class, &name, claim, node) {
+            let fill = match self.room(storage, class, &name, claim, node) {
                 Room::NotAsked => None,
                 Room::Here(capacity) => Some(Fill::of_class(&name, claim, capacity)),
                 Room::None => return Ok(Some(NO_ROOM)),
@@ -303,20 +303,21 @@ impl VolumeBinding {
         }
     }
 
-    fn room(
+    fn room<'a>(
         &self,
+        storage: &'a Storage,
         class: &StorageClass,
         name: &str,
         claim: &PersistentVolumeClaim,
         node: &NodeInfo,
-    ) -> Room<'_> {
-        let driver = self.storage.csi_drivers.get(&class.provisioner);
+    ) -> Room<'a> {
+        let driver = storage.csi_drivers.get(&class.provisioner);
         let asks = self.capacities
             && driver.is_some_and(|driver| driver.spec.storage_capacity == Some(true));
         let (true, Some(size)) = (asks, request(claim)) else {
             return Room::NotAsked;
         };
-        let mut all = self.storage.capacities.values();
+        let mut all = storage.capacities.values();
         let found = all.find(|capacity| has_room(capacity, name, size, node));
         found.map_or(Room::None, |capacity| Room::Here(capacity))
     }
@@ -371,6 +372,7 @@ impl VolumeBinding {
                 let text = |field: &Option<String>| field.clone().unwrap_or_default();
                 format!("{}/{}", text(&of.namespace), text(&of.name))
             });
+        let storage = storage(view);
         for (uid, plan) in &mut self.plans {
             let concerned = plan.steps.iter().any(|step| {
                 claim.as_ref() == Some(&step.claim)
@@ -380,7 +382,7 @@ impl VolumeBinding {
             if !concerned || plan.sent.is_none() {
                 continue;
             }
-            match plan.progress(&self.storage, node_info(&plan.node, view).as_deref()) {
+            match plan.progress(storage, node_info(&plan.node, view).as_deref()) {
                 Progress::Done => fx.allow.push((uid.clone(), NAME)),
                 Progress::Pending => {}
                 Progress::Failed(problem) => {
@@ -438,7 +440,7 @@ impl Plugin for VolumeBinding {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, _signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
         if uses_claims(pod) {
             Signable::No
         } else {
@@ -455,8 +457,11 @@ impl Plugin for VolumeBinding {
         };
         Storage::watches(&all[..count])
     }
+    fn indexes(&self) -> Vec<IndexKind> {
+        indexes()
+    }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
-        if self.storage.apply(change) && matches!(change.kind, CLAIMS | VOLUMES) {
+        if matches!(change.kind, CLAIMS | VOLUMES) {
             self.review(change, view, fx);
         }
     }
@@ -475,7 +480,7 @@ impl Plugin for VolumeBinding {
                 && view.now.duration_since(*last) >= RESEND
             {
                 *last = view.now;
-                fx.writes.extend(plan.writes(&self.storage));
+                fx.writes.extend(plan.writes(storage(view)));
             }
         }
     }
@@ -489,7 +494,7 @@ impl Plugin for VolumeBinding {
         if !uses_claims(cycle.pod) {
             return PreFilter::Skip;
         }
-        match self.wanted(cycle.pod) {
+        match Self::wanted(storage(cycle.view), cycle.pod) {
             Ok(wanted) => PreFilter::ready(wanted),
             Err(rejection) => PreFilter::Reject(rejection),
         }
@@ -501,7 +506,8 @@ impl Plugin for VolumeBinding {
     /// Those of the local volume that the fewest nodes have.
     fn only_nodes(&self, cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
         let bound = state.get::<Wanted>()?.bound.iter();
-        let volumes = bound.filter_map(|claim| self.storage.volumes.get(volume_name(claim)));
+        let storage = storage(cycle.view);
+        let volumes = bound.filter_map(|claim| storage.volumes.get(volume_name(claim)));
         let lists = volumes.filter_map(|volume| {
             let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
             let terms = &affinity.required.as_ref()?.node_selector_terms;
@@ -514,11 +520,11 @@ impl Plugin for VolumeBinding {
         else {
             return Ok(());
         };
-        self.answer(wanted, info).map(drop)
+        self.answer(storage(cycle.view), wanted, info).map(drop)
     }
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
         let shape = self.settings.of(cycle.pod).shape.as_ref();
-        let wanted = shape.map(|_| self.wanted(cycle.pod));
+        let wanted = shape.map(|_| Self::wanted(storage(cycle.view), cycle.pod));
         match wanted {
             Some(Ok(wanted)) if !wanted.delayed.is_empty() => PreScore::Ready(State::of(wanted)),
             _ => PreScore::Skip,
@@ -532,7 +538,9 @@ impl Plugin for VolumeBinding {
         let Some(info) = cycle.view.nodes.info(node) else {
             return 0;
         };
-        let steps = self.answer(wanted, info).unwrap_or_default();
+        let steps = self
+            .answer(storage(cycle.view), wanted, info)
+            .unwrap_or_default();
         plan::score(&steps, shape)
     }
 
@@ -543,9 +551,9 @@ impl Plugin for VolumeBinding {
         let Some(info) = cycle.view.nodes.info(node) else {
             return Ok(());
         };
-        let steps = self
-            .wanted(cycle.pod)
-            .and_then(|wanted| self.answer(&wanted, info));
+        let storage = storage(cycle.view);
+        let steps =
+            Self::wanted(storage, cycle.pod).and_then(|wanted| self.answer(storage, &wanted, info));
         if steps.is_err() {
             Failures::count(&self.failures.assume);
         }
@@ -575,6 +583,7 @@ impl Plugin for VolumeBinding {
     }
     fn ready_to_bind(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
         let now = cycle.view.now;
+        let storage = storage(cycle.view);
         let Some(plan) = self.plans.get_mut(&cycle.pod.uid) else {
             return Permit::Allow;
         };
@@ -582,11 +591,11 @@ impl Plugin for VolumeBinding {
             Some((first, _)) => first,
             None => {
                 plan.sent = Some((now, now));
-                fx.writes.extend(plan.writes(&self.storage));
+                fx.writes.extend(plan.writes(storage));
                 now
             }
         };
-        match plan.progress(&self.storage, node_info(&plan.node, cycle.view).as_deref()) {
+        match plan.progress(storage, node_info(&plan.node, cycle.view).as_deref()) {
             Progress::Done => {
                 self.let_go(&cycle.pod.uid);
                 Permit::Allow

@@ -2,14 +2,15 @@
 
 use super::storage::{Storage, annotation, claim_class, key, volume_name};
 use super::{
-    ATTACHMENTS, CLAIMS, CLASSES, CSI_NODES, Used, VOLUMES, interest, uses, uses_claims, volumes,
+    ATTACHMENTS, CLAIMS, CLASSES, CSI_NODES, Used, VOLUMES, indexes, interest, storage, uses,
+    uses_claims, volumes,
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::CSINode;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Effects, Helps, Interest, ObjectChange, Plugin, Points, PreFilter,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, ClusterEvent, Cycle, Helps, IndexKind, Interest, Plugin, Points, PreFilter, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,9 +33,7 @@ type Attached = BTreeSet<(String, String)>;
 
 /// See the module documentation.
 #[derive(Debug, Default)]
-pub(crate) struct NodeVolumeLimits {
-    storage: Storage,
-}
+pub(crate) struct NodeVolumeLimits;
 
 /// The in-tree plugin and the handle of a volume that is not a CSI volume.
 fn in_tree(volume: &PersistentVolume) -> Option<(&'static str, String)> {
@@ -71,25 +70,21 @@ fn migrated(plugin: &str, node: Option<&CSINode>) -> Option<&'static str> {
 impl NodeVolumeLimits {
     /// The driver and handle of a claim's volume, made or not.
     fn volume_of(
-        &self,
+        storage: &Storage,
         claim: &PersistentVolumeClaim,
         node: Option<&CSINode>,
     ) -> Option<(String, String)> {
-        let Some(volume) = self.storage.volumes.get(volume_name(claim)) else {
+        let Some(volume) = storage.volumes.get(volume_name(claim)) else {
             // Not made yet: it will be one more volume of the class's driver.
-            let class = self.storage.classes.get(&claim_class(claim))?;
+            let class = storage.classes.get(&claim_class(claim))?;
             let provisioner = &class.provisioner;
             let driver = migrated(provisioner, node).unwrap_or(provisioner);
             return Some((driver.to_owned(), format!("claim {}", key(&claim.metadata))));
         };
-        self.handle(volume, node)
+        Self::handle(volume, node)
     }
 
-    fn handle(
-        &self,
-        volume: &PersistentVolume,
-        node: Option<&CSINode>,
-    ) -> Option<(String, String)> {
+    fn handle(volume: &PersistentVolume, node: Option<&CSINode>) -> Option<(String, String)> {
         if let Some(csi) = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()) {
             return Some((csi.driver.clone(), csi.volume_handle.clone()));
         }
@@ -99,14 +94,14 @@ impl NodeVolumeLimits {
 
     /// The CSI volumes of a pod. A new pod's claims must exist.
     fn volumes_of(
-        &self,
+        storage: &Storage,
         pod: &PodInfo,
         node: Option<&CSINode>,
         new: bool,
         out: &mut Attached,
     ) -> Result<(), Rejection> {
         for used in volumes(pod).iter().filter_map(|v| Used::of(pod, v)) {
-            let Some(claim) = self.storage.claims.get(&used.key(pod)) else {
+            let Some(claim) = storage.claims.get(&used.key(pod)) else {
                 if new {
                     let text = format!("persistentvolumeclaim {:?} not found", used.name);
                     return Err(Rejection::unresolvable(text));
@@ -119,7 +114,7 @@ impl NodeVolumeLimits {
                 }
                 continue;
             }
-            if let Some(volume) = self.volume_of(claim, node) {
+            if let Some(volume) = Self::volume_of(storage, claim, node) {
                 out.insert(volume);
             }
         }
@@ -158,7 +153,7 @@ impl Plugin for NodeVolumeLimits {
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
-    fn sign(&self, pod: &PodInfo, _signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
         if uses_claims(pod) {
             Signable::No
         } else {
@@ -168,13 +163,8 @@ impl Plugin for NodeVolumeLimits {
     fn watches(&self) -> Vec<Watch> {
         Storage::watches(&[CLAIMS, VOLUMES, CLASSES, CSI_NODES, ATTACHMENTS])
     }
-    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
-        if matches!(
-            change.kind,
-            CLAIMS | VOLUMES | CLASSES | CSI_NODES | ATTACHMENTS
-        ) {
-            self.storage.apply(change);
-        }
+    fn indexes(&self) -> Vec<IndexKind> {
+        indexes()
     }
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         if uses_claims(cycle.pod) {
@@ -185,9 +175,10 @@ impl Plugin for NodeVolumeLimits {
     }
     fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
         let name = cycle.view.nodes.name(node);
-        let csi_node = self.storage.csi_nodes.get(&**name).map(|node| &**node);
+        let storage = storage(cycle.view);
+        let csi_node = storage.csi_nodes.get(&**name).map(|node| &**node);
         let mut new = Attached::new();
-        self.volumes_of(cycle.pod, csi_node, true, &mut new)?;
+        Self::volumes_of(storage, cycle.pod, csi_node, true, &mut new)?;
         let drivers = csi_node.map(|node| node.spec.drivers.as_slice());
         let limits: BTreeMap<&str, i64> = drivers
             .unwrap_or_default()
@@ -203,12 +194,12 @@ impl Plugin for NodeVolumeLimits {
         let mut attached = Attached::new();
         for pod in cycle.pods(node) {
             // What is there is there, whatever its claims look like now.
-            let _ = self.volumes_of(pod, csi_node, false, &mut attached);
+            let _ = Self::volumes_of(storage, pod, csi_node, false, &mut attached);
         }
-        for attachment in self.storage.attached(name) {
+        for attachment in storage.attached(name) {
             let volume = attachment.spec.source.persistent_volume_name.as_ref();
-            let volume = volume.and_then(|name| self.storage.volumes.get(name));
-            if let Some(volume) = volume.and_then(|volume| self.handle(volume, csi_node)) {
+            let volume = volume.and_then(|name| storage.volumes.get(name));
+            if let Some(volume) = volume.and_then(|volume| Self::handle(volume, csi_node)) {
                 attached.insert(volume);
             }
         }

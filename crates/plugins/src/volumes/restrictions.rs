@@ -1,11 +1,11 @@
 //! `VolumeRestrictions`: disks that only one pod may write to, claims that only one pod may use.
 
 use super::storage::Storage;
-use super::{CLAIMS, Key, interest, uses, volumes};
+use super::{CLAIMS, Key, indexes, interest, storage, uses, volumes};
 use k8s_openapi::api::core::v1::Volume;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Effects, Helps, Interest, ObjectChange, Plugin, Points, PreFilter,
+    Action, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, Plugin, Points, PreFilter,
     Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -18,7 +18,6 @@ const ONE_POD: &str = "node(s) unavailable due to PersistentVolumeClaim with Rea
 /// See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct VolumeRestrictions {
-    storage: Storage,
     /// The pods on nodes that use a claim, by uid.
     users: FxHashMap<Key, FxHashSet<Arc<str>>>,
 }
@@ -73,10 +72,10 @@ fn conflict(a: &Volume, b: &Volume) -> bool {
 }
 
 impl VolumeRestrictions {
-    fn exclusive(&self, pod: &PodInfo) -> Result<Vec<Key>, Rejection> {
+    fn exclusive(storage: &Storage, pod: &PodInfo) -> Result<Vec<Key>, Rejection> {
         let mut out = Vec::new();
         for key in claim_keys(pod) {
-            let Some(claim) = self.storage.claims.get(&key) else {
+            let Some(claim) = storage.claims.get(&key) else {
                 let name = key.split_once('/').map_or(&*key, |(_, name)| name);
                 let text = format!("persistentvolumeclaim {name:?} not found");
                 return Err(Rejection::unresolvable(text));
@@ -117,7 +116,7 @@ impl Plugin for VolumeRestrictions {
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
-    fn sign(&self, pod: &PodInfo, _signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
         let concerned = |v: &Volume| is_disk(v) || v.persistent_volume_claim.is_some();
         if volumes(pod).iter().any(concerned) {
             Signable::No
@@ -128,10 +127,8 @@ impl Plugin for VolumeRestrictions {
     fn watches(&self) -> Vec<Watch> {
         Storage::watches(&[CLAIMS])
     }
-    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
-        if change.kind == CLAIMS {
-            self.storage.apply(change);
-        }
+    fn indexes(&self) -> Vec<IndexKind> {
+        indexes()
     }
     fn on_assigned(
         &mut self,
@@ -162,7 +159,7 @@ impl Plugin for VolumeRestrictions {
     }
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         let pod = cycle.pod;
-        let claims = match self.exclusive(pod) {
+        let claims = match Self::exclusive(storage(cycle.view), pod) {
             Ok(claims) => claims,
             Err(rejection) => return PreFilter::Reject(rejection),
         };

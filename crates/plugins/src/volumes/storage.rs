@@ -9,13 +9,13 @@ use k8s_openapi::api::storage::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use koord_scheduler::framework::{Action, ObjectChange};
+use koord_scheduler::framework::{Action, Effects, Index, ObjectChange};
 use koord_scheduler::{Watch, event_names};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The objects that one plugin watches, by name, or by `namespace/name`.
+/// The objects that the volume plugins watch, by name, or by `namespace/name`.
 #[derive(Debug, Default)]
 pub(super) struct Storage {
     pub(super) claims: FxHashMap<Key, Arc<PersistentVolumeClaim>>,
@@ -99,16 +99,17 @@ pub(super) fn claim_ref(volume: &PersistentVolume) -> Option<&ObjectReference> {
     volume.spec.as_ref()?.claim_ref.as_ref()
 }
 
-fn apply<T: Send + Sync + 'static>(
-    change: &ObjectChange,
-    store: impl FnOnce(Option<Arc<T>>, &T),
-) -> bool {
-    let Ok(object) = Arc::downcast::<T>(change.new.clone()) else {
-        return false;
-    };
-    let kept = (change.action != Action::DELETE).then(|| object.clone());
-    store(kept, &object);
-    true
+fn apply<T: Send + Sync + 'static>(change: &ObjectChange, store: impl FnOnce(Option<Arc<T>>, &T)) {
+    if let Ok(object) = Arc::downcast::<T>(change.new.clone()) {
+        let kept = (change.action != Action::DELETE).then(|| object.clone());
+        store(kept, &object);
+    }
+}
+
+impl Index for Storage {
+    fn on_object(&mut self, change: &ObjectChange, _fx: &mut Effects) {
+        self.apply(change);
+    }
 }
 
 impl Storage {
@@ -133,8 +134,7 @@ impl Storage {
             .collect()
     }
 
-    /// Takes over a change. Whether it was one of these kinds.
-    pub(super) fn apply(&mut self, change: &ObjectChange) -> bool {
+    fn apply(&mut self, change: &ObjectChange) {
         fn put<T>(map: &mut FxHashMap<Key, Arc<T>>, meta: &ObjectMeta, kept: Option<Arc<T>>) {
             match kept {
                 Some(object) => map.insert(key(meta), object),
@@ -174,7 +174,7 @@ impl Storage {
                 };
                 put(&mut self.attachments, &object.metadata, kept);
             }),
-            _ => false,
+            _ => {}
         }
     }
 

@@ -1,12 +1,12 @@
 //! `VolumeZone`: a pod goes where the zone and region labels of its volumes say.
 
 use super::storage::{Storage, claim_class, volume_name};
-use super::{CLAIMS, CLASSES, VOLUMES, interest, uses, volumes};
+use super::{CLAIMS, CLASSES, VOLUMES, indexes, interest, storage, uses, volumes};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Effects, Helps, Interest, ObjectChange, Plugin, Points, PreFilter,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, ClusterEvent, Cycle, Helps, IndexKind, Interest, Plugin, Points, PreFilter, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::collections::BTreeSet;
@@ -20,9 +20,7 @@ const LABELS: [&str; 4] = [OLD_ZONE, OLD_REGION, ZONE, REGION];
 
 /// See the module documentation.
 #[derive(Debug, Default)]
-pub(crate) struct VolumeZone {
-    storage: Storage,
-}
+pub(crate) struct VolumeZone;
 
 /// A label that nodes must have, with one of these values.
 #[derive(Debug, PartialEq)]
@@ -49,7 +47,7 @@ fn claim_names(pod: &PodInfo) -> impl Iterator<Item = &str> {
 }
 
 impl VolumeZone {
-    fn places(&self, pod: &PodInfo) -> Result<Vec<Place>, Rejection> {
+    fn places(storage: &Storage, pod: &PodInfo) -> Result<Vec<Place>, Rejection> {
         let no = |text: String| Err(Rejection::unresolvable(text));
         let mut out = Vec::new();
         for name in claim_names(pod) {
@@ -57,12 +55,12 @@ impl VolumeZone {
                 return no("PersistentVolumeClaim had no name".to_owned());
             }
             let key = format!("{}/{name}", pod.namespace);
-            let Some(claim) = self.storage.claims.get(&key) else {
+            let Some(claim) = storage.claims.get(&key) else {
                 return no(format!("persistentvolumeclaim {name:?} not found"));
             };
             let volume = volume_name(claim);
             if !volume.is_empty() {
-                let Some(volume) = self.storage.volumes.get(volume) else {
+                let Some(volume) = storage.volumes.get(volume) else {
                     return no(format!("persistentvolume {volume:?} not found"));
                 };
                 out.extend(places(volume));
@@ -73,7 +71,7 @@ impl VolumeZone {
                 let text = "PersistentVolumeClaim had no pv name and storageClass name";
                 return no(text.to_owned());
             }
-            let Some(object) = self.storage.classes.get(&class) else {
+            let Some(object) = storage.classes.get(&class) else {
                 return no(format!("storageclass.storage.k8s.io {class:?} not found"));
             };
             match object.volume_binding_mode.as_deref() {
@@ -122,7 +120,7 @@ impl Plugin for VolumeZone {
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
-    fn sign(&self, pod: &PodInfo, _signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
         if claim_names(pod).next().is_some() {
             Signable::No
         } else {
@@ -132,16 +130,14 @@ impl Plugin for VolumeZone {
     fn watches(&self) -> Vec<Watch> {
         Storage::watches(&[CLAIMS, VOLUMES, CLASSES])
     }
-    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
-        if matches!(change.kind, CLAIMS | VOLUMES | CLASSES) {
-            self.storage.apply(change);
-        }
+    fn indexes(&self) -> Vec<IndexKind> {
+        indexes()
     }
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         if claim_names(cycle.pod).next().is_none() {
             return PreFilter::Skip;
         }
-        match self.places(cycle.pod) {
+        match Self::places(storage(cycle.view), cycle.pod) {
             Ok(places) if places.is_empty() => PreFilter::Skip,
             Ok(places) => PreFilter::ready(Places(places)),
             Err(rejection) => PreFilter::Reject(rejection),

@@ -17,8 +17,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{Engine, EngineOptions};
 use koord_scheduler::framework::{
-    Action, BuildContext, Code, Cycle, Effects, Normalize, ObjectChange, Plugin, PreFilter,
-    PreScore, Profiles, Rejection, State, View,
+    Action, BuildContext, Code, Cycle, Effects, Indexes, Normalize, ObjectChange, Plugin,
+    PreFilter, PreScore, Profiles, Rejection, State, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -40,6 +40,7 @@ fn built(name: &str, args: &Value, gates: &[&str]) -> Result<Box<dyn Plugin>, St
 /// A plugin, beside an engine that keeps the books.
 struct Alone {
     engine: Engine,
+    indexes: Indexes,
     plugin: Box<dyn Plugin>,
     /// Every pod on a node needs a name of its own.
     pods: usize,
@@ -63,26 +64,26 @@ impl Alone {
         let context = BuildContext::default();
         let profiles =
             Profiles::build(&config, &koord_plugins::registry(), &context, false).unwrap();
+        let plugin = built(name, &args, gates).unwrap();
         Self {
             engine: Engine::new(&config, profiles, EngineOptions::default()),
-            plugin: built(name, &args, gates).unwrap(),
+            indexes: Indexes::new(plugin.indexes()),
+            plugin,
             pods: 0,
         }
     }
 
     fn view(&self) -> View<'_> {
         View {
-            nodes: self.engine.nodes(),
-            resources: self.engine.resources(),
-            now: now(),
+            indexes: &self.indexes,
+            ..self.engine.view(now())
         }
     }
 
     fn tell(&mut self, news: impl FnOnce(&mut dyn Plugin, View<'_>, &mut Effects)) {
         let view = View {
-            nodes: self.engine.nodes(),
-            resources: self.engine.resources(),
-            now: now(),
+            indexes: &self.indexes,
+            ..self.engine.view(now())
         };
         news(&mut *self.plugin, view, &mut Effects::default());
     }
@@ -105,6 +106,7 @@ impl Alone {
             old: None,
             new: object,
         };
+        self.indexes.on_object(&change, &mut Effects::default());
         self.tell(|plugin, view, fx| plugin.on_object(&change, view, fx));
     }
 

@@ -262,6 +262,7 @@ impl Engine {
     /// An object of a kind that a plugin watches changed.
     pub fn object_changed(&mut self, change: &ObjectChange, now: Timestamp) {
         let mut fx = Effects::default();
+        self.indexes.on_object(change, &mut fx);
         for plugin in &mut self.plugins {
             let view = view!(self, now);
             plugin.on_object(change, view, &mut fx);

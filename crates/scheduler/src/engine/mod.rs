@@ -11,6 +11,7 @@ macro_rules! view {
         $crate::framework::View {
             nodes: &$engine.nodes,
             resources: &$engine.resources,
+            indexes: &$engine.indexes,
             now: $now,
         }
     };
@@ -39,8 +40,9 @@ pub use measure::{Measured, Measures, Point};
 
 use crate::config::Configuration;
 use crate::framework::{
-    Action, BindPlan, Cycle, Effects, EventNames, Holders, Instance, Interest, NotShown, Plugin,
-    PodPatch, Points, Problem, Profile, Profiles, Readings, Remark, ShapeId, Subject, Write,
+    Action, BindPlan, Cycle, Effects, EventNames, Holders, Indexes, Instance, Interest, NotShown,
+    Plugin, PodPatch, Points, Problem, Profile, Profiles, Readings, Remark, ShapeId, Subject, View,
+    Write,
 };
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -231,6 +233,7 @@ pub struct Engine {
     caching: bool,
     resources: Arc<ResourceTable>,
     nodes: NodeStore,
+    indexes: Indexes,
     pods: FxHashMap<Arc<str>, Record>,
     queue: Queue,
     profiles: Vec<Profile>,
@@ -326,6 +329,7 @@ impl Engine {
             observer: None,
             resources,
             nodes: NodeStore::default(),
+            indexes: Indexes::new(plugins.iter().flat_map(|plugin| plugin.indexes())),
             pods: FxHashMap::default(),
             queue: Queue::new(backoff),
             names: plugins.iter().map(|plugin| plugin.name()).collect(),
@@ -355,6 +359,12 @@ impl Engine {
     #[must_use]
     pub fn nodes(&self) -> &NodeStore {
         &self.nodes
+    }
+
+    /// The state as plugins read it.
+    #[must_use]
+    pub fn view(&self, now: Timestamp) -> View<'_> {
+        view!(self, now)
     }
 
     /// Resource names and numbers.

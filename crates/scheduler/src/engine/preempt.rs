@@ -9,7 +9,8 @@ use super::diagnosis::{Diagnosis, NodeRefusal, RowVerdict};
 use super::scope::Scope;
 use super::{Engine, Output};
 use crate::framework::{
-    Code, Cycle, Instance, Preemption, Reason, Rejection, ShapeId, Signable, Signature, Verb, Write,
+    Code, Cycle, Instance, Preemption, Reason, Rejection, ShapeId, Signable, Signature, Verb, View,
+    Write,
 };
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
@@ -117,14 +118,19 @@ impl Engine {
 
     /// What makes answers per node the same, and what budgets allow; `None` when they cannot be
     /// remembered.
-    fn memo_key(&self, asked: &Asked<'_>, is_stable: bool) -> Option<(MemoKey, u64)> {
-        let version = self.plugins[asked.owner].preemption_state()?;
+    fn memo_key(
+        &self,
+        asked: &Asked<'_>,
+        view: View<'_>,
+        is_stable: bool,
+    ) -> Option<(MemoKey, u64)> {
+        let version = self.plugins[asked.owner].preemption_state(view)?;
         let mut shape = Signature::default();
         let shared = is_stable
             && self.caching
             // One that has been promised room is refused its own node for another reason.
             && self.nominated_node(&asked.pod.uid).is_none()
-            && self.sign(asked.pod, asked.profile, &mut shape) == Signable::Yes;
+            && self.sign(asked.pod, asked.profile, view, &mut shape) == Signable::Yes;
         shared.then(|| {
             let key = MemoKey {
                 profile: asked.profile,
@@ -249,7 +255,8 @@ impl Engine {
         let offset = super::class::mix(self.options.seed ^ self.preemptions);
         let offset = usize::try_from(offset % candidates.len().max(1) as u64).unwrap_or(0);
         let (ahead, behind) = candidates.split_at(offset.min(candidates.len()));
-        let key = self.memo_key(asked, prepared.moving.is_empty() && !before_filters);
+        let is_stable = prepared.moving.is_empty() && !before_filters;
+        let key = self.memo_key(asked, cycle.view, is_stable);
         let (mut known, allowances) = match key {
             Some((key, allowances)) => (Some(memo.rows(key, self.nodes.rows())), allowances),
             None => (None, 0),

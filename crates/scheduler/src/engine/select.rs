@@ -9,7 +9,7 @@ use super::measure::{self, Point, Served};
 use super::scope::{Prepared, Scope};
 use super::special;
 use crate::framework::{
-    Code, Cycle, Instance, PreFilter, PreScore, Rejection, ShapeId, Signable, Signature,
+    Code, Cycle, Instance, PreFilter, PreScore, Rejection, ShapeId, Signable, Signature, View,
 };
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};
@@ -369,7 +369,7 @@ impl Engine {
         let rows = rows.filter(|rows| rows.len() <= special::MAX_ROWS);
         let (mut common, mut own) = (Signature::default(), Signature::default());
         let apart = rows.is_some().then_some(&mut own);
-        if self.sign_apart(pod, profile, &mut common, apart) == Signable::No {
+        if self.sign_apart(pod, profile, scope.cycle.view, &mut common, apart) == Signable::No {
             return None;
         }
         if !self.nominator.is_empty() {
@@ -392,9 +392,10 @@ impl Engine {
         &self,
         pod: &PodInfo,
         profile: usize,
+        view: View<'_>,
         signature: &mut Signature,
     ) -> Signable {
-        self.sign_apart(pod, profile, signature, None)
+        self.sign_apart(pod, profile, view, signature, None)
     }
 
     /// The same, what releasing plugins read being written to `apart`, if given.
@@ -402,6 +403,7 @@ impl Engine {
         &self,
         pod: &PodInfo,
         profile: usize,
+        view: View<'_>,
         signature: &mut Signature,
         mut apart: Option<&mut Signature>,
     ) -> Signable {
@@ -417,7 +419,7 @@ impl Engine {
             };
             // Separates what the plugins write.
             signature.number(i64::try_from(*instance).unwrap_or(i64::MAX));
-            if plugin.sign(pod, signature) == Signable::No {
+            if plugin.sign(pod, view, signature) == Signable::No {
                 return Signable::No;
             }
         }

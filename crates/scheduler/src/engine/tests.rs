@@ -34,7 +34,7 @@ impl Plugin for Knobs {
             },
         ]
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         signature.amounts(&pod.requests);
         signature.text(&pod.name[..1]);
         Signable::Yes

@@ -9,6 +9,7 @@ mod answer;
 mod effects;
 mod event;
 mod groups;
+mod index;
 mod profile;
 mod reading;
 mod registry;
@@ -24,6 +25,7 @@ pub use answer::{
 pub use effects::{Effects, Problem, Remark, Timed, Verb, Write};
 pub use event::{Action, ClusterEvent, EventNames, Helps, Interest, ObjectChange, Subject};
 pub use groups::{Groups, Surroundings};
+pub use index::{Index, IndexKind, Indexes};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
@@ -91,8 +93,18 @@ pub struct View<'a> {
     pub nodes: &'a NodeStore,
     /// Resource names and numbers.
     pub resources: &'a ResourceTable,
+    /// What is known of objects that more than one plugin reads.
+    pub indexes: &'a Indexes,
     /// The time of this cycle or event: the same for all plugins and nodes of a cycle.
     pub now: Timestamp,
+}
+
+impl<'a> View<'a> {
+    /// The index `T`; `None` when no plugin named it ([`Plugin::indexes`]).
+    #[must_use]
+    pub fn index<T: Index>(&self) -> Option<&'a T> {
+        self.indexes.get()
+    }
 }
 
 /// How the node that is judged differs from the books: pods to imagine away (victims of a
@@ -298,8 +310,10 @@ pub trait Plugin: Send + Sync {
     fn reaches_further(&self, _event: &ClusterEvent<'_>) -> bool {
         false
     }
-    /// Writes everything of `pod` that this plugin's pre-filter, filter and scores read.
-    fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
+    /// Writes everything of `pod` that this plugin's pre-filter, filter and scores read, and what they
+    /// find by it elsewhere: in its claims, say. What they read of the node in question is told by
+    /// touching it, and is no part of this.
+    fn sign(&self, _pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
         Signable::No
     }
 
@@ -307,7 +321,11 @@ pub trait Plugin: Send + Sync {
     fn watches(&self) -> Vec<Watch> {
         Vec::new()
     }
-    /// An object of a watched kind changed.
+    /// The indexes that the plugin reads; for what they hold, it watches the kinds it needs.
+    fn indexes(&self) -> Vec<IndexKind> {
+        Vec::new()
+    }
+    /// An object of a watched kind changed. Indexes know of it already.
     fn on_object(&mut self, _change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {}
     /// A pod appeared or changed: pending, on a node or finished, of whatever scheduler. Comes
     /// before the engine acts on it, so that [`Plugin::pre_enqueue`] already knows.
@@ -384,7 +402,7 @@ pub trait Plugin: Send + Sync {
     }
     /// The version of the rules in [`PostFilter::Preempt`]; `None` when their answers depend on more
     /// than a pod's shape and priority, or change all the time.
-    fn preemption_state(&self) -> Option<RulesVersion> {
+    fn preemption_state(&self, _view: View<'_>) -> Option<RulesVersion> {
         None
     }
     /// The pod was refused, at whatever point, after all post-filters; `diagnosis` may be amended.

@@ -28,7 +28,7 @@ impl Plugin for Holder {
     fn release(&self) -> Option<&dyn Release> {
         Some(self)
     }
-    fn sign(&self, _pod: &PodInfo, _signature: &mut Signature) -> Signable {
+    fn sign(&self, _pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
         Signable::No
     }
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, fx: &mut Effects) {

@@ -400,7 +400,14 @@ fn pods_of_all_quotas_share_what_is_known_of_nodes() {
     let plugin = build(None, &BuildContext::default()).unwrap();
     let mut signature = Signature::default();
     let pod: Pod = serde_json::from_value(pod("p", "a", 1, 1)).unwrap();
-    let pod = PodInfo::new(Arc::new(pod), &ResourceTable::new()).unwrap();
-    assert_eq!(plugin.sign(&pod, &mut signature), Signable::Yes);
+    let resources = ResourceTable::new();
+    let pod = PodInfo::new(Arc::new(pod), &resources).unwrap();
+    let view = View {
+        nodes: &NodeStore::default(),
+        resources: &resources,
+        indexes: &Indexes::default(),
+        now: Timestamp::UNIX_EPOCH,
+    };
+    assert_eq!(plugin.sign(&pod, view, &mut signature), Signable::Yes);
     assert_eq!(signature.finish(), Signature::default().finish());
 }

@@ -1,6 +1,8 @@
 //! Making room within a quota.
 
 use super::*;
+use crate::budgets::BUDGETS;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 fn with(mut pod: Value, priority: i64) -> Value {
     pod["spec"]["priority"] = json!(priority);

@@ -32,7 +32,7 @@ impl Plugin for StandIn {
     fn release(&self) -> Option<&dyn Release> {
         Some(self)
     }
-    fn sign(&self, pod: &PodInfo, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         for (key, value) in pod.object.metadata.labels.iter().flatten() {
             signature.text(key);
             signature.text(value);

@@ -57,11 +57,7 @@ impl Bench {
     }
 
     fn view(&self) -> View<'_> {
-        View {
-            nodes: self.engine.nodes(),
-            resources: self.engine.resources(),
-            now: self.now,
-        }
+        self.engine.view(self.now)
     }
 
     fn row(&self) -> NodeIndex {

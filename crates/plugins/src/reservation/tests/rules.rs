@@ -1,5 +1,6 @@
 use super::*;
 use koord_model::resources::ResourceTable;
+use koord_scheduler::framework::Indexes;
 use koord_scheduler::state::NodeStore;
 
 const NO_RESERVATION_FITS: &str = "node(s) no reservations match reservation affinity";
@@ -445,6 +446,7 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
     let view = View {
         nodes: &nodes,
         resources: &resources,
+        indexes: &Indexes::default(),
         now: Timestamp::UNIX_EPOCH,
     };
     let show = |plugin: &mut Reservations, name: &str, app: &str, node: &str| {
@@ -468,7 +470,7 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
         .unwrap();
         let pod = PodInfo::new(Arc::new(pod), &resources).unwrap();
         let mut signature = Signature::default();
-        assert_eq!(plugin.sign(&pod, &mut signature), Signable::Yes);
+        assert_eq!(plugin.sign(&pod, view, &mut signature), Signable::Yes);
         signature.finish()
     };
     show(&mut plugin, "r1", "web", "n1");
