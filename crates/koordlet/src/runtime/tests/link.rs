@@ -106,6 +106,27 @@ impl Rig {
     /// The value of a gauge or counter, or how often a histogram was fed, by its labels beside the
     /// node.
     pub(super) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        self.read(name, labels, |metric| {
+            let fed = metric.get_histogram().get_sample_count();
+            metric.get_gauge().get_value()
+                + metric.get_counter().get_value()
+                + f64::from(u32::try_from(fed).unwrap())
+        })
+    }
+
+    /// The milliseconds that all answers of one kind took together.
+    fn took(&self, labels: &[(&str, &str)]) -> f64 {
+        let name = "koordlet_runtime_request_duration_milliseconds";
+        let sum = |metric: &prometheus::proto::Metric| metric.get_histogram().get_sample_sum();
+        self.read(name, labels, sum)
+    }
+
+    fn read(
+        &self,
+        name: &str,
+        labels: &[(&str, &str)],
+        value: impl Fn(&prometheus::proto::Metric) -> f64,
+    ) -> f64 {
         let families = self.registry.gather();
         let family = families.iter().find(|family| family.name() == name);
         let mut all = family.into_iter().flat_map(|family| family.get_metric());
@@ -115,12 +136,7 @@ impl Rig {
                 pairs.any(|pair| pair.name() == *name && pair.value() == *value)
             })
         });
-        found.map_or(0.0, |metric| {
-            let fed = metric.get_histogram().get_sample_count();
-            metric.get_gauge().get_value()
-                + metric.get_counter().get_value()
-                + f64::from(u32::try_from(fed).unwrap())
-        })
+        found.map_or(0.0, value)
     }
 
     pub(super) fn connected(&self) -> f64 {
@@ -416,6 +432,7 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
         assert_eq!(answer, CreateContainerResponse::default());
         assert_eq!((answered("failed"), answered("succeeded")), (late, 0.0));
     }
+    let took = rig.took(&[("event", "CREATE_CONTAINER"), ("status", "failed")]);
 
     // The connection stands, and others are answered meanwhile.
     let others = create_request();
@@ -439,6 +456,8 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
     std::fs::write(&numbers, "10:121\n").unwrap();
     std::fs::remove_file(&numbers).unwrap();
     std::fs::write(&numbers, "10:121\n").unwrap();
+    // Four fifths of the time that the runtime gave, each.
+    assert!(took >= 320.0, "{took} ms");
     let answer = plugin.create_container(&asked, &within()).await.unwrap();
     let devices = answer.adjust.unwrap().linux.unwrap().devices;
     assert_eq!(devices.len(), 2);
@@ -463,7 +482,9 @@ async fn a_hook_server_that_takes_too_long_answers_as_the_policy_says() {
         let labels = [("event", "PreCreateContainer"), ("status", "failed")];
         let late = rig.metric("koordlet_runtime_request_duration_milliseconds", &labels);
         assert_eq!(late, 1.0);
+        let took = rig.took(&labels);
         std::fs::write(&numbers, "10:121\n").unwrap();
+        assert!(took >= 1600.0, "{took} ms");
         (asked, answer)
     };
     let (ignored, failed) = tokio::join!(asked(Policy::Ignore), asked(Policy::Fail));

@@ -186,9 +186,14 @@ impl Fixture {
 
     /// How the last request was answered.
     async fn outcome(&mut self) -> Outcome {
+        self.answered().await.1
+    }
+
+    /// How long the next answer to an event took, and what it was.
+    async fn answered(&mut self) -> (Duration, Outcome) {
         loop {
-            if let Seen::Answered(Some(_), _, outcome) = self.seen.recv().await.unwrap() {
-                return outcome;
+            if let Seen::Answered(Some(_), took, outcome) = self.seen.recv().await.unwrap() {
+                return (took, outcome);
             }
         }
     }
@@ -406,8 +411,13 @@ async fn a_handler_that_hangs_or_panics_changes_nothing_and_costs_no_connection(
     let answer = async { create(&mut peer, "hang").await };
     let clock = async {
         assert_eq!(fixture.told.recv().await.unwrap(), "create p hang");
-        // 80 % of the two seconds.
-        tokio::time::advance(Duration::from_millis(1600)).await;
+        // 80 % of the two seconds, and no earlier.
+        tokio::time::advance(Duration::from_millis(1599)).await;
+        // Whoever is woken by that has its turn.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::advance(Duration::from_millis(1)).await;
     };
     let (answer, ()) = tokio::join!(answer, clock);
     assert_eq!(answer.unwrap(), nri::CreateContainerResponse::default());
@@ -415,7 +425,9 @@ async fn a_handler_that_hangs_or_panics_changes_nothing_and_costs_no_connection(
         begun.elapsed() < Duration::from_secs(2),
         "containerd would have dropped us"
     );
-    assert_eq!(fixture.outcome().await, Outcome::Late);
+    let (took, outcome) = fixture.answered().await;
+    assert_eq!(outcome, Outcome::Late);
+    assert_eq!(took, Duration::from_millis(1600));
 
     let answer = create(&mut peer, "panic").await.unwrap();
     assert_eq!(answer, nri::CreateContainerResponse::default());
