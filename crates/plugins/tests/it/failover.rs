@@ -4,13 +4,27 @@
 //! and reservations count what is bound.
 
 mod checks;
+mod contender;
 mod preemption;
 mod takeover;
 mod wire;
 mod world;
 
-use wire::{Fuse, Which, any_write, gang_binding, of_reservations};
+use koord_app::Clock;
+use std::time::Duration;
+use wire::{Fuse, Which, any_write, gang_binding, of_reservations, rival_binding};
 use world::World;
+
+/// Virtual time; only a run that hangs takes that long.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Between two looks at what follows by itself.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A world's.
+fn clock() -> Clock {
+    Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap())
+}
 
 /// A number drawn from `seed` (SplitMix64).
 pub(crate) fn draw(seed: u64) -> u64 {
@@ -23,10 +37,17 @@ pub(crate) fn draw(seed: u64) -> u64 {
 /// One run in which the first leader dies with the `at`th of its writes that are `counted`; how many
 /// there were when it lived to the end.
 async fn run(at: i64, counted: Which, arrives: bool) -> i64 {
-    let what = format!("dead at write {at}, which arrives: {arrives}");
+    run_with(at, counted, arrives, true).await
+}
+
+/// The next leader stands by, or starts when the first one is dead.
+async fn run_with(at: i64, counted: Which, arrives: bool, stands_by: bool) -> i64 {
+    let what = format!("dead at write {at}, which arrives: {arrives}, stands by: {stands_by}");
     let world = World::start().await;
     let fuse = Fuse::new(at, counted, arrives);
-    let (first, second) = world.pair(&fuse).await;
+    let first = world.schedule("one", fuse.clone());
+    world.leader("one").await;
+    let second = stands_by.then(|| world.schedule("two", Fuse::endless()));
     let mut pods = world.pods().await;
     world.create().await;
     tokio::select! {
@@ -35,6 +56,7 @@ async fn run(at: i64, counted: Which, arrives: bool) -> i64 {
     }
     let used = fuse.used();
     first.kill(&fuse).await;
+    let second = second.unwrap_or_else(|| world.schedule("two", Fuse::endless()));
     // Its lease runs out: it could not be given back.
     pods.settled(&what).await;
     world.check(&what).await;
@@ -60,8 +82,19 @@ async fn whenever_the_leader_dies_the_next_one_carries_on() {
 #[tokio::test(start_paused = true)]
 async fn a_gang_is_made_whole_whichever_of_its_members_was_bound_last() {
     // Two gangs of four; whether the binding arrives is drawn.
-    for at in 1..=8 {
-        run(at, gang_binding, draw(at.unsigned_abs()) & 1 == 0).await;
+    for at in 1..=8_i64 {
+        let arrives = draw(at.unsigned_abs()) & 1 == 0;
+        run(at, gang_binding, arrives).await;
+        run_with(at, gang_binding, arrives, false).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gang_that_began_is_made_whole_before_its_rival_begins() {
+    for at in 1..=3 {
+        for arrives in [true, false] {
+            run(at, rival_binding, arrives).await;
+        }
     }
 }
 

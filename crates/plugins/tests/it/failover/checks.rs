@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
+const GROUP: &str = "pod-group.scheduling.sigs.k8s.io";
 const QUOTA: &str = "quota.scheduling.koordinator.sh/name";
 const CPUS: &str = "scheduling.koordinator.sh/resource-status";
 const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
@@ -82,17 +83,20 @@ fn used(
     }
     for reservation in reservations {
         let object = as_json(reservation);
-        let held = &object["status"]["allocatable"][resource];
-        if object["status"]["phase"] != "Available" || held.is_null() {
+        if object["status"]["phase"] != "Available" {
             continue;
         }
         let uid = reservation.metadata.uid.clone().unwrap();
         let taken: i64 = owners(bound, &uid).map(|pod| milli(pod, resource)).sum();
-        let held = quantity(held);
+        // The size is what its user wrote; nobody resizes here.
+        let held = size(&object, resource);
+        let told = &object["status"]["allocatable"][resource];
+        let told = if told.is_null() { 0 } else { quantity(told) };
+        assert_eq!(told, held, "{what}: {resource} of {object}");
         // Other policies let owners take the rest of what they need from the node.
         let closed = object["spec"]["allocatePolicy"] == "Restricted";
         assert!(
-            !closed || taken <= held,
+            !closed || held == 0 || taken <= held,
             "{what}: owners take {taken} {resource} of {held}: {object}"
         );
         let node = object["status"]["nodeName"].as_str().unwrap().to_owned();
@@ -104,35 +108,86 @@ fn used(
     used
 }
 
+/// What a reservation's template asks for.
+fn size(reservation: &Value, resource: &str) -> i64 {
+    let containers = reservation["spec"]["template"]["spec"]["containers"].as_array();
+    let asked = containers
+        .unwrap()
+        .iter()
+        .map(|container| &container["resources"]["requests"][resource]);
+    asked.filter(|asked| !asked.is_null()).map(quantity).sum()
+}
+
+/// What may not be broken for a moment, of pods as an informer shows them.
+pub(super) fn always(bound: &[&Pod], what: &str) {
+    cpus(bound, what);
+    gpus(bound, what);
+    let group = |pod: &Pod| pod.metadata.labels.as_ref()?.get(GROUP).cloned();
+    let begun: BTreeSet<String> = bound.iter().filter_map(|pod| group(pod)).collect();
+    assert!(!begun.contains("hopeless"), "{what}: a member of no gang");
+    // There is room for one of them, and for the beginning of the other.
+    let rivals = ["rivala", "rivalb"].map(|gang| begun.contains(gang));
+    assert!(rivals != [true; 2], "{what}: one gang in another's room");
+    for (resource, max) in [("cpu", 4_000), ("memory", (8 << 30) * 1000)] {
+        let used: i64 = of_quota(bound).map(|pod| milli(pod, resource)).sum();
+        assert!(
+            used <= max,
+            "{what}: quota q uses {used}m of {max}m {resource}"
+        );
+    }
+}
+
+fn of_quota<'a>(bound: &'a [&'a Pod]) -> impl Iterator<Item = &'a Pod> {
+    let of = |pod: &&&Pod| {
+        let labels = pod.metadata.labels.as_ref();
+        labels.is_some_and(|labels| labels.get(QUOTA).is_some_and(|name| name == "q"))
+    };
+    bound.iter().filter(of).copied()
+}
+
+/// CPUs as the annotations give them away, whoever has them.
 pub(super) fn cpus(bound: &[&Pod], what: &str) {
     let mut owned: BTreeMap<(String, u32), String> = BTreeMap::new();
-    for pod in bound.iter().filter(|pod| milli(pod, "cpu") == 4000) {
+    for pod in bound {
         let name = name_of(pod);
-        let status = annotation(pod, CPUS).unwrap_or_else(|| panic!("{what}: {name} has no CPUs"));
-        let list = status["cpuset"].as_str().unwrap();
+        let labels = pod.metadata.labels.as_ref();
+        let qos = labels.and_then(|labels| labels.get("koordinator.sh/qosClass"));
+        let wanted = if qos.is_some_and(|qos| qos == "LSR") {
+            milli(pod, "cpu") / 1000
+        } else {
+            0
+        };
+        let status = annotation(pod, CPUS).unwrap_or_default();
+        let list = status["cpuset"].as_str().unwrap_or_default();
         let ids = koord_api::extension::parse_cpu_list(list).unwrap();
-        assert_eq!(ids.len(), 4, "{what}: {name}: {list}");
+        let count = i64::try_from(ids.len()).unwrap();
+        assert_eq!(count, wanted, "{what}: {name} has {list:?}");
         for id in ids {
+            assert!(id < 16, "{what}: there is no CPU {id}");
             let before = owned.insert((node_of(pod).unwrap(), id), name.clone());
             assert_eq!(before, None, "{what}: CPU {id} is also {name}'s");
         }
     }
 }
 
+/// GPUs as the annotations give them away, whoever has them.
 pub(super) fn gpus(bound: &[&Pod], what: &str) {
     let mut used: BTreeMap<(String, i64, &str), i64> = BTreeMap::new();
     for pod in bound {
-        if milli(pod, "koordinator.sh/gpu-core") == 0 {
-            continue;
-        }
         let name = name_of(pod);
-        let devices = annotation(pod, DEVICES);
-        let devices = devices.unwrap_or_else(|| panic!("{what}: {name} has no GPU"));
-        for gpu in devices["gpu"].as_array().unwrap() {
-            for share in ["koordinator.sh/gpu-core", "koordinator.sh/gpu-memory-ratio"] {
-                let at = (node_of(pod).unwrap(), gpu["minor"].as_i64().unwrap(), share);
-                *used.entry(at).or_default() += quantity(&gpu["resources"][share]);
+        let devices = annotation(pod, DEVICES).unwrap_or_default();
+        for share in ["koordinator.sh/gpu-core", "koordinator.sh/gpu-memory-ratio"] {
+            let mut got = 0;
+            for gpu in devices["gpu"].as_array().into_iter().flatten() {
+                let minor = gpu["minor"].as_i64().unwrap();
+                assert!((0..2).contains(&minor), "{what}: {name} has no GPU {minor}");
+                let part = quantity(&gpu["resources"][share]);
+                got += part;
+                *used
+                    .entry((node_of(pod).unwrap(), minor, share))
+                    .or_default() += part;
             }
+            assert_eq!(got, milli(pod, share), "{what}: {share} of {name}");
         }
     }
     for (gpu, used) in used {
@@ -141,8 +196,17 @@ pub(super) fn gpus(bound: &[&Pod], what: &str) {
 }
 
 pub(super) fn gangs(bound: &[&Pod], what: &str) {
-    for (gang, members) in [("ganga", 4), ("gangb", 4), ("hopeless", 5)] {
-        let of = |pod: &&&Pod| name_of(pod).split('-').next() == Some(gang);
+    for (gang, members) in [
+        ("ganga", 4),
+        ("gangb", 4),
+        ("hopeless", 5),
+        ("rivala", 3),
+        ("rivalb", 3),
+    ] {
+        let of = |pod: &&&Pod| {
+            let labels = pod.metadata.labels.as_ref();
+            labels.is_some_and(|labels| labels.get(GROUP).is_some_and(|name| name == gang))
+        };
         let there = bound.iter().filter(of).count();
         assert!(there == 0 || there == members, "{what}: {there} of {gang}");
     }
@@ -158,14 +222,9 @@ pub(super) fn counted(
     let quota = quotas
         .iter()
         .find(|quota| quota.metadata.name.as_deref() == Some("q"))?;
-    let of = |pod: &&&Pod| {
-        let labels = pod.metadata.labels.as_ref();
-        labels.is_some_and(|labels| labels.get(QUOTA).is_some_and(|name| name == "q"))
-    };
     let status = as_json(quota);
     for resource in ["cpu", "memory"] {
-        let of_quota = bound.iter().filter(of);
-        let expected: i64 = of_quota.map(|pod| milli(pod, resource)).sum();
+        let expected: i64 = of_quota(&bound).map(|pod| milli(pod, resource)).sum();
         let used = &status["status"]["used"][resource];
         if used.is_null() || quantity(used) != expected {
             return Some(format!(
@@ -188,10 +247,9 @@ pub(super) fn counted(
         }
         for resource in ["cpu", "memory"] {
             let taken: i64 = owners(&bound, &uid).map(|pod| milli(pod, resource)).sum();
-            let held = quantity(&status["status"]["allocatable"][resource]);
             let told = &status["status"]["allocated"][resource];
             let told = if told.is_null() { 0 } else { quantity(told) };
-            if told != taken.min(held) && told != taken {
+            if told != taken {
                 return Some(format!("owners take {taken} {resource} of {status}"));
             }
         }

@@ -1,8 +1,9 @@
 //! Leaders that die while they make room.
 
+use super::contender::Contender;
 use super::draw;
 use super::wire::{Fuse, Which, any_write, eviction};
-use super::world::{Contender, Pods, World, name_of, node_of, pod};
+use super::world::{Pods, World, name_of, node_of, pod};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_kube::Api;

@@ -27,6 +27,11 @@ pub(super) fn gang_binding(method: &Method, path: &str) -> bool {
     any_write(method, path) && path.contains("/pods/gang") && path.ends_with("/binding")
 }
 
+/// A binding of a member of one of two gangs that there is no room for together.
+pub(super) fn rival_binding(method: &Method, path: &str) -> bool {
+    any_write(method, path) && path.contains("/pods/rival") && path.ends_with("/binding")
+}
+
 /// A write to a reservation or its status, or to a pod that owns one.
 pub(super) fn of_reservations(method: &Method, path: &str) -> bool {
     any_write(method, path) && (path.contains("/reservations/") || path.contains("/pods/web-"))

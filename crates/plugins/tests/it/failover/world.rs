@@ -1,32 +1,29 @@
 //! Four machines with CPUs and GPUs, and pods of every kind that has state in the scheduler.
 
-use super::checks::{capacity, counted, cpus, gangs, gpus};
-use super::wire::{Fuse, Wire};
+use super::checks::{always, capacity, counted, gangs};
+use super::{PATIENCE, PAUSE};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::scheduling::{Device, ElasticQuota, PodGroup, Reservation};
 use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_apiserver::{ApiServer, Config};
-use koord_app::{Clock, Context};
+use koord_app::Clock;
 use koord_kube::api::{ListParams, Patch, PatchParams, PostParams};
 use koord_kube::kube_core::{NamespaceResourceScope, Resource};
 use koord_kube::{Api, Change, Client, Informer, Scope};
-use koord_scheduler::Options;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 const QUOTA: &str = "quota.scheduling.koordinator.sh/name";
 const GROUP: &str = "pod-group.scheduling.sigs.k8s.io";
 
 /// Kind of pod (the part of its name before the dash), how many there are, how many find a place.
-const PODS: [(&str, usize, usize); 8] = [
+const PODS: [(&str, usize, usize); 9] = [
     ("batch", 6, 4),
     ("cpuset", 6, 6),
     ("gpu", 20, 16),
@@ -34,11 +31,9 @@ const PODS: [(&str, usize, usize); 8] = [
     ("gangb", 4, 4),
     ("hopeless", 5, 0),
     ("quota", 6, 4),
-    ("web", 4, 4),
+    ("rival", 6, 3),
+    ("web", 8, 8),
 ];
-
-/// Virtual time; only a run that hangs takes that long.
-const PATIENCE: Duration = Duration::from_secs(7200);
 
 pub(super) struct World {
     server: Arc<ApiServer>,
@@ -46,40 +41,10 @@ pub(super) struct World {
     client: Client,
 }
 
-/// A scheduler that contends for leadership.
-pub(super) struct Contender {
-    stop: CancellationToken,
-    task: JoinHandle<Result<(), koord_scheduler::Error>>,
-}
-
-impl Contender {
-    /// The process is gone, and says goodbye to nobody.
-    pub(super) async fn kill(self, fuse: &Fuse) {
-        fuse.blow();
-        self.stop.cancel();
-        self.task.abort();
-        let _ = self.task.await;
-    }
-
-    pub(super) async fn stop(self) {
-        self.stop.cancel();
-        self.task.await.unwrap().unwrap();
-    }
-
-    /// Ends by itself, because somebody else may lead now.
-    pub(super) async fn loses(self) {
-        let ended = self.task.await.unwrap();
-        assert!(
-            matches!(ended, Err(koord_scheduler::Error::Election(_))),
-            "{ended:?}"
-        );
-    }
-}
-
 /// The pods as an informer shows them.
 pub(super) struct Pods {
     changes: tokio::sync::mpsc::Receiver<Change<Pod>>,
-    nodes: BTreeMap<String, Option<String>>,
+    all: BTreeMap<String, Arc<Pod>>,
     _stop: tokio_util::sync::DropGuard,
 }
 
@@ -91,24 +56,34 @@ pub(super) fn node_of(pod: &Pod) -> Option<String> {
     pod.spec.as_ref()?.node_name.clone()
 }
 
+/// What a pod is told of why it waits.
+fn told(pod: &Pod) -> String {
+    let conditions = pod.status.iter().flat_map(|status| &status.conditions);
+    let messages = conditions.flatten().filter_map(|one| one.message.clone());
+    messages.collect::<Vec<_>>().join("; ")
+}
+
 impl Pods {
     fn bound(&self, kind: &str) -> usize {
-        let bound = self.nodes.iter().filter(|(_, node)| node.is_some());
+        let bound = self.all.iter().filter(|(_, pod)| node_of(pod).is_some());
         bound
             .filter(|(name, _)| name.split('-').next() == Some(kind))
             .count()
     }
 
-    /// So many of each kind are bound, at least; the first number does not matter.
+    /// So many of each kind are bound, at least; the first number does not matter. What must always
+    /// hold is held against every change on the way.
     pub(super) async fn until(&mut self, what: &str, kinds: &[(&str, usize, usize)]) {
         let wait = async {
             while kinds.iter().any(|(kind, _, want)| self.bound(kind) < *want) {
                 match self.changes.recv().await {
                     Some(Change::Applied { new, .. }) => {
-                        self.nodes.insert(name_of(&new), node_of(&new));
+                        self.all.insert(name_of(&new), new);
+                        let bound = self.all.values().filter(|pod| node_of(pod).is_some());
+                        always(&bound.map(AsRef::as_ref).collect::<Vec<_>>(), what);
                     }
                     Some(Change::Deleted(last)) => {
-                        self.nodes.remove(&name_of(&last));
+                        self.all.remove(&name_of(&last));
                     }
                     Some(Change::Synced) => {}
                     None => panic!("{what}: the informer ended"),
@@ -116,7 +91,14 @@ impl Pods {
             }
         };
         if tokio::time::timeout(PATIENCE, wait).await.is_err() {
-            panic!("{what}: not all pods are bound: {:?}", self.nodes);
+            let places = self
+                .all
+                .iter()
+                .map(|(name, pod)| (name, node_of(pod).unwrap_or_else(|| told(pod))));
+            panic!(
+                "{what}: not all pods are bound: {:?}",
+                places.collect::<Vec<_>>()
+            );
         }
     }
 
@@ -136,7 +118,7 @@ fn room() -> Value {
         "kubernetes.io/batch-cpu": "4000", "kubernetes.io/batch-memory": "4Gi",
         "koordinator.sh/gpu": "200",
         "koordinator.sh/gpu-core": "200", "koordinator.sh/gpu-memory-ratio": "200",
-        "koordinator.sh/gpu-memory": "160Gi"})
+        "koordinator.sh/gpu-memory": "160Gi", "example.com/slot": "1"})
 }
 
 pub(super) fn pod(name: &str, metadata: Value, requests: Value) -> Value {
@@ -179,6 +161,11 @@ fn build(kind: &str, number: usize) -> Value {
         }
         "hopeless" => pod(&name, labels(GROUP, kind), json!({"cpu": "10"})),
         "quota" => pod(&name, labels(QUOTA, "q"), small),
+        // Two gangs of three, and four slots.
+        "rival" => {
+            let gang = ["rivala", "rivalb"][number % 2];
+            pod(&name, labels(GROUP, gang), json!({"example.com/slot": "1"}))
+        }
         "web" => pod(&name, labels("app", "web"), small),
         gang => pod(&name, labels(GROUP, gang), small),
     }
@@ -187,7 +174,7 @@ fn build(kind: &str, number: usize) -> Value {
 impl World {
     /// An API server with so many machines.
     pub(super) async fn bare(machines: usize) -> Self {
-        let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
+        let clock = super::clock();
         let mut config = Config::memory(clock.clone());
         config.controllers = koord_app::flags::Selection::none();
         let server = ApiServer::open(config).await.unwrap();
@@ -206,7 +193,13 @@ impl World {
 
     pub(super) async fn start() -> Self {
         let world = Self::bare(4).await;
-        for (gang, members) in [("ganga", 4), ("gangb", 4), ("hopeless", 5)] {
+        for (gang, members) in [
+            ("ganga", 4),
+            ("gangb", 4),
+            ("hopeless", 5),
+            ("rivala", 3),
+            ("rivalb", 3),
+        ] {
             world
                 .put::<PodGroup>(json!({
                     "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup",
@@ -332,47 +325,26 @@ impl World {
         let informer = Informer::<Pod>::start(self.client.clone(), Scope::default(), stop);
         Pods {
             changes: informer.changes,
-            nodes: BTreeMap::new(),
+            all: BTreeMap::new(),
             _stop: guard,
         }
     }
 
-    /// A leader, and a second one that stands by.
-    pub(super) async fn pair(&self, fuse: &Arc<Fuse>) -> (Contender, Contender) {
-        let first = self.schedule("one", fuse.clone());
-        self.leader("one").await;
-        (first, self.schedule("two", Fuse::endless()))
-    }
-
-    /// Waits until `identity` leads.
-    pub(super) async fn leader(&self, identity: &str) {
+    /// Who leads.
+    pub(super) async fn holder(&self) -> Option<String> {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
-        let holder = |lease: Lease| lease.spec?.holder_identity;
-        let wait = async {
-            loop {
-                let lease = api.get_opt("koord-scheduler").await.unwrap();
-                if lease.and_then(holder).as_deref() == Some(identity) {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, wait).await.unwrap();
+        let lease = api.get_opt("koord-scheduler").await.unwrap();
+        lease?.spec?.holder_identity
     }
 
-    pub(super) fn schedule(&self, identity: &str, fuse: Arc<Fuse>) -> Contender {
-        let context = Context {
-            clock: self.clock.clone(),
-            ..Context::new()
-        };
-        let mut options = Options::new(koord_plugins::registry());
-        options.identity = identity.to_owned();
-        options.write_concurrency = 4;
-        let inner = self.server.service();
-        let client = koord_kube::client::in_process(Wire { inner, fuse });
-        let stop = context.shutdown.clone();
-        let task = tokio::spawn(koord_scheduler::run(options, client, context));
-        Contender { stop, task }
+    /// The server's clock.
+    pub(super) fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
+    /// The server itself, for those who stand in its way.
+    pub(super) fn server(&self) -> &ApiServer {
+        &self.server
     }
 
     pub(super) async fn list<K>(&self) -> Vec<K>
@@ -400,8 +372,7 @@ impl World {
         let pods = self.list::<Pod>().await;
         let bound: Vec<&Pod> = pods.iter().filter(|pod| node_of(pod).is_some()).collect();
         capacity(&bound, &self.list::<Reservation>().await, what);
-        cpus(&bound, what);
-        gpus(&bound, what);
+        always(&bound, what);
         gangs(&bound, what);
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
@@ -413,9 +384,8 @@ impl World {
             );
             let Some(wrong) = wrong else { return };
             assert!(tokio::time::Instant::now() < deadline, "{what}: {wrong}");
-            // Time is virtual: this lets the controllers run, for as long as they have something to do.
-            tokio::time::advance(Duration::from_secs(1)).await;
-            tokio::task::yield_now().await;
+            // The controllers run meanwhile.
+            tokio::time::sleep(PAUSE).await;
         }
     }
 }

@@ -1,0 +1,78 @@
+//! Schedulers in this process, which die by being forgotten.
+
+use super::PATIENCE;
+use super::wire::{Fuse, Wire};
+use super::world::World;
+use koord_app::Context;
+use koord_scheduler::Options;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// A scheduler that contends for leadership.
+pub(super) struct Contender {
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), koord_scheduler::Error>>,
+}
+
+impl Contender {
+    /// The process is gone, and says goodbye to nobody.
+    pub(super) async fn kill(self, fuse: &Fuse) {
+        fuse.blow();
+        self.stop.cancel();
+        self.task.abort();
+        let _ = self.task.await;
+    }
+
+    pub(super) async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap().unwrap();
+    }
+
+    /// Ends by itself, because somebody else may lead now.
+    pub(super) async fn loses(self) {
+        let ended = self.task.await.unwrap();
+        assert!(
+            matches!(ended, Err(koord_scheduler::Error::Election(_))),
+            "{ended:?}"
+        );
+    }
+}
+
+impl World {
+    /// A leader, and a second one that stands by.
+    pub(super) async fn pair(&self, fuse: &Arc<Fuse>) -> (Contender, Contender) {
+        let first = self.schedule("one", fuse.clone());
+        self.leader("one").await;
+        (first, self.schedule("two", Fuse::endless()))
+    }
+
+    /// Waits until `identity` leads.
+    pub(super) async fn leader(&self, identity: &str) {
+        let wait = async {
+            loop {
+                if self.holder().await.as_deref() == Some(identity) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.unwrap();
+    }
+
+    pub(super) fn schedule(&self, identity: &str, fuse: Arc<Fuse>) -> Contender {
+        let context = Context {
+            clock: self.clock(),
+            ..Context::new()
+        };
+        let mut options = Options::new(koord_plugins::registry());
+        options.identity = identity.to_owned();
+        options.write_concurrency = 4;
+        let inner = self.server().service();
+        let client = koord_kube::client::in_process(Wire { inner, fuse });
+        let stop = context.shutdown.clone();
+        let task = tokio::spawn(koord_scheduler::run(options, client, context));
+        Contender { stop, task }
+    }
+}
