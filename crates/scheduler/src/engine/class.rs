@@ -4,13 +4,15 @@
 //! rows that changed since; a fresh evaluation of every row is the same thing with an empty past,
 //! which is what makes the cached answer comparable with the exhaustive one.
 
-use super::diagnosis::{RowVerdict, Tally};
+use super::batch::Batch;
+use super::diagnosis::RowVerdict;
 use super::grouped::Grouped;
 use super::measure::Fared;
 use super::scope::{Looked, Scope};
 use super::special::Specials;
 use super::stage;
 use super::tree::{Key, Tree};
+use super::verdicts::Verdicts;
 use crate::framework::{Code, Instance, Normalize};
 use crate::state::NodeIndex;
 use koord_model::numa::NumaMask;
@@ -22,7 +24,9 @@ pub(super) struct Column {
     pub(super) plugin: Instance,
     pub(super) weight: i64,
     pub(super) kind: Normalize,
-    /// The largest raw score of a feasible row, at least 0, and how many rows have it.
+    /// By row, if what they come to depends on other rows; none while all are 0.
+    raws: Vec<i64>,
+    /// The largest raw score of a feasible row, at least 0, and, above 0, how many rows have it.
     pub(super) max: i64,
     at_max: usize,
     /// How many feasible rows have a raw score other than 0.
@@ -36,11 +40,47 @@ impl Column {
         matches!(self.kind, Normalize::Max | Normalize::MaxReversed)
     }
 
+    /// Whether what a raw score comes to depends on no other row.
+    fn is_fixed(&self) -> bool {
+        self.kind == Normalize::None
+    }
+
     /// What a raw score contributes to its row's total; nothing yet for `Normalize::Custom`.
     pub(super) fn share(&self, raw: i64) -> i64 {
         match self.kind {
             Normalize::Custom => 0,
             kind => self.weight * normal(kind, raw, self.max),
+        }
+    }
+
+    /// The raw score of `row`; not kept of columns where it does not depend on other rows.
+    pub(super) fn raw(&self, row: usize) -> i64 {
+        self.raws.get(row).copied().unwrap_or(0)
+    }
+
+    /// A row that fits comes with this raw score; there are `rows`.
+    fn enter(&mut self, row: usize, raw: i64, rows: usize) {
+        if self.is_relative() {
+            if raw > self.max {
+                (self.max, self.at_max) = (raw, 0);
+            }
+            self.at_max += usize::from(raw == self.max && raw > 0);
+            self.nonzero += usize::from(raw != 0);
+        }
+        if let Some(known) = self.raws.get_mut(row) {
+            *known = raw;
+        } else if raw != 0 {
+            self.raws.resize(rows, 0);
+            self.raws[row] = raw;
+        }
+    }
+
+    /// A row that fitted goes.
+    fn leave(&mut self, row: usize) {
+        let raw = self.raw(row);
+        if self.is_relative() && raw != 0 {
+            self.at_max -= usize::from(raw == self.max);
+            self.nonzero -= 1;
         }
     }
 }
@@ -57,7 +97,7 @@ pub(super) fn normal(kind: Normalize, raw: i64, max: i64) -> i64 {
     score.clamp(0, 100)
 }
 
-/// A set of rows.
+/// A set of rows, which takes nothing while there are none.
 #[derive(Debug, Default)]
 pub(super) struct Releasing {
     rows: Vec<bool>,
@@ -74,33 +114,37 @@ impl Releasing {
     }
 
     fn set(&mut self, node: NodeIndex, is: bool) {
+        if !is && self.is_empty() {
+            return;
+        }
+        if self.rows.len() <= node.row() {
+            self.rows.resize(node.row() + 1, false);
+        }
         let before = std::mem::replace(&mut self.rows[node.row()], is);
         self.count = self.count + usize::from(is) - usize::from(before);
     }
 }
 
-/// Verdicts and scores of all rows for one shape of pod.
+/// Verdicts and scores of all rows for one shape of pod. There are many shapes, and every one of them
+/// is read again when its pods come back: what a row takes here decides how many are remembered, and
+/// what that reading costs.
 #[derive(Debug, Default)]
 pub(crate) struct Evaluation {
     position: u64,
-    seen: Vec<u64>,
-    verdicts: Vec<RowVerdict>,
+    verdicts: Verdicts,
     /// The list of nodes that pods of this shape were restricted to, last time.
     only: Option<Vec<NodeIndex>>,
     /// Rows whose pods this shape may replace, when it may replace any.
     pub(super) releasing: Releasing,
-    pub(super) tally: Tally,
     pub(super) columns: Vec<Column>,
-    /// Raw scores by row, then by column: a row that changes is changed in one place.
-    raws: Vec<i64>,
+    /// By row: what comes of the raw scores that do not depend on other rows.
+    fixed: Vec<i64>,
     pub(super) tree: Tree,
     /// The same by group, where volatile plugins score by groups.
     pub(super) grouped: Option<Box<Grouped>>,
     /// What pods that share all of this but whose place they may take find on a few rows.
     pub(super) specials: Specials,
     pub(super) fared: Fared,
-    /// How many rows fit.
-    fitting: usize,
     /// When it was last used, and what it took then, for eviction.
     pub(super) used: u64,
     pub(super) counted: usize,
@@ -131,35 +175,24 @@ impl Evaluation {
         let (Some(changed), true) = (changed, same) else {
             return self.rebuild(scope);
         };
+        let mut changed: Vec<NodeIndex> = changed.collect();
         self.grow(rows);
-        let mut rows = Vec::new();
         if self.only != scope.prepared.only {
             let old = std::mem::replace(&mut self.only, scope.prepared.only.clone());
-            rows.extend(either(&old, &self.only));
+            changed.extend(either(&old, &self.only));
+            changed.retain(|node| node.row() < rows);
+            changed.sort_unstable();
+            changed.dedup();
             // What shapes found on their rows was found under the old list.
             self.specials = Specials::default();
         }
-        for node in changed {
-            if self.seen[node.row()] != scope.nodes().version(node) {
-                self.seen[node.row()] = scope.nodes().version(node);
-                rows.push(node);
-            }
-        }
         self.position = scope.nodes().position();
-        if self.only.is_some() {
-            rows.retain(|node| node.row() < self.verdicts.len());
-            rows.sort_unstable();
-            rows.dedup();
-        }
-        if rows.is_empty() {
+        if changed.is_empty() {
             return;
         }
-        let mut raws = Vec::with_capacity(self.columns.len());
-        self.replace(scope, &rows, |evaluation, at, _| {
-            raws.clear();
-            let looked = scope.look(rows[at], &mut raws);
-            evaluation.fared.looked(&looked.verdict);
-            evaluation.record(rows[at], looked, &raws);
+        let mut batch = scope.look_each(&changed);
+        self.replace(scope, &changed, |evaluation, at| {
+            evaluation.found(changed[at], &mut batch, at);
         });
     }
 
@@ -168,37 +201,38 @@ impl Evaluation {
         if rows == self.verdicts.len() {
             return;
         }
-        self.verdicts.resize_with(rows, RowVerdict::default);
-        self.seen.resize(rows, 0);
-        self.raws.resize(rows * self.columns.len(), 0);
-        self.releasing.rows.resize(rows, false);
+        self.verdicts.grow(rows);
+        self.fixed.resize(rows, 0);
+        for column in self.columns.iter_mut().filter(|c| !c.raws.is_empty()) {
+            column.raws.resize(rows, 0);
+        }
         self.tree.grow(rows);
         self.grouped = None;
     }
 
     /// How many bytes it takes, about.
     pub(super) fn bytes(&self) -> usize {
-        let row = size_of::<RowVerdict>() + size_of::<u64>() + size_of::<bool>();
         let grouped = self.grouped.as_ref().map_or(0, |grouped| grouped.bytes());
-        row * self.verdicts.capacity()
-            + size_of::<i64>() * self.raws.capacity()
+        let raws: usize = self.columns.iter().map(|c| c.raws.capacity()).sum();
+        self.verdicts.bytes()
+            + self.releasing.rows.capacity()
+            + size_of::<i64>() * (self.fixed.capacity() + raws)
             + self.tree.bytes()
             + grouped
             + self.specials.bytes()
     }
 
-    /// Has `enter` record another verdict for each of `rows`, given its position there and the old
-    /// verdict, and orders the candidates anew.
+    /// Has `enter` record another verdict for each of `rows`, given its position there, and orders the
+    /// candidates anew.
     pub(super) fn replace(
         &mut self,
         scope: &Scope<'_>,
         rows: &[NodeIndex],
-        mut enter: impl FnMut(&mut Self, usize, RowVerdict),
+        mut enter: impl FnMut(&mut Self, usize),
     ) {
         let before: Vec<i64> = self.columns.iter().map(|column| column.max).collect();
-        for (at, node) in rows.iter().enumerate() {
-            let old = self.leave(node.row());
-            enter(self, at, old);
+        for at in 0..rows.len() {
+            enter(self, at);
         }
         let mut rescaled: Vec<usize> = Vec::new();
         for (at, before) in before.into_iter().enumerate() {
@@ -211,8 +245,7 @@ impl Evaluation {
             }
             let column = &self.columns[at];
             if column.max != before {
-                let feasible = |row: &usize| matches!(self.verdicts[*row], RowVerdict::Fits(_));
-                let counts = |row: &usize| feasible(row) && self.raw(*row, at) != 0;
+                let counts = |row: &usize| self.verdicts.fits(*row) && column.raw(*row) != 0;
                 let own = rows.iter().map(|node| node.row()).filter(counts);
                 if own.count() < column.nonzero {
                     rescaled.extend((0..self.verdicts.len()).filter(counts));
@@ -245,7 +278,7 @@ impl Evaluation {
     /// How many nodes fit, as of the last [`Self::best`].
     pub(super) fn fitting(&self, scope: &Scope<'_>) -> usize {
         if scope.prepared.moving.is_empty() {
-            self.fitting
+            self.verdicts.fitting()
         } else {
             self.fared.left()
         }
@@ -258,7 +291,7 @@ impl Evaluation {
 
     /// The nodes that evicting pods might free.
     pub(super) fn helpable(&self, scope: &Scope<'_>) -> Vec<NodeIndex> {
-        let mut nodes = super::diagnosis::helpable(&self.verdicts);
+        let mut nodes = self.verdicts.helpable();
         let stable = nodes.len();
         nodes.extend(
             self.refused_moving(scope)
@@ -270,6 +303,11 @@ impl Evaluation {
             nodes.sort_unstable();
         }
         nodes
+    }
+
+    /// Why the rows refuse the pod, volatile plugins not counted.
+    pub(super) fn tally(&self) -> super::diagnosis::Tally {
+        self.verdicts.tally()
     }
 
     /// The NUMA nodes agreed on for `node`.
@@ -285,138 +323,103 @@ impl Evaluation {
         let rows = nodes.rows();
         self.position = nodes.position();
         self.only.clone_from(&scope.prepared.only);
-        self.releasing = Releasing {
-            rows: vec![false; rows],
-            count: 0,
-        };
+        self.releasing = Releasing::default();
         self.specials = Specials::default();
-        self.fitting = 0;
-        self.tally = Tally::default();
-        self.verdicts.clear();
-        self.verdicts.resize_with(rows, RowVerdict::default);
-        self.seen.clear();
-        self.seen.resize(rows, 0);
+        self.verdicts = Verdicts::absent(rows);
         self.columns = columns(scope);
-        self.raws.clear();
-        self.raws.resize(rows * self.columns.len(), 0);
-        for (row, seen) in (0_u32..).zip(&mut self.seen) {
-            *seen = nodes.version(NodeIndex(row));
-        }
+        self.fixed.clear();
+        self.fixed.resize(rows, 0);
         // Rows are judged by several threads and recorded in order: no result depends on timing.
+        let all: Vec<NodeIndex> = (0_u32..).map(NodeIndex).take(rows).collect();
         let threads = rayon::current_num_threads();
         if rows < scope.parallel_rows || threads < 2 {
-            for row in 0..u32::try_from(rows).unwrap_or(u32::MAX) {
-                self.enter(scope, NodeIndex(row));
-            }
+            self.enter(&all, scope.look_each(&all));
         } else {
-            let last = u32::try_from(rows).unwrap_or(u32::MAX);
-            let part = rows.div_ceil(4 * threads);
-            let starts: Vec<u32> = (0..last).step_by(part).collect();
-            let part = u32::try_from(part).unwrap_or(u32::MAX);
-            let looked: Vec<(Vec<Looked>, Vec<i64>)> = starts
-                .par_iter()
-                .map(|start| {
-                    let mut raws = Vec::new();
-                    let looked = (*start..start.saturating_add(part).min(last))
-                        .map(|row| scope.look(NodeIndex(row), &mut raws))
-                        .collect();
-                    (looked, raws)
-                })
-                .collect();
-            for (start, (looked, raws)) in starts.iter().zip(looked) {
-                let mut raws = &raws[..];
-                for (row, looked) in (*start..).zip(looked) {
-                    let fits = matches!(looked.verdict, RowVerdict::Fits(_));
-                    let own = if fits { self.columns.len() } else { 0 };
-                    let (own, rest) = raws.split_at(own);
-                    self.fared.looked(&looked.verdict);
-                    self.record(NodeIndex(row), looked, own);
-                    raws = rest;
-                }
+            let parts = all.par_chunks(rows.div_ceil(4 * threads));
+            let looked: Vec<(&[NodeIndex], Batch)> =
+                parts.map(|part| (part, scope.look_each(part))).collect();
+            for (part, batch) in looked {
+                self.enter(part, batch);
             }
         }
         self.rank(scope);
     }
 
-    fn leave(&mut self, row: usize) -> RowVerdict {
-        let verdict = std::mem::take(&mut self.verdicts[row]);
-        match &verdict {
-            RowVerdict::Absent => {}
-            RowVerdict::Refused(plugin, rejection) => self.tally.remove(*plugin, rejection),
-            RowVerdict::Fits(_) => {
-                self.fitting -= 1;
-                let width = self.columns.len();
-                let raws = &self.raws[row * width..(row + 1) * width];
-                for (column, raw) in self.columns.iter_mut().zip(raws) {
-                    column.at_max -= usize::from(*raw == column.max);
-                    column.nonzero -= usize::from(*raw != 0);
-                }
-            }
+    fn enter(&mut self, rows: &[NodeIndex], mut batch: Batch) {
+        for (at, node) in rows.iter().enumerate() {
+            self.found(*node, &mut batch, at);
         }
-        verdict
     }
 
-    fn enter(&mut self, scope: &Scope<'_>, node: NodeIndex) {
-        let mut raws = Vec::with_capacity(self.columns.len());
-        let looked = scope.look(node, &mut raws);
+    /// Takes in what was found of the row at position `at` of a batch.
+    fn found(&mut self, node: NodeIndex, batch: &mut Batch, at: usize) {
+        let (looked, raws) = batch.take(at);
         self.fared.looked(&looked.verdict);
-        self.record(node, looked, &raws);
+        let fixed = self.fixed_of(raws);
+        let kept = raws.iter().copied();
+        self.record(node, looked, fixed, kept);
     }
 
-    /// Takes in what was found of one row.
-    pub(super) fn record(&mut self, node: NodeIndex, looked: Looked, raws: &[i64]) {
-        let row = node.row();
-        self.releasing.set(node, looked.releases);
-        match &looked.verdict {
-            RowVerdict::Absent => {}
-            RowVerdict::Refused(plugin, rejection) => self.tally.add(*plugin, rejection),
-            RowVerdict::Fits(_) => {
-                self.fitting += 1;
-                self.raws_of_mut(node).copy_from_slice(raws);
-                for (column, raw) in self.columns.iter_mut().zip(raws) {
-                    if *raw > column.max {
-                        column.max = *raw;
-                        column.at_max = 0;
-                    }
-                    column.at_max += usize::from(*raw == column.max);
-                    column.nonzero += usize::from(*raw != 0);
-                }
+    /// What comes of those of a row's raw scores that do not depend on other rows.
+    pub(super) fn fixed_of(&self, raws: &[i64]) -> i64 {
+        let shares = self.columns.iter().zip(raws);
+        let fixed = shares.filter(|(column, _)| column.is_fixed());
+        fixed.map(|(column, raw)| column.share(*raw)).sum()
+    }
+
+    /// Takes in what was found of one row: the raw scores by column, those aside that do not depend on
+    /// other rows, which come to `fixed`.
+    pub(super) fn record(
+        &mut self,
+        node: NodeIndex,
+        looked: Looked,
+        fixed: i64,
+        raws: impl Iterator<Item = i64>,
+    ) {
+        let (row, rows) = (node.row(), self.verdicts.len());
+        if self.verdicts.fits(row) {
+            for column in &mut self.columns {
+                column.leave(row);
             }
         }
-        self.verdicts[row] = looked.verdict;
+        self.releasing.set(node, looked.releases);
+        if matches!(looked.verdict, RowVerdict::Fits(_)) {
+            self.fixed[row] = fixed;
+            let columns = self.columns.iter_mut().zip(raws);
+            for (column, raw) in columns.filter(|(column, _)| !column.is_fixed()) {
+                column.enter(row, raw, rows);
+            }
+        }
+        self.verdicts.set(row, looked.verdict);
+    }
+
+    /// What [`Self::record`] took in of a row.
+    pub(super) fn recorded(&self, node: NodeIndex, raws: &mut [i64]) -> (Looked, i64) {
+        let row = node.row();
+        for (raw, column) in raws.iter_mut().zip(&self.columns) {
+            *raw = column.raw(row);
+        }
+        let looked = Looked {
+            verdict: self.verdict(node).cloned().unwrap_or_default(),
+            releases: self.releasing.contains(node),
+        };
+        (looked, self.fixed[row])
     }
 
     /// Finds the largest raw score of column `at` anew.
     fn rescan(&mut self, at: usize) {
-        let (mut max, mut at_max) = (0, self.fitting);
-        if self.columns[at].nonzero > 0 {
-            at_max = 0;
-            for node in super::diagnosis::feasible(&self.verdicts) {
-                let raw = self.raw(node.row(), at);
+        let (mut max, mut at_max) = (0, 0);
+        let column = &self.columns[at];
+        if column.nonzero > 0 {
+            for row in self.verdicts.feasible() {
+                let raw = column.raw(row);
                 if raw > max {
                     (max, at_max) = (raw, 0);
                 }
-                at_max += usize::from(raw == max);
+                at_max += usize::from(raw == max && raw > 0);
             }
         }
         (self.columns[at].max, self.columns[at].at_max) = (max, at_max);
-    }
-
-    /// The raw score of `row` in column `at`.
-    pub(super) fn raw(&self, row: usize, at: usize) -> i64 {
-        self.raws[row * self.columns.len() + at]
-    }
-
-    /// The raw scores of a row, by column.
-    pub(super) fn raws_of(&self, node: NodeIndex) -> &[i64] {
-        let width = self.columns.len();
-        &self.raws[node.row() * width..(node.row() + 1) * width]
-    }
-
-    /// The same, to be changed.
-    pub(super) fn raws_of_mut(&mut self, node: NodeIndex) -> &mut [i64] {
-        let width = self.columns.len();
-        &mut self.raws[node.row() * width..(node.row() + 1) * width]
     }
 
     /// Recomputes every total.
@@ -436,14 +439,17 @@ impl Evaluation {
     /// Orders by total score, then by a number drawn from the seed and the row's version: ties are
     /// spread, and drawn again whenever a node changes, yet the same input gives the same order.
     fn key(&self, scope: &Scope<'_>, row: usize) -> Key {
-        if !matches!(self.verdicts[row], RowVerdict::Fits(_)) {
+        if !self.verdicts.fits(row) {
             return 0;
         }
-        let width = self.columns.len();
-        let raws = &self.raws[row * width..(row + 1) * width];
-        let shares = self.columns.iter().zip(raws);
-        let total: i64 = shares.map(|(column, raw)| column.share(*raw)).sum();
-        key(total, tie(scope.seed, self.seen[row], row))
+        let relative = self.columns.iter().filter(|column| column.is_relative());
+        let shares = relative.map(|column| column.share(column.raw(row)));
+        let total = self.fixed[row] + shares.sum::<i64>();
+        let Ok(number) = u32::try_from(row) else {
+            return 0;
+        };
+        let version = scope.nodes().version(NodeIndex(number));
+        key(total, tie(scope.seed, version, row))
     }
 }
 
@@ -455,6 +461,7 @@ pub(super) fn columns(scope: &Scope<'_>) -> Vec<Column> {
             plugin: *plugin,
             weight: *weight,
             kind: scope.plugins[*plugin].normalization(),
+            raws: Vec::new(),
             max: 0,
             at_max: 0,
             nonzero: 0,

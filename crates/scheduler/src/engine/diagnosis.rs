@@ -179,7 +179,7 @@ impl Tally {
 }
 
 /// What was said of one row.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) enum RowVerdict {
     /// Not a node.
     #[default]
@@ -187,24 +187,6 @@ pub(crate) enum RowVerdict {
     /// With the NUMA nodes agreed on, where alignment is asked for.
     Fits(Option<NumaMask>),
     Refused(Instance, Rejection),
-}
-
-/// The nodes among `verdicts` that evicting pods might free, in order.
-pub(crate) fn helpable(verdicts: &[RowVerdict]) -> Vec<NodeIndex> {
-    let might = |verdict: &RowVerdict| matches!(verdict, RowVerdict::Refused(_, rejection) if rejection.code == Code::Unschedulable);
-    let rows = verdicts.iter().enumerate();
-    rows.filter(|(_, verdict)| might(verdict))
-        .filter_map(|(row, _)| u32::try_from(row).ok().map(NodeIndex))
-        .collect()
-}
-
-/// The nodes among `verdicts` that fit, in order.
-pub(crate) fn feasible(verdicts: &[RowVerdict]) -> impl Iterator<Item = NodeIndex> + '_ {
-    verdicts
-        .iter()
-        .enumerate()
-        .filter(|(_, verdict)| matches!(verdict, RowVerdict::Fits(_)))
-        .filter_map(|(row, _)| u32::try_from(row).ok().map(NodeIndex))
 }
 
 #[cfg(test)]

@@ -371,7 +371,12 @@ impl Evaluation {
         let nodes = scope.cycle.view.nodes;
         let ranked = std::iter::once(best).chain(ranked);
         let ranking = ranked
-            .map(|node| scope.scored(node, &self.columns, self.raws_of(node)))
+            .map(|node| {
+                // Not all raw scores are kept, and explanations are few.
+                let mut raws = Vec::new();
+                scope.look(node, &mut raws);
+                scope.scored(node, &self.columns, &raws)
+            })
             .collect();
         Table {
             feasible,

@@ -158,7 +158,7 @@ impl Evaluation {
         let candidates = Rows {
             nodes: &nodes,
             columns: &self.columns,
-            raw: &|at, column| self.raw(nodes[at].row(), column),
+            raw: &|at, column| self.columns[column].raw(nodes[at].row()),
             around: Some(&around),
         };
         let best = stage::best(scope, &candidates, keys);

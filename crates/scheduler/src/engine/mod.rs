@@ -17,6 +17,7 @@ macro_rules! view {
     };
 }
 
+mod batch;
 mod class;
 mod cycle;
 mod diagnosis;
@@ -33,6 +34,7 @@ mod select;
 mod special;
 mod stage;
 mod tree;
+mod verdicts;
 
 pub use diagnosis::{Diagnosis, NodeRefusal};
 pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};

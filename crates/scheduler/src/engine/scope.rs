@@ -79,7 +79,7 @@ impl Scope<'_> {
 
     /// The same without the volatile plugins: what pods of one shape share.
     fn judge_stable(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
-        if self.nodes().info(node).is_none() {
+        if !self.nodes().is_present(node) {
             return RowVerdict::Absent;
         }
         if let Some(only) = &self.prepared.only
@@ -156,6 +156,11 @@ impl Scope<'_> {
         out
     }
 
+    /// Whether this pod may take the place of any pod on `node`.
+    pub(super) fn releases_any(&self, node: NodeIndex) -> bool {
+        !self.released(node).is_empty()
+    }
+
     /// The nodes that pods are nominated to.
     pub(super) fn promised(&self) -> FxHashSet<NodeIndex> {
         let names = self.nominator.nodes();
@@ -182,7 +187,7 @@ impl Scope<'_> {
             .filter_map(|(plugin, state)| Some((self.plugins[plugin].release()?, state)))
     }
 
-    fn aligning(&self) -> impl Iterator<Item = (Instance, &dyn Alignment, &State)> {
+    pub(super) fn aligning(&self) -> impl Iterator<Item = (Instance, &dyn Alignment, &State)> {
         self.states(&self.prepared.aligning)
             .filter_map(|(plugin, state)| Some((plugin, self.plugins[plugin].alignment()?, state)))
     }
@@ -223,7 +228,7 @@ impl Scope<'_> {
     }
 
     /// Whether `plugin` is one of those that are left out.
-    fn leaves_out(&self, plugin: Instance) -> bool {
+    pub(super) fn leaves_out(&self, plugin: Instance) -> bool {
         self.bare
             && self
                 .states(&self.prepared.releasing)
@@ -242,15 +247,20 @@ impl Scope<'_> {
                 numa: *numa,
                 ..self.imagine(&removed, &[])
             };
-            let scores = self.prepared.scores.iter();
-            raws.extend(scores.map(|(plugin, _, state)| {
-                if self.leaves_out(*plugin) {
-                    return 0;
-                }
-                self.plugins[*plugin].score(&cycle, state, node)
-            }));
+            self.score(&cycle, node, raws);
         }
         Looked { verdict, releases }
+    }
+
+    /// Appends the raw scores of a row that fits to `raws`.
+    pub(super) fn score(&self, cycle: &Cycle<'_>, node: NodeIndex, raws: &mut Vec<i64>) {
+        let scores = self.prepared.scores.iter();
+        raws.extend(scores.map(|(plugin, _, state)| {
+            if self.leaves_out(*plugin) {
+                return 0;
+            }
+            self.plugins[*plugin].score(cycle, state, node)
+        }));
     }
 
     /// The filters of all but the volatile plugins.
@@ -267,7 +277,7 @@ impl Scope<'_> {
     }
 
     /// Makes the plugins that hand out NUMA resources agree, where the node or the pod asks for it.
-    fn align(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
+    pub(super) fn align(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
         let asked = self.aligning().find_map(|(instance, plugin, state)| {
             let policy = plugin.numa_policy(cycle, state, node)?;
             Some((instance, policy))

@@ -22,6 +22,8 @@ const MAX_SHAPES: usize = 4096;
 struct Special {
     /// Sorted by row, with the version that was looked at.
     rows: Vec<(NodeIndex, u64, Looked)>,
+    /// Of each row, what comes of the raw scores that do not depend on other rows.
+    fixed: Vec<i64>,
     /// Raw scores, as many per row as there are columns.
     raws: Vec<i64>,
 }
@@ -38,7 +40,8 @@ impl Specials {
     /// How many bytes it takes, about.
     pub(super) fn bytes(&self) -> usize {
         let of = |found: &Special| {
-            size_of::<(NodeIndex, u64, Looked)>() * found.rows.len() + 8 * found.raws.len() + 256
+            let numbers = found.fixed.len() + found.raws.len();
+            size_of::<(NodeIndex, u64, Looked)>() * found.rows.len() + 8 * numbers + 256
         };
         // Few have any, and those that have one have many of a size.
         let first = self.found.values().next().map_or(0, of);
@@ -65,6 +68,7 @@ impl Evaluation {
                 (*version, *looked) = (now, scope.look(*node, &mut looked_up));
                 self.fared.looked(&looked.verdict);
                 looked_up.resize(width, 0);
+                found.fixed[at] = self.fixed_of(&looked_up);
                 found.raws[at * width..(at + 1) * width].copy_from_slice(&looked_up);
             }
         }
@@ -91,16 +95,20 @@ impl Evaluation {
         let nodes: Vec<NodeIndex> = found.rows.iter().map(|(node, ..)| *node).collect();
         let width = self.columns.len();
         let mut raws = vec![0; width];
-        self.replace(scope, &nodes, |evaluation, at, verdict| {
-            let Some((node, _, looked)) = found.rows.get_mut(at) else {
+        self.replace(scope, &nodes, |evaluation, at| {
+            let (Some((node, _, looked)), Some(fixed)) =
+                (found.rows.get_mut(at), found.fixed.get_mut(at))
+            else {
                 return;
             };
             let kept = &mut found.raws[at * width..(at + 1) * width];
             raws.copy_from_slice(kept);
-            kept.copy_from_slice(evaluation.raws_of_mut(*node));
-            let releases = evaluation.releasing.contains(*node);
-            let new = std::mem::replace(looked, Looked { verdict, releases });
-            evaluation.record(*node, new, &raws);
+            let under = evaluation.recorded(*node, kept);
+            let new = (
+                std::mem::replace(looked, under.0),
+                std::mem::replace(fixed, under.1),
+            );
+            evaluation.record(*node, new.0, new.1, raws.iter().copied());
         });
     }
 }
@@ -110,6 +118,7 @@ impl Special {
     fn moved_to(self, rows: &[NodeIndex], width: usize) -> Self {
         let mut out = Self {
             rows: Vec::with_capacity(rows.len()),
+            fixed: Vec::with_capacity(rows.len()),
             raws: Vec::with_capacity(rows.len() * width),
         };
         let mut known = self.rows.into_iter().enumerate().peekable();
@@ -118,12 +127,14 @@ impl Special {
             match known.next_if(|(_, (known, ..))| known == node) {
                 Some((at, row)) => {
                     out.rows.push(row);
+                    out.fixed.push(self.fixed[at]);
                     let raws = &self.raws[at * width..(at + 1) * width];
                     out.raws.extend_from_slice(raws);
                 }
                 None => {
                     // No row has this version: it is looked at.
                     out.rows.push((*node, 0, Looked::default()));
+                    out.fixed.push(0);
                     out.raws.resize(out.raws.len() + width, 0);
                 }
             }

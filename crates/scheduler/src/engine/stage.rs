@@ -95,7 +95,7 @@ impl Evaluation {
         let rows = Rows {
             nodes: &rows,
             columns: &self.columns,
-            raw: &|at, column| self.raw(rows[at].row(), column),
+            raw: &|at, column| self.columns[column].raw(rows[at].row()),
             around: None,
         };
         best(scope, &rows, keys)
@@ -103,7 +103,7 @@ impl Evaluation {
 
     /// Why nodes refuse the pod, those counted that only volatile plugins refuse.
     pub(super) fn refusals(&self, scope: &Scope<'_>) -> Tally {
-        let mut tally = self.tally.clone();
+        let mut tally = self.tally();
         for (_, plugin, rejection) in self.refused_moving(scope) {
             tally.add(plugin, &rejection);
         }
@@ -170,7 +170,7 @@ impl Evaluation {
             if !column.is_relative() || column.max == 0 {
                 continue;
             }
-            let raws = rows.iter().map(|node| self.raw(node.row(), at));
+            let raws = rows.iter().map(|node| column.raw(node.row()));
             let max = raws.max().unwrap_or(0).max(0);
             if max != column.max {
                 self.rescale(at, max, rows, &mut keys);
@@ -183,7 +183,7 @@ impl Evaluation {
     fn rescale(&self, at: usize, max: i64, rows: &[NodeIndex], keys: &mut [Key]) {
         let column = &self.columns[at];
         for (key, node) in keys.iter_mut().zip(rows) {
-            let raw = self.raw(node.row(), at);
+            let raw = column.raw(node.row());
             let old = normal(column.kind, raw, column.max);
             let new = normal(column.kind, raw, max);
             *key = plus(*key, column.weight.saturating_mul(new - old));

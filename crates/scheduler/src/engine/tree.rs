@@ -1,4 +1,7 @@
-//! A tournament tree over rows: the best key in O(1), one row changed in O(log rows).
+//! A tournament over rows, sixteen at a time: the best key at once, one row changed in a few steps.
+//!
+//! Few levels, because a shape that comes back finds its own cold: a row that changes is one line of
+//! memory, and as a rule no other than the maxima, which are few.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,70 +10,96 @@ use std::ops::Range;
 /// Zero means: no candidate.
 pub(crate) type Key = u64;
 
+/// How many meet at a time.
+const FAN: usize = 16;
+
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tree {
-    /// `keys[width..]` are the rows, `keys[1]` is the best.
-    keys: Vec<Key>,
-    width: usize,
+    /// The rows; then, as often as there are more than [`FAN`], the largest of each [`FAN`] of the
+    /// level before.
+    levels: Vec<Vec<Key>>,
 }
 
 impl Tree {
     /// Replaces all rows.
     pub(super) fn rebuild(&mut self, rows: impl ExactSizeIterator<Item = Key>) {
-        self.width = rows.len().next_power_of_two();
-        self.keys.clear();
-        self.keys.resize(2 * self.width, 0);
-        for (row, key) in rows.enumerate() {
-            self.keys[self.width + row] = key;
+        let mut first = std::mem::take(self).levels.into_iter().next();
+        let mut level = first.take().unwrap_or_default();
+        level.clear();
+        level.extend(rows);
+        while level.len() > FAN {
+            let next = level.chunks(FAN).map(largest).collect();
+            self.levels.push(std::mem::replace(&mut level, next));
         }
-        for at in (1..self.width).rev() {
-            self.keys[at] = self.keys[2 * at].max(self.keys[2 * at + 1]);
-        }
+        self.levels.push(level);
     }
 
     /// Makes place for so many rows, without a candidate among those that are new.
     pub(super) fn grow(&mut self, rows: usize) {
-        if rows > self.width {
-            let mut keys = self.rows().to_vec();
-            keys.resize(rows.next_power_of_two(), 0);
-            self.rebuild(keys.into_iter());
+        let mut wanted = rows.max(self.rows().len());
+        for level in &mut self.levels {
+            level.resize(wanted, 0);
+            wanted = wanted.div_ceil(FAN);
+        }
+        while let Some(top) = self.levels.last().filter(|top| top.len() > FAN) {
+            self.levels.push(top.chunks(FAN).map(largest).collect());
+        }
+        if self.levels.is_empty() {
+            self.rebuild(vec![0; rows].into_iter());
         }
     }
 
-    /// All rows, and zeros after them.
+    /// All rows.
     pub(super) fn rows(&self) -> &[Key] {
-        self.keys.get(self.width..).unwrap_or_default()
+        self.levels.first().map(Vec::as_slice).unwrap_or_default()
     }
 
     /// Changes one row.
     pub(super) fn set(&mut self, row: usize, key: Key) {
-        let mut at = self.width + row;
-        if self.keys[at] == key {
+        let Some((rows, above)) = self.levels.split_first_mut() else {
             return;
-        }
-        self.keys[at] = key;
-        while at > 1 {
-            at /= 2;
-            let best = self.keys[2 * at].max(self.keys[2 * at + 1]);
-            if self.keys[at] == best {
+        };
+        let (mut at, mut new) = (row, key);
+        let mut old = std::mem::replace(&mut rows[row], key);
+        let mut below = rows;
+        for level in above {
+            at /= FAN;
+            let best = level[at];
+            let next = if new >= best {
+                new
+            } else if old == best {
+                let end = ((at + 1) * FAN).min(below.len());
+                largest(&below[at * FAN..end])
+            } else {
+                return;
+            };
+            if next == best {
                 return;
             }
-            self.keys[at] = best;
+            (old, new) = (std::mem::replace(&mut level[at], next), next);
+            below = level;
         }
     }
 
     /// The rows with the `count` largest keys, largest first.
     pub(super) fn top(&self, count: usize) -> Vec<usize> {
-        let mut open = BinaryHeap::from([(self.keys.get(1).copied().unwrap_or(0), Reverse(1))]);
+        let entries = |level: usize, range: Range<usize>| {
+            let keys = &self.levels[level][range.clone()];
+            let numbered = keys.iter().copied().zip(range);
+            numbered.map(move |(key, at)| (key, Reverse(level), Reverse(at)))
+        };
+        let Some(last) = self.levels.len().checked_sub(1) else {
+            return Vec::new();
+        };
+        let mut open: BinaryHeap<_> = entries(last, 0..self.levels[last].len()).collect();
         let mut out = Vec::with_capacity(count);
-        while let Some((key, Reverse(at))) = open.pop()
+        while let Some((key, Reverse(level), Reverse(at))) = open.pop()
             && key > 0
             && out.len() < count
         {
-            if at >= self.width {
-                out.push(at - self.width);
-            } else {
-                open.extend([2 * at, 2 * at + 1].map(|at| (self.keys[at], Reverse(at))));
+            match level.checked_sub(1) {
+                None => out.push(at),
+                Some(below) => open.extend(entries(below, self.under(below, at))),
             }
         }
         out
@@ -83,53 +112,73 @@ impl Tree {
         rows: Range<usize>,
         skips: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        // The largest subtrees that together are the range.
-        let mut open = BinaryHeap::new();
-        let (mut from, mut to) = (self.width + rows.start, self.width + rows.end);
-        while from < to {
-            if from % 2 == 1 {
-                open.push((self.keys[from], Reverse(from)));
-                from += 1;
-            }
-            if to % 2 == 1 {
-                to -= 1;
-                open.push((self.keys[to], Reverse(to)));
-            }
-            (from, to) = (from / 2, to / 2);
+        let mut best = (0, None);
+        let (mut level, mut rest) = (0, rows);
+        // What is whole on the next level is looked at there; first, because it is more.
+        let mut edges = Vec::new();
+        while level + 1 < self.levels.len() && rest.len() > FAN {
+            let whole = rest.start.div_ceil(FAN)..rest.end / FAN;
+            edges.push((level, rest.start..whole.start * FAN));
+            edges.push((level, whole.end * FAN..rest.end));
+            (level, rest) = (level + 1, whole);
         }
-        while let Some((key, Reverse(at))) = open.pop()
-            && key > 0
-        {
-            if at < self.width {
-                open.extend([2 * at, 2 * at + 1].map(|at| (self.keys[at], Reverse(at))));
-            } else if !skips(at - self.width) {
-                return Some(at - self.width);
+        self.search(level, rest, &skips, &mut best);
+        for (level, edge) in edges {
+            self.search(level, edge, &skips, &mut best);
+        }
+        best.1
+    }
+
+    fn search(
+        &self,
+        level: usize,
+        range: Range<usize>,
+        skips: &impl Fn(usize) -> bool,
+        best: &mut (Key, Option<usize>),
+    ) {
+        for at in range {
+            let key = self.levels[level][at];
+            if key <= best.0 {
+                continue;
+            }
+            match level.checked_sub(1) {
+                Some(below) => self.search(below, self.under(below, at), skips, best),
+                None if skips(at) => {}
+                None => *best = (key, Some(at)),
             }
         }
-        None
+    }
+
+    /// What entry `at` of the level above `level` is the largest of.
+    fn under(&self, level: usize, at: usize) -> Range<usize> {
+        at * FAN..((at + 1) * FAN).min(self.levels[level].len())
     }
 
     /// How many bytes it takes, about.
     pub(super) fn bytes(&self) -> usize {
-        size_of::<Key>() * self.keys.capacity()
+        let keys: usize = self.levels.iter().map(Vec::capacity).sum();
+        size_of::<Key>() * keys
     }
 
     /// The row with the largest key, the first of equals; none when all are zero.
     pub(super) fn best(&self) -> Option<usize> {
-        let best = *self.keys.get(1)?;
+        let (top, below) = self.levels.split_last()?;
+        let best = largest(top);
         if best == 0 {
             return None;
         }
-        let mut at = 1;
-        while at < self.width {
-            at = if self.keys[2 * at] == best {
-                2 * at
-            } else {
-                2 * at + 1
-            };
+        let mut at = top.iter().position(|key| *key == best)?;
+        for level in below.iter().rev() {
+            let start = at * FAN;
+            let under = &level[start..(start + FAN).min(level.len())];
+            at = start + under.iter().position(|key| *key == best)?;
         }
-        Some(at - self.width)
+        Some(at)
     }
+}
+
+fn largest(keys: &[Key]) -> Key {
+    keys.iter().copied().max().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -140,16 +189,20 @@ mod tests {
     proptest! {
         #[test]
         fn best_is_the_first_largest_after_any_changes(
-            start in prop::collection::vec(0_u64..5, 1..40),
-            changes in prop::collection::vec((0_usize..40, 0_u64..5), 0..60),
+            start in prop::collection::vec(0_u64..5, 1..700),
+            changes in prop::collection::vec((0_usize..700, 0_u64..5), 0..60),
+            more in 0_usize..40,
         ) {
             let mut rows = start.clone();
             let mut tree = Tree::default();
             tree.rebuild(start.into_iter());
+            rows.resize(rows.len() + more, 0);
+            tree.grow(rows.len());
             for (row, key) in changes {
                 let row = row % rows.len();
                 rows[row] = key;
                 tree.set(row, key);
+                prop_assert_eq!(tree.rows(), &rows[..]);
                 let best = rows.iter().max().copied().unwrap_or(0);
                 let expected = (best > 0).then(|| rows.iter().position(|key| *key == best)).flatten();
                 prop_assert_eq!(tree.best(), expected);
@@ -179,5 +232,6 @@ mod tests {
         assert_eq!(tree.best(), None);
         tree.rebuild(std::iter::empty::<Key>().collect::<Vec<_>>().into_iter());
         assert_eq!(tree.best(), None);
+        assert!(tree.top(1).is_empty());
     }
 }

@@ -254,6 +254,9 @@ pub enum Holders {
 /// What only a few do is a trait of its own, which they say they have: [`Release`], [`Alignment`],
 /// [`Volatile`], [`Protection`].
 ///
+/// Where a method asks about many nodes, nothing is imagined of any of them ([`Cycle::overlay`]) and no
+/// NUMA nodes are agreed on.
+///
 /// All methods are called from the one task that owns the engine. Methods with `&self` may be
 /// called for several nodes at a time.
 pub trait Plugin: Send + Sync {
@@ -396,6 +399,21 @@ pub trait Plugin: Send + Sync {
     fn filter(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Verdict {
         Ok(())
     }
+    /// [`Plugin::filter`] of each of `nodes`: `refuse` is told the position of those that are refused,
+    /// and why. For plugins that say the same of many nodes, or read columns.
+    fn filter_each(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        nodes: &[NodeIndex],
+        refuse: &mut dyn FnMut(usize, Rejection),
+    ) {
+        for (at, node) in nodes.iter().enumerate() {
+            if let Err(rejection) = self.filter(cycle, state, *node) {
+                refuse(at, rejection);
+            }
+        }
+    }
     /// No node fits: make room, or say why that is impossible.
     fn post_filter<'a>(&'a self, _cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         PostFilter::Unhelpful(String::new())
@@ -420,6 +438,18 @@ pub trait Plugin: Send + Sync {
     /// The raw score of `node`.
     fn score(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> i64 {
         0
+    }
+    /// [`Plugin::score`] of each of `nodes`, written to `scores`, which is as long and all 0.
+    fn score_each(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        nodes: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        for (score, node) in scores.iter_mut().zip(nodes) {
+            *score = self.score(cycle, state, *node);
+        }
     }
     /// How raw scores are brought to 0..=100.
     fn normalization(&self) -> Normalize {

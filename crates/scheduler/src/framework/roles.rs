@@ -48,6 +48,20 @@ pub trait Alignment {
     ) -> Option<NumaPolicy> {
         None
     }
+    /// Tells `asks` the positions of those of `nodes` for which [`Alignment::numa_policy`] has an answer.
+    fn aligns_each(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        nodes: &[NodeIndex],
+        asks: &mut dyn FnMut(usize),
+    ) {
+        for (at, node) in nodes.iter().enumerate() {
+            if self.numa_policy(cycle, state, *node).is_some() {
+                asks(at);
+            }
+        }
+    }
     /// Per resource this plugin hands out: which sets of NUMA nodes can give it. No entry: it has
     /// no say. An entry with no hints at all: nothing can.
     ///

@@ -76,7 +76,7 @@ pub enum Code {
 }
 
 /// A plugin's no.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rejection {
     /// How final it is.
     pub code: Code,
@@ -85,7 +85,7 @@ pub struct Rejection {
 }
 
 /// The reasons of one rejection. One is by far the most frequent case and needs no allocation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Reasons {
     /// A single reason.
     One(Reason),

@@ -24,10 +24,16 @@ struct Row {
     /// None for a shell: pods were seen on a node that does not exist (yet, or any more).
     info: Option<Arc<NodeInfo>>,
     pods: FxHashMap<Arc<str>, Arc<PodInfo>>,
-    scoring: [i64; 2],
-    version: u64,
-    /// As `version`, when only what preemption reads of its pods changed.
+    /// As the row's version, when only what preemption reads of its pods changed.
     ranked: u64,
+}
+
+/// What whole clusters of nodes have in common, so that it is asked before any node is looked at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Marks {
+    present: bool,
+    unschedulable: bool,
+    tainted: bool,
 }
 
 /// All nodes, and what is booked on them.
@@ -40,10 +46,17 @@ pub struct NodeStore {
     allocatable: Vec<Vec<i64>>,
     /// `requested[resource][row]`.
     requested: Vec<Vec<i64>>,
+    /// By row: CPU and memory requested, with defaults for containers without requests.
+    scoring: Vec<[i64; 2]>,
+    marks: Vec<Marks>,
+    /// By row: changes whenever anything about it does.
+    row_versions: Vec<u64>,
     present: usize,
     log: VecDeque<NodeIndex>,
     /// Sequence number of the first entry of `log`.
     log_start: u64,
+    /// By row: the sequence number of its last entry in `log`.
+    logged: Vec<u64>,
     versions: u64,
 }
 
@@ -126,19 +139,40 @@ impl NodeStore {
     /// CPU (milli) and memory requested on `node`, with defaults for containers without requests.
     #[must_use]
     pub fn requested_for_scoring(&self, node: NodeIndex) -> [i64; 2] {
-        self.rows[node.row()].scoring
+        self.scoring[node.row()]
+    }
+
+    /// Whether there is a node in row `node`, which is neither free nor a shell.
+    #[must_use]
+    pub fn is_present(&self, node: NodeIndex) -> bool {
+        self.marks(node).present
+    }
+
+    /// Whether the node says `spec.unschedulable`.
+    #[must_use]
+    pub fn is_unschedulable(&self, node: NodeIndex) -> bool {
+        self.marks(node).unschedulable
+    }
+
+    /// Whether the node has any taint.
+    #[must_use]
+    pub fn is_tainted(&self, node: NodeIndex) -> bool {
+        self.marks(node).tainted
+    }
+
+    fn marks(&self, node: NodeIndex) -> Marks {
+        self.marks.get(node.row()).copied().unwrap_or_default()
     }
 
     /// Changes whenever anything about the row does; never repeats.
     #[must_use]
     pub fn version(&self, node: NodeIndex) -> u64 {
-        self.rows[node.row()].version
+        self.row_versions[node.row()]
     }
 
     /// As [`Self::version`]; changes also with what only the search for victims reads of the pods.
     pub(crate) fn victims_version(&self, node: NodeIndex) -> u64 {
-        let row = &self.rows[node.row()];
-        row.version.max(row.ranked)
+        self.version(node).max(self.rows[node.row()].ranked)
     }
 
     /// Adds or replaces a node.
@@ -152,6 +186,11 @@ impl NodeStore {
         for (id, amount) in info.allocatable.iter() {
             self.write_allocatable(node, id, amount);
         }
+        self.marks[node.row()] = Marks {
+            present: true,
+            unschedulable: info.unschedulable,
+            tainted: !info.taints().is_empty(),
+        };
         self.rows[node.row()].info = Some(info);
         self.touch(node);
         node
@@ -162,6 +201,7 @@ impl NodeStore {
         let node = self.find(name)?;
         let old = self.rows[node.row()].info.take()?;
         self.present -= 1;
+        self.marks[node.row()] = Marks::default();
         for (id, _) in old.allocatable.iter() {
             self.write_allocatable(node, id, 0);
         }
@@ -211,7 +251,8 @@ impl NodeStore {
     /// Records that verdicts or scores of `node` may have changed.
     pub(crate) fn touch(&mut self, node: NodeIndex) {
         self.versions += 1;
-        self.rows[node.row()].version = self.versions;
+        self.row_versions[node.row()] = self.versions;
+        self.logged[node.row()] = self.position();
         self.log.push_back(node);
         // Whoever lags this far behind is better off evaluating every row.
         while self.log.len() > self.rows.len().max(64) {
@@ -225,10 +266,12 @@ impl NodeStore {
         self.log_start + self.log.len() as u64
     }
 
-    /// The rows changed since `position`, with repeats; `None` when that is too long ago.
+    /// The rows changed since `position`, each once; `None` when that is too long ago.
     pub(crate) fn changed_since(&self, position: u64) -> Option<impl Iterator<Item = NodeIndex>> {
         let skip = usize::try_from(position.checked_sub(self.log_start)?).ok()?;
-        Some(self.log.iter().skip(skip).copied())
+        let numbered = (position..).zip(self.log.range(skip.min(self.log.len())..));
+        let last = |(number, node): &(u64, &NodeIndex)| self.logged[node.row()] == *number;
+        Some(numbered.filter(last).map(|(_, node)| *node))
     }
 
     fn row_for(&mut self, name: &str) -> NodeIndex {
@@ -241,6 +284,10 @@ impl NodeStore {
             for column in self.allocatable.iter_mut().chain(&mut self.requested) {
                 column.push(0);
             }
+            self.scoring.push([0; 2]);
+            self.marks.push(Marks::default());
+            self.row_versions.push(0);
+            self.logged.push(0);
             index(self.rows.len() - 1)
         });
         self.rows[node.row()].name = name.clone();
@@ -268,7 +315,7 @@ impl NodeStore {
             *cell = cell.saturating_add(sign * amount);
         }
         column(&mut self.requested, PODS, rows)[node.row()] += sign;
-        for (total, amount) in self.rows[node.row()].scoring.iter_mut().zip(pod.scoring) {
+        for (total, amount) in self.scoring[node.row()].iter_mut().zip(pod.scoring) {
             *total = total.saturating_add(sign * amount);
         }
     }

@@ -1,0 +1,218 @@
+//! What was said of each row, in four bytes: many rows are refused for few reasons.
+
+use super::diagnosis::{RowVerdict, Tally};
+use crate::framework::Code;
+use crate::state::NodeIndex;
+use rustc_hash::FxHashMap;
+
+/// A verdict by number: the lowest bit says whether it fits, the others which of [`Verdicts::kinds`]
+/// it is.
+type Number = u32;
+
+const ABSENT: Number = 0;
+/// Without NUMA nodes agreed on.
+const FITS: Number = 1;
+
+#[derive(Debug)]
+struct Kind {
+    verdict: RowVerdict,
+    rows: usize,
+}
+
+/// Verdicts by row, those that are equal kept once and counted.
+#[derive(Debug, Default)]
+pub(super) struct Verdicts {
+    rows: Vec<Number>,
+    /// Those that are not [`ABSENT`] or [`FITS`]. What no row has any more makes place for another.
+    kinds: Vec<Kind>,
+    unused: Vec<usize>,
+    numbers: FxHashMap<RowVerdict, Number>,
+    fitting: usize,
+}
+
+impl Verdicts {
+    /// So many rows, all absent.
+    pub(super) fn absent(rows: usize) -> Self {
+        Self {
+            rows: vec![ABSENT; rows],
+            ..Self::default()
+        }
+    }
+
+    /// Makes place for rows that were added, which are absent.
+    pub(super) fn grow(&mut self, rows: usize) {
+        self.rows.resize(rows, ABSENT);
+    }
+
+    /// How many rows there are.
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// How many rows fit.
+    pub(super) fn fitting(&self) -> usize {
+        self.fitting
+    }
+
+    /// Whether row `row` fits.
+    pub(super) fn fits(&self, row: usize) -> bool {
+        self.rows[row] & FITS != 0
+    }
+
+    /// What was said of row `row`; `None`: there is none.
+    pub(super) fn get(&self, row: usize) -> Option<&RowVerdict> {
+        Some(match *self.rows.get(row)? {
+            ABSENT => &RowVerdict::Absent,
+            FITS => &RowVerdict::Fits(None),
+            number => &self.kinds[at(number)].verdict,
+        })
+    }
+
+    /// Says something else of row `row`.
+    pub(super) fn set(&mut self, row: usize, verdict: RowVerdict) {
+        let new = self.number(verdict);
+        let old = std::mem::replace(&mut self.rows[row], new);
+        self.fitting += (new & FITS) as usize;
+        self.fitting -= (old & FITS) as usize;
+        if new > FITS {
+            self.kinds[at(new)].rows += 1;
+        }
+        if old > FITS {
+            let kind = &mut self.kinds[at(old)];
+            kind.rows -= 1;
+            if kind.rows == 0 {
+                self.numbers.remove(&kind.verdict);
+                kind.verdict = RowVerdict::Absent;
+                self.unused.push(at(old));
+            }
+        }
+    }
+
+    fn number(&mut self, verdict: RowVerdict) -> Number {
+        let fits = match &verdict {
+            RowVerdict::Absent => return ABSENT,
+            RowVerdict::Fits(None) => return FITS,
+            RowVerdict::Fits(Some(_)) => FITS,
+            RowVerdict::Refused(..) => 0,
+        };
+        if let Some(number) = self.numbers.get(&verdict) {
+            return *number;
+        }
+        let kind = Kind {
+            verdict: verdict.clone(),
+            rows: 0,
+        };
+        let place = match self.unused.pop() {
+            Some(place) => {
+                self.kinds[place] = kind;
+                place
+            }
+            None => {
+                self.kinds.push(kind);
+                self.kinds.len() - 1
+            }
+        };
+        // There are no more kinds than rows, whose numbers are 32 bits wide; half of them would do.
+        let number = (Number::try_from(place).unwrap_or(Number::MAX >> 1) + 1) << 1 | fits;
+        self.numbers.insert(verdict, number);
+        number
+    }
+
+    /// Those that refuse, counted.
+    pub(super) fn tally(&self) -> Tally {
+        let mut tally = Tally::default();
+        for kind in &self.kinds {
+            if let RowVerdict::Refused(plugin, rejection) = &kind.verdict {
+                tally.add_many(*plugin, rejection, kind.rows);
+            }
+        }
+        tally
+    }
+
+    /// The rows that evicting pods might free, in order.
+    pub(super) fn helpable(&self) -> Vec<NodeIndex> {
+        let might = |number: &Number| {
+            let kind = self.kinds.get(at(*number));
+            let verdict = kind.filter(|_| *number > FITS).map(|kind| &kind.verdict);
+            matches!(verdict, Some(RowVerdict::Refused(_, rejection)) if rejection.code == Code::Unschedulable)
+        };
+        self.those(might)
+    }
+
+    /// The rows that fit, in order.
+    pub(super) fn feasible(&self) -> impl Iterator<Item = usize> + '_ {
+        let numbers = self.rows.iter().enumerate();
+        numbers.filter_map(|(row, number)| (number & FITS != 0).then_some(row))
+    }
+
+    fn those(&self, are: impl Fn(&Number) -> bool) -> Vec<NodeIndex> {
+        let numbers = (0_u32..).zip(&self.rows);
+        let those = numbers.filter(|(_, number)| are(number));
+        those.map(|(row, _)| NodeIndex(row)).collect()
+    }
+
+    /// How many bytes it takes, about.
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Number>() * self.rows.capacity() + 256 * self.kinds.len()
+    }
+}
+
+/// The place of a kind, given a number above [`FITS`].
+fn at(number: Number) -> usize {
+    (number >> 1).saturating_sub(1) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::framework::Rejection;
+    use koord_model::numa::NumaMask;
+
+    fn refused(plugin: usize, text: &'static str) -> RowVerdict {
+        RowVerdict::Refused(plugin, Rejection::unschedulable(text))
+    }
+
+    #[test]
+    fn rows_keep_what_was_said_last_and_reasons_are_counted() {
+        let all = [
+            RowVerdict::Absent,
+            RowVerdict::Fits(None),
+            RowVerdict::Fits(Some(NumaMask(0b10))),
+            refused(1, "cpu"),
+            RowVerdict::Refused(1, Rejection::unresolvable("cpu")),
+            refused(2, "cpu"),
+        ];
+        let mut verdicts = Verdicts::absent(4);
+        let mut known = vec![RowVerdict::Absent; 4];
+        // Every verdict follows every other one on some row.
+        for turn in 0..200_usize {
+            let (row, next) = (turn % 4, &all[(turn * 7 + turn / 36) % all.len()]);
+            verdicts.set(row, next.clone());
+            known[row] = next.clone();
+            let mut tally = Tally::default();
+            for (row, verdict) in known.iter().enumerate() {
+                assert_eq!(verdicts.get(row), Some(verdict), "turn {turn}");
+                let fits = matches!(verdict, RowVerdict::Fits(_));
+                assert_eq!(verdicts.fits(row), fits, "turn {turn}");
+                if let RowVerdict::Refused(plugin, rejection) = verdict {
+                    tally.add(*plugin, rejection);
+                }
+            }
+            let names = ["a", "b", "c"];
+            let (counted, expected) = (verdicts.tally(), tally.diagnosis(4, &names));
+            assert_eq!(counted.diagnosis(4, &names), expected, "turn {turn}");
+            let fit = |row: &usize| matches!(known[*row], RowVerdict::Fits(_));
+            let fit: Vec<usize> = (0..4).filter(fit).collect();
+            assert_eq!(verdicts.feasible().collect::<Vec<_>>(), fit);
+            assert_eq!(verdicts.fitting(), fit.len());
+            let might = |row: &NodeIndex| match &known[row.row()] {
+                RowVerdict::Refused(_, rejection) => rejection.code == Code::Unschedulable,
+                _ => false,
+            };
+            let helped: Vec<NodeIndex> = (0..4).map(NodeIndex).filter(might).collect();
+            assert_eq!(verdicts.helpable(), helped);
+        }
+        assert!(verdicts.kinds.len() <= 4, "places are used again");
+        assert_eq!(verdicts.get(4), None);
+    }
+}
