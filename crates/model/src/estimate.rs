@@ -1,6 +1,8 @@
 //! What a pod will probably use, and what that means for a node: the arithmetic of load-aware
 //! scheduling (`LoadAwareScheduling` of Koordinator, default estimator).
 
+use crate::resources::percent;
+
 /// Milli-cores assumed of a pod that asks for no (batch) CPU.
 pub const DEFAULT_MILLI_CPU: i64 = 250;
 /// Bytes assumed of a pod that asks for no (batch) memory: 200 MiB.
@@ -49,8 +51,9 @@ pub fn least_used_score(used: i64, allocatable: i64) -> i64 {
     if allocatable <= 0 || used > allocatable {
         return 0;
     }
-    let left = (i128::from(allocatable) - i128::from(used)) * 100 / i128::from(allocatable);
-    i64::try_from(left).unwrap_or(0)
+    let left = allocatable.checked_sub(used);
+    left.and_then(|left| percent(left, allocatable))
+        .unwrap_or(0)
 }
 
 /// The node's score from `(weight, score)` per resource, and the weight of the scarcest resource.

@@ -165,6 +165,19 @@ pub fn amount(id: ResourceId, quantity: &Quantity) -> i64 {
     }
 }
 
+/// `part` of `of` in percent, rounded towards zero; `None` when it is no `i64`, or `of` is 0.
+#[must_use]
+pub fn percent(part: i64, of: i64) -> Option<i64> {
+    match part.checked_mul(100) {
+        Some(hundredfold) => hundredfold.checked_div(of),
+        // Several times slower, for more than 80 PiB.
+        None => {
+            let share = (i128::from(part) * 100).checked_div(i128::from(of))?;
+            i64::try_from(share).ok()
+        }
+    }
+}
+
 /// `amount` of resource `id` as people write it: `1500m`, `2Gi`, `3`.
 #[must_use]
 pub fn shown(id: ResourceId, amount: i64) -> String {
@@ -308,6 +321,21 @@ mod tests {
         let mut peak = Amounts::from_iter([(CPU, 7)]);
         peak.max_all(&Amounts::from_iter([(CPU, 3), (PODS, 1)]));
         assert_eq!((peak.get(CPU), peak.get(PODS)), (7, 1));
+    }
+
+    #[test]
+    fn percentages_round_towards_zero_and_do_not_overflow() {
+        for (part, of, expected) in [
+            (1, 3, Some(33)),
+            (-1, 3, Some(-33)),
+            (i64::MAX, i64::MAX, Some(100)),
+            (i64::MAX, 1, None),
+            (i64::MIN, i64::MAX, Some(-100)),
+            (1, 0, None),
+            (i64::MAX, 0, None),
+        ] {
+            assert_eq!(percent(part, of), expected, "{part} of {of}");
+        }
     }
 
     #[test]

@@ -210,12 +210,7 @@ impl Plugin for NodeUnschedulable {
         }
     }
     fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
-        if cycle
-            .view
-            .nodes
-            .info(node)
-            .is_some_and(|info| info.unschedulable)
-        {
+        if cycle.view.nodes.is_unschedulable(node) {
             return Err(Rejection::unresolvable("node(s) were unschedulable"));
         }
         Ok(())

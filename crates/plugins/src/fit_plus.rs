@@ -1,7 +1,7 @@
 //! `NodeResourcesFitPlus`: spread or pack, chosen per resource.
 
 use crate::args::{decode, invalid};
-use koord_model::resources::{CPU, MEMORY, PODS, ResourceId};
+use koord_model::resources::{CPU, MEMORY, PODS, ResourceId, percent};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,
     View,
@@ -72,10 +72,7 @@ pub(crate) fn build(
 
 /// The share of `total` that is free, or taken, in percent.
 fn points(kind: Kind, used: i64, total: i64) -> i64 {
-    let share = |part: i64| {
-        let percent = i128::from(part) * 100 / i128::from(total);
-        i64::try_from(percent).unwrap_or(0)
-    };
+    let share = |part: i64| percent(part, total).unwrap_or(0);
     match kind {
         _ if total <= 0 => 0,
         Kind::LeastAllocated if used > total => 0,

@@ -53,6 +53,8 @@ pub(crate) struct Numa {
     reports: FxHashMap<String, Arc<Report>>,
     /// By node index.
     books: Vec<Book>,
+    /// By node index: whether the node has nothing to say of a pod that [`Incoming::is_plain`].
+    plain: Vec<bool>,
     /// Uids of the reservations that owners may not exceed.
     restricted: FxHashSet<String>,
     /// Resource numbers for signatures, which are made without the engine's state at hand.
@@ -69,6 +71,7 @@ pub(crate) fn build(
         settings: PerProfile::new(args.settings()?),
         reports: FxHashMap::default(),
         books: Vec::new(),
+        plain: Vec::new(),
         restricted: FxHashSet::default(),
         unnumbered: ResourceTable::new(),
     }))
@@ -98,7 +101,17 @@ impl Numa {
             fx.problems.extend(problems);
             side
         });
+        if self.plain.len() <= node.row() {
+            self.plain.resize(node.row() + 1, false);
+        }
+        self.plain[node.row()] = side.as_ref().is_some_and(NodeSide::is_plain);
         self.book(node).set_side(side);
+    }
+
+    /// Whether neither the node nor the pod asks for CPUs or NUMA nodes: then the filter accepts, nothing
+    /// is aligned, and the score is that of the node as a whole.
+    fn are_plain(&self, incoming: &Incoming, node: NodeIndex) -> bool {
+        incoming.is_plain() && self.plain.get(node.row()) == Some(&true)
     }
 
     /// Reads what a pod on the node says it was given.
@@ -290,8 +303,13 @@ impl Plugin for Numa {
         }
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
-        else {
+        let Some(incoming) = state.get::<Incoming>() else {
+            return Ok(());
+        };
+        if self.are_plain(incoming, node) {
+            return Ok(());
+        }
+        let Some((book, side)) = self.known(node) else {
             return Ok(());
         };
         let plan = self.plan(incoming, side)?;
@@ -338,6 +356,14 @@ impl Plugin for Numa {
                 _ => return 0,
             },
         };
+        let settings = self.settings.of(cycle.pod);
+        let whole = |id| {
+            let there = cycle.view.nodes.allocatable(node, id);
+            (there, cycle.requested(node, id))
+        };
+        if self.are_plain(incoming, node) {
+            return allocate::score(incoming, None, settings.nodes, whole);
+        }
         let Some((book, side)) = self.known(node) else {
             return 0;
         };
@@ -347,14 +373,9 @@ impl Plugin for Numa {
         if plan.bind.is_some() && !side.topology().is_valid() {
             return 0;
         }
-        let (settings, table) = (self.settings.of(cycle.pod), cycle.view.resources);
-        let whole = |id| {
-            let there = cycle.view.nodes.allocatable(node, id);
-            (there, cycle.requested(node, id))
-        };
         let bound = |cpus: usize| amplify(milli(cpus), side.ratio);
         let Some(policy) = plan.policy else {
-            return allocate::score(&plan, settings, settings.nodes, table, |id| {
+            return allocate::score(incoming, plan.amplifies(), settings.nodes, |id| {
                 let (there, mut used) = whole(id);
                 if id == CPU && incoming.cpu() > 0 && side.ratio > 1.0 {
                     let cpus = book.held.cpus.len();
@@ -372,7 +393,7 @@ impl Plugin for Numa {
         let Ok(given) = self.serve_by(&cycle, &plan, &ways) else {
             return 0;
         };
-        allocate::score(&plan, settings, settings.nodes, table, |id| {
+        allocate::score(incoming, plan.amplifies(), settings.nodes, |id| {
             let sum = |zones: &[(u8, koord_model::resources::Amounts)]| -> i64 {
                 let used = |zone: u8| given.zones.iter().any(|(id, _)| *id == zone);
                 let zones = zones.iter().filter(|(zone, _)| used(*zone));
@@ -501,6 +522,9 @@ impl Plugin for Numa {
 impl Alignment for Numa {
     fn numa_policy(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<NumaPolicy> {
         let incoming = state.get::<Incoming>()?;
+        if self.are_plain(incoming, node) {
+            return None;
+        }
         let (book, side) = self.known(node)?;
         let plan = self.plan(incoming, side).ok()?;
         let kind = plan.policy.filter(|_| incoming.designated.is_none())?;

@@ -106,6 +106,13 @@ fn keeps_off<'a>(
         .find(|taint| !tolerate(tolerations, taint, compares))
 }
 
+fn taints_of<'a>(cycle: &Cycle<'a>, node: NodeIndex) -> &'a [Taint] {
+    let nodes = cycle.view.nodes;
+    // Most nodes have none, and need not be looked at for that.
+    let info = nodes.is_tainted(node).then(|| nodes.info(node)).flatten();
+    info.map(|info| info.taints()).unwrap_or_default()
+}
+
 impl Plugin for TaintToleration {
     fn name(&self) -> &'static str {
         "TaintToleration"
@@ -139,13 +146,7 @@ impl Plugin for TaintToleration {
         Signable::Yes
     }
     fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
-        let taints = cycle
-            .view
-            .nodes
-            .info(node)
-            .map(|info| info.taints())
-            .unwrap_or_default();
-        match keeps_off(of(cycle.pod), taints, self.compares) {
+        match keeps_off(of(cycle.pod), taints_of(cycle, node), self.compares) {
             None => Ok(()),
             Some(_) => Err(Rejection::unresolvable("node(s) had untolerated taint(s)")),
         }
@@ -161,12 +162,7 @@ impl Plugin for TaintToleration {
         PreScore::Ready(State::of(kept))
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let taints = cycle
-            .view
-            .nodes
-            .info(node)
-            .map(|info| info.taints())
-            .unwrap_or_default();
+        let taints = taints_of(cycle, node);
         if taints.is_empty() {
             return 0;
         }

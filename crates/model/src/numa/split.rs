@@ -1,7 +1,7 @@
 //! Amounts on NUMA nodes: splitting a request, amplification, scores.
 
 use super::NumaMask;
-use crate::resources::{Amounts, CPU, ResourceId};
+use crate::resources::{Amounts, CPU, ResourceId, percent};
 
 /// In which steps CPU may be split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,8 +108,7 @@ pub fn most_allocated(usages: impl IntoIterator<Item = Usage>) -> i64 {
 }
 
 fn part(amount: i64, of: i64) -> i64 {
-    let percent = i128::from(amount) * 100 / i128::from(of);
-    i64::try_from(percent).unwrap_or(0)
+    percent(amount, of).unwrap_or(0)
 }
 
 fn average(usages: impl IntoIterator<Item = Usage>, score: impl Fn(i64, i64) -> i64) -> i64 {

@@ -2,6 +2,7 @@
 
 use crate::args::invalid;
 use crate::shape::Shape;
+use koord_model::resources::percent;
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
 
@@ -110,9 +111,7 @@ impl Args {
 impl ScoringStrategy {
     /// 0..=100 for `used` of `total`, which is not 0.
     pub(super) fn score(&self, used: i64, total: i64) -> i64 {
-        let percent = |part: i64| {
-            i64::try_from(i128::from(part) * 100 / i128::from(total)).unwrap_or(i64::MAX)
-        };
+        let percent = |part: i64| percent(part, total).unwrap_or(i64::MAX);
         match self.kind {
             Strategy::LeastAllocated if used > total => 0,
             Strategy::LeastAllocated => percent(total - used),

@@ -21,6 +21,13 @@ pub(super) struct Plan<'a> {
     pub(super) policy: Option<NumaPolicyKind>,
 }
 
+impl Plan<'_> {
+    /// How much more the CPUs of a bound pod count for.
+    pub(super) fn amplifies(&self) -> Option<f64> {
+        self.bind.map(|_| self.side.ratio)
+    }
+}
+
 /// What is free on a node, under one assumption about whose place the pod takes.
 #[derive(Debug)]
 pub(super) struct Room {
@@ -416,7 +423,7 @@ pub(super) fn hints(
         if hopeless || serve(plan, settings, ways, Some(mask), table).is_err() {
             continue;
         }
-        let score = zone_score(plan, settings, &zones, mask, table);
+        let score = zone_score(plan, settings, &zones, mask);
         for (id, hints) in listed.iter().zip(&mut found) {
             let inside = zones.iter().filter(|(zone, _)| mask.has(*zone));
             if inside.clone().all(|(_, zone)| zone.get(*id) > 0) {
@@ -441,54 +448,39 @@ pub(super) fn hints(
 }
 
 /// How well the pod would fill the NUMA nodes of `mask`.
-fn zone_score(
-    plan: &Plan<'_>,
-    settings: &Settings,
-    free: &[(u8, Amounts)],
-    mask: NumaMask,
-    table: &ResourceTable,
-) -> i64 {
+fn zone_score(plan: &Plan<'_>, settings: &Settings, free: &[(u8, Amounts)], mask: NumaMask) -> i64 {
     let inside = |zones: &[(u8, Amounts)], id| -> i64 {
         let zones = zones.iter().filter(|(zone, _)| mask.has(*zone));
         zones.map(|(_, zone)| zone.get(id)).sum()
     };
-    score(plan, settings, settings.numa, table, |id| {
+    score(plan.incoming, plan.amplifies(), settings.numa, |id| {
         let there = inside(&plan.side.zones, id);
         (there, (there - inside(free, id)).max(0))
     })
 }
 
 /// The score of a place, given what is there and what is in use of each resource.
+/// `ratio`: how much more its CPU counts for.
 pub(super) fn score(
-    plan: &Plan<'_>,
-    settings: &Settings,
+    incoming: &Incoming,
+    ratio: Option<f64>,
     strategy: koord_model::cpuset::Strategy,
-    table: &ResourceTable,
     place: impl Fn(ResourceId) -> (i64, i64),
 ) -> i64 {
-    let usages = settings.weights.iter().filter_map(|(name, weight)| {
-        let id = table.get(name)?;
-        let mut own = plan.incoming.requests.get(id);
-        if own == 0 && is_extended(name) {
-            return None;
+    let usages = incoming.weighed.iter().map(|(id, weight)| {
+        let mut own = incoming.requests.get(*id);
+        if let Some(ratio) = ratio.filter(|_| *id == CPU) {
+            own = amplify(own, ratio);
         }
-        if id == CPU && plan.bind.is_some() {
-            own = amplify(own, plan.side.ratio);
-        }
-        let (allocatable, requested) = place(id);
-        Some(Usage {
+        let (allocatable, requested) = place(*id);
+        Usage {
             allocatable,
             requested: requested.saturating_add(own),
             weight: *weight,
-        })
+        }
     });
     match strategy {
         koord_model::cpuset::Strategy::LeastAllocated => least_allocated(usages),
         koord_model::cpuset::Strategy::MostAllocated => most_allocated(usages),
     }
-}
-
-/// Whether a resource counts only for pods that ask for it.
-fn is_extended(name: &str) -> bool {
-    !matches!(name, "cpu" | "memory" | "ephemeral-storage" | "pods")
 }

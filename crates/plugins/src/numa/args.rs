@@ -2,6 +2,7 @@
 
 use crate::args::invalid;
 use koord_model::cpuset::{BindPolicy, Strategy};
+use koord_model::resources::{Amounts, ResourceId, ResourceTable};
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
 
@@ -76,6 +77,30 @@ pub(super) struct Settings {
     pub(super) numa: Strategy,
     /// Resource names and weights, for both scores.
     pub(super) weights: Vec<(String, i64)>,
+}
+
+impl Settings {
+    /// The resources that are scored for a pod with these requests, and their weights.
+    pub(super) fn weighed(
+        &self,
+        requests: &Amounts,
+        table: &ResourceTable,
+    ) -> Vec<(ResourceId, i64)> {
+        let numbered = self
+            .weights
+            .iter()
+            .filter_map(|(name, weight)| Some((table.get(name)?, name, *weight)));
+        let counts = |(id, name, _): &(ResourceId, &String, i64)| {
+            requests.get(*id) != 0 || !is_extended(name)
+        };
+        let counted = numbered.filter(counts);
+        counted.map(|(id, _, weight)| (id, weight)).collect()
+    }
+}
+
+/// Whether a resource counts only for pods that ask for it.
+fn is_extended(name: &str) -> bool {
+    !matches!(name, "cpu" | "memory" | "ephemeral-storage" | "pods")
 }
 
 impl Args {

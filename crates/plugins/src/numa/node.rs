@@ -240,6 +240,12 @@ fn ratios(reader: &mut Reader<'_>) -> Option<Option<AmplificationRatios>> {
 }
 
 impl NodeSide {
+    /// Whether it is all the same to a pod that wants no CPUs of its own and no NUMA nodes.
+    pub(super) fn is_plain(&self) -> bool {
+        let unamplified = self.node_ratio.is_some_and(|ratio| ratio <= 1.0) && self.ratio <= 1.0;
+        self.policy.is_none() && self.bind.is_none() && unamplified
+    }
+
     /// Puts a node and the report about it together. Also returns what was ignored of the node.
     pub(super) fn new(
         node: &NodeInfo,

@@ -11,7 +11,7 @@ use koord_api::qos::{self, QosClass};
 use koord_api::{annotations, labels};
 use koord_model::cpuset::{BindPolicy, CpuSet, ExclusivePolicy};
 use koord_model::numa::{NumaExclusive, NumaPolicyKind};
-use koord_model::resources::{Amounts, CPU, ResourceTable, amount};
+use koord_model::resources::{Amounts, CPU, ResourceId, ResourceTable, amount};
 use koord_scheduler::framework::Signature;
 use koord_scheduler::state::PodInfo;
 use serde::de::DeserializeOwned;
@@ -30,6 +30,8 @@ pub(super) struct Wish {
 pub(super) struct Incoming {
     /// Without zeros.
     pub(super) requests: Amounts,
+    /// The resources that are scored, with their weights.
+    pub(super) weighed: Vec<(ResourceId, i64)>,
     /// It must be bound to CPUs on every node.
     pub(super) wish: Option<Wish>,
     pub(super) policy: Option<NumaPolicyKind>,
@@ -99,6 +101,7 @@ impl Incoming {
             reserved_only,
             ignores_reservations: label(labels::RESERVATION_IGNORED)
                 .is_some_and(|value| value == "true"),
+            weighed: settings.weighed(&requests, table),
             designated: if *said.designates.as_ref().map_err(Clone::clone)? {
                 designated(pod, table)?
             } else {
@@ -106,6 +109,11 @@ impl Incoming {
             },
             requests,
         }))
+    }
+
+    /// Whether it asks neither for CPUs of its own nor for NUMA nodes.
+    pub(super) fn is_plain(&self) -> bool {
+        self.wish.is_none() && self.policy.is_none()
     }
 
     /// Milli-cores.

@@ -61,6 +61,7 @@ impl Case {
             settings: PerProfile::new(Args::default().settings().unwrap()),
             reports: FxHashMap::default(),
             books: Vec::new(),
+            plain: Vec::new(),
             restricted: FxHashSet::default(),
             unnumbered: ResourceTable::new(),
         };
