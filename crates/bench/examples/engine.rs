@@ -1,5 +1,6 @@
 //! `koord bench scheduler` on the engine alone, in a program that is built in a tenth of the time:
-//! `cargo run --release -p koord-bench --example engine -- SCENARIO [NODES [PODS [BOUND [plain]]]]`.
+//! `cargo run --release -p koord-bench --example engine -- SCENARIO [NODES [PODS [BOUND [plain|koord
+//! [alone]]]]]`; alone: without the exhaustive engine, as for a profiler.
 
 use anyhow::{Context as _, Result};
 use koord_bench::Options;
@@ -23,7 +24,7 @@ fn main() -> Result<()> {
         pods: number(2, 10_000)?,
         bound: number(3, 0)?,
         koord: args.get(4).is_none_or(|profile| profile != "plain"),
-        baseline: true,
+        baseline: args.get(5).is_none_or(|word| word != "alone"),
     };
     let report = koord_bench::run(&koord_plugins::registry(), &options)?;
     println!("{}", serde_json::to_string_pretty(&report)?);

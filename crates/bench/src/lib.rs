@@ -227,7 +227,8 @@ impl Run {
             engine.node_applied(node.clone(), now);
         }
         for object in &fixture.objects {
-            engine.object_changed(object, now);
+            let object = engine.kept(object.clone());
+            engine.object_changed(&object, now);
         }
         for pod in fixture.bound() {
             let pod = SeenPod::new(pod, engine.resources());
@@ -341,7 +342,9 @@ impl Run {
             self.reservations.insert(name, reservation.clone());
         }
         let now = self.now;
-        self.timed(|engine| engine.object_changed(change, now));
+        // Not the engine's work: informers do it.
+        let change = self.engine.kept(change.clone());
+        self.timed(|engine| engine.object_changed(&change, now));
     }
 
     /// Shows what comes of a write.

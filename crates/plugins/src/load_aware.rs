@@ -5,10 +5,11 @@
 
 mod args;
 mod load;
+mod seen;
 #[cfg(test)]
 mod tests;
 
-use args::{Args, ByResource, NodeThresholds, Thresholds};
+use args::{Args, NodeThresholds, Thresholds};
 use jiff::{SignedDuration, Timestamp};
 use koord_api::annotations;
 use koord_api::priority::PriorityClass;
@@ -16,14 +17,15 @@ use koord_api::quantity::ResourceList;
 use koord_api::slo::NodeMetric;
 use koord_model::estimate;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Holders, Interest, NotShown, ObjectChange,
-    Plugin, Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
+    NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use koord_scheduler::{Watch, event_names};
-use load::{Dims, Load, Report, Row};
+use load::{Dims, Limits, Load, Row, Standing};
 use rustc_hash::FxHashMap;
+use seen::SeenMetric;
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -40,11 +42,22 @@ pub(crate) struct LoadAware {
     /// By resource, as `dims`.
     weights: Vec<i64>,
     /// Reports by node name; a report may be here before its node.
-    reports: FxHashMap<String, Arc<Report>>,
+    reports: FxHashMap<Arc<str>, Known>,
     /// By node index.
     loads: Vec<Load>,
     /// When reports expire: their verdicts change then without any event.
-    expiries: BinaryHeap<Reverse<(Timestamp, String)>>,
+    expiries: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
+    /// The node that was reported on last, as it was taken to be before.
+    reported: Option<(NodeIndex, Standing)>,
+}
+
+/// A node's report.
+#[derive(Debug)]
+struct Known {
+    seen: Arc<SeenMetric>,
+    /// The first of the times in `expiries` for this node. A report that takes the place of another
+    /// leaves it there, so that each node has one, as a rule.
+    looked_at: Option<Timestamp>,
 }
 
 /// The pod's side of a cycle.
@@ -76,33 +89,34 @@ impl LoadAware {
             reports: FxHashMap::default(),
             loads: Vec::new(),
             expiries: BinaryHeap::new(),
+            reported: None,
         })
     }
 
-    fn incoming(&self, cycle: &Cycle<'_>) -> Incoming {
-        let pod = cycle.pod;
+    fn incoming(&self, pod: &PodInfo, view: View<'_>) -> Incoming {
         let custom = self.args.allow_customize_estimation;
         Incoming {
-            estimate: self.dims.estimate(pod, cycle.view.resources, custom),
+            estimate: self.dims.estimate(pod, view.resources, custom),
             prod: pod.priority_class == PriorityClass::Prod,
         }
     }
 
-    fn load(&mut self, node: NodeIndex) -> &mut Load {
+    /// What is known of `node`, and by what rules.
+    fn load(&mut self, node: NodeIndex) -> (&mut Load, (&Args, &Dims)) {
         while self.loads.len() <= node.row() {
             self.loads.push(Load::new(&self.dims));
         }
-        &mut self.loads[node.row()]
+        (&mut self.loads[node.row()], (&self.args, &self.dims))
     }
 
-    fn expires(&self, report: &Report) -> Option<Timestamp> {
+    fn expires(&self, report: &SeenMetric) -> Option<Timestamp> {
         let life = SignedDuration::from_secs(self.args.node_metric_expiration_seconds);
         report
             .updated
             .map(|updated| updated.saturating_add(life).unwrap_or(Timestamp::MAX))
     }
 
-    fn is_expired(&self, report: &Report, now: Timestamp) -> bool {
+    fn is_expired(&self, report: &SeenMetric, now: Timestamp) -> bool {
         self.expires(report).is_none_or(|at| at <= now)
     }
 
@@ -111,19 +125,52 @@ impl LoadAware {
         let mut load = Load::new(&self.dims);
         if let Some(info) = view.nodes.info(node) {
             load.allocatable = self.allocatable(info, view, fx);
-            load.thresholds = Thresholds::resolve(&self.args, node_thresholds(info, fx).as_ref());
-            load.report = self.reports.get(&*info.name).cloned();
+            let own = node_thresholds(info, fx);
+            load.thresholds = Thresholds::resolve(&self.args, own.as_ref(), &self.dims);
+            let report = self.reports.get(&info.name);
+            let report = report.map(|known| known.seen.clone());
+            load.set_report(report, (&self.args, &self.dims));
         }
-        let old = std::mem::take(self.load(node));
+        let old = std::mem::take(self.load(node).0);
         let custom = self.args.allow_customize_estimation;
         for pod in view.nodes.pods(node) {
             let at = old.assigned_at(&pod.uid).unwrap_or(view.now);
             let estimate = self.dims.estimate(pod, view.resources, custom);
-            load.add(pod, estimate, &self.args, at);
+            load.add(pod, estimate, (&self.args, &self.dims), at);
         }
-        let report = load.report.clone();
-        load.set_report(report, &self.args);
-        *self.load(node) = load;
+        *self.load(node).0 = load;
+    }
+
+    /// Files a report. Until now the node was taken to be as [`LoadAware::reported`] says.
+    fn report(&mut self, seen: Arc<SeenMetric>, gone: bool, view: View<'_>, fx: &mut Effects) {
+        let node = view.nodes.find(&seen.name);
+        self.reported = node.map(|node| (node, self.load(node).0.standing.clone()));
+        let expires = self.expires(&seen);
+        let filed = (!gone).then(|| seen.clone());
+        match self.reports.get_mut(&seen.name) {
+            _ if gone => drop(self.reports.remove(&seen.name)),
+            Some(known) => {
+                known.seen = seen;
+                let looked_at = known.looked_at.unwrap_or(Timestamp::MAX);
+                if let Some(at) = expires.filter(|at| *at < looked_at) {
+                    known.looked_at = Some(at);
+                    let name = known.seen.name.clone();
+                    self.expiries.push(Reverse((at, name)));
+                }
+            }
+            None => {
+                let (name, looked_at) = (seen.name.clone(), expires);
+                if let Some(at) = expires {
+                    self.expiries.push(Reverse((at, name.clone())));
+                }
+                self.reports.insert(name, Known { seen, looked_at });
+            }
+        }
+        if let Some(node) = node {
+            let (load, rules) = self.load(node);
+            load.set_report(filed, rules);
+            fx.touched.push(node);
+        }
     }
 
     fn allocatable(&self, info: &NodeInfo, view: View<'_>, fx: &mut Effects) -> Row {
@@ -151,16 +198,51 @@ impl LoadAware {
     }
 
     /// The first threshold that `used` exceeds.
-    fn exceeded<'a>(
+    fn exceeded(&self, limits: &Limits, used: impl Fn(usize) -> i64, load: &Load) -> Option<&str> {
+        let over = |(at, threshold): &&(usize, i64)| {
+            estimate::exceeds(used(*at), load.allocatable[*at], *threshold)
+        };
+        let (at, _) = limits.iter().find(over)?;
+        self.dims.names.get(*at).map(String::as_str)
+    }
+
+    /// What the node says to a pod, being taken to stand like this.
+    fn judge(
         &self,
-        thresholds: &'a ByResource,
-        used: impl Fn(usize) -> i64,
         load: &Load,
-    ) -> Option<&'a str> {
-        thresholds.iter().find_map(|(name, threshold)| {
-            let at = self.dims.position(name)?;
-            estimate::exceeds(used(at), load.allocatable[at], *threshold).then_some(name.as_str())
-        })
+        standing: &Standing,
+        incoming: &Incoming,
+        now: Timestamp,
+    ) -> Verdict {
+        let Some(report) = &standing.report else {
+            return Ok(());
+        };
+        if self.args.filter_expired_node_metrics && self.is_expired(report, now) {
+            if self.args.enable_schedule_when_node_metrics_expired {
+                return Ok(());
+            }
+            return Err(Rejection::unschedulable("node(s) nodeMetric expired"));
+        }
+        let Some(usage) = &standing.usage else {
+            return Ok(());
+        };
+        let plus =
+            |at: usize, base: &Row, delta: &Row| base[at] + delta[at] + incoming.estimate[at];
+        let thresholds = &load.thresholds;
+        if let Some(prod) = thresholds.prod.as_ref().filter(|_| incoming.prod) {
+            let used = |at: usize| plus(at, &standing.prod_usage, &standing.prod_delta);
+            return refuse(self.exceeded(prod, used, load), "");
+        }
+        let Some(aggregated) = &thresholds.aggregated else {
+            let used = |at: usize| plus(at, usage, &standing.node_delta);
+            return refuse(self.exceeded(&thresholds.usage, used, load), "");
+        };
+        let used = |at: usize| match &standing.filtered {
+            Some(base) => plus(at, base, &standing.node_delta),
+            None => standing.estimated[at] + incoming.estimate[at],
+        };
+        let exceeded = self.exceeded(&aggregated.limits, used, load);
+        refuse(exceeded, "aggregated ")
     }
 }
 
@@ -220,6 +302,23 @@ impl Plugin for LoadAware {
             },
         ]
     }
+    /// A report helps those whom its node refused before and takes now. On all other nodes nothing has
+    /// changed for them.
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+        if event.subject != Subject::Object(NODE_METRICS) {
+            return Helps::Queue;
+        }
+        let reported = self.reported.as_ref();
+        let helps = reported.is_some_and(|(node, before)| {
+            let incoming = self.incoming(pod, view);
+            self.loads.get(node.row()).is_some_and(|load| {
+                let fits =
+                    |standing: &Standing| self.judge(load, standing, &incoming, view.now).is_ok();
+                !fits(before) && fits(&load.standing)
+            })
+        });
+        if helps { Helps::Queue } else { Helps::Skip }
+    }
     fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         signature.text(pod.priority_class.as_str());
         signature.number(i64::from(pod.daemon));
@@ -234,7 +333,7 @@ impl Plugin for LoadAware {
 
     fn watches(&self) -> Vec<Watch> {
         vec![
-            Watch::of::<NodeMetric>(NODE_METRICS)
+            Watch::of_kept::<NodeMetric, SeenMetric>(NODE_METRICS)
                 .counted_as(event_names!("nodemetrics.v1alpha1.slo.koordinator.sh")),
         ]
     }
@@ -242,25 +341,10 @@ impl Plugin for LoadAware {
         if change.kind != NODE_METRICS {
             return;
         }
-        let Some(metric) = change.new_as::<NodeMetric>() else {
-            return;
-        };
-        let name = metric.metadata.name.clone().unwrap_or_default();
-        let report = if change.action == Action::DELETE {
-            self.reports.remove(&name);
-            None
-        } else {
-            let report = Arc::new(Report::of(metric, &self.dims));
-            if let Some(at) = self.expires(&report) {
-                self.expiries.push(Reverse((at, name.clone())));
-            }
-            self.reports.insert(name.clone(), report.clone());
-            Some(report)
-        };
-        if let Some(node) = view.nodes.find(&name) {
-            let args = self.args.clone();
-            self.load(node).set_report(report, &args);
-            fx.touched.push(node);
+        let seen = change.new.clone().downcast::<SeenMetric>().ok();
+        let object = || change.new_as::<NodeMetric>().map(SeenMetric::from);
+        if let Some(seen) = seen.or_else(|| object().map(Arc::new)) {
+            self.report(seen, change.action == Action::DELETE, view, fx);
         }
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
@@ -275,8 +359,8 @@ impl Plugin for LoadAware {
     ) {
         let custom = self.args.allow_customize_estimation;
         let estimate = self.dims.estimate(pod, view.resources, custom);
-        self.load(node);
-        self.loads[node.row()].add(pod, estimate, &self.args, view.now);
+        let (load, rules) = self.load(node);
+        load.add(pod, estimate, rules, view.now);
     }
     fn on_updated(
         &mut self,
@@ -294,8 +378,8 @@ impl Plugin for LoadAware {
         }
         let custom = self.args.allow_customize_estimation;
         let estimate = self.dims.estimate(new, view.resources, custom);
-        self.load(node);
-        self.loads[node.row()].update(new, estimate, &self.args, view.now);
+        let (load, rules) = self.load(node);
+        load.update(new, estimate, rules, view.now);
         fx.touched.push(node);
     }
     fn on_unassigned(
@@ -305,7 +389,8 @@ impl Plugin for LoadAware {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.load(node).remove(&pod.uid);
+        let (load, rules) = self.load(node);
+        load.remove(&pod.uid, rules);
     }
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         while let Some(Reverse((at, _))) = self.expiries.peek()
@@ -314,14 +399,24 @@ impl Plugin for LoadAware {
             let Some(Reverse((at, name))) = self.expiries.pop() else {
                 return;
             };
-            let current = self
-                .reports
-                .get(&name)
-                .and_then(|report| self.expires(report));
-            if current == Some(at)
-                && let Some(node) = view.nodes.find(&name)
-            {
-                fx.touched.push(node);
+            let life = SignedDuration::from_secs(self.args.node_metric_expiration_seconds);
+            let Some(known) = self.reports.get_mut(&name) else {
+                continue;
+            };
+            let expires = known.seen.updated;
+            let expires = expires.map(|at| at.saturating_add(life).unwrap_or(Timestamp::MAX));
+            match expires {
+                Some(later) if later > view.now => {
+                    // Another report came meanwhile.
+                    if known.looked_at == Some(at) {
+                        known.looked_at = Some(later);
+                        self.expiries.push(Reverse((later, name)));
+                    }
+                }
+                _ => {
+                    known.looked_at = None;
+                    fx.touched.extend(view.nodes.find(&name));
+                }
             }
         }
     }
@@ -340,64 +435,35 @@ impl Plugin for LoadAware {
         };
         let node = view.nodes.find(name);
         let load = node.and_then(|node| self.loads.get(node.row()));
-        Ok(load.map_or_else(|| json!({}), |load| load.show(&self.dims)))
+        Ok(load.map_or_else(|| json!({}), |load| load.show((&self.args, &self.dims))))
     }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         if cycle.pod.daemon {
             return PreFilter::Skip;
         }
-        PreFilter::ready(self.incoming(cycle))
+        PreFilter::ready(self.incoming(cycle.pod, cycle.view))
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
         else {
             return Ok(());
         };
-        let Some(report) = &load.report else {
-            return Ok(());
-        };
-        if self.args.filter_expired_node_metrics && self.is_expired(report, cycle.view.now) {
-            if self.args.enable_schedule_when_node_metrics_expired {
-                return Ok(());
-            }
-            return Err(Rejection::unschedulable("node(s) nodeMetric expired"));
-        }
-        let Some(usage) = &report.usage else {
-            return Ok(());
-        };
-        let plus =
-            |at: usize, base: &Row, delta: &Row| base[at] + delta[at] + incoming.estimate[at];
-        let thresholds = &load.thresholds;
-        if incoming.prod && !thresholds.prod.is_empty() {
-            let used = |at: usize| plus(at, &load.prod_usage, &load.prod_delta);
-            return refuse(self.exceeded(&thresholds.prod, used, load), "");
-        }
-        let Some(aggregated) = &thresholds.aggregated else {
-            let used = |at: usize| plus(at, usage, &load.node_delta);
-            return refuse(self.exceeded(&thresholds.usage, used, load), "");
-        };
-        let base = report.aggregated(&aggregated.kind, aggregated.duration);
-        let used = |at: usize| match base {
-            Some(base) => plus(at, base, &load.node_delta),
-            None => load.estimated[at] + incoming.estimate[at],
-        };
-        refuse(
-            self.exceeded(&aggregated.thresholds, used, load),
-            "aggregated ",
-        )
+        self.judge(load, &load.standing, incoming, cycle.view.now)
     }
 
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
-        PreScore::Ready(State::of(self.incoming(cycle)))
+        PreScore::Ready(State::of(self.incoming(cycle.pod, cycle.view)))
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
         else {
             return 0;
         };
-        let Some(report) = &load.report else { return 0 };
-        let Some(usage) = &report.usage else { return 0 };
+        let standing = &load.standing;
+        let (Some(report), Some(usage)) = (&standing.report, &standing.usage) else {
+            return 0;
+        };
         if self.is_expired(report, cycle.view.now) {
             return 0;
         }
@@ -408,21 +474,21 @@ impl Plugin for LoadAware {
             .as_ref()
             .filter(|aggregated| !aggregated.score_aggregation_type.is_empty());
         let base = match aggregated {
-            _ if prod => Some(&load.prod_usage),
-            Some(a) => report.aggregated(&a.score_aggregation_type, a.score_aggregated_duration),
+            _ if prod => Some(&standing.prod_usage),
+            Some(_) => standing.scored.as_ref(),
             None => Some(usage),
         };
         let delta = if prod {
-            &load.prod_delta
+            &standing.prod_delta
         } else {
-            &load.node_delta
+            &standing.node_delta
         };
         let dominant = self.args.dominant_resource_weight;
         // The scarcest resource may be one without a weight of its own.
         let counted = self.weights.iter().enumerate();
         let counted = counted.filter(|(_, weight)| **weight > 0 || dominant > 0);
         let scores = counted.map(|(at, weight)| {
-            let used = base.map_or(load.estimated[at], |base| base[at] + delta[at]);
+            let used = base.map_or(standing.estimated[at], |base| base[at] + delta[at]);
             let used = used.saturating_add(incoming.estimate[at]);
             let score = estimate::least_used_score(used, load.allocatable[at]);
             (*weight, score)

@@ -25,4 +25,5 @@ pub mod state;
 
 pub use args::Args;
 pub use debug::{DebugHandle, Explanation, inspection};
+pub use koord_kube::Mirrored;
 pub use runtime::{ElectionFlags, Error, Options, Watch, run};

@@ -1,5 +1,6 @@
 //! `LoadAwareSchedulingArgs`, and the thresholds a node can set for itself.
 
+use super::load::{Dims, Limits};
 use crate::args::invalid;
 use koord_api::duration::GoDuration;
 use koord_scheduler::framework::BuildError;
@@ -195,7 +196,7 @@ pub(super) struct NodeAggregated {
 /// Aggregated thresholds that apply.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct AggregatedThresholds {
-    pub thresholds: ByResource,
+    pub limits: Limits,
     pub kind: String,
     /// Zero: the longest there is.
     pub duration: GoDuration,
@@ -204,44 +205,50 @@ pub(super) struct AggregatedThresholds {
 /// The thresholds that apply to one node.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Thresholds {
-    pub usage: ByResource,
-    pub prod: ByResource,
+    pub usage: Limits,
+    /// `None`: production pods are held against `usage`, or the aggregated ones.
+    pub prod: Option<Limits>,
     pub aggregated: Option<AggregatedThresholds>,
 }
 
 impl Thresholds {
     /// The arguments', each part replaced by the node's own where it has one.
-    pub(super) fn resolve(args: &Args, own: Option<&NodeThresholds>) -> Self {
-        let mut out = Self {
-            usage: args.usage_thresholds.clone(),
-            prod: args.prod_usage_thresholds.clone(),
-            aggregated: args
-                .aggregated
-                .as_ref()
-                .filter(|a| !a.usage_thresholds.is_empty() && !a.usage_aggregation_type.is_empty())
-                .map(|a| AggregatedThresholds {
-                    thresholds: a.usage_thresholds.clone(),
-                    kind: a.usage_aggregation_type.clone(),
-                    duration: a.usage_aggregated_duration,
-                }),
+    pub(super) fn resolve(args: &Args, own: Option<&NodeThresholds>, dims: &Dims) -> Self {
+        let given = |list: &ByResource| (!list.is_empty()).then(|| dims.limits(list));
+        let own_usage = own.and_then(|own| given(&own.usage_thresholds));
+        let own_prod = own.and_then(|own| given(&own.prod_usage_thresholds));
+        let own_aggregated = own.and_then(|own| own.aggregated_usage.as_ref());
+        let own_aggregated = own_aggregated.and_then(|own| {
+            let over = own.usage_aggregated_duration.unwrap_or_default();
+            AggregatedThresholds::of(
+                given(&own.usage_thresholds),
+                &own.usage_aggregation_type,
+                over,
+            )
+        });
+        let aggregated = || {
+            let all = args.aggregated.as_ref()?;
+            AggregatedThresholds::of(
+                given(&all.usage_thresholds),
+                &all.usage_aggregation_type,
+                all.usage_aggregated_duration,
+            )
         };
-        let Some(own) = own else { return out };
-        if !own.usage_thresholds.is_empty() {
-            out.usage.clone_from(&own.usage_thresholds);
+        Self {
+            usage: own_usage.unwrap_or_else(|| dims.limits(&args.usage_thresholds)),
+            prod: own_prod.or_else(|| given(&args.prod_usage_thresholds)),
+            aggregated: own_aggregated.or_else(aggregated),
         }
-        if !own.prod_usage_thresholds.is_empty() {
-            out.prod.clone_from(&own.prod_usage_thresholds);
-        }
-        if let Some(aggregated) = &own.aggregated_usage
-            && !aggregated.usage_thresholds.is_empty()
-            && !aggregated.usage_aggregation_type.is_empty()
-        {
-            out.aggregated = Some(AggregatedThresholds {
-                thresholds: aggregated.usage_thresholds.clone(),
-                kind: aggregated.usage_aggregation_type.clone(),
-                duration: aggregated.usage_aggregated_duration.unwrap_or_default(),
-            });
-        }
-        out
+    }
+}
+
+impl AggregatedThresholds {
+    fn of(limits: Option<Limits>, kind: &str, duration: GoDuration) -> Option<Self> {
+        let limits = limits.filter(|_| !kind.is_empty())?;
+        Some(Self {
+            limits,
+            kind: kind.to_owned(),
+            duration,
+        })
     }
 }

@@ -1,26 +1,27 @@
 //! What a node uses, by its report and by what was placed since.
 
-use super::args::{Args, Thresholds};
+use super::args::{Args, ByResource, Thresholds};
+use super::seen::{Amounts, SeenMetric, amount};
 use jiff::Timestamp;
 use koord_api::annotations;
-use koord_api::duration::GoDuration;
 use koord_api::priority::PriorityClass;
 use koord_api::quantity::{Format, Quantity, ResourceList};
-use koord_api::slo::NodeMetric;
 use koord_model::estimate::{self, Coverage, Fallback};
 use koord_model::resources::{self, ResourceTable};
 use koord_scheduler::inspection;
 use koord_scheduler::state::PodInfo;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Reports come this often when they do not say, in milliseconds.
-const DEFAULT_INTERVAL: i64 = 60_000;
+/// Amounts in the order of [`Dims`]. Few configurations name more than four resources; those that do
+/// cost an allocation for each row.
+pub(super) type Row = SmallVec<[i64; 4]>;
 
-/// Amounts in the order of [`Dims`].
-pub(super) type Row = Vec<i64>;
+/// Thresholds in percent, by position in [`Dims`], without those that are switched off.
+pub(super) type Limits = SmallVec<[(usize, i64); 4]>;
 
 /// The resources that are estimated or compared, and their scaling factors.
 #[derive(Debug, Clone)]
@@ -60,18 +61,29 @@ impl Dims {
     }
 
     pub(super) fn zero(&self) -> Row {
-        vec![0; self.names.len()]
+        SmallVec::from_elem(0, self.names.len())
     }
 
     /// The listed amounts of these resources.
     pub(super) fn read(&self, list: &ResourceList) -> Row {
-        let amount = |name: &String| {
-            list.get(name).map_or(0, |quantity| match name.as_str() {
-                "cpu" => quantity.milli_value(),
-                _ => quantity.value(),
-            })
+        let of = |name: &String| {
+            let listed = list.get(name);
+            listed.map_or(0, |quantity| amount(name, quantity))
         };
-        self.names.iter().map(amount).collect()
+        self.names.iter().map(of).collect()
+    }
+
+    /// What a report says of these resources.
+    fn seen(&self, amounts: &Amounts) -> Row {
+        self.names.iter().map(|name| amounts.get(name)).collect()
+    }
+
+    /// Thresholds by resource, in the order of names. A threshold of 0 refuses nothing.
+    pub(super) fn limits(&self, thresholds: &ByResource) -> Limits {
+        let limits = thresholds.iter().filter(|(_, threshold)| **threshold != 0);
+        limits
+            .filter_map(|(name, threshold)| Some((self.position(name)?, *threshold)))
+            .collect()
     }
 
     /// The amounts of `row` with their names.
@@ -117,110 +129,30 @@ impl Dims {
     }
 }
 
-/// A NodeMetric, parsed.
-#[derive(Debug)]
-pub(super) struct Report {
-    /// `status.updateTime`.
-    pub updated: Option<Timestamp>,
-    interval: i64,
-    /// None when the report has no node part.
-    pub usage: Option<Row>,
-    system: Row,
-    aggregated: Vec<(GoDuration, BTreeMap<String, Row>)>,
-    pods: FxHashMap<(String, String), (Row, bool)>,
-}
-
-impl Report {
-    pub(super) fn of(metric: &NodeMetric, dims: &Dims) -> Self {
-        let read = |map: &Option<koord_api::slo::ResourceMap>| {
-            map.as_ref()
-                .map_or_else(|| dims.zero(), |map| dims.read(&map.resources))
-        };
-        let interval = metric
-            .spec
-            .metric_collect_policy
-            .as_ref()
-            .and_then(|policy| policy.report_interval_seconds)
-            .map_or(DEFAULT_INTERVAL, |seconds| seconds.saturating_mul(1000));
-        let status = metric.status.as_ref();
-        let node = status.and_then(|status| status.node_metric.as_ref());
-        let aggregated = node
-            .map(|node| node.aggregated_node_usages.as_slice())
-            .unwrap_or_default();
-        let pods = status
-            .map(|status| status.pods_metric.as_slice())
-            .unwrap_or_default();
-        Self {
-            updated: status
-                .and_then(|status| status.update_time.as_ref())
-                .map(|time| time.0),
-            interval,
-            usage: node.map(|node| read(&node.node_usage)),
-            system: node.map_or_else(|| dims.zero(), |node| read(&node.system_usage)),
-            aggregated: aggregated
-                .iter()
-                .map(|window| {
-                    let by_kind = window
-                        .usage
-                        .iter()
-                        .filter(|(_, map)| !map.resources.is_empty())
-                        .map(|(kind, map)| (kind.clone(), dims.read(&map.resources)))
-                        .collect();
-                    (window.duration.unwrap_or_default(), by_kind)
-                })
-                .collect(),
-            pods: pods
-                .iter()
-                .filter(|pod| {
-                    pod.pod_usage
-                        .as_ref()
-                        .is_some_and(|u| !u.resources.is_empty())
-                })
-                .map(|pod| {
-                    let prod = pod.priority == PriorityClass::Prod;
-                    let key = (pod.namespace.clone(), pod.name.clone());
-                    (key, (read(&pod.pod_usage), prod))
-                })
-                .collect(),
-        }
-    }
-
-    /// Usage by `kind` over `duration`; zero means the longest that has it, or the mean when none
-    /// has. None when an explicit duration is missing.
-    pub(super) fn aggregated(&self, kind: &str, duration: GoDuration) -> Option<&Row> {
-        let having = self
-            .aggregated
-            .iter()
-            .filter_map(|(d, by)| by.get(kind).map(|row| (*d, row)));
-        if duration == GoDuration::ZERO {
-            let longest = having.max_by_key(|(d, _)| d.as_nanos()).map(|(_, row)| row);
-            return longest.or(self.usage.as_ref());
-        }
-        having
-            .into_iter()
-            .find(|(d, _)| *d == duration)
-            .map(|(_, row)| row)
-    }
-}
-
-/// One pod's share in its node's sums.
+/// One pod on a node.
 #[derive(Debug)]
 struct Share {
     pod: Arc<PodInfo>,
     assigned: Timestamp,
     estimate: Row,
-    delta: Row,
+}
+
+/// What a pod adds to its node's sums.
+struct Parts {
+    node_delta: Row,
     prod_delta: Row,
     prod_usage: Row,
 }
 
-/// What is known of one node's load.
-#[derive(Debug, Default)]
-pub(super) struct Load {
-    pub report: Option<Arc<Report>>,
-    pub thresholds: Thresholds,
-    pub allocatable: Row,
-    shares: FxHashMap<Arc<str>, Share>,
+/// What a node is taken to use.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Standing {
+    pub report: Option<Arc<SeenMetric>>,
+    /// What the report says; `None` without a report or where it has no node part.
+    pub usage: Option<Row>,
+    /// The same as the aggregated thresholds and scores want it, where there are such.
+    pub filtered: Option<Row>,
+    pub scored: Option<Row>,
     /// Σ of what the report does not show yet.
     pub node_delta: Row,
     /// The same for production pods.
@@ -231,25 +163,46 @@ pub(super) struct Load {
     pub estimated: Row,
 }
 
+/// What is known of one node's load.
+#[derive(Debug, Default)]
+pub(super) struct Load {
+    pub standing: Standing,
+    pub thresholds: Thresholds,
+    pub allocatable: Row,
+    shares: FxHashMap<Arc<str>, Share>,
+}
+
 impl Load {
     pub(super) fn new(dims: &Dims) -> Self {
         let zero = || dims.zero();
         Self {
             allocatable: zero(),
-            node_delta: zero(),
-            prod_delta: zero(),
-            prod_usage: zero(),
-            estimated: zero(),
+            standing: Standing {
+                node_delta: zero(),
+                prod_delta: zero(),
+                prod_usage: zero(),
+                estimated: zero(),
+                ..Standing::default()
+            },
             ..Self::default()
         }
     }
 
     /// Adds `pod`, assigned at `now` unless its condition says when.
-    pub(super) fn add(&mut self, pod: &Arc<PodInfo>, estimate: Row, args: &Args, now: Timestamp) {
-        self.remove(&pod.uid);
-        let assigned = pod.scheduled_at.unwrap_or(now);
-        let share = self.share(pod.clone(), assigned, estimate, args);
-        self.count(&share, 1);
+    pub(super) fn add(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        estimate: Row,
+        (args, dims): (&Args, &Dims),
+        now: Timestamp,
+    ) {
+        self.remove(&pod.uid, (args, dims));
+        let share = Share {
+            pod: pod.clone(),
+            assigned: pod.scheduled_at.unwrap_or(now),
+            estimate,
+        };
+        self.standing.count(&share, (args, dims), 1);
         self.shares.insert(pod.uid.clone(), share);
     }
 
@@ -258,14 +211,14 @@ impl Load {
         &mut self,
         pod: &Arc<PodInfo>,
         estimate: Row,
-        args: &Args,
+        rules: (&Args, &Dims),
         now: Timestamp,
     ) {
         let assigned = self
             .shares
             .get(&pod.uid)
             .map_or(now, |share| share.assigned);
-        self.add(pod, estimate, args, assigned);
+        self.add(pod, estimate, rules, assigned);
     }
 
     /// When the pod with this uid was assigned.
@@ -273,111 +226,130 @@ impl Load {
         self.shares.get(uid).map(|share| share.assigned)
     }
 
-    pub(super) fn remove(&mut self, uid: &str) {
+    pub(super) fn remove(&mut self, uid: &str, rules: (&Args, &Dims)) {
         if let Some(share) = self.shares.remove(uid) {
-            self.count(&share, -1);
+            self.standing.count(&share, rules, -1);
         }
     }
 
     /// Takes a new report, or none, and sums anew.
-    pub(super) fn set_report(&mut self, report: Option<Arc<Report>>, args: &Args) {
-        self.report = report;
-        for sum in [
-            &mut self.node_delta,
-            &mut self.prod_delta,
-            &mut self.prod_usage,
-            &mut self.estimated,
-        ] {
-            sum.fill(0);
-        }
-        if args.prod_usage_include_sys
-            && let Some(report) = &self.report
-        {
-            self.prod_usage.clone_from(&report.system);
-        }
-        for old in std::mem::take(&mut self.shares).into_values() {
-            let share = self.share(old.pod, old.assigned, old.estimate, args);
-            self.count(&share, 1);
-            self.shares.insert(share.pod.uid.clone(), share);
-        }
-    }
-
-    fn share(&self, pod: Arc<PodInfo>, assigned: Timestamp, estimate: Row, args: &Args) -> Share {
-        let zero = || vec![0; estimate.len()];
-        let (mut delta, mut prod_delta, mut prod_usage) = (zero(), zero(), zero());
-        if let Some(report) = &self.report {
-            let key = (pod.namespace.to_string(), pod.name.to_string());
-            let reported = report.pods.get(&key);
-            let coverage = Coverage {
-                assigned: assigned.as_millisecond(),
-                deadline: deadline(&pod, assigned, args),
-                reported: report.updated.map_or(0, |time| time.as_millisecond()),
-                interval: report.interval,
-            };
-            let part = |usage: Option<&Row>| match usage {
-                None => Some(estimate.clone()),
-                Some(usage) if coverage.estimate_counts() => Some(
-                    estimate
-                        .iter()
-                        .zip(usage)
-                        .map(|(e, u)| estimate::unreported(*e, *u))
-                        .collect(),
-                ),
-                Some(_) => None,
-            };
-            delta = part(reported.map(|(usage, _)| usage)).unwrap_or(delta);
-            if pod.priority_class == PriorityClass::Prod {
-                let prod = reported.filter(|(_, prod)| *prod).map(|(usage, _)| usage);
-                prod_delta = part(prod).unwrap_or(prod_delta);
-                if let Some(usage) = prod {
-                    prod_usage.clone_from(usage);
-                }
-            }
-        }
-        Share {
-            pod,
-            assigned,
-            estimate,
-            delta,
-            prod_delta,
-            prod_usage,
+    pub(super) fn set_report(
+        &mut self,
+        report: Option<Arc<SeenMetric>>,
+        (args, dims): (&Args, &Dims),
+    ) {
+        let zero = || dims.zero();
+        let seen = report.as_deref();
+        let system = seen.filter(|_| args.prod_usage_include_sys);
+        let aggregated = self.thresholds.aggregated.as_ref();
+        let scored = args.aggregated.as_ref();
+        let scored = scored.filter(|scored| !scored.score_aggregation_type.is_empty());
+        self.standing = Standing {
+            usage: seen
+                .and_then(|seen| seen.usage.as_ref())
+                .map(|usage| dims.seen(usage)),
+            filtered: seen.zip(aggregated).and_then(|(seen, by)| {
+                let amounts = seen.aggregated(&by.kind, by.duration)?;
+                Some(dims.seen(amounts))
+            }),
+            scored: seen.zip(scored).and_then(|(seen, by)| {
+                let over = by.score_aggregated_duration;
+                let amounts = seen.aggregated(&by.score_aggregation_type, over)?;
+                Some(dims.seen(amounts))
+            }),
+            node_delta: zero(),
+            prod_delta: zero(),
+            prod_usage: system.map_or_else(zero, |seen| dims.seen(&seen.system)),
+            estimated: zero(),
+            report,
+        };
+        for share in self.shares.values() {
+            self.standing.count(share, (args, dims), 1);
         }
     }
 
     /// The node in the form of the inspection API: sums only when there is a report.
-    pub(super) fn show(&self, dims: &Dims) -> Value {
+    pub(super) fn show(&self, rules: (&Args, &Dims)) -> Value {
+        let (_, dims) = rules;
         let mut shares: Vec<&Share> = self.shares.values().collect();
         shares.sort_by(|a, b| (a.assigned, &a.pod.uid).cmp(&(b.assigned, &b.pod.uid)));
         let pods = shares
             .iter()
             .map(|share| json!({"timestamp": share.assigned, "pod": *share.pod.object}));
         let mut out = json!({"pods": pods.collect::<Vec<_>>()});
-        if self.report.is_some() {
-            let names = |listed: fn(&Share) -> bool| {
-                let counted = shares.iter().filter(|share| listed(share));
+        let standing = &self.standing;
+        if standing.report.is_some() {
+            let names = |listed: fn(&Parts) -> bool| {
+                let counted = shares
+                    .iter()
+                    .filter(|share| listed(&standing.parts(share, rules)));
                 let mut names: Vec<String> = counted.map(|share| share.pod.to_string()).collect();
                 names.sort_unstable();
                 names
             };
-            out["prodUsage"] = dims.list(&self.prod_usage);
-            out["nodeDelta"] = dims.list(&self.node_delta);
-            out["prodDelta"] = dims.list(&self.prod_delta);
-            out["nodeEstimated"] = dims.list(&self.estimated);
-            out["nodeDeltaPods"] = json!(names(|share| counts(&share.delta)));
-            out["prodDeltaPods"] = json!(names(|share| counts(&share.prod_delta)));
+            out["prodUsage"] = dims.list(&standing.prod_usage);
+            out["nodeDelta"] = dims.list(&standing.node_delta);
+            out["prodDelta"] = dims.list(&standing.prod_delta);
+            out["nodeEstimated"] = dims.list(&standing.estimated);
+            out["nodeDeltaPods"] = json!(names(|parts| counts(&parts.node_delta)));
+            out["prodDeltaPods"] = json!(names(|parts| counts(&parts.prod_delta)));
             out["nodeEstimatedPods"] = json!(names(|_| true));
         }
         inspection::without_empty(out)
     }
+}
 
-    fn count(&mut self, share: &Share, sign: i64) {
-        let parts = [
-            (&mut self.node_delta, &share.delta),
-            (&mut self.prod_delta, &share.prod_delta),
-            (&mut self.prod_usage, &share.prod_usage),
+impl Standing {
+    /// What a pod adds: the same as long as the report is.
+    fn parts(&self, share: &Share, (args, dims): (&Args, &Dims)) -> Parts {
+        let mut parts = Parts {
+            node_delta: dims.zero(),
+            prod_delta: dims.zero(),
+            prod_usage: dims.zero(),
+        };
+        let Some(report) = &self.report else {
+            return parts;
+        };
+        let (pod, estimate) = (&share.pod, &share.estimate);
+        let reported = report.pod(&pod.namespace, &pod.name);
+        let usage = reported.map(|reported| dims.seen(&reported.usage));
+        let coverage = Coverage {
+            assigned: share.assigned.as_millisecond(),
+            deadline: deadline(pod, share.assigned, args),
+            reported: report.updated.map_or(0, |time| time.as_millisecond()),
+            interval: report.interval,
+        };
+        let part = |usage: Option<&Row>| match usage {
+            None => Some(estimate.clone()),
+            Some(usage) if coverage.estimate_counts() => {
+                let both = estimate.iter().zip(usage);
+                Some(both.map(|(e, u)| estimate::unreported(*e, *u)).collect())
+            }
+            Some(_) => None,
+        };
+        if let Some(delta) = part(usage.as_ref()) {
+            parts.node_delta = delta;
+        }
+        if pod.priority_class == PriorityClass::Prod {
+            let prod = usage.filter(|_| reported.is_some_and(|reported| reported.prod));
+            if let Some(delta) = part(prod.as_ref()) {
+                parts.prod_delta = delta;
+            }
+            if let Some(usage) = prod {
+                parts.prod_usage = usage;
+            }
+        }
+        parts
+    }
+
+    fn count(&mut self, share: &Share, rules: (&Args, &Dims), sign: i64) {
+        let parts = self.parts(share, rules);
+        for (sum, part) in [
+            (&mut self.node_delta, &parts.node_delta),
+            (&mut self.prod_delta, &parts.prod_delta),
+            (&mut self.prod_usage, &parts.prod_usage),
             (&mut self.estimated, &share.estimate),
-        ];
-        for (sum, part) in parts {
+        ] {
             for (sum, part) in sum.iter_mut().zip(part) {
                 *sum = sum.saturating_add(sign * part);
             }

@@ -1,5 +1,7 @@
 mod rows;
+mod seen;
 
+use super::seen::SeenMetric;
 use super::*;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_model::resources::ResourceTable;
@@ -16,6 +18,13 @@ fn at(seconds: i64) -> Timestamp {
 
 /// An engine whose only opinion is the plugin's.
 fn engine(args: Value) -> Engine {
+    engine_beside(&[], args)
+}
+
+/// The same, but for other plugins.
+fn engine_beside(others: &[&str], args: Value) -> Engine {
+    let all = [NAME, "DefaultBinder"].iter().chain(others);
+    let all: Vec<Value> = all.map(|name| json!({"name": name})).collect();
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -23,7 +32,7 @@ fn engine(args: Value) -> Engine {
             "schedulerName": "koord-scheduler",
             "plugins": {"multiPoint": {
                 "disabled": [{"name": "*"}],
-                "enabled": [{"name": NAME}, {"name": "DefaultBinder"}]
+                "enabled": all
             }},
             "pluginConfig": [{"name": NAME, "args": args}]
         }]
@@ -254,7 +263,7 @@ fn a_batch_pod_is_estimated_by_its_batch_resources() {
         let change = json!({"spec": {"priority": priority,
             "containers": [{"name": "c", "resources": resources}]}});
         let info = PodInfo::new(pod("p", change), table).unwrap();
-        dims.estimate(&info, table, false)
+        dims.estimate(&info, table, false).to_vec()
     };
     let batch = json!({"requests": {
         "kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "1000"
@@ -324,4 +333,49 @@ fn bad_arguments_are_named() {
             .to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn a_report_wakes_those_whom_its_node_takes_now_and_did_not_before() {
+    let mut engine = engine_beside(&["NodeUnschedulable"], json!({}));
+    let mut cordoned = Arc::unwrap_or_clone(node("cordoned", json!({})));
+    cordoned.spec.get_or_insert_default().unschedulable = Some(true);
+    engine.node_applied(Arc::new(cordoned), at(0));
+    for name in ["hot", "warm"] {
+        engine.node_applied(node(name, json!({})), at(0));
+    }
+    for (name, cpu) in [("hot", "90"), ("warm", "60"), ("cordoned", "10")] {
+        engine.object_changed(&metric(name, cpu, json!({})), at(0));
+    }
+    let refused = place(&mut engine, pod("p", json!({})), 1);
+    let reasons = "1 node(s) were unschedulable, 2 node(s) cpu usage exceed threshold";
+    assert!(refused.contains(reasons), "{refused}");
+    for (name, cpu) in [
+        ("hot", "70"),
+        ("warm", "58"),
+        // It took the pod before as far as its load goes.
+        ("cordoned", "20"),
+        ("nobody", "0"),
+    ] {
+        engine.object_changed(&metric(name, cpu, json!({})), at(2));
+        assert!(engine.schedule_one(at(2)).is_none(), "{name} at {cpu}");
+    }
+    engine.object_changed(&metric("warm", "50", json!({})), at(3));
+    let outcome = engine.schedule_one(at(3)).unwrap();
+    assert_eq!(outcome.node.as_deref(), Some("warm"));
+}
+
+#[test]
+fn a_report_that_comes_after_the_last_ran_out_wakes() {
+    let mut engine = engine(json!({"nodeMetricExpirationSeconds": 30}));
+    engine.node_applied(node("n", json!({})), at(0));
+    engine.object_changed(&metric("n", "10", json!({})), at(0));
+    let refused = place(&mut engine, pod("p", json!({})), 40);
+    assert!(refused.contains("nodeMetric expired"), "{refused}");
+    let fresh = json!({"updateTime": at(41).to_string()});
+    engine.object_changed(&metric("n", "10", fresh), at(41));
+    assert!(engine.schedule_one(at(41)).unwrap().node.is_some());
+    // It is looked at again when it runs out itself, whatever came of the one before.
+    let refused = place(&mut engine, pod("q", json!({})), 72);
+    assert!(refused.contains("nodeMetric expired"), "{refused}");
 }

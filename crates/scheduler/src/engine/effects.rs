@@ -188,11 +188,13 @@ impl Engine {
         if fx.is_empty() {
             return;
         }
-        for node in fx.touched {
+        let mut touched = fx.touched;
+        for node in touched.drain(..) {
             if node.row() < self.nodes.rows() {
                 self.nodes.touch(node);
             }
         }
+        self.touched = touched;
         if fx.touch_all {
             self.forget_shared();
         }

@@ -274,6 +274,8 @@ pub struct Engine {
     meter: measure::Meter,
     observer: Option<Observer>,
     outbox: Vec<Output>,
+    /// An empty list to be filled with the nodes that the next event touches.
+    touched: Vec<NodeIndex>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -354,6 +356,7 @@ impl Engine {
             preemptions: 0,
             victims_total: 0,
             outbox: Vec::new(),
+            touched: Vec::new(),
         }
     }
 

@@ -44,6 +44,7 @@ pub(crate) struct Source {
 }
 
 type Start = fn(&'static str, Source);
+type Keep = fn(&Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn Any + Send + Sync>>;
 
 /// A kind that a plugin needs to see.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +52,7 @@ pub struct Watch {
     kind: &'static str,
     names: EventNames,
     start: Start,
+    keep: Keep,
 }
 
 impl Watch {
@@ -67,9 +69,32 @@ impl Watch {
             + Sync,
     {
         Self {
+            keep: |_| None,
+            ..Self::of_kept::<K, K>(kind)
+        }
+    }
+
+    /// The same; what arrives is not the object but what is made of it, on the task that decodes it.
+    #[must_use]
+    pub fn of_kept<K, V>(kind: &'static str) -> Self
+    where
+        K: koord_kube::kube_core::Resource<DynamicType = ()>
+            + Clone
+            + Debug
+            + serde::de::DeserializeOwned
+            + Any
+            + Send
+            + Sync,
+        V: From<K> + Mirrored,
+    {
+        Self {
             kind,
             names: [kind; 3],
-            start: start::<K>,
+            start: start::<K, V>,
+            keep: |object| {
+                let object = object.downcast_ref::<K>()?.clone();
+                Some(Arc::new(V::from(object)))
+            },
         }
     }
 
@@ -91,12 +116,23 @@ impl Watch {
         self.kind
     }
 
+    /// `change` as it arrives, where it says what the object is.
+    #[must_use]
+    pub fn kept(&self, change: ObjectChange) -> ObjectChange {
+        let keep = |object: Arc<dyn Any + Send + Sync>| (self.keep)(&object).unwrap_or(object);
+        ObjectChange {
+            old: change.old.map(keep),
+            new: keep(change.new),
+            ..change
+        }
+    }
+
     pub(crate) fn start(&self, source: Source) {
         (self.start)(self.kind, source);
     }
 }
 
-fn start<K>(kind: &'static str, source: Source)
+fn start<K, V>(kind: &'static str, source: Source)
 where
     K: koord_kube::kube_core::Resource<DynamicType = ()>
         + Clone
@@ -105,10 +141,11 @@ where
         + Any
         + Send
         + Sync,
+    V: From<K> + Mirrored,
 {
     forward(
         source,
-        |object: K| object,
+        |object: K| V::from(object),
         Some(kind),
         move |change| match change {
             Change::Synced => Message::Synced(kind),

@@ -319,6 +319,7 @@ fn pods_and_nodes_are_estimated() {
         let dims = Dims::of(&args.complete());
         let pod = Arc::new(serde_json::from_value::<Pod>(pod).unwrap());
         dims.estimate(&PodInfo::new(pod, &table).unwrap(), &table, allowed)
+            .to_vec()
     };
     let same = |priority: i32, load: Value| asks("p", priority, load.clone(), load);
     let batch = json!({"kubernetes.io/batch-cpu": "4000", "kubernetes.io/batch-memory": "8Gi"});

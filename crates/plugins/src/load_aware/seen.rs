@@ -1,0 +1,181 @@
+//! A NodeMetric as an informer keeps it: what is read of it, in the scheduler's units.
+//!
+//! Reports come from every node each minute, and each of them lists the node's pods. They are taken apart
+//! where they are decoded, so that the task that decides only looks amounts up.
+
+use jiff::Timestamp;
+use koord_api::duration::GoDuration;
+use koord_api::priority::PriorityClass;
+use koord_api::quantity::{Quantity, ResourceList};
+use koord_api::slo::{NodeMetric, ResourceMap};
+use koord_scheduler::Mirrored;
+use std::sync::Arc;
+
+/// Reports come this often when they do not say, in milliseconds.
+const DEFAULT_INTERVAL: i64 = 60_000;
+
+/// Amounts by resource name, in the order of names: milli-cores for `cpu`, else the resource's unit.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Amounts(Box<[(Box<str>, i64)]>);
+
+impl Amounts {
+    fn of(list: &ResourceList) -> Self {
+        let amounts = list.iter();
+        Self(
+            amounts
+                .map(|(name, quantity)| (name.as_str().into(), amount(name, quantity)))
+                .collect(),
+        )
+    }
+
+    fn of_map(map: Option<&ResourceMap>) -> Self {
+        map.map_or_else(Self::default, |map| Self::of(&map.resources))
+    }
+
+    /// The amount of resource `name`; 0 when it is not listed.
+    pub(super) fn get(&self, name: &str) -> i64 {
+        let named = self.0.iter().find(|(known, _)| **known == *name);
+        named.map_or(0, |(_, amount)| *amount)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// `quantity` of resource `name`: in milli-cores for `cpu`, else in the resource's unit, rounded up.
+pub(super) fn amount(name: &str, quantity: &Quantity) -> i64 {
+    match name {
+        "cpu" => quantity.milli_value(),
+        _ => quantity.value(),
+    }
+}
+
+/// What a report says of one pod.
+#[derive(Debug, PartialEq)]
+pub(super) struct PodUsage {
+    namespace: Box<str>,
+    name: Box<str>,
+    pub(super) usage: Amounts,
+    pub(super) prod: bool,
+}
+
+impl PodUsage {
+    fn key(&self) -> (&str, &str) {
+        (&self.namespace, &self.name)
+    }
+}
+
+/// See the module documentation.
+#[derive(Debug, PartialEq)]
+pub(super) struct SeenMetric {
+    /// The node's.
+    pub(super) name: Arc<str>,
+    uid: Option<Box<str>>,
+    resource_version: Option<Box<str>>,
+    /// `status.updateTime`.
+    pub(super) updated: Option<Timestamp>,
+    /// How often reports come, in milliseconds.
+    pub(super) interval: i64,
+    /// `None` when the report has no node part.
+    pub(super) usage: Option<Amounts>,
+    pub(super) system: Amounts,
+    /// By duration, then by kind, like `p95`.
+    aggregated: Vec<(GoDuration, Vec<(Box<str>, Amounts)>)>,
+    /// By namespace and name.
+    pods: Vec<PodUsage>,
+}
+
+impl From<NodeMetric> for SeenMetric {
+    fn from(metric: NodeMetric) -> Self {
+        Self::from(&metric)
+    }
+}
+
+impl From<&NodeMetric> for SeenMetric {
+    fn from(metric: &NodeMetric) -> Self {
+        let meta = &metric.metadata;
+        let text = |text: &Option<String>| text.as_deref().map(Box::from);
+        let policy = metric.spec.metric_collect_policy.as_ref();
+        let seconds = policy.and_then(|policy| policy.report_interval_seconds);
+        let status = metric.status.as_ref();
+        let node = status.and_then(|status| status.node_metric.as_ref());
+        let windows = node.map(|node| node.aggregated_node_usages.as_slice());
+        let aggregated = windows.unwrap_or_default().iter().map(|window| {
+            let kinds = window.usage.iter();
+            let kinds =
+                kinds.map(|(kind, map)| (kind.as_str().into(), Amounts::of(&map.resources)));
+            let known = kinds.filter(|(_, amounts): &(Box<str>, Amounts)| !amounts.is_empty());
+            (window.duration.unwrap_or_default(), known.collect())
+        });
+        let pods = status.map(|status| status.pods_metric.as_slice());
+        let pods = pods.unwrap_or_default().iter().map(|pod| PodUsage {
+            namespace: pod.namespace.as_str().into(),
+            name: pod.name.as_str().into(),
+            usage: Amounts::of_map(pod.pod_usage.as_ref()),
+            prod: pod.priority == PriorityClass::Prod,
+        });
+        let mut pods: Vec<PodUsage> = pods.filter(|pod| !pod.usage.is_empty()).collect();
+        // What is said last of a pod counts.
+        pods.sort_by(|a, b| a.key().cmp(&b.key()));
+        pods.dedup_by(|later, kept| {
+            let same = later.key() == kept.key();
+            if same {
+                std::mem::swap(later, kept);
+            }
+            same
+        });
+        Self {
+            name: meta.name.as_deref().unwrap_or_default().into(),
+            uid: text(&meta.uid),
+            resource_version: text(&meta.resource_version),
+            updated: status
+                .and_then(|status| status.update_time.as_ref())
+                .map(|time| time.0),
+            interval: seconds.map_or(DEFAULT_INTERVAL, |seconds| seconds.saturating_mul(1000)),
+            usage: node.map(|node| Amounts::of_map(node.node_usage.as_ref())),
+            system: Amounts::of_map(node.and_then(|node| node.system_usage.as_ref())),
+            aggregated: aggregated.collect(),
+            pods,
+        }
+    }
+}
+
+impl Mirrored for SeenMetric {
+    fn names(&self) -> (&str, &str) {
+        ("", &self.name)
+    }
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.resource_version.as_deref()
+    }
+}
+
+impl SeenMetric {
+    /// What it says of a pod.
+    pub(super) fn pod(&self, namespace: &str, name: &str) -> Option<&PodUsage> {
+        let at = self
+            .pods
+            .binary_search_by(|pod| pod.key().cmp(&(namespace, name)));
+        at.ok().and_then(|at| self.pods.get(at))
+    }
+
+    /// Usage by `kind` over `duration`; zero means the longest that has it, or the mean when none
+    /// has. `None` when an explicit duration is missing.
+    pub(super) fn aggregated(&self, kind: &str, duration: GoDuration) -> Option<&Amounts> {
+        let having = self.aggregated.iter().filter_map(|(over, kinds)| {
+            let mut kinds = kinds.iter();
+            let (_, amounts) = kinds.find(|(known, _)| **known == *kind)?;
+            Some((*over, amounts))
+        });
+        if duration == GoDuration::ZERO {
+            let longest = having.max_by_key(|(over, _)| over.as_nanos());
+            return longest.map(|(_, amounts)| amounts).or(self.usage.as_ref());
+        }
+        let mut having = having;
+        let found = having.find(|(over, _)| *over == duration);
+        found.map(|(_, amounts)| amounts)
+    }
+}
