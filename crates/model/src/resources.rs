@@ -166,6 +166,7 @@ pub fn amount(id: ResourceId, quantity: &Quantity) -> i64 {
 }
 
 /// `part` of `of` in percent, rounded towards zero; `None` when it is no `i64`, or `of` is 0.
+#[inline]
 #[must_use]
 pub fn percent(part: i64, of: i64) -> Option<i64> {
     match part.checked_mul(100) {
@@ -200,6 +201,7 @@ impl Amounts {
     }
 
     /// The amount of `id`, zero when absent.
+    #[inline]
     #[must_use]
     pub fn get(&self, id: ResourceId) -> i64 {
         self.position(id).map_or(0, |at| self.0[at].1)
@@ -262,6 +264,7 @@ impl Amounts {
         self.0.is_empty()
     }
 
+    #[inline]
     fn position(&self, id: ResourceId) -> Result<usize, usize> {
         self.0.binary_search_by_key(&id, |(id, _)| *id)
     }

@@ -91,27 +91,56 @@ impl Plugin for BalancedAllocation {
         }
         PreScore::Ready(State::of(Scored(scored)))
     }
-    #[allow(
-        clippy::cast_precision_loss,
-        reason = "fractions, as upstream computes them"
-    )]
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let nodes = cycle.view.nodes;
         let Some(Scored(scored)) = state.get::<Scored>() else {
             return 0;
         };
-        let mut fractions = [0.0_f64; 16];
-        let mut count = 0;
-        for (id, adds) in scored {
-            let total = nodes.allocatable(node, *id);
-            if total > 0 && count < fractions.len() {
-                let used = cycle.requested(node, *id).saturating_add(*adds);
-                fractions[count] = (used as f64 / total as f64).min(1.0);
-                count += 1;
-            }
-        }
-        score(&fractions[..count])
+        balance(scored.iter().map(|(id, adds)| {
+            let used = cycle.requested(node, *id).saturating_add(*adds);
+            (used, nodes.allocatable(node, *id))
+        }))
     }
+    fn score_each(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        nodes: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        let Some(Scored(scored)) = state.get::<Scored>() else {
+            return;
+        };
+        let all = cycle.view.nodes;
+        let columns: Vec<_> = scored
+            .iter()
+            .map(|(id, adds)| (all.column(*id), *adds))
+            .collect();
+        for (score, node) in scores.iter_mut().zip(nodes) {
+            *score = balance(columns.iter().map(|(column, adds)| {
+                let used = column.requested(*node).saturating_add(*adds);
+                (used, column.allocatable(*node))
+            }));
+        }
+    }
+}
+
+/// The score of a node, given what is in use with the pod and what there is of each resource.
+#[inline]
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "fractions, as upstream computes them"
+)]
+fn balance(resources: impl Iterator<Item = (i64, i64)>) -> i64 {
+    let mut fractions = [0.0_f64; 16];
+    let mut count = 0;
+    for (used, total) in resources {
+        if total > 0 && count < fractions.len() {
+            fractions[count] = (used as f64 / total as f64).min(1.0);
+            count += 1;
+        }
+    }
+    score(&fractions[..count])
 }
 
 /// 100 for equal fractions, less the further they spread.

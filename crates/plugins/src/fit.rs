@@ -11,7 +11,7 @@ use koord_scheduler::framework::{
     Plugin, Points, PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature, State,
     Subject, Verdict, View,
 };
-use koord_scheduler::state::{NodeIndex, PodInfo};
+use koord_scheduler::state::{NodeIndex, PodInfo, ResourceColumn};
 use serde_json::Value;
 
 pub(crate) const NAME: &str = "NodeResourcesFit";
@@ -58,6 +58,43 @@ impl Fit {
             needs.push((id, amount, reason));
         }
         Needs(needs)
+    }
+
+    /// The mean of what each resource scores, given what is in use of it with the pod, what there is, and
+    /// its weight.
+    #[inline]
+    fn mean(&self, resources: impl Iterator<Item = (i64, i64, i64)>) -> i64 {
+        let strategy = &self.args.scoring_strategy;
+        let (mut sum, mut weights) = (0_i64, 0_i64);
+        for (used, total, weight) in resources {
+            if total == 0 {
+                continue;
+            }
+            let score = strategy.score(used, total);
+            // The ratio strategy leaves resources that score nothing out of the mean.
+            if score == 0 && strategy.kind == Strategy::RequestedToCapacityRatio {
+                continue;
+            }
+            sum += score * weight;
+            weights += weight;
+        }
+        match weights {
+            0 => 0,
+            weights if strategy.kind == Strategy::RequestedToCapacityRatio => {
+                (2 * sum + weights) / (2 * weights)
+            }
+            weights => sum / weights,
+        }
+    }
+}
+
+/// What is in use of resource `id`, given what counts of CPU and memory for scoring.
+#[inline]
+fn used([cpu, memory]: [i64; 2], id: ResourceId, requested: impl Fn() -> i64) -> i64 {
+    match id {
+        CPU => cpu,
+        MEMORY => memory,
+        _ => requested(),
     }
 }
 
@@ -154,6 +191,35 @@ impl Plugin for Fit {
         };
         Err(Rejection { code, reasons })
     }
+    fn filter_each(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        nodes: &[NodeIndex],
+        refuse: &mut dyn FnMut(usize, Rejection),
+    ) {
+        let all = cycle.view.nodes;
+        let needs = state.get::<Needs>().into_iter().flat_map(|needs| &needs.0);
+        let needs: Vec<_> = needs
+            .map(|(id, amount, _)| (all.column(*id), *amount))
+            .collect();
+        let pods = all.column(PODS);
+        for (at, node) in nodes.iter().enumerate() {
+            let lacks = |(column, amount): &(ResourceColumn<'_>, i64)| {
+                let free = column
+                    .allocatable(*node)
+                    .saturating_sub(column.requested(*node));
+                *amount > free
+            };
+            let full = pods.requested(*node) >= pods.allocatable(*node);
+            // Why is asked of few nodes.
+            if (full || needs.iter().any(lacks))
+                && let Err(rejection) = self.filter(cycle, state, *node)
+            {
+                refuse(at, rejection);
+            }
+        }
+    }
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
         let nodes = cycle.view.nodes;
         let (mut texts, mut distance) = (Vec::new(), 0.0);
@@ -206,33 +272,38 @@ impl Plugin for Fit {
         let Some(Scored(scored)) = state.get::<Scored>() else {
             return 0;
         };
-        let [cpu, memory] = cycle.requested_for_scoring(node);
-        let strategy = &self.args.scoring_strategy;
-        let (mut sum, mut weights) = (0_i64, 0_i64);
-        for (id, weight, adds) in scored {
+        let scoring = cycle.requested_for_scoring(node);
+        self.mean(scored.iter().map(|(id, weight, adds)| {
+            let used = used(scoring, *id, || cycle.requested(node, *id));
             let total = nodes.allocatable(node, *id);
-            if total == 0 {
-                continue;
-            }
-            let used = match *id {
-                CPU => cpu,
-                MEMORY => memory,
-                id => cycle.requested(node, id),
-            };
-            let score = strategy.score(used.saturating_add(*adds), total);
-            // The ratio strategy leaves resources that score nothing out of the mean.
-            if score == 0 && strategy.kind == Strategy::RequestedToCapacityRatio {
-                continue;
-            }
-            sum += score * weight;
-            weights += weight;
-        }
-        match weights {
-            0 => 0,
-            weights if strategy.kind == Strategy::RequestedToCapacityRatio => {
-                (2 * sum + weights) / (2 * weights)
-            }
-            weights => sum / weights,
+            (used.saturating_add(*adds), total, *weight)
+        }))
+    }
+    fn score_each(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        nodes: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        let Some(Scored(scored)) = state.get::<Scored>() else {
+            return;
+        };
+        let all = cycle.view.nodes;
+        let columns = scored
+            .iter()
+            .map(|(id, weight, adds)| (all.column(*id), *id, *weight, *adds));
+        let columns: Vec<_> = columns.collect();
+        for (score, node) in scores.iter_mut().zip(nodes) {
+            let scoring = all.requested_for_scoring(*node);
+            *score = self.mean(columns.iter().map(|(column, id, weight, adds)| {
+                let used = used(scoring, *id, || column.requested(*node));
+                (
+                    used.saturating_add(*adds),
+                    column.allocatable(*node),
+                    *weight,
+                )
+            }));
         }
     }
 }

@@ -51,6 +51,9 @@ pub(super) fn amount(name: &str, quantity: &Quantity) -> i64 {
     }
 }
 
+/// Amounts by kind, like `p95`.
+type Kinds = Vec<(Box<str>, Amounts)>;
+
 /// What a report says of one pod.
 #[derive(Debug, PartialEq)]
 pub(super) struct PodUsage {
@@ -80,8 +83,8 @@ pub(super) struct SeenMetric {
     /// `None` when the report has no node part.
     pub(super) usage: Option<Amounts>,
     pub(super) system: Amounts,
-    /// By duration, then by kind, like `p95`.
-    aggregated: Vec<(GoDuration, Vec<(Box<str>, Amounts)>)>,
+    /// By duration.
+    aggregated: Vec<(GoDuration, Kinds)>,
     /// By namespace and name.
     pods: Vec<PodUsage>,
 }

@@ -172,10 +172,9 @@ impl Evaluation {
             && self.verdicts.len() <= rows
             && self.only.is_some() == scope.prepared.only.is_some();
         let changed = scope.nodes().changed_since(self.position);
-        let (Some(changed), true) = (changed, same) else {
+        let (Some(mut changed), true) = (changed, same) else {
             return self.rebuild(scope);
         };
-        let mut changed: Vec<NodeIndex> = changed.collect();
         self.grow(rows);
         if self.only != scope.prepared.only {
             let old = std::mem::replace(&mut self.only, scope.prepared.only.clone());

@@ -119,6 +119,7 @@ pub struct Overlay<'a> {
 
 impl Overlay<'_> {
     /// Whether the node is as the books say.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.removed.is_empty() && self.added.is_empty()
@@ -161,6 +162,7 @@ impl<'a> Cycle<'a> {
     }
 
     /// What the pods on `node` request of `resource`.
+    #[inline]
     #[must_use]
     pub fn requested(&self, node: NodeIndex, resource: ResourceId) -> i64 {
         let booked = self.view.nodes.requested(node, resource);
@@ -178,6 +180,7 @@ impl<'a> Cycle<'a> {
     }
 
     /// CPU (milli) and memory requested on `node`, with defaults for containers without requests.
+    #[inline]
     #[must_use]
     pub fn requested_for_scoring(&self, node: NodeIndex) -> [i64; 2] {
         let [mut cpu, mut memory] = self.view.nodes.requested_for_scoring(node);
@@ -229,6 +232,7 @@ impl State {
     }
 
     /// The value, when it is a `T`.
+    #[inline]
     #[must_use]
     pub fn get<T: Any>(&self) -> Option<&T> {
         self.0.as_ref().and_then(|value| value.downcast_ref())

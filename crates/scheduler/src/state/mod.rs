@@ -10,4 +10,4 @@ pub use node::{NodeInfo, NodeProblem};
 pub use pod::{Booked, PodError, PodInfo};
 pub use seen::SeenPod;
 pub(crate) use seen::volume_matters;
-pub use store::{NodeIndex, NodeStore};
+pub use store::{NodeIndex, NodeStore, ResourceColumn};

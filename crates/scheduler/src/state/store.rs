@@ -18,6 +18,29 @@ impl NodeIndex {
     }
 }
 
+/// One resource on all nodes.
+#[derive(Debug, Clone, Copy)]
+pub struct ResourceColumn<'a> {
+    allocatable: &'a [i64],
+    requested: &'a [i64],
+}
+
+impl ResourceColumn<'_> {
+    /// What there is on `node`.
+    #[inline]
+    #[must_use]
+    pub fn allocatable(&self, node: NodeIndex) -> i64 {
+        self.allocatable.get(node.row()).copied().unwrap_or(0)
+    }
+
+    /// What the pods on `node` request. For `pods`, their number.
+    #[inline]
+    #[must_use]
+    pub fn requested(&self, node: NodeIndex) -> i64 {
+        self.requested.get(node.row()).copied().unwrap_or(0)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Row {
     name: Arc<str>,
@@ -55,8 +78,6 @@ pub struct NodeStore {
     log: VecDeque<NodeIndex>,
     /// Sequence number of the first entry of `log`.
     log_start: u64,
-    /// By row: the sequence number of its last entry in `log`.
-    logged: Vec<u64>,
     versions: u64,
 }
 
@@ -124,47 +145,64 @@ impl NodeStore {
         self.rows.get(node.row()).map_or(0, |row| row.pods.len())
     }
 
+    /// What there is, and what is requested, of one resource on all nodes.
+    #[must_use]
+    pub fn column(&self, resource: ResourceId) -> ResourceColumn<'_> {
+        ResourceColumn {
+            allocatable: all(&self.allocatable, resource),
+            requested: all(&self.requested, resource),
+        }
+    }
+
     /// Allocatable of one resource on `node`.
+    #[inline]
     #[must_use]
     pub fn allocatable(&self, node: NodeIndex, resource: ResourceId) -> i64 {
         cell(&self.allocatable, node, resource)
     }
 
     /// What the pods on `node` request of one resource. For `pods`, their number.
+    #[inline]
     #[must_use]
     pub fn requested(&self, node: NodeIndex, resource: ResourceId) -> i64 {
         cell(&self.requested, node, resource)
     }
 
     /// CPU (milli) and memory requested on `node`, with defaults for containers without requests.
+    #[inline]
     #[must_use]
     pub fn requested_for_scoring(&self, node: NodeIndex) -> [i64; 2] {
         self.scoring[node.row()]
     }
 
     /// Whether there is a node in row `node`, which is neither free nor a shell.
+    #[inline]
     #[must_use]
     pub fn is_present(&self, node: NodeIndex) -> bool {
         self.marks(node).present
     }
 
     /// Whether the node says `spec.unschedulable`.
+    #[inline]
     #[must_use]
     pub fn is_unschedulable(&self, node: NodeIndex) -> bool {
         self.marks(node).unschedulable
     }
 
     /// Whether the node has any taint.
+    #[inline]
     #[must_use]
     pub fn is_tainted(&self, node: NodeIndex) -> bool {
         self.marks(node).tainted
     }
 
+    #[inline]
     fn marks(&self, node: NodeIndex) -> Marks {
         self.marks.get(node.row()).copied().unwrap_or_default()
     }
 
     /// Changes whenever anything about the row does; never repeats.
+    #[inline]
     #[must_use]
     pub fn version(&self, node: NodeIndex) -> u64 {
         self.row_versions[node.row()]
@@ -252,7 +290,6 @@ impl NodeStore {
     pub(crate) fn touch(&mut self, node: NodeIndex) {
         self.versions += 1;
         self.row_versions[node.row()] = self.versions;
-        self.logged[node.row()] = self.position();
         self.log.push_back(node);
         // Whoever lags this far behind is better off evaluating every row.
         while self.log.len() > self.rows.len().max(64) {
@@ -266,12 +303,32 @@ impl NodeStore {
         self.log_start + self.log.len() as u64
     }
 
-    /// The rows changed since `position`, each once; `None` when that is too long ago.
-    pub(crate) fn changed_since(&self, position: u64) -> Option<impl Iterator<Item = NodeIndex>> {
+    /// The rows changed since `position`, each once, in order; `None` when that is too long ago.
+    pub(crate) fn changed_since(&self, position: u64) -> Option<Vec<NodeIndex>> {
         let skip = usize::try_from(position.checked_sub(self.log_start)?).ok()?;
-        let numbered = (position..).zip(self.log.range(skip.min(self.log.len())..));
-        let last = |(number, node): &(u64, &NodeIndex)| self.logged[node.row()] == *number;
-        Some(numbered.filter(last).map(|(_, node)| *node))
+        let mut changed: Vec<NodeIndex> = self
+            .log
+            .range(skip.min(self.log.len())..)
+            .copied()
+            .collect();
+        if changed.len() < self.rows.len() / 64 {
+            changed.sort_unstable();
+            changed.dedup();
+            return Some(changed);
+        }
+        // Of many, sorting would take as long as looking at them.
+        let mut words = vec![0_u64; self.rows.len().div_ceil(64)];
+        for node in &changed {
+            words[node.row() / 64] |= 1 << (node.row() % 64);
+        }
+        changed.clear();
+        for (at, mut word) in (0_u32..).zip(words) {
+            while word != 0 {
+                changed.push(NodeIndex(64 * at + word.trailing_zeros()));
+                word &= word - 1;
+            }
+        }
+        Some(changed)
     }
 
     fn row_for(&mut self, name: &str) -> NodeIndex {
@@ -287,7 +344,6 @@ impl NodeStore {
             self.scoring.push([0; 2]);
             self.marks.push(Marks::default());
             self.row_versions.push(0);
-            self.logged.push(0);
             index(self.rows.len() - 1)
         });
         self.rows[node.row()].name = name.clone();
@@ -351,12 +407,18 @@ fn index(row: usize) -> NodeIndex {
     NodeIndex(u32::try_from(row).unwrap_or(u32::MAX))
 }
 
+#[inline]
 fn cell(columns: &[Vec<i64>], node: NodeIndex, resource: ResourceId) -> i64 {
     columns
         .get(resource.index())
         .and_then(|c| c.get(node.row()))
         .copied()
         .unwrap_or(0)
+}
+
+fn all(columns: &[Vec<i64>], resource: ResourceId) -> &[i64] {
+    let column = columns.get(resource.index());
+    column.map(Vec::as_slice).unwrap_or_default()
 }
 
 fn column(columns: &mut Vec<Vec<i64>>, id: ResourceId, rows: usize) -> &mut Vec<i64> {

@@ -64,7 +64,10 @@ fn informers_keep_what_is_read_and_the_plugin_takes_either() {
     let change = metric("n", "60", json!({}));
     let kept = engine.kept(change.clone());
     let seen = kept.new_as::<SeenMetric>().unwrap();
-    assert_eq!(*seen, SeenMetric::from(change.new_as::<NodeMetric>().unwrap()));
+    assert_eq!(
+        *seen,
+        SeenMetric::from(change.new_as::<NodeMetric>().unwrap())
+    );
     engine.node_applied(node("n", json!({})), at(0));
     engine.object_changed(&kept, at(0));
     assert_eq!(place(&mut engine, pod("p", json!({})), 1), HOT);
