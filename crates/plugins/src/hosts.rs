@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::NodeSelectorTerm;
 use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore};
 use rustc_hash::FxHashMap;
 
-const HOSTNAME: &str = "kubernetes.io/hostname";
+pub(crate) const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// See the module documentation.
 #[derive(Debug, Default)]

@@ -8,7 +8,10 @@ mod limits;
 mod matching;
 mod metrics;
 mod plan;
+mod pool;
 mod restrictions;
+mod rooms;
+mod search;
 mod storage;
 mod zone;
 
@@ -48,26 +51,24 @@ fn volumes(pod: &PodInfo) -> &[Volume] {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Used {
     name: String,
+    key: Key,
     /// Whether it is made for this pod and must be owned by it.
     ephemeral: bool,
 }
 
 impl Used {
     fn of(pod: &PodInfo, volume: &Volume) -> Option<Self> {
-        if let Some(claim) = &volume.persistent_volume_claim {
-            return Some(Self {
-                name: claim.claim_name.clone(),
-                ephemeral: false,
-            });
-        }
-        volume.ephemeral.as_ref().map(|_| Self {
-            name: format!("{}-{}", pod.name, volume.name),
-            ephemeral: true,
+        let (name, ephemeral) = match (&volume.persistent_volume_claim, &volume.ephemeral) {
+            (Some(claim), _) => (claim.claim_name.clone(), false),
+            (None, Some(_)) => (format!("{}-{}", pod.name, volume.name), true),
+            (None, None) => return None,
+        };
+        let key = format!("{}/{name}", pod.namespace);
+        Some(Self {
+            name,
+            key,
+            ephemeral,
         })
-    }
-
-    fn key(&self, pod: &PodInfo) -> Key {
-        format!("{}/{}", pod.namespace, self.name)
     }
 
     /// Why `claim` is not this pod's, if it must be.
@@ -77,17 +78,26 @@ impl Used {
             .filter(|owner| owner.controller == Some(true))
             .any(|owner| *owner.uid == *pod.uid);
         (self.ephemeral && !owned).then(|| {
-            let key = self.key(pod);
+            let key = &self.key;
             format!("PVC {key:?} was not created for pod \"{pod}\" (pod is not owner)")
         })
     }
 }
 
+/// The claims of a pod, in order of its volumes.
+#[derive(Debug)]
+struct Claims(Vec<Used>);
+
 /// The claims that `pod` uses, in order of its volumes.
-fn claims(pod: &PodInfo) -> impl Iterator<Item = Used> + '_ {
-    volumes(pod)
-        .iter()
-        .filter_map(|volume| Used::of(pod, volume))
+fn claims(pod: &PodInfo) -> &[Used] {
+    if !uses_claims(pod) {
+        return &[];
+    }
+    let read = |pod: &PodInfo| {
+        let used = volumes(pod).iter();
+        Claims(used.filter_map(|volume| Used::of(pod, volume)).collect())
+    };
+    &pod.facet(read).0
 }
 
 fn uses_claims(pod: &PodInfo) -> bool {
@@ -99,7 +109,9 @@ fn uses_claims(pod: &PodInfo) -> bool {
 /// Whether `pod` uses this claim.
 fn uses(pod: &PodInfo, claim: &PersistentVolumeClaim) -> bool {
     claim.metadata.namespace.as_deref() == Some(&*pod.namespace)
-        && claims(pod).any(|used| claim.metadata.name.as_deref() == Some(&*used.name))
+        && claims(pod)
+            .iter()
+            .any(|used| claim.metadata.name.as_deref() == Some(&*used.name))
 }
 
 /// Claims, volumes and what describes them, which all of these plugins read.

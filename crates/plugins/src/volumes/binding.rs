@@ -4,44 +4,36 @@
 //! is given to it, or the node is written to the claim so that a volume is made there. The pod keeps
 //! what it booked and is bound when the claims are.
 
-use super::matching::{self, ClaimId, has_room, reachable, topology_allows};
+use super::matching::ClaimId;
 use super::metrics::Failures;
-use super::plan::{self, Fill, Plan, Progress, SELECTED_NODE, Step};
-use super::storage::{
-    Storage, annotation, claim_class, claim_ref, fully_bound, key, request, volume_name,
-};
+use super::plan::{self, Plan, Progress};
+use super::pool::hosts_of;
+use super::search::Wanted;
+use super::storage::{Storage, claim_of, key, volume_name};
 use super::{
-    CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, Key, VOLUMES, claims, indexes, interest, storage,
-    uses, uses_claims,
+    CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, Key, VOLUMES, indexes, interest, storage, uses,
+    uses_claims,
 };
 use crate::args::{decode, invalid};
 use crate::hosts::Hosts;
 use crate::shape::Shape;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Effects, Helps, IndexKind,
-    Interest, ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter, PreScore, Readings,
-    Reason, Reasons, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest,
+    ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter, PreScore, Readings, Reason,
+    Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use serde_json::Value;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 const NAME: &str = "VolumeBinding";
-const UNBOUND: &str = "pod has unbound immediate PersistentVolumeClaims";
-const ELSEWHERE: &str = "node(s) didn't match PersistentVolume's node affinity";
-const NO_VOLUME: &str = "node(s) didn't find available persistent volumes to bind";
-const NO_ROOM: &str = "node(s) did not have enough free storage";
-const NO_SUCH_VOLUME: &str =
-    "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
-/// The provisioner of classes whose volumes are made by hand.
-const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 /// Writes that the informer has not shown by then are sent again.
 const RESEND: SignedDuration = SignedDuration::from_secs(10);
 
@@ -73,6 +65,9 @@ pub(crate) fn build(
         given: FxHashMap::default(),
         selected: FxHashMap::default(),
         plans: FxHashMap::default(),
+        by_claim: FxHashMap::default(),
+        resend: VecDeque::new(),
+        handed: 0,
         failures: Failures::default(),
         hosts: Hosts::default(),
     }))
@@ -122,212 +117,80 @@ impl Settings {
 pub(crate) struct VolumeBinding {
     settings: PerProfile<Settings>,
     /// Whether the room that drivers report is looked at.
-    capacities: bool,
+    pub(super) capacities: bool,
     /// Volumes given to claims by plans, by name.
-    given: FxHashMap<String, ClaimId>,
+    given: FxHashMap<String, Given>,
     /// Nodes chosen for claims by plans, and how many pods rely on it.
     selected: FxHashMap<Key, (String, usize)>,
     /// What is under way, by pod uid.
     plans: FxHashMap<Arc<str>, Plan>,
-    failures: Failures,
+    /// The pods whose plans have to do with a claim.
+    by_claim: FxHashMap<Key, BTreeSet<Arc<str>>>,
+    /// When plans were written last, in order; those written again since, or done, are passed over.
+    resend: VecDeque<(Timestamp, Arc<str>)>,
+    /// Counts how often volumes that are not of single hosts were given, or given back.
+    pub(super) handed: u64,
+    pub(super) failures: Failures,
     hosts: Hosts,
 }
 
-/// The pod's claims, as they are this cycle.
-#[derive(Debug, Default)]
-struct Wanted {
-    bound: Vec<Arc<PersistentVolumeClaim>>,
-    /// Those that wait for their first consumer, smallest first.
-    delayed: Vec<Arc<PersistentVolumeClaim>>,
-}
-
-/// Whether there is room for a volume that is to be made.
-enum Room<'a> {
-    /// The driver does not say how much it has.
-    NotAsked,
-    Here(&'a CSIStorageCapacity),
-    None,
-}
-
-/// What a node can do for the delayed claims.
-type Answer = Result<Vec<Step>, Rejection>;
-
-fn unresolvable(reasons: Vec<&'static str>) -> Rejection {
-    let reasons: Vec<Reason> = reasons.into_iter().map(Reason::Static).collect();
-    Rejection {
-        code: Code::Unresolvable,
-        reasons: Reasons::Many(reasons.into()),
-    }
+/// A volume that plans give to a claim.
+#[derive(Debug)]
+struct Given {
+    to: ClaimId,
+    /// The pods whose plans do so.
+    by: BTreeSet<Arc<str>>,
 }
 
 impl VolumeBinding {
-    fn wanted(storage: &Storage, pod: &PodInfo) -> Result<Wanted, Rejection> {
-        let mut out = Wanted::default();
-        let mut immediate = false;
-        for used in claims(pod) {
-            let name = &used.name;
-            let Some(claim) = storage.claims.get(&used.key(pod)) else {
-                let text = if used.ephemeral {
-                    format!(
-                        "waiting for ephemeral volume controller to create the persistentvolumeclaim {name:?}"
-                    )
-                } else {
-                    format!("persistentvolumeclaim {name:?} not found")
-                };
-                return Err(Rejection::unresolvable(text));
-            };
-            let volume = volume_name(claim);
-            let phase = claim.status.as_ref().and_then(|s| s.phase.as_deref());
-            let problem = if phase == Some("Lost") {
-                Some(format!(
-                    "persistentvolumeclaim {name:?} bound to non-existent persistentvolume {volume:?}"
-                ))
-            } else if claim.metadata.deletion_timestamp.is_some() {
-                Some(format!("persistentvolumeclaim {name:?} is being deleted"))
-            } else {
-                used.foreign(pod, claim)
-            };
-            if let Some(problem) = problem {
-                return Err(Rejection::unresolvable(problem));
-            }
-            if fully_bound(claim) {
-                out.bound.push(claim.clone());
-                continue;
-            }
-            let delayed = storage.delayed(claim).map_err(Rejection::error)?;
-            if delayed && volume.is_empty() {
-                out.delayed.push(claim.clone());
-            } else {
-                immediate = true;
-            }
-        }
-        if immediate {
-            return Err(Rejection::unresolvable(UNBOUND));
-        }
-        out.delayed
-            .sort_by_key(|claim| (request(claim), key(&claim.metadata)));
-        Ok(out)
+    /// The node that plans chose for a claim.
+    pub(super) fn chosen_for(&self, claim: &str) -> Option<&str> {
+        let (node, _) = self.selected.get(claim)?;
+        Some(node)
     }
 
-    /// Whether the node can reach or get all volumes, and how.
-    fn answer(&self, storage: &Storage, wanted: &Wanted, node: &NodeInfo) -> Answer {
-        let mut reasons = Vec::new();
-        let mut missing = false;
-        for claim in &wanted.bound {
-            match storage.volumes.get(volume_name(claim)) {
-                Some(volume) if reachable(volume, node) => {}
-                Some(_) => {
-                    reasons.push(ELSEWHERE);
-                    break;
-                }
-                None => {
-                    missing = true;
-                    break;
-                }
-            }
-        }
-        let mut steps = Vec::new();
-        let found = self.find(storage, &wanted.delayed, node, &mut steps)?;
-        reasons.extend(found);
-        if missing {
-            reasons.push(NO_SUCH_VOLUME);
-        }
-        if reasons.is_empty() {
-            Ok(steps)
-        } else {
-            Err(unresolvable(reasons))
-        }
+    /// The claim that plans give a volume to.
+    pub(super) fn given(&self, volume: &str) -> Option<&ClaimId> {
+        self.given.get(volume).map(|given| &given.to)
     }
 
-    /// Volumes for claims that have none; why not, if not.
-    fn find(
-        &self,
-        storage: &Storage,
-        delayed: &[Arc<PersistentVolumeClaim>],
-        node: &NodeInfo,
-        steps: &mut Vec<Step>,
-    ) -> Result<Option<&'static str>, Rejection> {
-        let mut make = Vec::new();
-        let mut search = Vec::new();
-        for claim in delayed {
-            match self.node_of(claim) {
-                Some(selected) if *selected != *node.name => return Ok(Some(NO_VOLUME)),
-                Some(_) => make.push(claim),
-                None => search.push(claim),
-            }
-        }
-        let mut taken = Vec::new();
-        for claim in search {
-            let class = claim_class(claim);
-            let all = storage.of_class(&class).map(|volume| {
-                let name = volume.metadata.name.as_deref().unwrap_or_default();
-                (volume, self.given.get(name))
-            });
-            match matching::find(claim, all, node, &taken) {
-                Some(volume) => {
-                    let name = volume.metadata.name.clone().unwrap_or_default();
-                    taken.push(name.clone());
-                    let id = ClaimId::of(claim);
-                    let fill = Some(Fill::of_volume(&class, claim, volume));
-                    steps.push(Step::new(key(&claim.metadata), id, Some(name), fill));
-                }
-                None => make.push(claim),
-            }
-        }
-        for claim in make {
-            let name = claim_class(claim);
-            let Some(class) = storage.classes.get(&name) else {
-                Failures::count(&self.failures.predicate);
-                let text = format!("failed to find storage class {name:?}");
-                return Err(Rejection::error(text));
-            };
-            let by_hand = matches!(class.provisioner.as_str(), "" | NO_PROVISIONER);
-            if by_hand || !topology_allows(class, node) {
-                return Ok(Some(NO_VOLUME));
-            }
-            let fill = match self.room(storage, class, &name, claim, node) {
-                Room::NotAsked => None,
-                Room::Here(capacity) => Some(Fill::of_class(&name, claim, capacity)),
-                Room::None => return Ok(Some(NO_ROOM)),
-            };
-            let id = ClaimId::of(claim);
-            steps.push(Step::new(key(&claim.metadata), id, None, fill));
-        }
-        Ok(None)
+    /// The volumes that plans give to a claim.
+    pub(super) fn given_to(&self, claim: &str) -> impl Iterator<Item = &String> {
+        let uids = self.by_claim.get(claim).into_iter().flatten();
+        let steps = uids
+            .filter_map(|uid| self.plans.get(uid))
+            .flat_map(|plan| &plan.steps);
+        let steps = steps.filter(move |step| step.claim == *claim);
+        steps.filter_map(|step| step.volume.as_ref())
     }
 
-    fn node_of<'a>(&'a self, claim: &'a PersistentVolumeClaim) -> Option<&'a str> {
-        match self.selected.get(&key(&claim.metadata)) {
-            Some((node, _)) => Some(node),
-            None => annotation(&claim.metadata, SELECTED_NODE),
+    /// A volume was given, or given back: says so to the nodes of its hosts, or notes that it may be
+    /// reached from any.
+    fn hand(&mut self, volume: &PersistentVolume, fx: &mut Effects) {
+        match hosts_of(volume) {
+            Some(hosts) => {
+                let nodes = hosts.into_iter().flat_map(|host| self.hosts.named(host));
+                fx.touched.extend(nodes);
+            }
+            None => self.handed += 1,
         }
-    }
-
-    fn room<'a>(
-        &self,
-        storage: &'a Storage,
-        class: &StorageClass,
-        name: &str,
-        claim: &PersistentVolumeClaim,
-        node: &NodeInfo,
-    ) -> Room<'a> {
-        let driver = storage.csi_drivers.get(&class.provisioner);
-        let asks = self.capacities
-            && driver.is_some_and(|driver| driver.spec.storage_capacity == Some(true));
-        let (true, Some(size)) = (asks, request(claim)) else {
-            return Room::NotAsked;
-        };
-        let mut all = storage.capacities.values();
-        let found = all.find(|capacity| has_room(capacity, name, size, node));
-        found.map_or(Room::None, |capacity| Room::Here(capacity))
     }
 
     /// Books what the plan gives away.
-    fn hold(&mut self, plan: &Plan) {
+    fn hold(&mut self, storage: &Storage, uid: &Arc<str>, plan: &Plan, fx: &mut Effects) {
         for step in &plan.steps {
+            let pods = self.by_claim.entry(step.claim.clone()).or_default();
+            pods.insert(uid.clone());
             match &step.volume {
-                Some(volume) => {
-                    self.given.insert(volume.clone(), step.id.clone());
+                Some(name) => {
+                    let given = self.given.entry(name.clone()).or_insert_with(|| Given {
+                        to: step.id.clone(),
+                        by: BTreeSet::new(),
+                    });
+                    given.by.insert(uid.clone());
+                    if let Some(volume) = storage.volumes.get(name) {
+                        self.hand(volume, fx);
+                    }
                 }
                 None => {
                     let entry = self.selected.entry(step.claim.clone());
@@ -337,16 +200,27 @@ impl VolumeBinding {
         }
     }
 
-    fn let_go(&mut self, uid: &str) {
+    fn let_go(&mut self, storage: &Storage, uid: &str, fx: &mut Effects) {
         let Some(plan) = self.plans.remove(uid) else {
             return;
         };
         for step in &plan.steps {
-            if let Some(volume) = &step.volume {
+            if let Some(pods) = self.by_claim.get_mut(&step.claim) {
+                pods.remove(uid);
+                if pods.is_empty() {
+                    self.by_claim.remove(&step.claim);
+                }
+            }
+            if let Some(name) = &step.volume {
                 // Another pod may rely on the same claim getting the same volume.
-                let mut others = self.plans.values().flat_map(|plan| &plan.steps);
-                if !others.any(|other| other.volume.as_ref() == Some(volume)) {
-                    self.given.remove(volume);
+                if let Some(given) = self.given.get_mut(name) {
+                    given.by.remove(uid);
+                    if given.by.is_empty() {
+                        self.given.remove(name);
+                    }
+                }
+                if let Some(volume) = storage.volumes.get(name) {
+                    self.hand(volume, fx);
                 }
             } else if let Some((_, pods)) = self.selected.get_mut(&step.claim) {
                 *pods -= 1;
@@ -359,38 +233,40 @@ impl VolumeBinding {
 
     /// Looks at the plans that have to do with a claim or volume again.
     fn review(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
-        let claim = change
-            .new_as::<PersistentVolumeClaim>()
-            .map(|c| key(&c.metadata));
-        let volume = change
-            .new_as::<PersistentVolume>()
-            .map(|v| key(&v.metadata));
-        let bound_to = change
-            .new_as::<PersistentVolume>()
-            .and_then(claim_ref)
-            .map(|of| {
-                let text = |field: &Option<String>| field.clone().unwrap_or_default();
-                format!("{}/{}", text(&of.namespace), text(&of.name))
-            });
-        let storage = storage(view);
-        for (uid, plan) in &mut self.plans {
-            let concerned = plan.steps.iter().any(|step| {
-                claim.as_ref() == Some(&step.claim)
-                    || bound_to.as_ref() == Some(&step.claim)
-                    || (volume.is_some() && step.volume == volume)
-            });
-            if !concerned || plan.sent.is_none() {
-                continue;
+        let mut uids = BTreeSet::new();
+        let of_claim = |claim: &str| self.by_claim.get(claim).into_iter().flatten().cloned();
+        if let Some(claim) = change.new_as::<PersistentVolumeClaim>() {
+            uids.extend(of_claim(&key(&claim.metadata)));
+        }
+        if let Some(volume) = change.new_as::<PersistentVolume>() {
+            if let Some(claim) = claim_of(volume) {
+                uids.extend(of_claim(&claim));
             }
+            if let Some(given) = self.given.get(&key(&volume.metadata)) {
+                uids.extend(given.by.iter().cloned());
+            }
+        }
+        let storage = storage(view);
+        for uid in uids {
+            let plan = self.plans.get_mut(&uid);
+            let Some(plan) = plan.filter(|plan| plan.sent.is_some()) else {
+                continue;
+            };
             match plan.progress(storage, node_info(&plan.node, view).as_deref()) {
-                Progress::Done => fx.allow.push((uid.clone(), NAME)),
+                Progress::Done => fx.allow.push((uid, NAME)),
                 Progress::Pending => {}
                 Progress::Failed(problem) => {
                     let reason = Reason::from(format!("binding volumes: {problem}"));
-                    fx.reject.push((uid.clone(), NAME, reason));
+                    fx.reject.push((uid, NAME, reason));
                 }
             }
         }
+    }
+
+    /// Whether this is when the plan of the pod was written last.
+    fn is_last(&self, sent: Timestamp, uid: &str) -> bool {
+        let plan = self.plans.get(uid);
+        plan.is_some_and(|plan| plan.sent.is_some_and(|(_, last)| last == sent))
     }
 }
 
@@ -440,12 +316,17 @@ impl Plugin for VolumeBinding {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
-        if uses_claims(pod) {
-            Signable::No
-        } else {
-            Signable::Yes
+    fn sign(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+        if !uses_claims(pod) {
+            return Signable::Yes;
         }
+        let storage = storage(view);
+        let Ok(wanted) = self.wanted(storage, pod) else {
+            return Signable::No;
+        };
+        let scored = self.settings.of(pod).shape.is_some();
+        self.sign_wanted(storage, &wanted, scored, signature);
+        Signable::Yes
     }
 
     fn watches(&self) -> Vec<Watch> {
@@ -462,6 +343,9 @@ impl Plugin for VolumeBinding {
     }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if matches!(change.kind, CLAIMS | VOLUMES) {
+            let hosts = storage(view).moved().iter();
+            fx.touched
+                .extend(hosts.flat_map(|host| self.hosts.named(host)));
             self.review(change, view, fx);
         }
     }
@@ -469,32 +353,40 @@ impl Plugin for VolumeBinding {
         &mut self,
         pod: &Arc<PodInfo>,
         _node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
+        view: View<'_>,
+        fx: &mut Effects,
     ) {
-        self.let_go(&pod.uid);
+        self.let_go(storage(view), &pod.uid, fx);
     }
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
-        for plan in self.plans.values_mut() {
-            if let Some((_, last)) = &mut plan.sent
-                && view.now.duration_since(*last) >= RESEND
+        while let Some((sent, uid)) = self.resend.front() {
+            let is_last = self.is_last(*sent, uid);
+            if is_last && view.now.duration_since(*sent) < RESEND {
+                break;
+            }
+            let Some((_, uid)) = self.resend.pop_front() else {
+                break;
+            };
+            if let Some(plan) = self.plans.get_mut(&uid).filter(|_| is_last)
+                && let Some((_, last)) = &mut plan.sent
             {
                 *last = view.now;
                 fx.writes.extend(plan.writes(storage(view)));
+                self.resend.push_back((view.now, uid));
             }
         }
     }
     fn next_tick(&self) -> Option<Timestamp> {
-        let sent = self.plans.values().filter_map(|plan| plan.sent);
-        sent.filter_map(|(_, last)| last.saturating_add(RESEND).ok())
-            .min()
+        let mut sent = self.resend.iter();
+        let (sent, _) = sent.find(|(sent, uid)| self.is_last(*sent, uid))?;
+        sent.saturating_add(RESEND).ok()
     }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         if !uses_claims(cycle.pod) {
             return PreFilter::Skip;
         }
-        match Self::wanted(storage(cycle.view), cycle.pod) {
+        match self.wanted(storage(cycle.view), cycle.pod) {
             Ok(wanted) => PreFilter::ready(wanted),
             Err(rejection) => PreFilter::Reject(rejection),
         }
@@ -503,28 +395,33 @@ impl Plugin for VolumeBinding {
         let info = view.nodes.info(node);
         self.hosts.set(node, info.map(|info| &**info));
     }
-    /// Those of the local volume that the fewest nodes have.
+    /// Those of the local volume that the fewest nodes have, or the node that was chosen before.
     fn only_nodes(&self, cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
-        let bound = state.get::<Wanted>()?.bound.iter();
-        let storage = storage(cycle.view);
+        let wanted = state.get::<Wanted>()?;
+        let (nodes, storage) = (cycle.view.nodes, storage(cycle.view));
+        let bound = wanted.bound.iter();
         let volumes = bound.filter_map(|claim| storage.volumes.get(volume_name(claim)));
-        let lists = volumes.filter_map(|volume| {
+        let local = volumes.filter_map(|volume| {
             let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
             let terms = &affinity.required.as_ref()?.node_selector_terms;
-            self.hosts.of_terms(terms, cycle.view.nodes)
+            self.hosts.of_terms(terms, nodes)
         });
-        lists.min_by_key(Vec::len)
+        let chosen = wanted.delayed.iter().filter_map(|delayed| {
+            let selected = delayed.selected.as_ref()?;
+            Some(nodes.find(selected).into_iter().collect())
+        });
+        local.chain(chosen).min_by_key(Vec::len)
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let (Some(wanted), Some(info)) = (state.get::<Wanted>(), cycle.view.nodes.info(node))
         else {
             return Ok(());
         };
-        self.answer(storage(cycle.view), wanted, info).map(drop)
+        self.answer(storage(cycle.view), wanted, info, None)
     }
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
         let shape = self.settings.of(cycle.pod).shape.as_ref();
-        let wanted = shape.map(|_| Self::wanted(storage(cycle.view), cycle.pod));
+        let wanted = shape.map(|_| self.wanted(storage(cycle.view), cycle.pod));
         match wanted {
             Some(Ok(wanted)) if !wanted.delayed.is_empty() => PreScore::Ready(State::of(wanted)),
             _ => PreScore::Skip,
@@ -538,13 +435,15 @@ impl Plugin for VolumeBinding {
         let Some(info) = cycle.view.nodes.info(node) else {
             return 0;
         };
-        let steps = self
-            .answer(storage(cycle.view), wanted, info)
-            .unwrap_or_default();
+        let mut steps = Vec::new();
+        let answer = self.answer(storage(cycle.view), wanted, info, Some(&mut steps));
+        if answer.is_err() {
+            steps.clear();
+        }
         plan::score(&steps, shape)
     }
 
-    fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) -> Verdict {
+    fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
         if !uses_claims(cycle.pod) {
             return Ok(());
         }
@@ -552,12 +451,14 @@ impl Plugin for VolumeBinding {
             return Ok(());
         };
         let storage = storage(cycle.view);
-        let steps =
-            Self::wanted(storage, cycle.pod).and_then(|wanted| self.answer(storage, &wanted, info));
-        if steps.is_err() {
+        let mut steps = Vec::new();
+        let answer = self
+            .wanted(storage, cycle.pod)
+            .and_then(|wanted| self.answer(storage, &wanted, info, Some(&mut steps)));
+        if answer.is_err() {
             Failures::count(&self.failures.assume);
         }
-        let steps = steps?;
+        answer?;
         if !steps.is_empty() {
             let node = info.name.to_string();
             let plan = Plan {
@@ -565,18 +466,18 @@ impl Plugin for VolumeBinding {
                 steps,
                 sent: None,
             };
-            self.hold(&plan);
+            self.hold(storage, &cycle.pod.uid, &plan, fx);
             self.plans.insert(cycle.pod.uid.clone(), plan);
         }
         Ok(())
     }
-    fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) {
+    fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
         // What was done is forgotten when it has succeeded.
         let plan = self.plans.get(&cycle.pod.uid);
         if plan.is_some_and(|plan| plan.sent.is_some()) {
             Failures::count(&self.failures.bind);
         }
-        self.let_go(&cycle.pod.uid);
+        self.let_go(storage(cycle.view), &cycle.pod.uid, fx);
     }
     fn read(&mut self, _view: View<'_>, out: &mut Readings) {
         self.failures.read(out);
@@ -591,13 +492,14 @@ impl Plugin for VolumeBinding {
             Some((first, _)) => first,
             None => {
                 plan.sent = Some((now, now));
+                self.resend.push_back((now, cycle.pod.uid.clone()));
                 fx.writes.extend(plan.writes(storage));
                 now
             }
         };
         match plan.progress(storage, node_info(&plan.node, cycle.view).as_deref()) {
             Progress::Done => {
-                self.let_go(&cycle.pod.uid);
+                self.let_go(storage, &cycle.pod.uid, fx);
                 Permit::Allow
             }
             Progress::Pending => {

@@ -2,8 +2,8 @@
 
 use super::storage::{Storage, annotation, claim_class, key, volume_name};
 use super::{
-    ATTACHMENTS, CLAIMS, CLASSES, CSI_NODES, Used, VOLUMES, indexes, interest, storage, uses,
-    uses_claims, volumes,
+    ATTACHMENTS, CLAIMS, CLASSES, CSI_NODES, VOLUMES, claims, indexes, interest, storage, uses,
+    uses_claims,
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::CSINode;
@@ -100,8 +100,8 @@ impl NodeVolumeLimits {
         new: bool,
         out: &mut Attached,
     ) -> Result<(), Rejection> {
-        for used in volumes(pod).iter().filter_map(|v| Used::of(pod, v)) {
-            let Some(claim) = storage.claims.get(&used.key(pod)) else {
+        for used in claims(pod) {
+            let Some(claim) = storage.claims.get(&used.key) else {
                 if new {
                     let text = format!("persistentvolumeclaim {:?} not found", used.name);
                     return Err(Rejection::unresolvable(text));
@@ -196,7 +196,8 @@ impl Plugin for NodeVolumeLimits {
             // What is there is there, whatever its claims look like now.
             let _ = Self::volumes_of(storage, pod, csi_node, false, &mut attached);
         }
-        for attachment in storage.attached(name) {
+        let attachments = storage.attached(name);
+        for attachment in attachments.filter_map(|name| storage.attachments.get(name)) {
             let volume = attachment.spec.source.persistent_volume_name.as_ref();
             let volume = volume.and_then(|name| storage.volumes.get(name));
             if let Some(volume) = volume.and_then(|volume| Self::handle(volume, csi_node)) {

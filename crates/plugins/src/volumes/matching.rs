@@ -3,9 +3,10 @@
 use super::storage::{bytes, claim_class, claim_ref, request, volume_class};
 use crate::node_affinity::any_term;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use k8s_openapi::api::storage::v1::StorageClass;
+use koord_scheduler::framework::Signature;
 use koord_scheduler::state::NodeInfo;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 /// A claim as a volume refers to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +60,7 @@ fn mode(mode: Option<&String>) -> &str {
 }
 
 /// Whether the volume offers what the claim asks for, apart from where it is.
-fn suits(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+pub(super) fn suits(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let (Some(has), Some(wants)) = (&volume.spec, &claim.spec) else {
         return false;
     };
@@ -76,7 +77,7 @@ fn suits(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
 fn available(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
     let spec = claim.spec.as_ref();
-    let nothing = std::collections::BTreeMap::new();
+    let nothing = BTreeMap::new();
     let labels = volume.metadata.labels.as_ref().unwrap_or(&nothing);
     let selector = spec.and_then(|spec| spec.selector.as_ref());
     let selected = selector
@@ -90,39 +91,40 @@ fn available(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
         && asked.iter().all(|mode| offered.contains(mode))
 }
 
-/// The volume for `claim` on `node`: one that is meant for it, else the smallest that suits. Of
-/// equal ones, the first of `volumes`.
-pub(super) fn find<'a>(
+/// Whether the volume, which is nobody's, is one for `claim` on `node`.
+pub(super) fn serves(
+    volume: &PersistentVolume,
     claim: &PersistentVolumeClaim,
-    volumes: impl Iterator<Item = (&'a Arc<PersistentVolume>, Option<&'a ClaimId>)>,
     node: &NodeInfo,
-    taken: &[String],
-) -> Option<&'a Arc<PersistentVolume>> {
-    let id = ClaimId::of(claim);
-    let mut smallest: Option<(i64, &Arc<PersistentVolume>)> = None;
-    for (volume, assumed) in volumes {
-        let name = volume.metadata.name.as_deref().unwrap_or_default();
-        let meant = meant_for(volume, assumed, &id);
-        if taken.iter().any(|taken| taken == name) || meant == Some(false) {
-            continue;
-        }
-        if !suits(volume, claim) {
-            continue;
-        }
-        let here = reachable(volume, node);
-        if meant == Some(true) {
-            return here.then_some(volume);
-        }
-        if !here || !available(volume, claim) {
-            continue;
-        }
-        let capacity = volume.spec.as_ref().and_then(|s| s.capacity.as_ref());
-        let size = bytes(capacity.and_then(|all| all.get("storage")));
-        if smallest.is_none_or(|(least, _)| size < least) {
-            smallest = Some((size, volume));
-        }
+) -> bool {
+    suits(volume, claim) && reachable(volume, node) && available(volume, claim)
+}
+
+/// Writes what [`serves`] reads of a claim, its class and request apart.
+pub(super) fn sign(claim: &PersistentVolumeClaim, signature: &mut Signature) {
+    let Some(spec) = &claim.spec else {
+        return signature.flag(false);
+    };
+    signature.flag(true);
+    signature.text(mode(spec.volume_mode.as_ref()));
+    let attributes = spec.volume_attributes_class_name.as_deref();
+    signature.text(attributes.unwrap_or_default());
+    signature.texts(spec.access_modes.as_deref().unwrap_or_default());
+    let selector = spec.selector.as_ref();
+    let labels = selector.and_then(|selector| selector.match_labels.as_ref());
+    signature.count(labels.map_or(0, BTreeMap::len));
+    for (label, value) in labels.into_iter().flatten() {
+        signature.text(label);
+        signature.text(value);
     }
-    smallest.map(|(_, volume)| volume)
+    let rules = selector.and_then(|selector| selector.match_expressions.as_deref());
+    let rules = rules.unwrap_or_default();
+    signature.count(rules.len());
+    for rule in rules {
+        signature.text(&rule.key);
+        signature.text(&rule.operator);
+        signature.texts(rule.values.as_deref().unwrap_or_default());
+    }
 }
 
 /// Whether the class makes volumes that are reachable from the node.
@@ -137,25 +139,4 @@ pub(super) fn topology_allows(class: &StorageClass, node: &NodeInfo) -> bool {
             };
             !labels.is_empty() && labels.iter().all(|label| met(&label.key, &label.values))
         })
-}
-
-/// Whether there is room for a volume of `size` bytes of the class where the node can reach it.
-pub(super) fn has_room(
-    capacity: &CSIStorageCapacity,
-    class: &str,
-    size: i64,
-    node: &NodeInfo,
-) -> bool {
-    let limit = capacity
-        .maximum_volume_size
-        .as_ref()
-        .or(capacity.capacity.as_ref());
-    let nothing = std::collections::BTreeMap::new();
-    let labels = node.object.metadata.labels.as_ref().unwrap_or(&nothing);
-    capacity.storage_class_name == class
-        && limit.is_some_and(|limit| bytes(Some(limit)) >= size)
-        && capacity
-            .node_topology
-            .as_ref()
-            .is_some_and(|selector| koord_api::selector::matches(selector, labels).unwrap_or(false))
 }

@@ -1,5 +1,7 @@
 //! Claims, volumes and what describes them, as the informers show them.
 
+use super::pool::{Pool, hosts_of};
+use super::rooms::Rooms;
 use super::{
     ATTACHMENTS, BETA_CLASS, CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, CSI_NODES, Key, VOLUMES,
 };
@@ -12,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_scheduler::framework::{Action, Effects, Index, ObjectChange};
 use koord_scheduler::{Watch, event_names};
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The objects that the volume plugins watch, by name, or by `namespace/name`.
@@ -23,12 +25,39 @@ pub(super) struct Storage {
     pub(super) classes: FxHashMap<String, Arc<StorageClass>>,
     pub(super) csi_nodes: FxHashMap<String, Arc<CSINode>>,
     pub(super) csi_drivers: FxHashMap<String, Arc<CSIDriver>>,
-    pub(super) capacities: BTreeMap<Key, Arc<CSIStorageCapacity>>,
+    pub(super) rooms: Rooms,
     pub(super) attachments: FxHashMap<String, Arc<VolumeAttachment>>,
-    /// Volumes by class.
-    by_class: FxHashMap<String, BTreeSet<String>>,
+    /// Volumes that are nobody's, by class.
+    pools: FxHashMap<String, Pool>,
+    /// The hosts at which the last change added or took such volumes.
+    moved: Vec<String>,
+    /// Volumes by the claim that they name.
+    meant: FxHashMap<Key, BTreeSet<String>>,
     /// Attachments by node.
     by_node: FxHashMap<String, BTreeSet<String>>,
+    /// When classes changed, as numbers that never repeat.
+    class_versions: FxHashMap<String, u64>,
+    versions: u64,
+}
+
+fn list<'a>(
+    map: &'a FxHashMap<String, BTreeSet<String>>,
+    key: &str,
+) -> impl Iterator<Item = &'a String> + use<'a> {
+    map.get(key).into_iter().flatten()
+}
+
+fn enter<K: std::hash::Hash + Eq, V: Ord>(map: &mut FxHashMap<K, BTreeSet<V>>, key: K, value: V) {
+    map.entry(key).or_default().insert(value);
+}
+
+fn leave<K: std::hash::Hash + Eq, V: Ord>(map: &mut FxHashMap<K, BTreeSet<V>>, key: &K, value: &V) {
+    if let Some(values) = map.get_mut(key) {
+        values.remove(value);
+        if values.is_empty() {
+            map.remove(key);
+        }
+    }
 }
 
 /// `namespace/name`, or the name of what has no namespace.
@@ -106,6 +135,19 @@ fn apply<T: Send + Sync + 'static>(change: &ObjectChange, store: impl FnOnce(Opt
     }
 }
 
+/// Whether a volume is nobody's, and can become somebody's.
+fn is_free(volume: &PersistentVolume) -> bool {
+    let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
+    claim_ref(volume).is_none() && phase == Some("Available")
+}
+
+/// The claim that the volume names, if it names one.
+pub(super) fn claim_of(volume: &PersistentVolume) -> Option<Key> {
+    let of = claim_ref(volume)?;
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    Some(format!("{}/{}", text(&of.namespace), text(&of.name)))
+}
+
 impl Index for Storage {
     fn on_object(&mut self, change: &ObjectChange, _fx: &mut Effects) {
         self.apply(change);
@@ -141,6 +183,7 @@ impl Storage {
                 None => map.remove(&key(meta)),
             };
         }
+        self.moved.clear();
         match change.kind {
             CLAIMS => apply(change, |kept, object: &PersistentVolumeClaim| {
                 put(&mut self.claims, &object.metadata, kept);
@@ -149,6 +192,8 @@ impl Storage {
                 self.volume(kept, object);
             }),
             CLASSES => apply(change, |kept, object: &StorageClass| {
+                let version = self.next();
+                self.class_versions.insert(key(&object.metadata), version);
                 put(&mut self.classes, &object.metadata, kept);
             }),
             CSI_NODES => apply(change, |kept, object: &CSINode| {
@@ -157,51 +202,87 @@ impl Storage {
             CSI_DRIVERS => apply(change, |kept, object: &CSIDriver| {
                 put(&mut self.csi_drivers, &object.metadata, kept);
             }),
-            CAPACITIES => apply(change, |kept, object: &CSIStorageCapacity| {
-                match kept {
-                    Some(kept) => self.capacities.insert(key(&object.metadata), kept),
-                    None => self.capacities.remove(&key(&object.metadata)),
-                };
+            CAPACITIES => apply(change, |kept, object: &CSIStorageCapacity| match kept {
+                Some(kept) => self.rooms.put(kept),
+                None => self.rooms.remove_object(object),
             }),
             ATTACHMENTS => apply(change, |kept, object: &VolumeAttachment| {
-                let node = self
-                    .by_node
-                    .entry(object.spec.node_name.clone())
-                    .or_default();
-                match &kept {
-                    Some(_) => node.insert(key(&object.metadata)),
-                    None => node.remove(&key(&object.metadata)),
-                };
-                put(&mut self.attachments, &object.metadata, kept);
+                self.attachment(kept, object);
             }),
             _ => {}
         }
     }
 
+    fn next(&mut self) -> u64 {
+        self.versions += 1;
+        self.versions
+    }
+
+    fn attachment(&mut self, kept: Option<Arc<VolumeAttachment>>, object: &VolumeAttachment) {
+        let name = key(&object.metadata);
+        if let Some(old) = self.attachments.remove(&name) {
+            leave(&mut self.by_node, &old.spec.node_name, &name);
+        }
+        if let Some(new) = kept {
+            enter(&mut self.by_node, new.spec.node_name.clone(), name.clone());
+            self.attachments.insert(name, new);
+        }
+    }
+
     fn volume(&mut self, kept: Option<Arc<PersistentVolume>>, object: &PersistentVolume) {
         let name = key(&object.metadata);
-        if let Some(old) = self.volumes.remove(&name)
-            && let Some(names) = self.by_class.get_mut(&volume_class(&old))
-        {
-            names.remove(&name);
+        if let Some(old) = self.volumes.remove(&name) {
+            if is_free(&old) {
+                let version = self.next();
+                let hosts = hosts_of(&old);
+                if let Some(pool) = self.pools.get_mut(&volume_class(&old)) {
+                    pool.take(&name, hosts.as_deref(), version);
+                }
+                self.moved
+                    .extend(hosts.into_iter().flatten().map(str::to_owned));
+            }
+            if let Some(claim) = claim_of(&old) {
+                leave(&mut self.meant, &claim, &name);
+            }
         }
-        if let Some(volume) = kept {
-            let class = self.by_class.entry(volume_class(&volume)).or_default();
-            class.insert(name.clone());
-            self.volumes.insert(name, volume);
+        let Some(volume) = kept else { return };
+        if is_free(&volume) {
+            let version = self.next();
+            let hosts = hosts_of(&volume);
+            let pool = self.pools.entry(volume_class(&volume)).or_default();
+            pool.put(&name, hosts.as_deref(), version);
+            self.moved
+                .extend(hosts.into_iter().flatten().map(str::to_owned));
         }
+        if let Some(claim) = claim_of(&volume) {
+            enter(&mut self.meant, claim, name.clone());
+        }
+        self.volumes.insert(name, volume);
     }
 
-    /// The volumes of a class, by name.
-    pub(super) fn of_class(&self, class: &str) -> impl Iterator<Item = &Arc<PersistentVolume>> {
-        let names = self.by_class.get(class).into_iter().flatten();
-        names.filter_map(|name| self.volumes.get(name))
+    /// The free volumes of a class, if there are any.
+    pub(super) fn pool(&self, class: &str) -> Option<&Pool> {
+        self.pools.get(class).filter(|pool| !pool.is_empty())
     }
 
-    /// The volume attachments of a node.
-    pub(super) fn attached(&self, node: &str) -> impl Iterator<Item = &Arc<VolumeAttachment>> {
-        let names = self.by_node.get(node).into_iter().flatten();
-        names.filter_map(|name| self.attachments.get(name))
+    /// The hosts at which the last change added or took free volumes.
+    pub(super) fn moved(&self) -> &[String] {
+        &self.moved
+    }
+
+    /// The volumes that name the claim, by name.
+    pub(super) fn naming(&self, claim: &str) -> impl Iterator<Item = &String> {
+        list(&self.meant, claim)
+    }
+
+    /// The attachments of a node.
+    pub(super) fn attached(&self, node: &str) -> impl Iterator<Item = &String> {
+        list(&self.by_node, node)
+    }
+
+    /// Changes with a class; never repeats.
+    pub(super) fn class_version(&self, class: &str) -> u64 {
+        self.class_versions.get(class).copied().unwrap_or(0)
     }
 
     /// Whether a claim's volume is chosen only when a pod that uses it is placed.
