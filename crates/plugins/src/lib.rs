@@ -78,7 +78,7 @@ pub fn registry() -> Registry {
             Ok(Box::new(volumes::VolumeRestrictions::default()))
         }),
         both("NodeVolumeLimits", 1, |_, _| {
-            Ok(Box::new(volumes::NodeVolumeLimits))
+            Ok(Box::new(volumes::NodeVolumeLimits::default()))
         }),
         both("VolumeBinding", 1, volumes::build_binding),
         both("VolumeZone", 1, |_, _| Ok(Box::new(volumes::VolumeZone))),

@@ -3,6 +3,7 @@
 //! Pods without volumes that concern a plugin are skipped by it and share evaluations as ever; pods
 //! with such volumes are placed one by one, because what they may use changes with every claim.
 
+mod attached;
 mod binding;
 mod limits;
 mod matching;

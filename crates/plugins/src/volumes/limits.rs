@@ -1,19 +1,21 @@
 //! `NodeVolumeLimits`: a node takes no more volumes of a CSI driver than the driver says it can.
 
-use super::storage::{Storage, annotation, claim_class, key, volume_name};
+use super::attached::{Attached, Books, Handle, volumes_of};
+use super::storage::{Identity, Storage, annotation, claim_class, key, volume_name};
 use super::{
     ATTACHMENTS, CLAIMS, CLASSES, CSI_NODES, VOLUMES, claims, indexes, interest, storage, uses,
     uses_claims,
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::CSINode;
+use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Helps, IndexKind, Interest, Plugin, Points, PreFilter, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, ObjectChange, Plugin, Points,
+    PreFilter, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
-use std::collections::{BTreeMap, BTreeSet};
+use std::borrow::Cow;
+use std::sync::Arc;
 
 const TOO_MANY: &str = "node(s) exceed max volume count";
 /// Lists the in-tree plugins whose volumes the node handles through CSI.
@@ -28,12 +30,11 @@ const DRIVERS: [(&str, &str); 6] = [
     ("kubernetes.io/portworx-volume", "pxd.portworx.com"),
 ];
 
-/// Driver and handle: what makes a volume one volume.
-type Attached = BTreeSet<(String, String)>;
-
 /// See the module documentation.
 #[derive(Debug, Default)]
-pub(crate) struct NodeVolumeLimits;
+pub(crate) struct NodeVolumeLimits {
+    books: Books,
+}
 
 /// The in-tree plugin and the handle of a volume that is not a CSI volume.
 fn in_tree(volume: &PersistentVolume) -> Option<(&'static str, String)> {
@@ -57,77 +58,165 @@ fn in_tree(volume: &PersistentVolume) -> Option<(&'static str, String)> {
     Some(("kubernetes.io/portworx-volume", disk.volume_id.clone()))
 }
 
-/// The CSI driver that handles an in-tree plugin's volumes on this node.
-fn migrated(plugin: &str, node: Option<&CSINode>) -> Option<&'static str> {
-    let listed = annotation(&node?.metadata, MIGRATED)?;
+/// The CSI driver that took over for an in-tree plugin.
+pub(super) fn migrated(plugin: &str) -> Option<&'static str> {
     let (_, driver) = DRIVERS.iter().find(|(name, _)| *name == plugin)?;
+    Some(driver)
+}
+
+/// The CSI driver that handles an in-tree plugin's volumes on this node.
+fn migrated_on(plugin: &str, node: Option<&CSINode>) -> Option<&'static str> {
+    let listed = annotation(&node?.metadata, MIGRATED)?;
+    let driver = migrated(plugin)?;
     listed
         .split(',')
         .any(|name| name == plugin)
         .then_some(driver)
 }
 
-impl NodeVolumeLimits {
-    /// The driver and handle of a claim's volume, made or not.
-    fn volume_of(
-        storage: &Storage,
-        claim: &PersistentVolumeClaim,
-        node: Option<&CSINode>,
-    ) -> Option<(String, String)> {
-        let Some(volume) = storage.volumes.get(volume_name(claim)) else {
-            // Not made yet: it will be one more volume of the class's driver.
-            let class = storage.classes.get(&claim_class(claim))?;
-            let provisioner = &class.provisioner;
-            let driver = migrated(provisioner, node).unwrap_or(provisioner);
-            return Some((driver.to_owned(), format!("claim {}", key(&claim.metadata))));
-        };
-        Self::handle(volume, node)
+/// What a volume is to its driver, or to the one that took over, whatever nodes say of that.
+pub(super) fn identity(volume: &PersistentVolume) -> Option<Identity> {
+    if let Some(csi) = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()) {
+        return Some((csi.driver.clone(), csi.volume_handle.clone()));
+    }
+    let (plugin, handle) = in_tree(volume)?;
+    Some((migrated(plugin)?.to_owned(), handle))
+}
+
+/// A volume that counts, before it is known on which node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Source<'a> {
+    /// Of a CSI driver, or of an in-tree plugin.
+    name: &'a str,
+    handle: Cow<'a, str>,
+    /// Whether it counts only where a CSI driver has taken over.
+    moves: bool,
+}
+
+impl<'a> Source<'a> {
+    /// The claim's volume, made or not.
+    pub(super) fn of(storage: &'a Storage, claim: &'a PersistentVolumeClaim) -> Option<Self> {
+        if let Some(volume) = storage.volumes.get(volume_name(claim)) {
+            return Self::of_volume(volume);
+        }
+        // Not made yet: it will be one more volume of the class's driver.
+        let class = storage.classes.get(&claim_class(claim))?;
+        Some(Self {
+            name: &class.provisioner,
+            handle: format!("claim {}", key(&claim.metadata)).into(),
+            moves: false,
+        })
     }
 
-    fn handle(volume: &PersistentVolume, node: Option<&CSINode>) -> Option<(String, String)> {
+    pub(super) fn of_volume(volume: &'a PersistentVolume) -> Option<Self> {
         if let Some(csi) = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()) {
-            return Some((csi.driver.clone(), csi.volume_handle.clone()));
+            return Some(Self {
+                name: &csi.driver,
+                handle: csi.volume_handle.as_str().into(),
+                moves: false,
+            });
         }
         let (plugin, handle) = in_tree(volume)?;
-        Some((migrated(plugin, node)?.to_owned(), handle))
+        Some(Self {
+            name: plugin,
+            handle: handle.into(),
+            moves: true,
+        })
     }
 
-    /// The CSI volumes of a pod. A new pod's claims must exist.
-    fn volumes_of(
-        storage: &Storage,
-        pod: &PodInfo,
-        node: Option<&CSINode>,
-        new: bool,
-        out: &mut Attached,
-    ) -> Result<(), Rejection> {
-        for used in claims(pod) {
-            let Some(claim) = storage.claims.get(&used.key) else {
-                if new {
-                    let text = format!("persistentvolumeclaim {:?} not found", used.name);
-                    return Err(Rejection::unresolvable(text));
-                }
-                continue;
-            };
-            if let Some(problem) = used.foreign(pod, claim) {
-                if new {
-                    return Err(Rejection::error(problem));
-                }
-                continue;
-            }
-            if let Some(volume) = Self::volume_of(storage, claim, node) {
-                out.insert(volume);
-            }
+    /// Its driver on this node, if it counts there.
+    fn driver(&self, node: Option<&CSINode>) -> Option<&'a str> {
+        match migrated_on(self.name, node) {
+            Some(driver) => Some(driver),
+            None => (!self.moves).then_some(self.name),
         }
-        Ok(())
+    }
+
+    pub(super) fn on(&self, node: Option<&CSINode>) -> Option<Handle> {
+        let driver = self.driver(node)?;
+        Some((driver.to_owned(), self.handle.to_string()))
     }
 }
 
-fn by_driver(volumes: &Attached) -> BTreeMap<&str, i64> {
-    let mut out = BTreeMap::new();
-    for (driver, _) in volumes {
-        *out.entry(driver.as_str()).or_default() += 1;
+/// The volumes of a new pod, whose claims must exist, and whether each may be known elsewhere: in use by
+/// another pod, attached, or the volume of another claim, too.
+fn sources<'a>(
+    storage: &'a Storage,
+    pod: &'a PodInfo,
+) -> Result<Vec<(Source<'a>, bool)>, Rejection> {
+    let mut out: Vec<(Source<'_>, bool)> = Vec::new();
+    for used in claims(pod) {
+        let Some(claim) = storage.claims.get(&used.key) else {
+            let text = format!("persistentvolumeclaim {:?} not found", used.name);
+            return Err(Rejection::unresolvable(text));
+        };
+        if let Some(problem) = used.foreign(pod, claim) {
+            return Err(Rejection::error(problem));
+        }
+        let Some(source) = Source::of(storage, claim) else {
+            continue;
+        };
+        let volume = storage.volumes.get(volume_name(claim));
+        let known = storage.is_shared(&used.key, &pod.uid)
+            || volume.is_some_and(|volume| storage.is_elsewhere(volume));
+        if out.iter().all(|(other, _)| *other != source) {
+            out.push((source, known));
+        }
     }
-    out
+    Ok(out)
+}
+
+/// One of the volumes that the pod brings, before it is known to which node.
+#[derive(Debug)]
+struct Volume {
+    name: String,
+    handle: String,
+    moves: bool,
+    /// Whether it may be on a node already.
+    known: bool,
+}
+
+/// The volumes that the pod brings.
+#[derive(Debug)]
+struct Brought(Result<Vec<Volume>, Rejection>);
+
+impl NodeVolumeLimits {
+    /// What is attached on a node, with pods imagined away and there.
+    fn imagined(&self, cycle: &Cycle<'_>, volumes: &Attached, node: Option<&CSINode>) -> Attached {
+        let mut out = volumes.clone();
+        for pod in cycle.overlay.removed {
+            for volume in self.books.volumes(&pod.uid) {
+                out.remove(volume);
+            }
+        }
+        for pod in cycle.overlay.added {
+            for volume in &volumes_of(storage(cycle.view), pod, node) {
+                out.add(volume);
+            }
+        }
+        out
+    }
+
+    fn touch(names: impl IntoIterator<Item = String>, view: View<'_>, fx: &mut Effects) {
+        let names = names.into_iter();
+        fx.touched
+            .extend(names.filter_map(|name| view.nodes.find(&name)));
+    }
+
+    /// Reads the volumes of the pods with one of these claims anew.
+    fn review<'a>(
+        &mut self,
+        claims: impl IntoIterator<Item = &'a String>,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        let storage = storage(view);
+        for claim in claims {
+            for uid in storage.users(claim) {
+                Self::touch(self.books.review_pod(storage, uid), view, fx);
+            }
+        }
+    }
 }
 
 impl Plugin for NodeVolumeLimits {
@@ -160,56 +249,125 @@ impl Plugin for NodeVolumeLimits {
             Signable::Yes
         }
     }
+
     fn watches(&self) -> Vec<Watch> {
         Storage::watches(&[CLAIMS, VOLUMES, CLASSES, CSI_NODES, ATTACHMENTS])
     }
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
-        if uses_claims(cycle.pod) {
-            PreFilter::ready(())
-        } else {
-            PreFilter::Skip
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        let storage = storage(view);
+        match change.kind {
+            CLAIMS => {
+                let claim = change.new_as::<PersistentVolumeClaim>();
+                self.review(claim.map(|claim| key(&claim.metadata)).iter(), view, fx);
+            }
+            VOLUMES => {
+                let Some(volume) = change.new_as::<PersistentVolume>() else {
+                    return;
+                };
+                let name = key(&volume.metadata);
+                self.review(storage.claims_on(&name), view, fx);
+                for attachment in storage.attachments_of(&name) {
+                    let nodes = self.books.review_attachment(storage, attachment);
+                    Self::touch(nodes, view, fx);
+                }
+            }
+            CLASSES => {
+                for uid in self.books.uids() {
+                    Self::touch(self.books.review_pod(storage, &uid), view, fx);
+                }
+            }
+            CSI_NODES => {
+                if let Some(node) = change.new_as::<CSINode>() {
+                    let name = key(&node.metadata);
+                    self.books.review_node(storage, &name);
+                    Self::touch([name], view, fx);
+                }
+            }
+            ATTACHMENTS => {
+                if let Some(attachment) = change.new_as::<VolumeAttachment>() {
+                    let name = key(&attachment.metadata);
+                    let nodes = self.books.review_attachment(storage, &name);
+                    Self::touch(nodes, view, fx);
+                }
+            }
+            _ => {}
         }
     }
-    fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
-        let name = cycle.view.nodes.name(node);
-        let storage = storage(cycle.view);
-        let csi_node = storage.csi_nodes.get(&**name).map(|node| &**node);
-        let mut new = Attached::new();
-        Self::volumes_of(storage, cycle.pod, csi_node, true, &mut new)?;
-        let drivers = csi_node.map(|node| node.spec.drivers.as_slice());
-        let limits: BTreeMap<&str, i64> = drivers
-            .unwrap_or_default()
-            .iter()
-            .filter_map(|driver| {
-                let count = driver.allocatable.as_ref()?.count?;
-                Some((driver.name.as_str(), i64::from(count)))
-            })
-            .collect();
-        if new.is_empty() || limits.is_empty() {
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        if uses_claims(pod) {
+            let name = view.nodes.name(node);
+            self.books.add_pod(storage(view), pod, name);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        _node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.books.remove_pod(&pod.uid);
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        if !uses_claims(cycle.pod) {
+            return PreFilter::Skip;
+        }
+        let brought = sources(storage(cycle.view), cycle.pod).map(|sources| {
+            let own = |(source, known): (Source<'_>, bool)| Volume {
+                name: source.name.to_owned(),
+                handle: source.handle.into_owned(),
+                moves: source.moves,
+                known,
+            };
+            sources.into_iter().map(own).collect()
+        });
+        PreFilter::ready(Brought(brought))
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let Some(Brought(brought)) = state.get() else {
             return Ok(());
-        }
-        let mut attached = Attached::new();
-        for pod in cycle.pods(node) {
-            // What is there is there, whatever its claims look like now.
-            let _ = Self::volumes_of(storage, pod, csi_node, false, &mut attached);
-        }
-        let attachments = storage.attached(name);
-        for attachment in attachments.filter_map(|name| storage.attachments.get(name)) {
-            let volume = attachment.spec.source.persistent_volume_name.as_ref();
-            let volume = volume.and_then(|name| storage.volumes.get(name));
-            if let Some(volume) = volume.and_then(|volume| Self::handle(volume, csi_node)) {
-                attached.insert(volume);
+        };
+        let brought = brought.as_ref().map_err(Clone::clone)?;
+        let name = cycle.view.nodes.name(node);
+        let Some(on) = self.books.node(name).filter(|on| on.has_limits()) else {
+            return Ok(());
+        };
+        let csi_node = storage(cycle.view).csi_nodes.get(&**name);
+        let csi_node = csi_node.map(|node| &**node);
+        let imagined;
+        let attached = if cycle.overlay.is_empty() {
+            &on.volumes
+        } else {
+            imagined = self.imagined(cycle, &on.volumes, csi_node);
+            &imagined
+        };
+        let mut new = Attached::default();
+        for brought in brought {
+            let source = Source {
+                name: &brought.name,
+                handle: brought.handle.as_str().into(),
+                moves: brought.moves,
+            };
+            // What nobody else has is new wherever the pod goes, and, to pods that share the verdict,
+            // also where this one is nominated to.
+            if let Some((driver, handle)) = source.on(csi_node)
+                && !(brought.known && attached.has(&driver, &handle))
+            {
+                new.add(&(driver, handle));
             }
         }
-        let new: Attached = new.difference(&attached).cloned().collect();
-        let there = by_driver(&attached);
-        for (driver, count) in by_driver(&new) {
-            if let Some(limit) = limits.get(driver)
-                && there.get(driver).copied().unwrap_or(0) + count > *limit
-            {
+        for (driver, count) in new.counts() {
+            let total = i64::try_from(attached.count(driver) + count).unwrap_or(i64::MAX);
+            if on.limit(driver).is_some_and(|limit| total > limit) {
                 return Err(Rejection::unschedulable(TOO_MANY));
             }
         }

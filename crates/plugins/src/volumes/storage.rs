@@ -1,9 +1,11 @@
 //! Claims, volumes and what describes them, as the informers show them.
 
+use super::limits::identity;
 use super::pool::{Pool, hosts_of};
 use super::rooms::Rooms;
 use super::{
     ATTACHMENTS, BETA_CLASS, CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, CSI_NODES, Key, VOLUMES,
+    claims, uses_claims,
 };
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{
@@ -12,10 +14,15 @@ use k8s_openapi::api::storage::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_scheduler::framework::{Action, Effects, Index, ObjectChange};
+use koord_scheduler::state::PodInfo;
 use koord_scheduler::{Watch, event_names};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+
+/// What tells a volume from all others: the driver, whether or not the node has moved to it, and its
+/// handle there.
+pub(super) type Identity = (String, String);
 
 /// The objects that the volume plugins watch, by name, or by `namespace/name`.
 #[derive(Debug, Default)]
@@ -33,11 +40,19 @@ pub(super) struct Storage {
     moved: Vec<String>,
     /// Volumes by the claim that they name.
     meant: FxHashMap<Key, BTreeSet<String>>,
-    /// Attachments by node.
+    /// Volumes by what they are to their driver.
+    by_identity: FxHashMap<Identity, BTreeSet<String>>,
+    /// Claims by the volume that they name.
+    of_volume: FxHashMap<String, BTreeSet<Key>>,
+    /// Attachments by node, and by volume.
     by_node: FxHashMap<String, BTreeSet<String>>,
+    by_volume: FxHashMap<String, BTreeSet<String>>,
     /// When classes changed, as numbers that never repeat.
     class_versions: FxHashMap<String, u64>,
     versions: u64,
+    /// All pods, on nodes or not, that use a claim, by uid; and their claims.
+    users: FxHashMap<Key, Vec<Arc<str>>>,
+    claims_of: FxHashMap<Arc<str>, Vec<Key>>,
 }
 
 fn list<'a>(
@@ -152,6 +167,38 @@ impl Index for Storage {
     fn on_object(&mut self, change: &ObjectChange, _fx: &mut Effects) {
         self.apply(change);
     }
+
+    fn on_pod(&mut self, pod: &Arc<PodInfo>) {
+        if pod.is_holder() || !uses_claims(pod) {
+            return;
+        }
+        if pod.terminal {
+            return self.on_pod_gone(&pod.uid);
+        }
+        // A pod's volumes never change.
+        if self.claims_of.contains_key(&pod.uid) {
+            return;
+        }
+        let mut keys: Vec<Key> = claims(pod).iter().map(|used| used.key.clone()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        for key in &keys {
+            let users = self.users.entry(key.clone()).or_default();
+            users.push(pod.uid.clone());
+        }
+        self.claims_of.insert(pod.uid.clone(), keys);
+    }
+
+    fn on_pod_gone(&mut self, uid: &str) {
+        for key in self.claims_of.remove(uid).into_iter().flatten() {
+            if let Some(users) = self.users.get_mut(&key) {
+                users.retain(|user| **user != *uid);
+                if users.is_empty() {
+                    self.users.remove(&key);
+                }
+            }
+        }
+    }
 }
 
 impl Storage {
@@ -186,7 +233,7 @@ impl Storage {
         self.moved.clear();
         match change.kind {
             CLAIMS => apply(change, |kept, object: &PersistentVolumeClaim| {
-                put(&mut self.claims, &object.metadata, kept);
+                self.claim(kept, object);
             }),
             VOLUMES => apply(change, |kept, object: &PersistentVolume| {
                 self.volume(kept, object);
@@ -218,13 +265,33 @@ impl Storage {
         self.versions
     }
 
+    fn claim(&mut self, kept: Option<Arc<PersistentVolumeClaim>>, object: &PersistentVolumeClaim) {
+        let name = key(&object.metadata);
+        if let Some(old) = self.claims.remove(&name) {
+            leave(&mut self.of_volume, &volume_name(&old).to_owned(), &name);
+        }
+        if let Some(claim) = kept {
+            let volume = volume_name(&claim);
+            if !volume.is_empty() {
+                enter(&mut self.of_volume, volume.to_owned(), name.clone());
+            }
+            self.claims.insert(name, claim);
+        }
+    }
+
     fn attachment(&mut self, kept: Option<Arc<VolumeAttachment>>, object: &VolumeAttachment) {
         let name = key(&object.metadata);
         if let Some(old) = self.attachments.remove(&name) {
             leave(&mut self.by_node, &old.spec.node_name, &name);
+            if let Some(volume) = &old.spec.source.persistent_volume_name {
+                leave(&mut self.by_volume, volume, &name);
+            }
         }
         if let Some(new) = kept {
             enter(&mut self.by_node, new.spec.node_name.clone(), name.clone());
+            if let Some(volume) = &new.spec.source.persistent_volume_name {
+                enter(&mut self.by_volume, volume.clone(), name.clone());
+            }
             self.attachments.insert(name, new);
         }
     }
@@ -244,6 +311,9 @@ impl Storage {
             if let Some(claim) = claim_of(&old) {
                 leave(&mut self.meant, &claim, &name);
             }
+            if let Some(identity) = identity(&old) {
+                leave(&mut self.by_identity, &identity, &name);
+            }
         }
         let Some(volume) = kept else { return };
         if is_free(&volume) {
@@ -256,6 +326,9 @@ impl Storage {
         }
         if let Some(claim) = claim_of(&volume) {
             enter(&mut self.meant, claim, name.clone());
+        }
+        if let Some(identity) = identity(&volume) {
+            enter(&mut self.by_identity, identity, name.clone());
         }
         self.volumes.insert(name, volume);
     }
@@ -275,14 +348,44 @@ impl Storage {
         list(&self.meant, claim)
     }
 
+    /// The claims that name the volume.
+    pub(super) fn claims_on(&self, volume: &str) -> impl Iterator<Item = &Key> {
+        list(&self.of_volume, volume)
+    }
+
     /// The attachments of a node.
     pub(super) fn attached(&self, node: &str) -> impl Iterator<Item = &String> {
         list(&self.by_node, node)
     }
 
+    /// The attachments of a volume.
+    pub(super) fn attachments_of(&self, volume: &str) -> impl Iterator<Item = &String> {
+        list(&self.by_volume, volume)
+    }
+
     /// Changes with a class; never repeats.
     pub(super) fn class_version(&self, class: &str) -> u64 {
         self.class_versions.get(class).copied().unwrap_or(0)
+    }
+
+    /// The pods, on nodes or not, that use a claim, by uid.
+    pub(super) fn users(&self, claim: &str) -> &[Arc<str>] {
+        self.users.get(claim).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether a pod other than this one uses the claim.
+    pub(super) fn is_shared(&self, claim: &str, uid: &str) -> bool {
+        self.users(claim).iter().any(|user| **user != *uid)
+    }
+
+    /// Whether the volume is attached somewhere, or the same as another volume or claim has.
+    pub(super) fn is_elsewhere(&self, volume: &PersistentVolume) -> bool {
+        let name = key(&volume.metadata);
+        let same = identity(volume);
+        let same = same.and_then(|identity| self.by_identity.get(&identity));
+        same.is_some_and(|same| same.len() > 1)
+            || self.by_volume.contains_key(&name)
+            || self.claims_on(&name).nth(1).is_some()
     }
 
     /// Whether a claim's volume is chosen only when a pod that uses it is placed.

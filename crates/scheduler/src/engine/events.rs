@@ -31,6 +31,7 @@ impl Engine {
     /// A pod, or something that is scheduled like one, was created or changed.
     pub(super) fn info_applied(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         let mut fx = Effects::default();
+        self.indexes.on_pod(&info);
         let told = self.booking(&info);
         for plugin in super::among(told, &mut self.plugins) {
             let view = view!(self, now);
@@ -56,6 +57,7 @@ impl Engine {
     /// A pod, or something that is scheduled like one, does not exist any more.
     pub(super) fn info_removed(&mut self, uid: &str, now: Timestamp) {
         let mut fx = Effects::default();
+        self.indexes.on_pod_gone(uid);
         for plugin in &mut self.plugins {
             let view = view!(self, now);
             plugin.on_pod_gone(uid, view, &mut fx);

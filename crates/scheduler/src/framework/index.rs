@@ -3,14 +3,20 @@
 use super::{Effects, ObjectChange};
 #[cfg(doc)]
 use super::{Plugin, View};
+use crate::state::PodInfo;
 use std::any::{Any, TypeId};
+use std::sync::Arc;
 
-/// Objects of the cluster as several plugins read them. The engine owns it, and tells it of every change
-/// before any plugin hears of it ([`Plugin::on_object`]); plugins read it through [`View::index`].
+/// What several plugins read of the cluster. The engine owns it, and tells it of every change before any
+/// plugin hears of it ([`Plugin::on_object`]); plugins read it through [`View::index`].
 pub trait Index: Any + Send + Sync {
     /// An object of a watched kind changed, of whatever kind: which are watched is for plugins to say
     /// ([`Plugin::watches`]).
     fn on_object(&mut self, change: &ObjectChange, fx: &mut Effects);
+    /// A pod or holder appeared or changed: pending, on a node or finished ([`Plugin::on_pod`]).
+    fn on_pod(&mut self, _pod: &Arc<PodInfo>) {}
+    /// The pod with this uid does not exist any more, or cannot be read any more.
+    fn on_pod_gone(&mut self, _uid: &str) {}
 }
 
 /// Names an [`Index`], and says how it begins.
@@ -61,6 +67,18 @@ impl Indexes {
         }
     }
 
+    pub(crate) fn on_pod(&mut self, pod: &Arc<PodInfo>) {
+        for (_, index) in &mut self.0 {
+            index.on_pod(pod);
+        }
+    }
+
+    pub(crate) fn on_pod_gone(&mut self, uid: &str) {
+        for (_, index) in &mut self.0 {
+            index.on_pod_gone(uid);
+        }
+    }
+
     /// The index `T`, if a plugin named it.
     #[must_use]
     pub fn get<T: Index>(&self) -> Option<&T> {
@@ -74,7 +92,6 @@ impl Indexes {
 mod tests {
     use super::*;
     use crate::framework::Action;
-    use std::sync::Arc;
 
     #[derive(Default)]
     struct Seen(Vec<&'static str>);

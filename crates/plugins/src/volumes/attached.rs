@@ -1,0 +1,258 @@
+//! How many volumes of which driver each node has attached: kept as pods and attachments come and go, so
+//! that a verdict costs what the pod asks for, and not what is on the node.
+
+use super::claims;
+use super::limits::{Source, migrated};
+use super::storage::Storage;
+use k8s_openapi::api::storage::v1::CSINode;
+use koord_scheduler::state::PodInfo;
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Driver and handle: what makes a volume one volume.
+pub(super) type Handle = (String, String);
+
+/// Volumes by driver and handle, with how often each is there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Attached(BTreeMap<String, BTreeMap<String, usize>>);
+
+impl Attached {
+    pub(super) fn add(&mut self, (driver, handle): &Handle) {
+        let handles = self.0.entry(driver.clone()).or_default();
+        *handles.entry(handle.clone()).or_default() += 1;
+    }
+
+    pub(super) fn remove(&mut self, (driver, handle): &Handle) {
+        let Some(handles) = self.0.get_mut(driver) else {
+            return;
+        };
+        if let Some(count) = handles.get_mut(handle) {
+            *count -= 1;
+            if *count == 0 {
+                handles.remove(handle);
+            }
+        }
+        if handles.is_empty() {
+            self.0.remove(driver);
+        }
+    }
+
+    /// How many volumes there are, by driver.
+    pub(super) fn counts(&self) -> impl Iterator<Item = (&str, usize)> {
+        let drivers = self.0.iter();
+        drivers.map(|(driver, handles)| (driver.as_str(), handles.len()))
+    }
+
+    /// How many volumes of the driver there are.
+    pub(super) fn count(&self, driver: &str) -> usize {
+        self.0.get(driver).map_or(0, BTreeMap::len)
+    }
+
+    pub(super) fn has(&self, driver: &str, handle: &str) -> bool {
+        let handles = self.0.get(driver);
+        handles.is_some_and(|handles| handles.contains_key(handle))
+    }
+}
+
+/// What is known of one node.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct OnNode {
+    /// The most volumes of each driver that says so.
+    limits: BTreeMap<String, i64>,
+    pub(super) volumes: Attached,
+    /// The pods that use claims, by uid.
+    pods: BTreeSet<Arc<str>>,
+}
+
+impl OnNode {
+    pub(super) fn limit(&self, driver: &str) -> Option<i64> {
+        self.limits.get(driver).copied()
+    }
+
+    pub(super) fn has_limits(&self) -> bool {
+        !self.limits.is_empty()
+    }
+}
+
+#[derive(Debug)]
+struct Placed {
+    pod: Arc<PodInfo>,
+    node: String,
+    volumes: Vec<Handle>,
+}
+
+/// See the module documentation. Nodes are known by name: volumes may be attached before a node is seen.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    nodes: FxHashMap<String, OnNode>,
+    pods: FxHashMap<Arc<str>, Placed>,
+    attachments: FxHashMap<String, (String, Option<Handle>)>,
+    /// On how many nodes a driver has a limit.
+    limited: FxHashMap<String, usize>,
+}
+
+fn limits(node: Option<&CSINode>) -> BTreeMap<String, i64> {
+    let drivers = node.map(|node| node.spec.drivers.as_slice());
+    let limits = drivers.unwrap_or_default().iter().filter_map(|driver| {
+        let count = driver.allocatable.as_ref()?.count?;
+        Some((driver.name.clone(), i64::from(count)))
+    });
+    limits.collect()
+}
+
+/// The volumes of a pod that is on a node: what is there is there, whatever its claims look like now.
+pub(super) fn volumes_of(
+    storage: &Storage,
+    pod: &PodInfo,
+    node: Option<&CSINode>,
+) -> BTreeSet<Handle> {
+    let sources = claims(pod).iter().filter_map(|used| {
+        let claim = storage.claims.get(&used.key)?;
+        if used.foreign(pod, claim).is_some() {
+            return None;
+        }
+        Source::of(storage, claim)
+    });
+    sources.filter_map(|source| source.on(node)).collect()
+}
+
+impl Books {
+    pub(super) fn node(&self, name: &str) -> Option<&OnNode> {
+        self.nodes.get(name)
+    }
+
+    /// What a pod that is on a node has there.
+    pub(super) fn volumes(&self, uid: &str) -> &[Handle] {
+        self.pods
+            .get(uid)
+            .map_or(&[], |placed| placed.volumes.as_slice())
+    }
+
+    /// Whether any node has a limit for the driver, or for the one that took over for this plugin.
+    pub(super) fn is_limited(&self, name: &str) -> bool {
+        let limited = |driver: &str| self.limited.contains_key(driver);
+        limited(name) || migrated(name).is_some_and(limited)
+    }
+
+    pub(super) fn add_pod(&mut self, storage: &Storage, pod: &Arc<PodInfo>, node: &str) {
+        let csi_node = storage.csi_nodes.get(node).map(|node| &**node);
+        let volumes: Vec<Handle> = volumes_of(storage, pod, csi_node).into_iter().collect();
+        let on = self.nodes.entry(node.to_owned()).or_default();
+        on.pods.insert(pod.uid.clone());
+        for volume in &volumes {
+            on.volumes.add(volume);
+        }
+        let placed = Placed {
+            pod: pod.clone(),
+            node: node.to_owned(),
+            volumes,
+        };
+        self.pods.insert(pod.uid.clone(), placed);
+    }
+
+    pub(super) fn remove_pod(&mut self, uid: &str) -> Option<(Arc<PodInfo>, String)> {
+        let placed = self.pods.remove(uid)?;
+        if let Some(on) = self.nodes.get_mut(&placed.node) {
+            on.pods.remove(uid);
+            for volume in &placed.volumes {
+                on.volumes.remove(volume);
+            }
+            self.forget_empty(&placed.node);
+        }
+        Some((placed.pod, placed.node))
+    }
+
+    /// Reads a pod's claims anew. Its node, if that makes a difference there.
+    pub(super) fn review_pod(&mut self, storage: &Storage, uid: &str) -> Option<String> {
+        let placed = self.pods.get(uid)?;
+        let csi_node = storage.csi_nodes.get(&placed.node).map(|node| &**node);
+        let now = volumes_of(storage, &placed.pod, csi_node);
+        if now.iter().eq(&placed.volumes) {
+            return None;
+        }
+        let (pod, node) = self.remove_pod(uid)?;
+        self.add_pod(storage, &pod, &node);
+        Some(node)
+    }
+
+    /// Reads an attachment anew. The nodes where that makes a difference.
+    pub(super) fn review_attachment(&mut self, storage: &Storage, name: &str) -> Vec<String> {
+        let now = storage.attachments.get(name).map(|attachment| {
+            let node = attachment.spec.node_name.clone();
+            let volume = attachment.spec.source.persistent_volume_name.as_ref();
+            let volume = volume.and_then(|name| storage.volumes.get(name));
+            let csi_node = storage.csi_nodes.get(&node).map(|node| &**node);
+            let handle = volume
+                .and_then(|volume| Source::of_volume(volume))
+                .and_then(|source| source.on(csi_node));
+            (node, handle)
+        });
+        if self.attachments.get(name) == now.as_ref() {
+            return Vec::new();
+        }
+        let mut touched = Vec::new();
+        if let Some((node, handle)) = self.attachments.remove(name) {
+            if let (Some(handle), Some(on)) = (handle, self.nodes.get_mut(&node)) {
+                on.volumes.remove(&handle);
+                self.forget_empty(&node);
+            }
+            touched.push(node);
+        }
+        if let Some((node, handle)) = now {
+            if let Some(handle) = &handle {
+                self.nodes
+                    .entry(node.clone())
+                    .or_default()
+                    .volumes
+                    .add(handle);
+            }
+            touched.push(node.clone());
+            self.attachments.insert(name.to_owned(), (node, handle));
+        }
+        touched
+    }
+
+    /// Reads what a node says of its drivers, and so all that is there, anew.
+    pub(super) fn review_node(&mut self, storage: &Storage, name: &str) {
+        let csi_node = storage.csi_nodes.get(name);
+        let on = self.nodes.entry(name.to_owned()).or_default();
+        let now = limits(csi_node.map(|node| &**node));
+        let before = std::mem::replace(&mut on.limits, now);
+        for driver in on.limits.keys() {
+            *self.limited.entry(driver.clone()).or_default() += 1;
+        }
+        for driver in before.keys() {
+            if let Some(nodes) = self.limited.get_mut(driver) {
+                *nodes -= 1;
+                if *nodes == 0 {
+                    self.limited.remove(driver);
+                }
+            }
+        }
+        let pods: Vec<Arc<str>> = on.pods.iter().cloned().collect();
+        for uid in pods {
+            self.review_pod(storage, &uid);
+        }
+        let attachments: Vec<String> = storage.attached(name).cloned().collect();
+        for attachment in attachments {
+            self.review_attachment(storage, &attachment);
+        }
+        self.forget_empty(name);
+    }
+
+    /// The pods that have volumes, by uid.
+    pub(super) fn uids(&self) -> Vec<Arc<str>> {
+        self.pods.keys().cloned().collect()
+    }
+
+    fn forget_empty(&mut self, name: &str) {
+        if self
+            .nodes
+            .get(name)
+            .is_some_and(|on| *on == OnNode::default())
+        {
+            self.nodes.remove(name);
+        }
+    }
+}
