@@ -28,6 +28,14 @@ fn kind(number: usize) -> Kind {
     [Kind::Zonal, Kind::Delayed, Kind::Local][number % 3]
 }
 
+fn class_name(number: usize) -> &'static str {
+    match kind(number) {
+        Kind::Zonal => "zonal",
+        Kind::Delayed => "delayed",
+        Kind::Local => "local",
+    }
+}
+
 fn claim_name(number: usize) -> String {
     format!("data-db-{number}")
 }
@@ -97,14 +105,9 @@ pub(crate) fn objects(nodes: usize, pods: usize) -> Vec<ObjectChange> {
 
 fn claim(number: usize, is_bound: bool, node: Option<&str>) -> PersistentVolumeClaim {
     let name = claim_name(number);
-    let class = match kind(number) {
-        Kind::Zonal => "zonal",
-        Kind::Delayed => "delayed",
-        Kind::Local => "local",
-    };
     let mut claim = json!({
         "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "annotations": {}},
-        "spec": {"storageClassName": class, "accessModes": ["ReadWriteOnce"],
+        "spec": {"storageClassName": class_name(number), "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": "10Gi"}}},
         "status": {"phase": "Pending"},
     });
@@ -144,7 +147,7 @@ fn volume(number: usize, node: usize, is_local: bool) -> PersistentVolume {
     } else {
         volume["metadata"]["labels"]["topology.kubernetes.io/zone"] = json!(zone);
         volume["spec"]["csi"] = json!({"driver": DRIVER, "volumeHandle": name});
-        volume["spec"]["storageClassName"] = json!("zonal");
+        volume["spec"]["storageClassName"] = json!(class_name(number));
     }
     parse(volume)
 }

@@ -1,7 +1,10 @@
 //! The volume plugins: `VolumeBinding`, `VolumeZone`, `VolumeRestrictions`, `NodeVolumeLimits`.
 //!
-//! Pods without volumes that concern a plugin are skipped by it and share evaluations as ever; pods
-//! with such volumes are placed one by one, because what they may use changes with every claim.
+//! Pods whose claims are of one kind share what is found on nodes: a plugin signs what its rules read
+//! of claims and of what they name (places, classes, requests, drivers), and not how they are called.
+//! Where the rules tell a claim from others of its kind, because a pod uses it already, because a volume
+//! is meant for it or its volume is attached somewhere, it signs that, too. What changes on a
+//! node is told by touching it: free volumes of its host, volumes that it has attached.
 
 mod attached;
 mod binding;
@@ -99,6 +102,11 @@ fn claims(pod: &PodInfo) -> &[Used] {
         Claims(used.filter_map(|volume| Used::of(pod, volume)).collect())
     };
     &pod.facet(read).0
+}
+
+/// Those of them that are not made for this pod alone.
+fn standing(pod: &PodInfo) -> impl Iterator<Item = &Used> {
+    claims(pod).iter().filter(|used| !used.ephemeral)
 }
 
 fn uses_claims(pod: &PodInfo) -> bool {

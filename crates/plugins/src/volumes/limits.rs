@@ -242,14 +242,19 @@ impl Plugin for NodeVolumeLimits {
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
-        if uses_claims(pod) {
-            Signable::No
-        } else {
-            Signable::Yes
+    fn sign(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+        let Ok(sources) = sources(storage(view), pod) else {
+            return Signable::No;
+        };
+        for (source, known) in sources {
+            if self.books.is_limited(source.name) {
+                signature.text(source.name);
+                signature.flag(source.moves);
+                signature.text(if known { &source.handle } else { "" });
+            }
         }
+        Signable::Yes
     }
-
     fn watches(&self) -> Vec<Watch> {
         Storage::watches(&[CLAIMS, VOLUMES, CLASSES, CSI_NODES, ATTACHMENTS])
     }

@@ -1,7 +1,7 @@
 //! `VolumeRestrictions`: disks that only one pod may write to, claims that only one pod may use.
 
 use super::storage::Storage;
-use super::{CLAIMS, Key, indexes, interest, storage, uses, volumes};
+use super::{CLAIMS, Key, indexes, interest, standing, storage, uses, volumes};
 use k8s_openapi::api::core::v1::Volume;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
@@ -22,18 +22,16 @@ pub(crate) struct VolumeRestrictions {
     users: FxHashMap<Key, FxHashSet<Arc<str>>>,
 }
 
-/// The pod's claims that only one pod may use, with how many pods on nodes use them now.
+/// The pod's claims that only one pod may use and others want, too, with how many pods on nodes use
+/// them now.
 #[derive(Debug)]
 struct Exclusive {
     claims: Vec<Key>,
     users: i64,
 }
 
-fn claim_keys(pod: &PodInfo) -> impl Iterator<Item = Key> + '_ {
-    let claims = volumes(pod).iter();
-    claims
-        .filter_map(|volume| volume.persistent_volume_claim.as_ref())
-        .map(|claim| format!("{}/{}", pod.namespace, claim.claim_name))
+fn claim_keys(pod: &PodInfo) -> impl Iterator<Item = &Key> {
+    standing(pod).map(|used| &used.key)
 }
 
 fn is_disk(volume: &Volume) -> bool {
@@ -41,6 +39,29 @@ fn is_disk(volume: &Volume) -> bool {
         || volume.aws_elastic_block_store.is_some()
         || volume.rbd.is_some()
         || volume.iscsi.is_some()
+}
+
+/// Writes what [`conflict`] reads.
+fn sign_disk(volume: &Volume, signature: &mut Signature) {
+    let mut disk = |kind: &str, ids: &[&str], read_only: Option<bool>| {
+        signature.text(kind);
+        signature.texts(ids);
+        signature.flag(read_only == Some(true));
+    };
+    if let Some(gce) = &volume.gce_persistent_disk {
+        disk("gce", &[&gce.pd_name], gce.read_only);
+    }
+    if let Some(ebs) = &volume.aws_elastic_block_store {
+        disk("ebs", &[&ebs.volume_id], None);
+    }
+    if let Some(iscsi) = &volume.iscsi {
+        disk("iscsi", &[&iscsi.iqn], iscsi.read_only);
+    }
+    if let Some(rbd) = &volume.rbd {
+        let mut ids = vec![rbd.image.as_str(), rbd.pool.as_deref().unwrap_or("rbd")];
+        ids.extend(rbd.monitors.iter().map(String::as_str));
+        disk("rbd", &ids, rbd.read_only);
+    }
 }
 
 /// Whether two pods cannot have these at the same time on one node.
@@ -74,15 +95,15 @@ fn conflict(a: &Volume, b: &Volume) -> bool {
 impl VolumeRestrictions {
     fn exclusive(storage: &Storage, pod: &PodInfo) -> Result<Vec<Key>, Rejection> {
         let mut out = Vec::new();
-        for key in claim_keys(pod) {
-            let Some(claim) = storage.claims.get(&key) else {
-                let name = key.split_once('/').map_or(&*key, |(_, name)| name);
+        for used in standing(pod) {
+            let Some(claim) = storage.claims.get(&used.key) else {
+                let name = &used.name;
                 let text = format!("persistentvolumeclaim {name:?} not found");
                 return Err(Rejection::unresolvable(text));
             };
             let modes = claim.spec.as_ref().and_then(|s| s.access_modes.as_ref());
             if modes.is_some_and(|modes| modes.iter().any(|mode| mode == "ReadWriteOncePod")) {
-                out.push(key);
+                out.push(used.key.clone());
             }
         }
         Ok(out)
@@ -116,13 +137,21 @@ impl Plugin for VolumeRestrictions {
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
-        let concerned = |v: &Volume| is_disk(v) || v.persistent_volume_claim.is_some();
-        if volumes(pod).iter().any(concerned) {
-            Signable::No
-        } else {
-            Signable::Yes
+    fn sign(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+        for volume in volumes(pod).iter().filter(|volume| is_disk(volume)) {
+            sign_disk(volume, signature);
         }
+        let storage = storage(view);
+        let Ok(claims) = Self::exclusive(storage, pod) else {
+            return Signable::No;
+        };
+        // What nobody else uses, and nobody else may be about to use, keeps the pod from no node.
+        for key in claims.iter().filter(|key| storage.is_shared(key, &pod.uid)) {
+            let users = self.users.get(key).map_or(0, FxHashSet::len);
+            signature.text(key);
+            signature.count(users);
+        }
+        Signable::Yes
     }
     fn watches(&self) -> Vec<Watch> {
         Storage::watches(&[CLAIMS])
@@ -138,7 +167,10 @@ impl Plugin for VolumeRestrictions {
         _fx: &mut Effects,
     ) {
         for key in claim_keys(pod) {
-            self.users.entry(key).or_default().insert(pod.uid.clone());
+            self.users
+                .entry(key.clone())
+                .or_default()
+                .insert(pod.uid.clone());
         }
     }
     fn on_unassigned(
@@ -149,20 +181,22 @@ impl Plugin for VolumeRestrictions {
         _fx: &mut Effects,
     ) {
         for key in claim_keys(pod) {
-            if let Some(users) = self.users.get_mut(&key) {
+            if let Some(users) = self.users.get_mut(key) {
                 users.remove(&pod.uid);
                 if users.is_empty() {
-                    self.users.remove(&key);
+                    self.users.remove(key);
                 }
             }
         }
     }
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         let pod = cycle.pod;
-        let claims = match Self::exclusive(storage(cycle.view), pod) {
+        let storage = storage(cycle.view);
+        let mut claims = match Self::exclusive(storage, pod) {
             Ok(claims) => claims,
             Err(rejection) => return PreFilter::Reject(rejection),
         };
+        claims.retain(|key| storage.is_shared(key, &pod.uid));
         if claims.is_empty() && !volumes(pod).iter().any(is_disk) {
             return PreFilter::Skip;
         }

@@ -1,7 +1,7 @@
 //! `VolumeZone`: a pod goes where the zone and region labels of its volumes say.
 
 use super::storage::{Storage, claim_class, volume_name};
-use super::{CLAIMS, CLASSES, VOLUMES, indexes, interest, storage, uses, volumes};
+use super::{CLAIMS, CLASSES, VOLUMES, indexes, interest, standing, storage, uses};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
@@ -39,23 +39,16 @@ fn places(volume: &PersistentVolume) -> impl Iterator<Item = Place> + '_ {
     })
 }
 
-fn claim_names(pod: &PodInfo) -> impl Iterator<Item = &str> {
-    let claims = volumes(pod).iter();
-    claims
-        .filter_map(|volume| volume.persistent_volume_claim.as_ref())
-        .map(|claim| claim.claim_name.as_str())
-}
-
 impl VolumeZone {
     fn places(storage: &Storage, pod: &PodInfo) -> Result<Vec<Place>, Rejection> {
         let no = |text: String| Err(Rejection::unresolvable(text));
         let mut out = Vec::new();
-        for name in claim_names(pod) {
+        for used in standing(pod) {
+            let name = &used.name;
             if name.is_empty() {
                 return no("PersistentVolumeClaim had no name".to_owned());
             }
-            let key = format!("{}/{name}", pod.namespace);
-            let Some(claim) = storage.claims.get(&key) else {
+            let Some(claim) = storage.claims.get(&used.key) else {
                 return no(format!("persistentvolumeclaim {name:?} not found"));
             };
             let volume = volume_name(claim);
@@ -120,12 +113,21 @@ impl Plugin for VolumeZone {
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
-        if claim_names(pod).next().is_some() {
-            Signable::No
-        } else {
-            Signable::Yes
+    fn sign(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+        if standing(pod).next().is_none() {
+            return Signable::Yes;
         }
+        let Ok(places) = Self::places(storage(view), pod) else {
+            return Signable::No;
+        };
+        for place in places {
+            signature.text(place.label);
+            signature.count(place.values.len());
+            for value in &place.values {
+                signature.text(value);
+            }
+        }
+        Signable::Yes
     }
     fn watches(&self) -> Vec<Watch> {
         Storage::watches(&[CLAIMS, VOLUMES, CLASSES])
@@ -134,7 +136,7 @@ impl Plugin for VolumeZone {
         indexes()
     }
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
-        if claim_names(cycle.pod).next().is_none() {
+        if standing(cycle.pod).next().is_none() {
             return PreFilter::Skip;
         }
         match Self::places(storage(cycle.view), cycle.pod) {

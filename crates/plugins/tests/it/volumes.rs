@@ -2,6 +2,7 @@
 
 mod nodes;
 mod scores;
+mod sharing;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};

@@ -1,0 +1,238 @@
+//! Pods whose claims are of one kind share what is found on nodes; each is told what it would be told
+//! alone.
+
+mod world;
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use world::{CLAIMS, NODES, Step, World, machine, pick, pod_of, run, step};
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_is_told_what_it_would_be_told_alone(
+        steps in prop::collection::vec(step(), 1..90),
+    ) {
+        let (engines, [shared, alone]) = run(&steps);
+        prop_assert_eq!(shared, alone);
+        prop_assert_eq!(engines[0].mismatches(), 0, "every signature is complete");
+    }
+
+    /// What is counted as pods and attachments come and go is what somebody counts who is shown the
+    /// outcome.
+    #[test]
+    fn volumes_on_nodes_are_counted_as_they_come_and_go(
+        steps in prop::collection::vec(step(), 1..90),
+        places in prop::collection::vec(0..NODES, 90),
+    ) {
+        let limits = || crate::small::engine(&["NodeVolumeLimits"], json!({}));
+        let mut engines = vec![limits()];
+        let mut world = World::default();
+        let mut pods: BTreeMap<String, Arc<Pod>> = BTreeMap::new();
+        let now = at(0);
+        for node in 0..NODES {
+            world.apply(&mut engines, &Step::Node { name: node, zone: 0 }, now);
+        }
+        world.set(&mut engines, "sc", class("late", "csi.example", "Immediate", json!({})), now);
+        for (step, node) in steps.iter().zip(&places) {
+            match step {
+                Step::Node { .. } | Step::NodeGone(_) => {}
+                Step::Pod { claims, .. } => {
+                    world.pods += 1;
+                    let mut pod = pod_of(world.pods, *claims, 9, 0, 99);
+                    pod.spec.as_mut().unwrap().node_name = Some(format!("n{node}"));
+                    let pod = Arc::new(pod);
+                    engines[0].pod_applied(pod.clone(), now);
+                    pods.insert(pod.metadata.name.clone().unwrap(), pod);
+                }
+                Step::PodGone(n) => {
+                    let names: Vec<String> = pods.keys().cloned().collect();
+                    if let Some(pod) = pick(*n, &names).and_then(|at| pods.remove(&names[at])) {
+                        engines[0].pod_deleted(&pod, now);
+                    }
+                }
+                other => world.apply(&mut engines, other, now),
+            }
+        }
+        let mut fresh = limits();
+        for ((kind, _), value) in &world.objects {
+            set(&mut fresh, kind, value.clone());
+        }
+        for (name, zone) in &world.nodes {
+            fresh.node_applied(machine(*name, *zone), now);
+        }
+        for pod in pods.values() {
+            fresh.pod_applied(pod.clone(), now);
+        }
+        engines.push(fresh);
+        for claims in (0..CLAIMS).map(|claim| [claim, CLAIMS]).chain([[0, 1], [2, 3], [4, 5]]) {
+            let said: Vec<_> = engines.iter_mut().map(|engine| {
+                engine.pod_applied(Arc::new(pod_of(1_000, claims, 9, 0, 99)), now);
+                let pod = engine.queued("pod-p1000").unwrap().clone();
+                let near = engine.nearest(&pod, usize::MAX, now).into_iter();
+                let refused: BTreeMap<_, _> = near.map(|near| (near.node, near.lacks)).collect();
+                engine.pod_deleted(&pod.object, now);
+                refused
+            }).collect();
+            prop_assert_eq!(&said[0], &said[1], "{:?}", claims);
+        }
+    }
+}
+
+/// The rules that tell a claim from others of its kind, one by one.
+#[test]
+fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
+    let claim = |name: u8, mode: u8| Step::Bound {
+        name,
+        mode,
+        place: 9,
+        driver: 2,
+    };
+    let pod = |claim: u8| Step::Pod {
+        claims: [claim, CLAIMS],
+        disk: 9,
+        priority: 0,
+        times: 1,
+        nominated: 99,
+    };
+    // Two pods share a claim for one pod; a third has a claim of its own.
+    let once = [claim(0, 1), claim(1, 1), pod(0), pod(0), pod(1)];
+    let (engines, [said, alone]) = run(&once);
+    assert_eq!(said, alone);
+    let placed = |said: &[String]| said.iter().filter(|text| text.contains("->")).count();
+    assert_eq!(placed(&said), 2, "{said:?}");
+    assert_eq!(engines[0].mismatches(), 0);
+
+    // A claim is bound, elsewhere than others of its class can be, between two pods.
+    let late = |name| Step::Claim {
+        name,
+        class: 0,
+        size: 1,
+        mode: 0,
+        selected: 99,
+    };
+    let here = Step::Bound {
+        name: 1,
+        mode: 0,
+        place: 4,
+        driver: 2,
+    };
+    let between = [late(0), late(1), pod(0), here, pod(1)];
+    let (_, [said, alone]) = run(&between);
+    assert_eq!(said, alone);
+    assert!(said.contains(&"p2 -> n1".to_owned()), "{said:?}");
+
+    // Four nodes take two volumes each; all pods are of one kind.
+    let mut fill: Vec<Step> = (0..CLAIMS).map(|name| claim(name, 0)).collect();
+    fill.push(Step::Limit { node: 0, count: 1 });
+    fill.extend((0..CLAIMS).map(pod));
+    let (engines, [said, alone]) = run(&fill);
+    assert_eq!(said, alone);
+    assert_eq!(placed(&said), 7, "{said:?}");
+    assert!(
+        said.iter()
+            .any(|text| text.contains("exceed max volume count"))
+    );
+    assert_eq!(engines[0].mismatches(), 0);
+}
+
+/// What changes on nodes while pods of one kind come, and what must be said then.
+#[test]
+fn what_changes_on_a_node_is_seen_by_all_pods_of_a_kind() {
+    let bound = |name| Step::Bound {
+        name,
+        mode: 0,
+        place: 9,
+        driver: 2,
+    };
+    let by_hand = |name| Step::Claim {
+        name,
+        class: 1,
+        size: 1,
+        mode: 0,
+        selected: 99,
+    };
+    let free = |name, place| Step::Volume {
+        name,
+        class: 1,
+        place,
+        size: 1,
+        claim: 99,
+    };
+    let limit = |node, count| Step::Limit { node, count };
+    let pod = |claim: u8| Step::Pod {
+        claims: [claim, CLAIMS],
+        disk: 9,
+        priority: 0,
+        times: 1,
+        nominated: 99,
+    };
+    // Only the first node takes a volume.
+    let mut one: Vec<Step> = (0..4)
+        .map(|node| limit(node, u8::from(node == 0)))
+        .collect();
+    one.extend([bound(0), bound(1), bound(7)]);
+    let (volume, node) = (7, 0);
+    let rows = [
+        (
+            "a node takes more than before",
+            [&one[..], &[pod(0), pod(1), limit(0, 2)]].concat(),
+            "p2 -> n0",
+        ),
+        (
+            "a volume is detached",
+            [
+                &one[..],
+                &[Step::Attached { node, volume }, pod(0), Step::Detached(7)],
+            ]
+            .concat(),
+            "p1 -> n0",
+        ),
+        (
+            "another volume of a zone",
+            vec![
+                by_hand(0),
+                by_hand(1),
+                free(8, 0),
+                pod(0),
+                pod(1),
+                free(9, 1),
+            ],
+            "v9 Patch",
+        ),
+        (
+            "another volume of a host",
+            vec![
+                by_hand(0),
+                by_hand(1),
+                free(8, 3),
+                pod(0),
+                pod(1),
+                free(9, 4),
+            ],
+            "v9 Patch",
+        ),
+        (
+            "a volume of two hosts is given away",
+            vec![
+                Step::Node { name: 4, zone: 1 },
+                by_hand(0),
+                by_hand(1),
+                free(8, 7),
+                pod(0),
+                pod(1),
+            ],
+            "v8 Patch",
+        ),
+    ];
+    for (case, mut steps, expected) in rows {
+        steps.push(Step::Wait(9));
+        let (engines, [said, alone]) = run(&steps);
+        assert_eq!(said, alone, "{case}");
+        let found = said.iter().filter(|text| text.starts_with(expected));
+        assert_eq!(found.count(), 1, "{case}: {said:?}");
+        assert_eq!(engines[0].mismatches(), 0, "{case}");
+    }
+}
