@@ -273,7 +273,6 @@ impl Gangs {
             gang.count(old.stage, old.phase, number, &uid, false);
         }
         gang.count(stage, seen.phase, number, &uid, true);
-        gang.began |= stage == Stage::Bound;
         let member = Member {
             number,
             key: seen.key,
@@ -295,6 +294,10 @@ impl Gangs {
         let before = old.map(|old| old.stage);
         if stage == Stage::Bound && before != Some(Stage::Bound) {
             self.satisfied(&group, &uid, moves);
+            // Not before: a group that is known to have begun lets nobody pass once more.
+            if let Some(gang) = self.gangs.get_mut(&id) {
+                gang.began = true;
+            }
         }
         let fresh = stage == Stage::Pending && before != Some(Stage::Pending);
         if fresh

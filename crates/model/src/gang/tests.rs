@@ -275,6 +275,32 @@ fn a_new_leader_lets_the_rest_of_a_started_group_pass_in_any_order() {
 }
 
 #[test]
+fn a_standby_lets_the_rest_pass_when_it_sees_the_first_member_bound() {
+    let mut gangs = Gangs::default();
+    let mut moves = Moves::default();
+    gangs.declare(
+        &"ns/a".into(),
+        Some(described(3, "once-satisfied", &["ns/a"])),
+        &mut moves,
+    );
+    for name in ["a0", "a1", "a2"] {
+        gangs.observe(seen(name, "ns/a", None, false), &mut moves);
+    }
+    let waits = |gangs: &Gangs| ["a0", "a1"].map(|uid| gangs.admit(uid).is_err());
+    assert_eq!(waits(&gangs), [true; 2], "the last stands for all");
+    // Somebody else bound it.
+    let mut moves = Moves::default();
+    gangs.observe(seen("a2", "ns/a", None, true), &mut moves);
+    assert_eq!(waits(&gangs), [false; 2]);
+    assert_eq!(moves.regate, ids(&["a0", "a1"]), "somebody must look again");
+    assert_eq!(moves.activate, ids(&["a0", "a1"]));
+    // Nothing new.
+    let mut moves = Moves::default();
+    gangs.observe(seen("a2", "ns/a", None, true), &mut moves);
+    assert!(moves.activate.is_empty(), "{:?}", moves.activate);
+}
+
+#[test]
 fn a_gang_that_another_lists_completes_the_others_group() {
     let mut gangs = Gangs::default();
     let mut moves = Moves::default();
