@@ -13,6 +13,7 @@ mod objects;
 mod status;
 #[cfg(test)]
 mod tests;
+mod totals;
 
 use crate::budgets::{self, is_spared};
 use admission::{Request, Rules, Shift};
@@ -38,6 +39,7 @@ use status::Writer;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use totals::Totals;
 
 const NAME: &str = "ElasticQuota";
 const ELASTIC_QUOTAS: &str = "elasticquotas.v1alpha1.scheduling.sigs.k8s.io";
@@ -57,9 +59,9 @@ pub(crate) struct ElasticQuotas {
     started: bool,
     /// Shares are divided when somebody asks, also where the plugin is only read.
     tree: Mutex<Tree>,
-    /// What each node has, by row.
-    nodes: Vec<Option<Amounts>>,
-    /// The nodes' sum has to be taken again.
+    /// What the nodes have.
+    totals: Totals,
+    /// The tree has not been told of the nodes' sum yet.
     recount: AtomicBool,
     writer: Writer,
     /// Whether the objects are kept showing what is used.
@@ -111,7 +113,7 @@ pub(crate) fn build(
         started: false,
         ledger: Ledger::new(gates),
         tree: Mutex::new(tree),
-        nodes: Vec::new(),
+        totals: Totals::default(),
         recount: AtomicBool::new(true),
         writer: Writer::default(),
         controls: context.controllers.enabled(NAME),
@@ -127,11 +129,7 @@ impl ElasticQuotas {
     fn tree(&self) -> MutexGuard<'_, Tree> {
         let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
         if self.recount.swap(false, Ordering::Relaxed) {
-            let mut total = Amounts::new();
-            for node in self.nodes.iter().flatten() {
-                total.add_all(node);
-            }
-            tree.set_total(total);
+            tree.set_total(self.totals.sum());
         }
         tree
     }
@@ -364,12 +362,8 @@ impl Plugin for ElasticQuotas {
         self.times.done(operation, began);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        if self.nodes.len() <= node.row() {
-            self.nodes.resize(node.row() + 1, None);
-        }
-        let now = view.nodes.info(node).map(|info| info.allocatable.clone());
-        if self.nodes[node.row()] != now {
-            self.nodes[node.row()] = now;
+        let now = view.nodes.info(node).map(|info| &info.allocatable);
+        if self.totals.set(node, now) {
             self.recount.store(true, Ordering::Relaxed);
             self.moved();
         }
