@@ -16,6 +16,7 @@ pub mod informer;
 pub mod lease;
 pub mod owners;
 pub mod patch;
+pub mod post;
 pub mod queue;
 #[cfg(test)]
 mod testing;

@@ -34,10 +34,11 @@ struct Scored(Vec<(ResourceId, i64, i64)>);
 /// Builds the plugin.
 pub(crate) fn build(
     value: Option<&Value>,
-    _context: &BuildContext,
+    context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    let args: Args = crate::args::decode(NAME, value)?;
+    let mut args: Args = crate::args::decode(NAME, value)?;
     args.validate()?;
+    args.leave_to_others(&context.ignored_resources);
     Ok(Box::new(Fit { args }))
 }
 

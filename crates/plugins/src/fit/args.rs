@@ -69,6 +69,14 @@ struct Ratio {
 }
 
 impl Args {
+    /// Leaves `resources` to extenders; where there are any, they take the place of those that the
+    /// arguments name, as in kube-scheduler.
+    pub(super) fn leave_to_others(&mut self, resources: &[String]) {
+        if !resources.is_empty() {
+            self.ignored_resources = resources.to_vec();
+        }
+    }
+
     pub(super) fn ignores(&self, name: &str) -> bool {
         if self.ignored_resources.iter().any(|ignored| ignored == name) {
             return true;

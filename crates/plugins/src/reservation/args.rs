@@ -2,6 +2,7 @@
 
 use super::NAME;
 use crate::args::invalid;
+use koord_api::resources::is_extended;
 use koord_model::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, ResourceId, ResourceTable};
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
@@ -175,31 +176,6 @@ impl Args {
             .any(|ignored| **ignored == *name)
             || group.is_some_and(|group| self.ignored_resource_groups.iter().any(|g| g == group))
     }
-}
-
-/// Whether Kubernetes counts `name` as an extended resource: a qualified name with a domain that is
-/// not its own.
-fn is_extended(name: &str) -> bool {
-    let Some((domain, rest)) = name.split_once('/') else {
-        return false;
-    };
-    let label = |text: &str, extra: &str| {
-        !text.is_empty()
-            && text.len() <= 63
-            && text
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || c == '-' || extra.contains(c))
-            && text.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && text.ends_with(|c: char| c.is_ascii_alphanumeric())
-    };
-    let domain_ok = domain.len() <= 253
-        && domain
-            .split('.')
-            .all(|part| label(part, "") && !part.chars().any(|c| c.is_ascii_uppercase()));
-    domain_ok
-        && label(rest, "._")
-        && !name.contains("kubernetes.io/")
-        && !name.starts_with("requests.")
 }
 
 #[cfg(test)]

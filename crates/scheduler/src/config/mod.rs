@@ -2,8 +2,11 @@
 //!
 //! Decoding is strict: an unknown field is an error that names it, as in kube-scheduler.
 
+mod extender;
 mod validate;
 
+pub use extender::{Extender, ExtenderTls, ManagedResource};
+pub(crate) use extender::{ignored, in_order};
 pub use validate::ConfigError;
 
 use koord_api::duration::GoDuration;
@@ -46,7 +49,7 @@ pub struct Configuration {
     /// The profiles; one named `default-scheduler` when empty.
     #[serde(default)]
     pub profiles: Vec<ProfileConfig>,
-    /// Accepted for compatibility: extenders are not called yet.
+    /// Others that have a say over HTTP.
     #[serde(default)]
     pub extenders: Vec<Extender>,
     /// Whether informers wait for leadership.
@@ -118,38 +121,6 @@ impl Default for ClientConnection {
             burst: 100,
         }
     }
-}
-
-/// One entry of `extenders`.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-#[allow(
-    missing_docs,
-    reason = "upstream's fields by their names; not called yet"
-)]
-pub struct Extender {
-    pub url_prefix: String,
-    pub filter_verb: String,
-    pub preempt_verb: String,
-    pub prioritize_verb: String,
-    pub weight: i64,
-    pub bind_verb: String,
-    #[serde(rename = "enableHTTPS")]
-    pub enable_https: bool,
-    pub tls_config: Option<Value>,
-    pub http_timeout: GoDuration,
-    pub node_cache_capable: bool,
-    pub managed_resources: Vec<ManagedResource>,
-    pub ignorable: bool,
-}
-
-/// A resource that an extender manages.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-#[allow(missing_docs, reason = "upstream's fields by their names")]
-pub struct ManagedResource {
-    pub name: String,
-    pub ignored_by_scheduler: bool,
 }
 
 /// One entry of `profiles`.
@@ -294,16 +265,16 @@ impl Configuration {
         }
     }
 
+    /// Whether an extender is shown pods that may have to go, and not only told of them.
+    pub(crate) fn shows_victims(&self) -> bool {
+        let shown = |it: &Extender| !it.preempt_verb.is_empty() && !it.node_cache_capable;
+        self.extenders.iter().any(shown)
+    }
+
     /// What is set and not done, one line each.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
-        for (at, extender) in self.extenders.iter().enumerate() {
-            notes.push(format!(
-                "extenders[{at}] has no effect: {:?} is not called yet",
-                extender.url_prefix
-            ));
-        }
         let profiles = self.profiles.iter().enumerate().map(|(at, profile)| {
             let field = format!("profiles[{at}].percentageOfNodesToScore");
             (field, profile.percentage_of_nodes_to_score)

@@ -84,9 +84,40 @@ fn mistakes_are_refused_by_name() {
             "profiles: [{pluginConfig: [{name: a}, {name: a}]}]\n",
             "profiles[0].pluginConfig[1].name",
         ),
-        ("extenders: [{prioritizeVerb: p}]\n", "extenders[0].weight"),
+        (
+            "extenders: [{urlPrefix: 'http://a', prioritizeVerb: p}]\n",
+            "extenders[0].weight",
+        ),
         ("extenders: [{urlPrefx: p}]\n", "urlPrefx"),
-        ("extenders: [{bindVerb: b}, {bindVerb: b}]\n", "extenders"),
+        (
+            "extenders: [{urlPrefix: 'http://a', bindVerb: b}, {urlPrefix: 'http://b', bindVerb: b}]\n",
+            "extenders: 2 implement bind",
+        ),
+        (
+            "extenders: [{urlPrefix: 'http://a'}, {urlPrefix: a, filterVerb: f}]\n",
+            "extenders[1].urlPrefix: \"a\"",
+        ),
+        (
+            "extenders: [{httpTimeout: -1s}]\n",
+            "extenders[0].httpTimeout: -1s",
+        ),
+        (
+            "extenders: [{managedResources: [{name: a.com/x}]}, {managedResources: [{name: a.com/x}]}]\n",
+            "extenders[1].managedResources[0].name: \"a.com/x\" is managed twice",
+        ),
+        (
+            "extenders: [{managedResources: [{name: kubernetes.io/foo}]}]\n",
+            "extenders[0].managedResources[0].name: \"kubernetes.io/foo\" is not an extended",
+        ),
+        (
+            "extenders: [{tlsConfig: {insecure: true, caFile: f}}]\n",
+            "extenders[0].tlsConfig.insecure",
+        ),
+        (
+            "extenders: [{tlsConfig: {certData: YQ==}}]\n",
+            "extenders[0].tlsConfig: a certificate",
+        ),
+        ("extenders: [{tlsConfig: {caPath: f}}]\n", "caPath"),
     ] {
         let error = parse(body).unwrap_err().to_string();
         assert!(error.contains(expected), "{body}: {error}");
@@ -104,14 +135,33 @@ fn mistakes_are_refused_by_name() {
 fn what_is_not_done_is_said() {
     let config = parse(
         "percentageOfNodesToScore: 50\n\
-         extenders: [{urlPrefix: 'http://x', filterVerb: f, enableHTTPS: false, httpTimeout: 5s}]\n\
          profiles: [{percentageOfNodesToScore: 100}]\n",
     );
     let notes = config.unwrap().notes();
-    assert_eq!(notes.len(), 2, "{notes:?}");
-    assert!(notes[0].contains("http://x"), "{notes:?}");
+    assert_eq!(notes.len(), 1, "{notes:?}");
     assert!(
-        notes[1].contains("percentageOfNodesToScore=50"),
+        notes[0].contains("percentageOfNodesToScore=50"),
         "{notes:?}"
     );
+}
+
+/// The rows of kube-scheduler's validation of extenders that are valid, and what they mean.
+#[test]
+fn extenders_are_read() {
+    let config = parse(
+        r"
+extenders:
+  - {urlPrefix: 'http://127.0.0.1:8081/extender', prioritizeVerb: prioritize, weight: 2, ignorable: true}
+  - {urlPrefix: 'http://127.0.0.1:8081/extender', filterVerb: filter, httpTimeout: 0s}
+  - {urlPrefix: 'https://127.0.0.1:8081/extender', preemptVerb: preempt, enableHTTPS: true, httpTimeout: 1s,
+     tlsConfig: {caData: YQ==, serverName: x},
+     managedResources: [{name: foo.com/bar, ignoredByScheduler: true}, {name: foo.com/baz}]}
+",
+    )
+    .unwrap();
+    let ordered = in_order(&config.extenders);
+    let timeouts: Vec<u64> = ordered.iter().map(|it| it.timeout().as_secs()).collect();
+    assert_eq!(timeouts, [5, 1, 5], "those that may be ignored come last");
+    assert_eq!(ignored(&config.extenders), ["foo.com/bar"]);
+    assert!(config.notes().is_empty());
 }

@@ -20,7 +20,10 @@ pub enum ConfigError {
     },
 }
 
-fn refuse<T>(path: impl Into<String>, message: impl Into<String>) -> Result<T, ConfigError> {
+pub(super) fn refuse<T>(
+    path: impl Into<String>,
+    message: impl Into<String>,
+) -> Result<T, ConfigError> {
     Err(ConfigError::Field {
         path: path.into(),
         message: message.into(),
@@ -58,7 +61,7 @@ impl Configuration {
             return refuse("podMaxBackoffSeconds", message);
         }
         self.validate_election()?;
-        self.validate_extenders()?;
+        super::extender::validate(&self.extenders)?;
         percentage(
             "percentageOfNodesToScore",
             self.percentage_of_nodes_to_score,
@@ -99,22 +102,6 @@ impl Configuration {
             if value.is_empty() {
                 return refuse(format!("leaderElection.{field}"), "must not be empty");
             }
-        }
-        Ok(())
-    }
-
-    fn validate_extenders(&self) -> Result<(), ConfigError> {
-        let mut binders = 0;
-        for (at, extender) in self.extenders.iter().enumerate() {
-            if !extender.prioritize_verb.is_empty() && extender.weight <= 0 {
-                let message = format!("{} must be above 0", extender.weight);
-                return refuse(format!("extenders[{at}].weight"), message);
-            }
-            binders += usize::from(!extender.bind_verb.is_empty());
-        }
-        if binders > 1 {
-            let message = format!("{binders} implement bind, at most one may");
-            return refuse("extenders", message);
         }
         Ok(())
     }

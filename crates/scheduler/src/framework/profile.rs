@@ -50,7 +50,7 @@ pub enum ProfileError {
         weight: i64,
     },
     /// More instances than a set can hold.
-    #[error("{0} plugin instances are more than the 128 supported; let profiles share arguments")]
+    #[error("{0} plugin instances are more than the 127 supported; let profiles share arguments")]
     TooMany(usize),
     /// A plugin refused its arguments.
     #[error("profile {profile:?}: {error}")]
@@ -155,6 +155,7 @@ impl Profiles {
         };
         let context = BuildContext {
             schedulers: profiles.iter().map(name_of).collect(),
+            ignored_resources: crate::config::ignored(&config.extenders),
             ..context.clone()
         };
         let mut builder = Builder {
@@ -166,7 +167,8 @@ impl Profiles {
         for profile in profiles {
             builder.profile(profile, koord)?;
         }
-        if builder.out.instances.len() > 128 {
+        // One place among those that refuse is the extenders'.
+        if builder.out.instances.len() > 127 {
             return Err(ProfileError::TooMany(builder.out.instances.len()));
         }
         Ok(builder.out)

@@ -15,6 +15,8 @@ pub struct BuildContext {
     pub controllers: Selection,
     /// The names of all profiles: pods of these are placed by this process.
     pub schedulers: BTreeSet<String>,
+    /// Resources of which others than this process know how much a node has.
+    pub ignored_resources: Vec<String>,
 }
 
 impl BuildContext {

@@ -1,0 +1,169 @@
+//! Asking a server that is no API server: one `POST` of JSON, one answer.
+
+use crate::client::{Body, ClientError};
+use bytes::Bytes;
+use http::{Request, Uri, header};
+use kube::client::ClientBuilder;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where a server is and how TLS is spoken with it.
+#[derive(Debug, Clone, Default)]
+pub struct Address {
+    /// An `http` or `https` URL; what is posted to is appended to it.
+    pub url: String,
+    /// The name that the server's certificate is for, if not that of the URL.
+    pub server_name: Option<String>,
+    /// Whether any certificate will do.
+    pub insecure: bool,
+    /// A file with the authorities that the server's certificate may be from, in PEM; without one,
+    /// the system's.
+    pub ca_file: Option<String>,
+    /// The same in base64; goes before the file.
+    pub ca_data: Option<String>,
+    /// The certificate to show, as `ca_file` and `ca_data`.
+    pub cert_file: Option<String>,
+    /// See `cert_file`.
+    pub cert_data: Option<String>,
+    /// Its key.
+    pub key_file: Option<String>,
+    /// See `key_file`.
+    pub key_data: Option<String>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// It took too long.
+    #[error("no answer within {0:?}")]
+    Late(Duration),
+    /// The server said no.
+    #[error("answered with code {0}")]
+    Code(u16),
+    /// More was sent than was allowed.
+    #[error("the answer is longer than {0} bytes")]
+    Long(usize),
+    /// No connection, or it broke.
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// A server that questions are posted to.
+#[derive(Clone)]
+pub struct Poster {
+    client: kube::Client,
+    url: String,
+}
+
+impl std::fmt::Debug for Poster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Poster").field("url", &self.url).finish()
+    }
+}
+
+impl Poster {
+    /// The way to the server at `address`. Files are read now; nothing is connected yet.
+    ///
+    /// # Errors
+    /// When a file or its content cannot be used.
+    pub async fn new(address: &Address) -> Result<Self, ClientError> {
+        let url = address.url.trim_end_matches('/').to_owned();
+        let wrong = |source| ClientError::Kubeconfig {
+            path: PathBuf::from(&address.url),
+            source,
+        };
+        let text = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "peer",
+            "clusters": [{"name": "peer", "cluster": {
+                "server": url,
+                "certificate-authority": address.ca_file,
+                "certificate-authority-data": address.ca_data,
+                "insecure-skip-tls-verify": address.insecure,
+                "tls-server-name": address.server_name,
+            }}],
+            "users": [{"name": "peer", "user": {
+                "client-certificate": address.cert_file,
+                "client-certificate-data": address.cert_data,
+                "client-key": address.key_file,
+                "client-key-data": address.key_data,
+            }}],
+            "contexts": [{"name": "peer", "context": {"cluster": "peer", "user": "peer"}}],
+        });
+        let file = Kubeconfig::from_yaml(&text.to_string()).map_err(wrong)?;
+        let selection = KubeConfigOptions::default();
+        let config = kube::Config::from_custom_kubeconfig(file, &selection).await;
+        let mut config = config.map_err(wrong)?;
+        config.default_retry = false;
+        // Only one provider is compiled in; installing it twice is harmless.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let builder = ClientBuilder::try_from(config).map_err(|source| ClientError::Transport {
+            server: address.url.clone(),
+            source: Box::new(source),
+        })?;
+        let client = builder.build();
+        Ok(Self { client, url })
+    }
+
+    /// Posts `body` to `path` and returns what a server that answers 200 says, up to `longest`
+    /// bytes. From the first byte sent to the last one read it takes at most `patience`.
+    ///
+    /// # Errors
+    /// Whatever kept the answer away.
+    pub async fn post(
+        &self,
+        path: &str,
+        body: Vec<u8>,
+        longest: usize,
+        patience: Duration,
+    ) -> Result<Bytes, PostError> {
+        let exchange = self.exchange(path, body, longest);
+        match tokio::time::timeout(patience, exchange).await {
+            Ok(answer) => answer,
+            Err(_) => Err(PostError::Late(patience)),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        path: &str,
+        body: Vec<u8>,
+        longest: usize,
+    ) -> Result<Bytes, PostError> {
+        let target: Uri = format!("/{path}")
+            .parse()
+            .map_err(|error| PostError::Broken(format!("{path:?}: {error}")))?;
+        let request = Request::post(target)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(body))
+            .map_err(|error| PostError::Broken(error.to_string()))?;
+        let sent = self.client.send(request).await;
+        let answer = sent.map_err(|error| PostError::Broken(causes(&error)))?;
+        if answer.status() != http::StatusCode::OK {
+            return Err(PostError::Code(answer.status().as_u16()));
+        }
+        let limited = http_body_util::Limited::new(answer.into_body(), longest);
+        let collected = http_body_util::BodyExt::collect(limited).await;
+        collected.map(|all| all.to_bytes()).map_err(|error| {
+            if error.is::<http_body_util::LengthLimitError>() {
+                PostError::Long(longest)
+            } else {
+                PostError::Broken(error.to_string())
+            }
+        })
+    }
+}
+
+/// An error with what caused it, each said once.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        next = cause.source();
+    }
+    text
+}
