@@ -1,0 +1,146 @@
+use super::*;
+use axum::extract::{Path, State};
+use axum::routing::post;
+use koord_model::resources::ResourceTable;
+use serde_json::{Value, json};
+
+/// A server that answers each verb in its way, and extenders that use it.
+async fn extenders(answers: Value, entries: Value) -> Extenders {
+    let say = |State(answers): State<Value>, Path(verb): Path<String>| async move {
+        axum::Json(answers[verb].clone())
+    };
+    let routes = axum::Router::new().route("/{verb}", post(say));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    tokio::spawn(axum::serve(listener, routes.with_state(answers)).into_future());
+    let mut entries: Vec<Extender> = serde_json::from_value(entries).unwrap();
+    for entry in &mut entries {
+        entry.url_prefix.clone_from(&url);
+    }
+    Extenders::new(&entries).await.unwrap()
+}
+
+fn pod() -> Arc<PodInfo> {
+    let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+        "spec": {"containers": []}});
+    let pod = serde_json::from_value(pod).unwrap();
+    Arc::new(PodInfo::new(Arc::new(pod), &ResourceTable::new()).unwrap())
+}
+
+fn nodes(names: &[&str]) -> Vec<Arc<NodeInfo>> {
+    let node = |name: &&str| {
+        let node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        Arc::new(NodeInfo::new(Arc::new(node), None, &ResourceTable::new()).0)
+    };
+    names.iter().map(node).collect()
+}
+
+async fn ask(extenders: &Extenders, names: &[&str]) -> Result<Advised, String> {
+    let asked = Consultation {
+        ticket: 1,
+        pod: pod(),
+        extenders: (0..extenders.0.len()).collect(),
+        question: Question::Nodes(nodes(names)),
+    };
+    match extenders.answer(asked).await {
+        Advice::Nodes(advised) => advised,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The rows of kube-scheduler's `TestFindNodesThatPassExtenders`.
+#[tokio::test]
+async fn nodes_pass_extenders_as_in_kube_scheduler() {
+    let failed = json!({"NodeNames": ["a"], "FailedNodes": {"b": "b failed"},
+        "FailedAndUnresolvableNodes": {"c": "c never"}});
+    let answers = json!({
+        "error": {"Error": "broken"},
+        "all": {"NodeNames": ["a"]},
+        "mixed": failed,
+        "less": {"NodeNames": ["a"], "FailedNodes": {"b": "too late", "c": "too late"}},
+    });
+    let b = ("b", "b failed", false);
+    let c = ("c", "c never", true);
+    type Refused<'a> = &'a [(&'a str, &'a str, bool)];
+    type Row<'a> = (&'a str, &'a [&'a str], &'a [&'a str], Option<Refused<'a>>);
+    let rows: [Row<'_>; 6] = [
+        ("error", &["error"], &["a"], None),
+        ("success", &["all"], &["a"], Some(&[])),
+        ("unschedulable", &["mixed"], &["a", "b"], Some(&[b])),
+        (
+            "and unresolvable",
+            &["mixed"],
+            &["a", "b", "c"],
+            Some(&[b, c]),
+        ),
+        // What another plugin said of a node stands: the extender was not asked about it.
+        ("does not overwrite", &["mixed"], &["a", "b"], Some(&[b])),
+        (
+            "multiple",
+            &["mixed", "less"],
+            &["a", "b", "c"],
+            Some(&[b, c]),
+        ),
+    ];
+    for (name, verbs, names, expected) in rows {
+        let entry = |verb: &&str| json!({"filterVerb": verb, "nodeCacheCapable": true});
+        let entries = verbs.iter().map(entry).collect();
+        let advised = ask(&extenders(answers.clone(), entries).await, names).await;
+        let refused = advised.as_ref().map(|advised| {
+            let each = advised.refused.iter();
+            each.map(|(node, (text, never))| (&**node, &**text, *never))
+                .collect::<Vec<_>>()
+        });
+        assert_eq!(refused.ok().as_deref(), expected, "{name}: {advised:?}");
+    }
+}
+
+/// Scores count by weight and times 10, of all extenders together; hosts that were not asked about do
+/// not count, and of one node nobody asks how good it is.
+#[tokio::test]
+async fn scores_are_scaled_and_added() {
+    let answers = json!({
+        "one": [{"Host": "a", "Score": 3}, {"Host": "b", "Score": 10}, {"Host": "z", "Score": 9}],
+        "two": [{"host": "a", "score": -2}],
+        "bad": [{"Host": "a", "Score": "many"}],
+        "none": null,
+    });
+    let entries = json!([
+        {"prioritizeVerb": "bad", "weight": 5},
+        {"prioritizeVerb": "one", "weight": 2},
+        {"prioritizeVerb": "two", "weight": 1},
+        {"prioritizeVerb": "none", "weight": 1},
+    ]);
+    let extenders = extenders(answers, entries).await;
+    let advised = ask(&extenders, &["a", "b", "c"]).await.unwrap();
+    let scores: Vec<(&str, i64)> = advised.scores.iter().map(|(n, s)| (&**n, *s)).collect();
+    assert_eq!(scores, [("a", 3 * 2 * 10 - 2 * 10), ("b", 10 * 2 * 10)]);
+    assert_eq!(ask(&extenders, &["a"]).await.unwrap(), Advised::default());
+}
+
+/// What comes is read as Go's decoder reads it.
+#[test]
+fn names_have_any_case_and_null_is_nothing() {
+    let read = |value: Value| wire::read::<wire::FilterResult>(value.to_string().as_bytes());
+    let result = read(
+        json!({"nodenames": ["a"], "NODES": null, "failedNodes": null,
+        "error": null, "other": {"x": [1]}}),
+    )
+    .unwrap();
+    assert_eq!(result.names.as_deref(), Some(&["a".to_owned()][..]));
+    assert!(result.nodes.is_none() && result.failed.is_empty() && result.error.is_empty());
+    let list = read(json!({"Nodes": {"kind": "NodeList", "items": [{"metadata": {"name": "n"}}]}}));
+    assert_eq!(list.unwrap().nodes.unwrap().items[0].metadata.name, "n");
+    for bad in [
+        json!([]),
+        json!({"Nodes": []}),
+        json!({"FailedNodes": {"a": 1}}),
+        json!("x"),
+    ] {
+        assert!(read(bad.clone()).is_err(), "{bad}");
+    }
+    let deep = "[".repeat(100_000);
+    assert!(wire::read::<wire::FilterResult>(deep.as_bytes()).is_err());
+    let deep = format!("{{\"other\": {deep}");
+    assert!(wire::read::<wire::FilterResult>(deep.as_bytes()).is_err());
+}
