@@ -283,6 +283,9 @@ impl Plugin for Coscheduling {
         carry_out(moves, fx);
         next
     }
+    fn is_grouped(&self, pod: &PodInfo) -> bool {
+        self.gangs.knows(&pod.uid)
+    }
     fn after_post_filter(
         &mut self,
         cycle: &Cycle<'_>,

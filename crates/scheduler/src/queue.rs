@@ -201,6 +201,11 @@ impl Queue {
         })
     }
 
+    /// A pod that is being tried.
+    pub(crate) fn in_flight(&self, uid: &str) -> Option<&QueuedPod> {
+        self.get(uid).filter(|pod| pod.place == Place::InFlight)
+    }
+
     pub(crate) fn get(&self, uid: &str) -> Option<&QueuedPod> {
         self.pods.get(uid)
     }

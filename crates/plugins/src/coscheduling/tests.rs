@@ -202,7 +202,7 @@ impl World {
                 Output::Problem(problem) => self.problems.push(problem.message),
                 Output::Write(write) => self.writes.push(write),
                 Output::Expect { .. } => {}
-                Output::Evict { .. } => panic!("nobody is evicted here"),
+                Output::Evict { .. } | Output::Consult(_) => panic!("not here"),
             }
         }
         if self.answer {

@@ -276,10 +276,10 @@ impl Evaluation {
 
     /// How many nodes fit, as of the last [`Self::best`].
     pub(super) fn fitting(&self, scope: &Scope<'_>) -> usize {
-        if scope.prepared.moving.is_empty() {
-            self.verdicts.fitting()
-        } else {
+        if scope.has_more_to_say() {
             self.fared.left()
+        } else {
+            self.verdicts.fitting()
         }
     }
 

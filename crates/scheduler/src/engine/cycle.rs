@@ -1,12 +1,12 @@
 //! One pod's scheduling cycle: from the queue to a booked node, or to a reason.
 
+use super::consult::{Advice, Purpose, Turn};
 use super::diagnosis::Diagnosis;
 use super::measure::{self, Measured, Point};
-use super::preempt::{Asked, Attempt};
 use super::select::Choice;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
-    BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, PostFilter, Rejection, Remark,
+    BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, Rejection, Remark,
 };
 use crate::queue::{QueuedPod, Refusal};
 use crate::state::{NodeIndex, PodInfo};
@@ -25,26 +25,32 @@ pub(super) enum Stop {
     Failed(String),
 }
 
+/// Which part of a pod's cycle is next. Where no extender is concerned, the first is all of it.
+enum Half {
+    First {
+        /// Whether it began before, and others that ask the same extenders had to go first.
+        again: bool,
+    },
+    Second(Purpose, Advice),
+}
+
 impl Engine {
     /// Tries the next ready pod. `None` when no pod is ready.
     pub fn schedule_one(&mut self, now: Timestamp) -> Option<Outcome> {
         self.tick(now);
         loop {
             self.meter.begin(now);
-            let queued = match self.next_of_group(now) {
-                Some(queued) => Some(queued),
-                None => self.queue.pop(now),
-            };
-            let Some(queued) = queued else {
+            let Some((queued, half)) = self.next_half(now) else {
                 self.meter.cancel();
                 return None;
             };
             let Some(profile) = self.profile_of(&queued.info) else {
+                self.stop_asking(&queued.info.uid);
                 self.queue.remove(&queued.info.uid);
                 continue;
             };
             let pod = queued.info.clone();
-            if let Some(observer) = &self.observer {
+            if let (Half::First { again: false }, Some(observer)) = (&half, &self.observer) {
                 observer(Started {
                     pod: &pod,
                     profile,
@@ -53,7 +59,10 @@ impl Engine {
                     flushed: queued.flushed,
                 });
             }
-            let ended = catch_unwind(AssertUnwindSafe(|| self.cycle(&pod, profile, now)));
+            let ended = catch_unwind(AssertUnwindSafe(|| match half {
+                Half::First { .. } => self.cycle(&pod, profile, now),
+                Half::Second(purpose, advice) => self.resume(&pod, profile, purpose, advice, now),
+            }));
             let ended = ended.unwrap_or_else(|panic| {
                 // A plugin's bug must not stop the scheduler; nothing cached is trusted after it.
                 self.forget_shared();
@@ -82,9 +91,10 @@ impl Engine {
             };
             self.meter.end();
             let (evaluated, feasible) = self.meter.compared;
-            return Some(match ended {
+            let outcome = match ended {
+                Ok(None) => continue,
                 Ok(node) => Outcome {
-                    node: Some(node),
+                    node,
                     evaluated,
                     feasible,
                     ..base
@@ -93,8 +103,31 @@ impl Engine {
                     let error = self.refuse(&pod, stop, now);
                     Outcome { error, ..base }
                 }
-            });
+            };
+            if let Some(event) = self.stop_asking(&pod.uid)
+                && outcome.node.is_none()
+            {
+                self.queue.wake(&pod.uid, event, now);
+            }
+            return Some(outcome);
         }
+    }
+
+    /// What is to be done next: an answer first, as others may wait for who asked.
+    fn next_half(&mut self, now: Timestamp) -> Option<(QueuedPod, Half)> {
+        if let Some((queued, purpose, advice)) = self.next_answer() {
+            return Some((queued, Half::Second(purpose, advice)));
+        }
+        if !self.is_member_asking()
+            && let Some(queued) = self.next_of_group(now)
+        {
+            return Some((queued, Half::First { again: false }));
+        }
+        if let Some(queued) = self.next_parked() {
+            return Some((queued, Half::First { again: true }));
+        }
+        let queued = self.queue.pop(now)?;
+        Some((queued, Half::First { again: false }))
     }
 
     /// Where `pod` would go now, evaluated from scratch, with nothing booked: what the cached
@@ -127,21 +160,36 @@ impl Engine {
         self.forget_shared();
     }
 
+    /// A cycle, or what comes before extenders answer: then there is no node yet.
     fn cycle(
         &mut self,
         pod: &Arc<PodInfo>,
         profile: usize,
         now: Timestamp,
-    ) -> Result<Arc<str>, Stop> {
-        let choice = match self.select(pod, profile, now, self.caching) {
-            Ok(choice) => choice,
-            Err(Stop::Refused(diagnosis)) => {
-                return Err(Stop::Refused(
-                    self.post_filter(pod, profile, diagnosis, now),
-                ));
-            }
-            Err(failed) => return Err(failed),
+    ) -> Result<Option<Arc<str>>, Stop> {
+        let asks = match self.turn(pod) {
+            Turn::Parked => return Ok(None),
+            Turn::Ask => true,
+            Turn::Decide => false,
         };
+        match self.select_by(pod, profile, now, None, asks) {
+            Ok(choice) if asks => {
+                self.ask_about_nodes(pod, &choice.offers(), 0);
+                Ok(None)
+            }
+            Ok(choice) => self.place(pod, profile, &choice, now).map(Some),
+            Err(stop) => self.look_for_room(pod, profile, stop, now),
+        }
+    }
+
+    /// Books the pod where it was decided to go, and sends it on its way.
+    pub(super) fn place(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        choice: &Choice,
+        now: Timestamp,
+    ) -> Result<Arc<str>, Stop> {
         let node = choice.node;
         self.meter.compared = choice.compared;
         let name = self.nodes.name(node).clone();
@@ -151,7 +199,7 @@ impl Engine {
             let table = choice.table.as_deref().cloned();
             self.decisions.note(pod, &name, table, now);
         }
-        let reserved = self.reserve(pod, profile, &choice, now).and_then(|()| {
+        let reserved = self.reserve(pod, profile, choice, now).and_then(|()| {
             let permit = self.permit(pod, profile, node, now)?;
             match permit {
                 Some(wait) => {
@@ -166,102 +214,6 @@ impl Engine {
             return Err(stop);
         }
         Ok(name)
-    }
-
-    fn post_filter(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        profile: usize,
-        mut diagnosis: Box<Diagnosis>,
-        now: Timestamp,
-    ) -> Box<Diagnosis> {
-        if self.nodes.is_empty() || self.profiles[profile].post_filter.is_empty() {
-            diagnosis.nominated = Some(String::new());
-        }
-        let mut messages = Vec::new();
-        let (mut room, mut waits) = (None, false);
-        let view = view!(self, now);
-        let mut laps = self
-            .meter
-            .start_always(&self.names, profile, Point::PostFilter);
-        laps.ended("Unschedulable");
-        let asked = self.judging(pod);
-        let instances = self.profiles[profile].post_filter.iter();
-        for instance in instances.filter(|at| asked & (1 << **at) != 0) {
-            let cycle = Cycle::new(pod, view);
-            let text = match self.plugins[*instance].post_filter(&cycle, &diagnosis) {
-                PostFilter::Nominated(node) => {
-                    diagnosis.nominated = Some(node.to_string());
-                    break;
-                }
-                // What is reserved does not run yet: nobody is evicted for it.
-                PostFilter::Preempt(rules) if pod.is_holder() => {
-                    format!("{}not eligible to evict pods.", rules.prefix)
-                }
-                PostFilter::Preempt(rules) => {
-                    self.preemptions += 1;
-                    let mut memo = std::mem::take(&mut self.memo);
-                    let asked = Asked {
-                        pod,
-                        profile,
-                        owner: *instance,
-                        rules: &rules,
-                        diagnosis: &diagnosis,
-                    };
-                    let attempt = self.find_victims(&asked, &mut memo, now);
-                    self.memo = memo;
-                    match attempt {
-                        Attempt::Room(plan) => {
-                            laps.lap(*instance, || "Success");
-                            room = Some((*instance, plan));
-                            break;
-                        }
-                        Attempt::Hopeless(text) => {
-                            if !waits {
-                                diagnosis.nominated = Some(String::new());
-                            }
-                            text
-                        }
-                        Attempt::Ineligible(text) => text,
-                        // Another plugin that can do nothing does not take back what is promised.
-                        Attempt::Waits(text) => {
-                            waits = true;
-                            diagnosis.nominated = None;
-                            text
-                        }
-                    }
-                }
-                PostFilter::Unhelpful(text) => text,
-            };
-            laps.lap(*instance, || "Unschedulable");
-            // Two plugins that look for victims in vain say the same; once is enough.
-            if !text.is_empty() && !messages.contains(&text) {
-                messages.push(text);
-            }
-        }
-        drop(laps);
-        if let Some((instance, plan)) = room {
-            let node = self.make_room(pod, self.names[instance], &plan, now);
-            diagnosis.nominated = Some(node.to_string());
-        }
-        // Who found room has nothing to complain about.
-        if diagnosis
-            .nominated
-            .as_ref()
-            .is_some_and(|node| !node.is_empty())
-        {
-            messages.clear();
-        }
-        diagnosis.post_filter_message = messages.join(", ");
-        let mut fx = Effects::default();
-        let told = self.booking(pod);
-        let instances = self.profiles[profile].post_filter.iter();
-        for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let cycle = Cycle::new(pod, view!(self, now));
-            self.plugins[*instance].after_post_filter(&cycle, &mut diagnosis, &mut fx);
-        }
-        self.apply(fx, now);
-        diagnosis
     }
 
     fn reserve(
@@ -438,6 +390,7 @@ impl Engine {
             plan,
             profile,
             binder: self.names[binder],
+            extender: self.binder_of(pod),
         }));
         Ok(())
     }

@@ -9,6 +9,7 @@ use crate::framework::{
 use crate::queue::PluginSet;
 use crate::state::PodInfo;
 use jiff::Timestamp;
+use std::sync::Arc;
 
 impl Engine {
     pub(super) fn pod_event(
@@ -66,7 +67,9 @@ impl Engine {
         let mut wake = Vec::new();
         for (by, pods) in self.queue.refused() {
             // Refused by nobody in particular (no nodes): anything may help.
-            let asked = if by == 0 {
+            // Nobody says what may change an extender's mind.
+            let any = by == 0 || by & self.extenders_bit() != 0;
+            let asked = if any {
                 PluginSet::MAX
             } else {
                 by & interested | beyond
@@ -81,7 +84,7 @@ impl Engine {
                 if queued.info.priority > priority {
                     continue;
                 }
-                let helps = by == 0
+                let helps = any
                     || (0..self.plugins.len()).any(|instance| {
                         asked & (1 << instance) != 0
                             && self.helps(instance, &queued.info, event, view, &hinted)
@@ -106,7 +109,10 @@ impl Engine {
                 }
             }
         }
+        // Of who asks extenders it is not known who will refuse it.
+        let asking: Vec<Arc<str>> = self.asking().cloned().collect();
         let label = self.event_name(event);
+        self.missed(&asking, label);
         for uid in missed {
             if let Some(wait) = self.waiting.get_mut(&uid) {
                 wait.missed = Some(label);

@@ -161,6 +161,7 @@ impl Engine {
             plugins: &self.plugins,
             prepared: &prepared,
             nominator: &self.nominator,
+            opinion: None,
             shared: false,
             bare: false,
             parallel_rows: self.options.parallel_rows,
@@ -387,7 +388,7 @@ impl Evaluation {
 
     /// How many nodes fit, and the `count` best of them as far as scores are shared.
     fn first(&self, scope: &Scope<'_>, count: usize) -> (usize, Vec<NodeIndex>) {
-        if scope.prepared.moving.is_empty() {
+        if !scope.has_more_to_say() {
             let feasible = self.tree.rows().iter().filter(|key| **key != 0).count();
             let rows = self.tree.top(count).into_iter();
             let nodes = rows.filter_map(|row| u32::try_from(row).ok().map(NodeIndex));

@@ -67,7 +67,7 @@ impl Few {
             out.fared.looked(&verdict);
             if matches!(verdict, RowVerdict::Fits(_)) {
                 stable += 1;
-                if !scope.prepared.moving.is_empty()
+                if scope.has_more_to_say()
                     && let Some((plugin, rejection)) = scope.judge_moving(*node, &[])
                 {
                     verdict = RowVerdict::Refused(plugin, rejection);
@@ -125,6 +125,11 @@ impl Few {
     fn raws_of(&self, at: usize) -> &[i64] {
         let width = self.columns.len();
         &self.raws[at * width..(at + 1) * width]
+    }
+
+    /// The nodes that fit, in order.
+    pub(super) fn offers(&self) -> Vec<NodeIndex> {
+        self.fits.clone()
     }
 
     /// The choice of `best`, or why there is none.

@@ -122,7 +122,7 @@ impl Evaluation {
             return None;
         };
         // A comparison of every row is what this is held against.
-        if !scope.shared || !prepared.moving.is_empty() || !stage::is_plain(&self.columns) {
+        if !scope.shared || scope.has_more_to_say() || !stage::is_plain(&self.columns) {
             return None;
         }
         let plugin = &scope.plugins[*plugin];

@@ -19,6 +19,7 @@ macro_rules! view {
 
 mod batch;
 mod class;
+mod consult;
 mod cycle;
 mod diagnosis;
 mod effects;
@@ -28,7 +29,9 @@ mod few;
 mod grouped;
 mod measure;
 mod nominator;
+mod opinion;
 mod preempt;
+mod room;
 mod scope;
 mod select;
 mod special;
@@ -36,6 +39,7 @@ mod stage;
 mod tree;
 mod verdicts;
 
+pub use consult::{Advice, Advised, Agreed, Consultation, Proposal, Question};
 pub use diagnosis::{Diagnosis, NodeRefusal};
 pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
 pub use measure::{Measured, Measures, Point};
@@ -102,6 +106,8 @@ pub struct BindRequest {
     pub profile: usize,
     /// The plugin that says how.
     pub binder: &'static str,
+    /// The extender that does it instead, by its position in [`Engine::extenders`].
+    pub extender: Option<usize>,
 }
 
 /// A pod that could not be placed.
@@ -126,6 +132,8 @@ pub struct Failure {
 pub enum Output {
     /// Bind a pod, then call [`Engine::bind_finished`].
     Bind(BindRequest),
+    /// Ask extenders, then call [`Engine::consulted`].
+    Consult(Consultation),
     /// Write a condition and an event.
     Failed(Failure),
     /// Report an object that could not be understood.
@@ -240,6 +248,7 @@ pub struct Engine {
     queue: Queue,
     profiles: Vec<Profile>,
     plugins: Vec<Box<dyn Plugin>>,
+    /// By instance; the last is that of all extenders together.
     names: Vec<&'static str>,
     interests: Vec<Vec<Interest>>,
     /// The plugins that say where holders go, and those to which they are pods.
@@ -271,6 +280,7 @@ pub struct Engine {
     event_names: FxHashMap<&'static str, EventNames>,
     /// Plugins that keep pods from being victims.
     protectors: Vec<Instance>,
+    consultations: consult::Consultations,
     meter: measure::Meter,
     observer: Option<Observer>,
     outbox: Vec<Output>,
@@ -322,8 +332,10 @@ impl Engine {
                 event_names.insert(kind, names);
             }
         }
+        let names = plugins.iter().map(|plugin| plugin.name());
         Self {
             options,
+            consultations: consult::Consultations::new(&config.extenders),
             event_names,
             protectors,
             judges_holders: holders(Holders::Judged),
@@ -336,7 +348,7 @@ impl Engine {
             indexes: Indexes::new(plugins.iter().flat_map(|plugin| plugin.indexes())),
             pods: FxHashMap::default(),
             queue: Queue::new(backoff),
-            names: plugins.iter().map(|plugin| plugin.name()).collect(),
+            names: names.chain([consult::NAME]).collect(),
             interests: plugins.iter().map(|plugin| plugin.interests()).collect(),
             profiles,
             plugins,
@@ -382,6 +394,11 @@ impl Engine {
     #[must_use]
     pub fn profiles(&self) -> &[Profile] {
         &self.profiles
+    }
+
+    /// Those who refuse when extenders do.
+    fn extenders_bit(&self) -> PluginSet {
+        1 << self.plugins.len()
     }
 
     /// The name of plugin instance `instance`.

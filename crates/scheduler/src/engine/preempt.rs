@@ -31,8 +31,20 @@ type Cost = (usize, i32, i64, usize, Reverse<Timestamp>);
 pub(super) struct Plan {
     pub(super) node: NodeIndex,
     /// From the most to the least important.
-    victims: Vec<Arc<PodInfo>>,
-    cost: Cost,
+    pub(super) victims: Vec<Arc<PodInfo>>,
+    pub(super) cost: Cost,
+}
+
+impl Plan {
+    pub(super) fn new(node: NodeIndex, mut victims: Vec<Arc<PodInfo>>, violations: usize) -> Self {
+        victims.sort_by(|a, b| importance(a).cmp(&importance(b)));
+        let cost = cost(&victims, violations);
+        Self {
+            node,
+            victims,
+            cost,
+        }
+    }
 }
 
 /// How one attempt to make room ended.
@@ -157,11 +169,12 @@ impl Engine {
         Some(nodes)
     }
 
-    /// Looks for victims. Changes nothing but `memo`.
+    /// Looks for victims. Changes nothing but `memo`, and adds every plan it finds to `all`.
     pub(super) fn find_victims(
         &self,
         asked: &Asked<'_>,
         memo: &mut Memo,
+        all: &mut Vec<Arc<Plan>>,
         now: Timestamp,
     ) -> Attempt {
         let Asked {
@@ -222,6 +235,7 @@ impl Engine {
             plugins: &self.plugins,
             prepared: &prepared,
             nominator: &self.nominator,
+            opinion: None,
             shared: false,
             bare: false,
             seed: self.options.seed,
@@ -241,10 +255,10 @@ impl Engine {
         if !anyone {
             return nobody();
         }
-        let all: Vec<NodeIndex>;
+        let every: Vec<NodeIndex>;
         let candidates = if before_filters {
-            all = self.nodes.indices().collect();
-            &all
+            every = self.nodes.indices().collect();
+            &every
         } else {
             &diagnosis.candidates
         };
@@ -299,6 +313,7 @@ impl Engine {
             match found {
                 Ok(plan) => {
                     plans += 1;
+                    all.push(plan.clone());
                     // Of equal ones the first is taken.
                     if best.as_ref().is_none_or(|best| plan.cost < best.cost) {
                         best = Some(plan.clone());
@@ -367,13 +382,7 @@ impl Engine {
         if victims.is_empty() {
             return (Err(Rejection::unresolvable(NO_VICTIMS)), has_budgets);
         }
-        victims.sort_by(|a, b| importance(a).cmp(&importance(b)));
-        let cost = cost(&victims, violations);
-        let plan = Plan {
-            node,
-            victims,
-            cost,
-        };
+        let plan = Plan::new(node, victims, violations);
         (Ok(Arc::new(plan)), has_budgets)
     }
 

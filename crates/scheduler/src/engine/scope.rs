@@ -2,6 +2,7 @@
 
 use super::diagnosis::RowVerdict;
 use super::nominator::{Nominator, ahead_of};
+use super::opinion::Opinion;
 use crate::framework::{
     Alignment, Code, Cycle, Instance, Overlay, Plugin, Reason, Reasons, Rejection, Release, State,
 };
@@ -42,6 +43,8 @@ pub(crate) struct Scope<'a> {
     pub(super) plugins: &'a [Box<dyn Plugin>],
     pub(super) prepared: &'a Prepared,
     pub(super) nominator: &'a Nominator,
+    /// What extenders said about this very pod.
+    pub(super) opinion: Option<&'a Opinion>,
     /// Whether the answer is for all pods of this shape and priority: then room is left for this
     /// pod too where it is nominated.
     pub(super) shared: bool,
@@ -68,7 +71,7 @@ impl Scope<'_> {
     /// rules, like affinity to pods, pass only because of them.
     pub(super) fn judge_without(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
         let verdict = self.judge_stable(node, victims);
-        if self.prepared.moving.is_empty() || !matches!(verdict, RowVerdict::Fits(_)) {
+        if !self.has_more_to_say() || !matches!(verdict, RowVerdict::Fits(_)) {
             return verdict;
         }
         match self.judge_moving(node, victims) {
@@ -120,7 +123,19 @@ impl Scope<'_> {
         (removed, added)
     }
 
-    /// The volatile plugin that refuses a row, if any, and why.
+    /// Whether there is more to ask about a row than what pods of one shape share.
+    pub(super) fn has_more_to_say(&self) -> bool {
+        self.opinion.is_some() || !self.prepared.moving.is_empty()
+    }
+
+    /// Why the extenders refuse a row, if they do.
+    pub(super) fn opposed(&self, node: NodeIndex) -> Option<(Instance, Rejection)> {
+        let rejection = self.opinion?.refusal(node)?;
+        // The place after the last plugin is the extenders'.
+        Some((self.plugins.len(), rejection))
+    }
+
+    /// The volatile plugin, or the extenders, that refuse a row, if any, and why.
     pub(super) fn judge_moving(
         &self,
         node: NodeIndex,
@@ -129,7 +144,9 @@ impl Scope<'_> {
         let (removed, added) = self.imagined(node, victims);
         let beside = || self.moving(&self.imagine(&removed, &added), node);
         let refused = if added.is_empty() { None } else { beside() };
-        refused.or_else(|| self.moving(&self.imagine(&removed, &[]), node))
+        let alone = || self.moving(&self.imagine(&removed, &[]), node);
+        let refused = refused.or_else(alone);
+        refused.or_else(|| self.opposed(node))
     }
 
     /// As [`Self::judge_moving`], with what `cycle` imagines of the row.

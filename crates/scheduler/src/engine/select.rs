@@ -6,6 +6,7 @@ use super::cycle::Stop;
 use super::diagnosis::{Diagnosis, RowVerdict, Tally};
 use super::few::{self, Few};
 use super::measure::{self, Point, Served};
+use super::opinion::Opinion;
 use super::scope::{Prepared, Scope};
 use super::special;
 use crate::framework::{
@@ -29,6 +30,8 @@ pub(super) struct Choice {
     pub(super) compared: (usize, usize),
     /// Why there, when it is to be remembered.
     pub(super) table: Option<Box<super::Table>>,
+    /// All nodes that were compared and fit, when they were asked for.
+    listed: Option<Vec<NodeIndex>>,
 }
 
 impl Choice {
@@ -45,7 +48,18 @@ impl Choice {
             nominated: scope.nominate(node, numa),
             compared,
             table: None,
+            listed: None,
         }
+    }
+
+    /// The nodes that it is the best of, in order.
+    pub(super) fn offers(self) -> Vec<NodeIndex> {
+        self.listed.unwrap_or_else(|| vec![self.node])
+    }
+
+    fn listing(mut self, evaluation: &Evaluation, scope: &Scope<'_>, lists: bool) -> Self {
+        self.listed = lists.then(|| evaluation.offers(scope));
+        self
     }
 
     /// Adds why it is the best, if that is to be `noted`.
@@ -71,6 +85,31 @@ impl Engine {
         profile: usize,
         now: Timestamp,
         cached: bool,
+    ) -> Result<Choice, Stop> {
+        self.select_among(pod, profile, now, cached, None, false)
+    }
+
+    /// The same, extenders having said what they think. If it `lists`, the choice says what it was
+    /// among.
+    pub(super) fn select_by(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        now: Timestamp,
+        opinion: Option<&Opinion>,
+        lists: bool,
+    ) -> Result<Choice, Stop> {
+        self.select_among(pod, profile, now, self.caching, opinion, lists)
+    }
+
+    fn select_among(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        now: Timestamp,
+        cached: bool,
+        opinion: Option<&Opinion>,
+        lists: bool,
     ) -> Result<Choice, Stop> {
         if self.nodes.is_empty() {
             return Err(Stop::Refused(Box::default()));
@@ -100,6 +139,7 @@ impl Engine {
             plugins: &self.plugins,
             prepared: &prepared,
             nominator: &self.nominator,
+            opinion,
             shared: false,
             bare: false,
             seed: self.options.seed,
@@ -133,6 +173,9 @@ impl Engine {
                     && noted
                 {
                     choice.table = Some(Box::new(few.table(&scope, choice.node)));
+                }
+                if let Ok(choice) = &mut answer {
+                    choice.listed = lists.then(|| few.offers());
                 }
                 return answer;
             }
@@ -198,6 +241,7 @@ impl Engine {
             if confirmed && !unlike {
                 let answer = answer(class, best, &scope, &self.names, own.as_ref(), victims);
                 let answer = answer.map(|choice| choice.with(class, &scope, noted));
+                let answer = answer.map(|choice| choice.listing(class, &scope, lists));
                 self.evict_classes();
                 return answer;
             }
@@ -212,6 +256,7 @@ impl Engine {
             plugins: &self.plugins,
             prepared: &prepared,
             nominator: &self.nominator,
+            opinion,
             shared: false,
             bare: false,
             seed: self.options.seed,
@@ -226,7 +271,8 @@ impl Engine {
         self.meter.sample(&scope, &self.names, best);
         self.meter.fared(profile, &prepared, &mut fresh.fared);
         let answer = answer(&fresh, best, &scope, &self.names, None, victims);
-        answer.map(|choice| choice.with(&fresh, &scope, noted))
+        let answer = answer.map(|choice| choice.with(&fresh, &scope, noted));
+        answer.map(|choice| choice.listing(&fresh, &scope, lists))
     }
 
     fn prepare(&self, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {

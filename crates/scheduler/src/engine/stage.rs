@@ -22,9 +22,7 @@ pub(super) struct Rows<'a> {
 
 /// Whether a row's key does not say it all.
 pub(super) fn is_needed(scope: &Scope<'_>, columns: &[Column]) -> bool {
-    !scope.prepared.moving.is_empty()
-        || !scope.prepared.moving_scores.is_empty()
-        || !is_plain(columns)
+    scope.has_more_to_say() || !scope.prepared.moving_scores.is_empty() || !is_plain(columns)
 }
 
 /// Whether no column has a normalisation of its own.
@@ -61,6 +59,9 @@ pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Op
             normalize(scope, plugin.as_ref(), &mut scores);
             add(&mut keys, &scores, *weight);
         }
+    }
+    if let Some(opinion) = scope.opinion {
+        return opinion.best(&keys, rows.nodes);
     }
     let mut best = (0, None);
     for (key, node) in keys.into_iter().zip(rows.nodes) {
@@ -101,6 +102,13 @@ impl Evaluation {
         best(scope, &rows, keys)
     }
 
+    /// The nodes that fit, in order.
+    pub(super) fn offers(&self, scope: &Scope<'_>) -> Vec<NodeIndex> {
+        let mut rows = self.shared_fits();
+        self.drop_refused(scope, &mut rows);
+        rows
+    }
+
     /// Why nodes refuse the pod, those counted that only volatile plugins refuse.
     pub(super) fn refusals(&self, scope: &Scope<'_>) -> Tally {
         let mut tally = self.tally();
@@ -115,10 +123,10 @@ impl Evaluation {
         &self,
         scope: &'a Scope<'_>,
     ) -> impl Iterator<Item = (NodeIndex, Instance, Rejection)> + use<'a> {
-        let rows = if scope.prepared.moving.is_empty() {
-            Vec::new()
-        } else {
+        let rows = if scope.has_more_to_say() {
             self.shared_fits()
+        } else {
+            Vec::new()
         };
         rows.into_iter().filter_map(|node| {
             let (plugin, rejection) = scope.judge_moving(node, &[])?;
@@ -139,9 +147,10 @@ impl Evaluation {
     }
 
     pub(super) fn drop_refused(&self, scope: &Scope<'_>, rows: &mut Vec<NodeIndex>) {
-        if scope.prepared.moving.is_empty() {
+        if !scope.has_more_to_say() {
             return;
         }
+        rows.retain(|node| scope.opposed(*node).is_none());
         let mut fits = vec![true; rows.len()];
         for (plugin, state) in &scope.prepared.moving {
             if let Some(volatile) = scope.plugins[*plugin].volatile() {

@@ -492,6 +492,11 @@ pub trait Plugin: Send + Sync {
     fn next_pod(&mut self, _view: View<'_>, _fx: &mut Effects) -> Option<Arc<str>> {
         None
     }
+    /// Whether `pod` is of a group whose members this plugin has tried in one piece: while an extender is
+    /// asked about one of them, no pod of another group is tried.
+    fn is_grouped(&self, _pod: &PodInfo) -> bool {
+        false
+    }
     /// When [`Plugin::tick`] next has something to do by the passing of time alone.
     fn next_tick(&self) -> Option<Timestamp> {
         None

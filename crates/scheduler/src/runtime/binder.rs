@@ -1,8 +1,9 @@
 //! Writing decisions to the API: bindings, conditions, events.
 
+use super::extender::Extenders;
 use super::nearest::says;
 use super::watch::Message;
-use crate::engine::{BindError, BindRequest, Failure};
+use crate::engine::{BindError, BindRequest, Consultation, Failure};
 use crate::framework::{BindPlan, PodPatch, Problem, Readings, Timed, Verb, Write};
 use crate::metrics::{Call, Metrics};
 use crate::state::{Booked, PodInfo};
@@ -49,6 +50,8 @@ pub(super) struct Writer {
     statuses: FxHashMap<Arc<str>, JoinHandle<()>>,
     /// Where pods were said to go that are not bound yet.
     expected: FxHashMap<Arc<str>, Arc<str>>,
+    /// Who is asked, and may bind.
+    pub(super) extenders: Extenders,
     /// Bindings under way.
     pub(super) binding: usize,
     /// Whether annotations ride on the binding, where nothing else has to be patched.
@@ -130,6 +133,7 @@ impl Writer {
             metrics,
             statuses: FxHashMap::default(),
             expected: FxHashMap::default(),
+            extenders: Extenders::default(),
             binding: 0,
             annotate_bindings: false,
             timings: Arc::default(),
@@ -142,6 +146,24 @@ impl Writer {
         self.gate.clone()
     }
 
+    /// Asks extenders; the answer arrives as a message.
+    pub(super) fn consult(&self, asked: Consultation) {
+        let (extenders, sender) = (self.extenders.clone(), self.sender.clone());
+        let gate = self.gate.closing.clone();
+        tokio::spawn(async move {
+            let (uid, ticket) = (asked.pod.uid.clone(), asked.ticket);
+            let answer = gate.run_until_cancelled(extenders.answer(asked));
+            if let Some(advice) = answer.await {
+                let consulted = Message::Consulted {
+                    uid,
+                    ticket,
+                    advice,
+                };
+                let _ = sender.send(consulted).await;
+            }
+        });
+    }
+
     /// Binds a pod; the result arrives as a message.
     pub(super) fn bind(&mut self, request: BindRequest) {
         self.binding += 1;
@@ -151,13 +173,14 @@ impl Writer {
         let (client, gate) = (self.client.clone(), self.gate.clone());
         let (recorder, sender) = (self.recorder.clone(), self.sender.clone());
         let together = self.annotate_bindings;
+        let extenders = self.extenders.clone();
         let metrics = self.metrics.clone();
         metrics.binding(self.binding);
         metrics.call_queued(Call::Binding);
         let work = async move {
             metrics.call_started(Call::Binding);
             let started = tokio::time::Instant::now();
-            let result = send_binding(client, &request, together).await;
+            let result = send_binding(client, &request, together, &extenders).await;
             let pod = &request.pod;
             match &result {
                 Ok(()) => {
@@ -452,6 +475,7 @@ async fn send_binding(
     client: Client,
     request: &BindRequest,
     together: bool,
+    extenders: &Extenders,
 ) -> Result<(), BindError> {
     let pod = &request.pod;
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
@@ -473,7 +497,7 @@ async fn send_binding(
         return Ok(());
     }
     // The API server merges a binding's annotations into the pod, and nothing else.
-    let together = together && request.patch.labels.is_empty();
+    let together = together && request.patch.labels.is_empty() && request.extender.is_none();
     if !request.patch.is_empty() && !together {
         let body = json!({"metadata": {
             "uid": &*pod.uid,
@@ -490,6 +514,16 @@ async fn send_binding(
                 message,
                 gone: false,
             });
+        }
+    }
+    if let Some(at) = request.extender {
+        let bound = extenders.bind(at, pod, &request.node).await;
+        let failed = |message| BindError {
+            message,
+            gone: false,
+        };
+        if bound.map_err(failed)? {
+            return extenders.has_bound(&api, at, pod).await;
         }
     }
     let mut body = json!({

@@ -1,6 +1,7 @@
 //! The daemon: one task owns the engine; everything reaches it through one ordered channel.
 
 mod binder;
+mod extender;
 mod monitor;
 mod nearest;
 mod takeover;
@@ -22,6 +23,7 @@ use crate::framework::{BuildContext, ProfileError, Profiles, Registry};
 use crate::metrics::{Metrics, PluginMetrics};
 use crate::state::SeenPod;
 use binder::Writer;
+use extender::Extenders;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use koord_app::Context;
@@ -157,6 +159,9 @@ pub enum Error {
     /// The profiles cannot be built.
     #[error(transparent)]
     Profile(#[from] ProfileError),
+    /// An extender's address or files cannot be used.
+    #[error("extenders: {0}")]
+    Extender(#[from] koord_kube::client::ClientError),
     /// Metrics could not be registered.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -192,6 +197,7 @@ pub fn run(
         koord_app::metrics::register_process(&ctx.metrics)?;
         let resets = metrics.resets();
         options.debug.on_reset(move || resets.run());
+        let extenders = Extenders::new(&config.extenders).await?;
         let notes = config.notes();
         for warning in options.notes.iter().chain(&notes).chain(&profiles.warnings) {
             tracing::warn!("{warning}");
@@ -216,6 +222,7 @@ pub fn run(
         let daemon = Daemon {
             options,
             config,
+            extenders,
             profiles,
             metrics,
             client,
@@ -306,6 +313,7 @@ fn describe(profiles: &Profiles) -> Vec<serde_json::Value> {
 struct Daemon {
     options: Options,
     config: Configuration,
+    extenders: Extenders,
     profiles: Profiles,
     metrics: Metrics,
     client: Client,
@@ -332,16 +340,33 @@ impl Daemon {
             leads,
             shutdown: shutdown.clone(),
         };
-        let slim = |mut node| {
-            watch::trim_node(&mut node);
+        // Extenders that do not know the nodes themselves are shown them, and pods, as they are.
+        let shown = !self.config.extenders.is_empty();
+        let nodes_shown = self
+            .config
+            .extenders
+            .iter()
+            .any(|it| !it.node_cache_capable);
+        let slim = move |mut node| {
+            if !nodes_shown {
+                watch::trim_node(&mut node);
+            }
             node
         };
         watch::forward(source.clone(), slim, None, node);
         let transform = transform::pods(&self.options.build.gates);
         let resources = self.profiles.resources.clone();
+        let victims_shown = self.config.shows_victims();
         let read = move |mut pod| {
+            if !shown {
+                watch::trim_pod(&mut pod);
+            }
             transform(&mut pod);
-            SeenPod::new(pod, &resources)
+            if victims_shown {
+                SeenPod::whole(pod, &resources)
+            } else {
+                SeenPod::new(pod, &resources)
+            }
         };
         watch::forward(source.clone(), read, None, pod);
         for watch in &watches {
@@ -365,6 +390,7 @@ impl Daemon {
         let Self {
             options,
             config,
+            extenders,
             profiles,
             metrics,
             client,
@@ -391,6 +417,7 @@ impl Daemon {
         let clock = ctx.clock.clone();
         let counted = metrics.clone();
         let mut writer = Writer::new(client, recorder, clock, concurrency, sender, counted);
+        writer.extenders = extenders;
         writer.annotate_bindings = options.bind_annotations_with_binding;
         let gate = writer.gate();
         // This future is dropped when the leadership is lost.
@@ -603,6 +630,14 @@ impl Owner {
                 self.engine.object_changed(&change, now);
                 self.engine.name_of(&change)
             }
+            Message::Consulted {
+                uid,
+                ticket,
+                advice,
+            } => {
+                self.engine.consulted(&uid, ticket, advice);
+                "Consulted"
+            }
             Message::NotEvicted(uid) => {
                 self.engine.eviction_failed(&uid);
                 "NotEvicted"
@@ -708,6 +743,7 @@ impl Owner {
                     self.debug.settled(&request.pod.to_string());
                     self.writer.bind(request);
                 }
+                Output::Consult(asked) => self.writer.consult(asked),
                 Output::Failed(failure) => {
                     tracing::debug!(pod = %failure.pod, message = %failure.message, "not placed");
                     let attempt = self.monitor.end(&failure.pod.uid);

@@ -1,6 +1,5 @@
 //! What is changed of a pod before anything else sees it. Nothing of this is ever written back.
 
-use super::watch::trim_pod;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::{annotations, labels};
 use koord_model::replace::replace_resources;
@@ -25,7 +24,6 @@ pub(super) fn pods(gates: &BTreeMap<String, bool>) -> fn(&mut Pod) {
 }
 
 fn transform<const PRIORITY: bool, const PREEMPTION: bool, const REPLACE: bool>(pod: &mut Pod) {
-    trim_pod(pod);
     if REPLACE {
         replace_resources(pod);
     }

@@ -19,6 +19,12 @@ pub(crate) enum Message {
     Pod(Change<SeenPod>),
     Node(Change<Node>),
     Object(ObjectChange),
+    /// Extenders answered, or did not.
+    Consulted {
+        uid: Arc<str>,
+        ticket: u64,
+        advice: crate::engine::Advice,
+    },
     /// A victim of a preemption, by uid, could not be evicted.
     NotEvicted(Arc<str>),
     /// A binding was tried.

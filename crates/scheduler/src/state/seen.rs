@@ -37,6 +37,16 @@ impl SeenPod {
         }
     }
 
+    /// The same, a bound pod's object being kept as it is.
+    #[must_use]
+    pub fn whole(pod: Pod, table: &ResourceTable) -> Self {
+        let pod = Arc::new(pod);
+        match PodInfo::new(pod.clone(), table) {
+            Ok(info) => Self::Pod(Arc::new(info)),
+            Err(error) => Self::Broken(Box::new(Arc::unwrap_or_clone(pod)), error),
+        }
+    }
+
     /// The object; of a bound pod, what is left of it.
     #[must_use]
     pub fn object(&self) -> &Pod {

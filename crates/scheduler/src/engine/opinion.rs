@@ -1,0 +1,99 @@
+//! What extenders said about a pod, as one more filter and score.
+
+use super::consult::Advised;
+use crate::framework::{Code, Reason, Reasons, Rejection};
+use crate::state::{NodeIndex, NodeStore};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+/// What an extender's reason may take of a condition, in characters, and how many different ones count.
+const REASON: usize = 256;
+const REASONS: usize = 16;
+/// Of a node that the extender was not asked about.
+const NOT_ASKED: &str = "node(s) appeared while an extender was asked";
+
+/// What extenders said about a pod, by row.
+#[derive(Debug, Default)]
+pub(super) struct Opinion {
+    said: FxHashMap<NodeIndex, Said>,
+    /// Whether nodes that they were not asked about pass.
+    pub(super) lenient: bool,
+}
+
+#[derive(Debug)]
+enum Said {
+    Score(i64),
+    Refused(Rejection),
+}
+
+impl Opinion {
+    pub(super) fn new(asked: &[Arc<str>], advised: &Advised, nodes: &NodeStore) -> Self {
+        let mut reasons: FxHashSet<&str> = FxHashSet::default();
+        let mut said = FxHashMap::default();
+        for name in asked {
+            let Some(node) = nodes.find(name) else {
+                continue;
+            };
+            let entry = match advised.refused.get(name) {
+                None => Said::Score(advised.scores.get(name).copied().unwrap_or(0)),
+                Some((reason, unresolvable)) => {
+                    let known = reasons.contains(&**reason);
+                    let reason = if known || reasons.len() < REASONS {
+                        reasons.insert(reason);
+                        cut(reason)
+                    } else {
+                        "node(s) refused by an extender for other reasons".into()
+                    };
+                    let code = if *unresolvable {
+                        Code::Unresolvable
+                    } else {
+                        Code::Unschedulable
+                    };
+                    let reasons = Reasons::One(Reason::from(reason));
+                    Said::Refused(Rejection { code, reasons })
+                }
+            };
+            said.insert(node, entry);
+        }
+        Self {
+            said,
+            lenient: false,
+        }
+    }
+
+    /// Why a row is refused, if it is.
+    pub(super) fn refusal(&self, node: NodeIndex) -> Option<Rejection> {
+        match self.said.get(&node) {
+            Some(Said::Score(_)) => None,
+            Some(Said::Refused(rejection)) => Some(rejection.clone()),
+            None if self.lenient => None,
+            None => Some(Rejection::unschedulable(NOT_ASKED)),
+        }
+    }
+
+    /// The best of `nodes`, given the `keys` of what they score without extenders.
+    pub(super) fn best(&self, keys: &[u64], nodes: &[NodeIndex]) -> Option<NodeIndex> {
+        let rank = |(key, node): (&u64, &NodeIndex)| {
+            let own = i64::try_from(key >> 32).unwrap_or(i64::MAX);
+            let more = match self.said.get(node) {
+                Some(Said::Score(more)) => *more,
+                _ => 0,
+            };
+            let tie = key & u64::from(u32::MAX);
+            (own.saturating_add(more), tie, Reverse(*node))
+        };
+        let pairs = keys.iter().zip(nodes).filter(|(key, _)| **key != 0);
+        let best = pairs.map(rank).max()?;
+        Some(best.2.0)
+    }
+}
+
+/// What extenders write is others' text: one line of it, and not too long.
+pub(super) fn cut(text: &str) -> String {
+    let line = text
+        .trim()
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c });
+    line.take(REASON).collect()
+}

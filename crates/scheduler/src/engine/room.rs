@@ -1,0 +1,163 @@
+//! What follows when no node takes a pod: plugins may make room for it.
+
+use super::Engine;
+use super::consult::Resume;
+use super::cycle::Stop;
+use super::diagnosis::Diagnosis;
+use super::measure::Point;
+use super::preempt::{Asked, Attempt};
+use crate::framework::{Cycle, Effects, Instance, PostFilter};
+use crate::state::PodInfo;
+use jiff::Timestamp;
+use std::sync::Arc;
+
+impl Engine {
+    /// What follows when no node takes the pod: somebody else may go. `Ok` when extenders are asked who.
+    pub(super) fn look_for_room(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        stop: Stop,
+        now: Timestamp,
+    ) -> Result<Option<Arc<str>>, Stop> {
+        let Stop::Refused(mut diagnosis) = stop else {
+            return Err(stop);
+        };
+        if self.nodes.is_empty() || self.profiles[profile].post_filter.is_empty() {
+            diagnosis.nominated = Some(String::new());
+        }
+        match self.post_filter(pod, profile, diagnosis, Resume::default(), now) {
+            Some(diagnosis) => Err(Stop::Refused(diagnosis)),
+            None => Ok(None),
+        }
+    }
+
+    /// Has the plugins make room that come after those that had their say. `None` when extenders are
+    /// asked about victims first.
+    pub(super) fn post_filter(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        mut diagnosis: Box<Diagnosis>,
+        resume: Resume,
+        now: Timestamp,
+    ) -> Option<Box<Diagnosis>> {
+        let Resume {
+            after,
+            mut messages,
+            mut waits,
+        } = resume;
+        let (mut room, mut shown) = (None, None);
+        let shows = self.shows_victims(pod);
+        let view = view!(self, now);
+        let mut laps = self
+            .meter
+            .start_always(&self.names, profile, Point::PostFilter);
+        laps.ended("Unschedulable");
+        let asked = self.judging(pod);
+        let instances = &self.profiles[profile].post_filter;
+        let had = |at: &Instance| instances.iter().position(|instance| instance == at);
+        let instances = instances
+            .iter()
+            .skip(after.as_ref().and_then(had).map_or(0, |at| at + 1));
+        for instance in instances.filter(|at| asked & (1 << **at) != 0) {
+            let cycle = Cycle::new(pod, view);
+            let text = match self.plugins[*instance].post_filter(&cycle, &diagnosis) {
+                PostFilter::Nominated(node) => {
+                    diagnosis.nominated = Some(node.to_string());
+                    break;
+                }
+                // What is reserved does not run yet: nobody is evicted for it.
+                PostFilter::Preempt(rules) if pod.is_holder() => {
+                    format!("{}not eligible to evict pods.", rules.prefix)
+                }
+                PostFilter::Preempt(rules) => {
+                    self.preemptions += 1;
+                    let mut memo = std::mem::take(&mut self.memo);
+                    let asked = Asked {
+                        pod,
+                        profile,
+                        owner: *instance,
+                        rules: &rules,
+                        diagnosis: &diagnosis,
+                    };
+                    let mut all = Vec::new();
+                    let attempt = self.find_victims(&asked, &mut memo, &mut all, now);
+                    self.memo = memo;
+                    match attempt {
+                        Attempt::Room(_) if shows => {
+                            shown = Some((*instance, all));
+                            break;
+                        }
+                        Attempt::Room(plan) => {
+                            laps.lap(*instance, || "Success");
+                            room = Some((*instance, plan));
+                            break;
+                        }
+                        Attempt::Hopeless(text) => {
+                            if !waits {
+                                diagnosis.nominated = Some(String::new());
+                            }
+                            text
+                        }
+                        Attempt::Ineligible(text) => text,
+                        // Another plugin that can do nothing does not take back what is promised.
+                        Attempt::Waits(text) => {
+                            waits = true;
+                            diagnosis.nominated = None;
+                            text
+                        }
+                    }
+                }
+                PostFilter::Unhelpful(text) => text,
+            };
+            laps.lap(*instance, || "Unschedulable");
+            // Two plugins that look for victims in vain say the same; once is enough.
+            if !text.is_empty() && !messages.contains(&text) {
+                messages.push(text);
+            }
+        }
+        drop(laps);
+        if let Some((instance, plans)) = shown {
+            let resume = Resume {
+                after: Some(instance),
+                messages,
+                waits,
+            };
+            self.ask_about_victims(pod, plans, diagnosis, resume);
+            return None;
+        }
+        if let Some((instance, plan)) = room {
+            let node = self.make_room(pod, self.names[instance], &plan, now);
+            diagnosis.nominated = Some(node.to_string());
+        }
+        // Who found room has nothing to complain about.
+        if diagnosis
+            .nominated
+            .as_ref()
+            .is_some_and(|node| !node.is_empty())
+        {
+            messages.clear();
+        }
+        diagnosis.post_filter_message = messages.join(", ");
+        Some(self.after_post_filter(pod, profile, diagnosis, now))
+    }
+
+    pub(super) fn after_post_filter(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        mut diagnosis: Box<Diagnosis>,
+        now: Timestamp,
+    ) -> Box<Diagnosis> {
+        let mut fx = Effects::default();
+        let told = self.booking(pod);
+        let instances = self.profiles[profile].post_filter.iter();
+        for instance in instances.filter(|at| told & (1 << **at) != 0) {
+            let cycle = Cycle::new(pod, view!(self, now));
+            self.plugins[*instance].after_post_filter(&cycle, &mut diagnosis, &mut fx);
+        }
+        self.apply(fx, now);
+        diagnosis
+    }
+}
