@@ -12,6 +12,7 @@ mod controllers;
 mod deploy;
 mod devices;
 mod differential;
+mod extender;
 mod failover;
 mod gang;
 mod inspection;

@@ -329,6 +329,7 @@ pub(super) fn drain(
                 Output::Write(write) => format!("{write:?}"),
                 Output::Expect { pod, node } => format!("{} expects {node}", pod.name),
                 Output::Explain { pod, message } => format!("{}: {message}", pod.name),
+                Output::Consult(asked) => format!("{} asks {:?}", asked.pod.name, asked.extenders),
                 Output::Problem(problem) => problem.message.clone(),
             });
             let Some(world) = world.as_deref_mut() else {
