@@ -8,6 +8,7 @@
 
 mod binaries;
 mod crash;
+mod deaths;
 mod demo;
 mod harness;
 mod kubectl;

@@ -23,7 +23,7 @@ const QUOTA: &str = "quota.scheduling.koordinator.sh/name";
 const GROUP: &str = "pod-group.scheduling.sigs.k8s.io";
 
 /// Kind of pod (the part of its name before the dash), how many there are, how many find a place.
-const PODS: [(&str, usize, usize); 9] = [
+pub(super) const PODS: [(&str, usize, usize); 9] = [
     ("batch", 6, 4),
     ("cpuset", 6, 6),
     ("gpu", 20, 16),

@@ -1,0 +1,209 @@
+//! Leaders that are real processes, killed at drawn moments of their work: with a certain write on the
+//! way to the API server, or done and not answered, or at any time. The server is in this process, the
+//! schedulers talk to it over a socket each. The objects are held against each other as in the
+//! scheduler's own failover tests, whose world and checks these are.
+//!
+//! `KOORD_DEATHS` is how many there are, 12 otherwise, and `KOORD_SEED` where drawing begins;
+//! docs/measurements.md has a recorded run.
+
+mod aim;
+#[path = "../../../plugins/tests/it/failover/checks.rs"]
+mod checks;
+mod process;
+#[allow(dead_code, reason = "leaders in the same process need more of it")]
+#[path = "../../../plugins/tests/it/failover/world.rs"]
+mod world;
+
+use aim::{Aim, MOMENTS, Moment};
+use koord_app::Clock;
+use process::Process;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use world::World;
+
+/// How long a run may take on a busy machine before it is called broken.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Between two looks at what follows by itself.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Clusters at a time: most of the time a lease runs out.
+const LANES: usize = 4;
+
+fn clock() -> Clock {
+    Clock::system()
+}
+
+/// How many pods find a place.
+fn places() -> usize {
+    world::PODS.iter().map(|(_, _, placed)| placed).sum()
+}
+
+/// What was seen of all deaths.
+struct Record {
+    wanted: usize,
+    random: fastrand::Rng,
+    deaths: BTreeMap<Moment, usize>,
+    /// Of those, the last write was done.
+    arrived: usize,
+    /// Leaders that ended by themselves.
+    left: usize,
+    clusters: usize,
+    spared: Arc<AtomicBool>,
+}
+
+impl Record {
+    fn dead(&self) -> usize {
+        self.deaths.values().sum()
+    }
+
+    /// The moment of which there were fewest, and one of those there are.
+    fn aim(&mut self) -> Aim {
+        let seen = |moment: &Moment| self.deaths.get(moment).copied().unwrap_or_default();
+        let fewest = MOMENTS.iter().map(seen).min().unwrap_or_default();
+        let rarest: Vec<Moment> = MOMENTS
+            .into_iter()
+            .filter(|one| seen(one) == fewest)
+            .collect();
+        let moment = rarest[self.random.usize(..rarest.len())];
+        Aim::draw(moment, &mut self.random)
+    }
+
+    /// A few may die as they happen to, many at every moment.
+    fn enough(&self) -> bool {
+        let few = self.wanted < 2 * MOMENTS.len();
+        self.dead() >= self.wanted && (few || self.deaths.len() == MOMENTS.len())
+    }
+}
+
+struct Lane<'a> {
+    world: World,
+    dir: &'a Path,
+    record: &'a Mutex<Record>,
+}
+
+impl Lane<'_> {
+    async fn next(&self) -> Process {
+        let (aim, spared) = {
+            let mut record = self.record.lock().unwrap();
+            (record.aim(), record.spared.clone())
+        };
+        Process::start(&self.world, self.dir, aim, places(), spared).await
+    }
+
+    /// Notes that `process` ended, and puts another in its place.
+    async fn replace(&self, process: &mut Process, death: Option<process::Death>) {
+        self.note(process, death.as_ref());
+        *process = self.next().await;
+    }
+
+    fn note(&self, process: &Process, death: Option<&process::Death>) {
+        let mut record = self.record.lock().unwrap();
+        let Some(death) = death else {
+            record.left += 1;
+            assert!(record.left <= 3 + record.dead(), "leaders do not stay");
+            return;
+        };
+        death.fell_where_intended(process);
+        let aim = process.aim();
+        *record.deaths.entry(aim.moment).or_default() += 1;
+        record.arrived += usize::from(death.last.is_some() && aim.arrives);
+        let last = death.last.as_ref().map(aim::Last::what);
+        println!(
+            "death {}: {:?}: {}; {} of {} pods bound",
+            record.dead(),
+            aim.moment,
+            last.unwrap_or_else(|| format!("{:?} after the first write", aim.after)),
+            death.bound,
+            places(),
+        );
+        let enough = record.enough();
+        record.spared.store(enough, Ordering::SeqCst);
+    }
+
+    /// One cluster, whose leaders die until everything has its place. There are always two.
+    async fn run(&self) {
+        let mut pods = self.world.pods().await;
+        let mut one = self.next().await;
+        let mut other = self.next().await;
+        self.world.create().await;
+        loop {
+            let what = format!("{:?} and {:?}", one.aim(), other.aim());
+            tokio::select! {
+                death = one.died() => self.replace(&mut one, death).await,
+                death = other.died() => self.replace(&mut other, death).await,
+                () = pods.settled(&what) => break,
+            }
+        }
+        // What is decided now is decided on what the next one found.
+        one.spare();
+        other.spare();
+        let what = "after the deaths";
+        self.world.check(what).await;
+        self.world.create_late().await;
+        pods.late(what).await;
+        self.world.check(what).await;
+        for process in [one, other] {
+            process.stop().await;
+        }
+    }
+}
+
+async fn lane(record: &Mutex<Record>) {
+    loop {
+        {
+            let mut record = record.lock().unwrap();
+            if record.enough() {
+                return;
+            }
+            record.clusters += 1;
+            assert!(
+                record.clusters <= record.wanted + LANES,
+                "leaders do not die: {:?}",
+                record.deaths
+            );
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let lane = Lane {
+            world: World::start().await,
+            dir: dir.path(),
+            record,
+        };
+        lane.run().await;
+    }
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn leaders_that_are_killed_leave_nothing_wrong() {
+    let begun = std::time::Instant::now();
+    let record = Mutex::new(Record {
+        wanted: usize::try_from(number("KOORD_DEATHS", 12)).unwrap(),
+        random: fastrand::Rng::with_seed(number("KOORD_SEED", 1)),
+        deaths: BTreeMap::new(),
+        arrived: 0,
+        left: 0,
+        clusters: 0,
+        spared: Arc::default(),
+    });
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let lanes = futures::future::join_all((0..LANES).map(|_| lane(&record)));
+    runtime.block_on(Box::pin(lanes));
+    let record = record.into_inner().unwrap();
+    println!(
+        "{} deaths in {} clusters, {:?}; the last write of {} was done; {} ended by themselves; {:.0} s",
+        record.dead(),
+        record.clusters,
+        record.deaths,
+        record.arrived,
+        record.left,
+        begun.elapsed().as_secs_f64(),
+    );
+    assert!(record.enough(), "{:?}", record.deaths);
+}

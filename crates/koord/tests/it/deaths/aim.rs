@@ -1,0 +1,165 @@
+//! Where a leader shall die.
+
+use http::Method;
+use serde_json::Value;
+use std::time::Duration;
+
+/// Which point of its work a leader dies at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Moment {
+    /// A binding is on its way.
+    Binding,
+    /// What was decided about a pod is on its way into its annotations.
+    PreBind,
+    /// Some members of a gang are bound, and not all.
+    InsideGang,
+    /// A write of a reservation, its status or one of its owners is on its way.
+    Reservation,
+    /// Some time after its first write, while pods wait that will have a place.
+    AnyTime,
+}
+
+pub(super) const MOMENTS: [Moment; 5] = [
+    Moment::Binding,
+    Moment::PreBind,
+    Moment::InsideGang,
+    Moment::Reservation,
+    Moment::AnyTime,
+];
+
+/// What the patch before a binding tells, by the last part of the annotation.
+const DECIDED: [&str; 4] = [
+    "resource-status",
+    "device-allocated",
+    "reservation-allocated",
+    "bind-gang-group-id",
+];
+
+/// A moment, and which of those there are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Aim {
+    pub(super) moment: Moment,
+    /// The number of the write among those of the moment, from 1.
+    pub(super) at: u64,
+    /// Whether the last write is done; its answer is never heard.
+    pub(super) arrives: bool,
+    /// How long after the first write, for [`Moment::AnyTime`].
+    pub(super) after: Duration,
+}
+
+impl Aim {
+    pub(super) fn draw(moment: Moment, random: &mut fastrand::Rng) -> Self {
+        let most = match moment {
+            Moment::Binding => 12,
+            Moment::PreBind => 8,
+            Moment::InsideGang => 2,
+            Moment::Reservation => 4,
+            Moment::AnyTime => 1,
+        };
+        Self {
+            moment,
+            at: random.u64(1..=most),
+            arrives: random.bool(),
+            after: Duration::from_millis(random.u64(0..100)),
+        }
+    }
+}
+
+/// Whether the request changes what the runs are about: elections and events are not.
+pub(super) fn writes(method: &Method, path: &str) -> bool {
+    *method != Method::GET && !path.contains("/leases") && !path.contains("/events")
+}
+
+impl Moment {
+    /// Whether a write may be the last at this moment. Of a gang's members it depends on the others.
+    pub(super) fn is(self, method: &Method, path: &str) -> bool {
+        let binding = path.ends_with("/binding");
+        match self {
+            Self::Binding => binding,
+            Self::PreBind => {
+                *method == Method::PATCH && pod_of(path).is_some_and(|pod| path.ends_with(pod))
+            }
+            Self::InsideGang => binding && gang_of(path).is_some(),
+            Self::Reservation => path.contains("/reservations/") || path.contains("/pods/web-"),
+            Self::AnyTime => false,
+        }
+    }
+}
+
+/// The pod that a path is about.
+pub(super) fn pod_of(path: &str) -> Option<&str> {
+    path.split_once("/pods/")?.1.split('/').next()
+}
+
+/// The gang of the pod that a path is about, and how many members it has.
+pub(super) fn gang_of(path: &str) -> Option<(&str, usize)> {
+    let kind = pod_of(path)?.split('-').next()?;
+    // Of rivals the name does not say the gang.
+    kind.starts_with("gang").then_some((kind, 4))
+}
+
+/// The object that a path is about, without its sub-resource.
+pub(super) fn object_of(path: &str) -> &str {
+    ["/binding", "/status"]
+        .iter()
+        .find_map(|end| path.strip_suffix(end))
+        .unwrap_or(path)
+}
+
+/// A leader's last moment, as the API has it.
+#[derive(Debug)]
+pub(super) struct Last {
+    pub(super) method: Method,
+    pub(super) path: String,
+    /// What the server said, which the leader never heard; `None` for a write that was lost.
+    pub(super) answered: Option<http::StatusCode>,
+    /// The object before and after.
+    pub(super) object: [Value; 2],
+    /// Members of the object's gang that are bound afterwards.
+    pub(super) members: Option<usize>,
+}
+
+impl Last {
+    pub(super) fn what(&self) -> String {
+        let done = match self.answered {
+            Some(status) => format!("answered with {}", status.as_u16()),
+            None => "lost".to_owned(),
+        };
+        format!("{} {}, {done}", self.method, self.path)
+    }
+
+    /// The write was of the kind that was meant; it was done, or was not.
+    pub(super) fn check(&self, aim: Aim) {
+        let what = format!("{} for {aim:?}", self.what());
+        assert!(aim.moment.is(&self.method, &self.path), "{what}");
+        assert_eq!(self.answered.is_some(), aim.arrives, "{what}");
+        let [before, after] = &self.object;
+        let done = self.answered.is_some_and(|status| status.is_success());
+        if !done {
+            assert_eq!(before, after, "{what}: nobody else writes it");
+        }
+        let node = |object: &Value| object["spec"]["nodeName"].as_str().map(str::to_owned);
+        match aim.moment {
+            Moment::Binding | Moment::InsideGang => {
+                assert_eq!(node(before), None, "{what}: bound twice");
+                assert_eq!(node(after).is_some(), done, "{what}");
+            }
+            Moment::PreBind => {
+                assert_eq!(node(before), None, "{what}: patched too late");
+                assert_eq!(node(after), None, "{what}: bound before it was patched");
+                let decided = |key: &&str| {
+                    let key = format!("scheduling.koordinator.sh/{key}");
+                    !after["metadata"]["annotations"][key].is_null()
+                };
+                let says = DECIDED.iter().any(decided);
+                assert!(says || !done, "{what}: {after}");
+            }
+            Moment::Reservation | Moment::AnyTime => {}
+        }
+        if aim.moment == Moment::InsideGang {
+            let (_, size) = gang_of(&self.path).unwrap();
+            let bound = self.members.unwrap();
+            assert!((1..size).contains(&bound), "{what}: {bound} of {size}");
+        }
+    }
+}
