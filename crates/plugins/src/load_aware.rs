@@ -47,8 +47,9 @@ pub(crate) struct LoadAware {
     loads: Vec<Load>,
     /// When reports expire: their verdicts change then without any event.
     expiries: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
-    /// The node that was reported on last, as it was taken to be before.
-    reported: Option<(NodeIndex, Standing)>,
+    /// The node that was reported on last, as it was taken to be before, and whether it was
+    /// [`Load::eased`].
+    reported: Option<(NodeIndex, Standing, bool)>,
 }
 
 /// A node's report.
@@ -132,6 +133,7 @@ impl LoadAware {
             load.set_report(report, (&self.args, &self.dims));
         }
         let old = std::mem::take(self.load(node).0);
+        load.eased = old.eased;
         let custom = self.args.allow_customize_estimation;
         for pod in view.nodes.pods(node) {
             let at = old.assigned_at(&pod.uid).unwrap_or(view.now);
@@ -144,7 +146,11 @@ impl LoadAware {
     /// Files a report. Until now the node was taken to be as [`LoadAware::reported`] says.
     fn report(&mut self, seen: Arc<SeenMetric>, gone: bool, view: View<'_>, fx: &mut Effects) {
         let node = view.nodes.find(&seen.name);
-        self.reported = node.map(|node| (node, self.load(node).0.standing.clone()));
+        self.reported = node.map(|node| {
+            let load = self.load(node).0;
+            let eased = std::mem::take(&mut load.eased);
+            (node, load.standing.clone(), eased)
+        });
         let expires = self.expires(&seen);
         let filed = (!gone).then(|| seen.clone());
         match self.reports.get_mut(&seen.name) {
@@ -303,18 +309,20 @@ impl Plugin for LoadAware {
         ]
     }
     /// A report helps those whom its node refused before and takes now. On all other nodes nothing has
-    /// changed for them.
+    /// changed for them. Where places were given back since the last report nobody was told, as their own
+    /// pods would hear of it first: a gang that did not fit was refused beside its own members, and
+    /// each of them fits.
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
         if event.subject != Subject::Object(NODE_METRICS) {
             return Helps::Queue;
         }
         let reported = self.reported.as_ref();
-        let helps = reported.is_some_and(|(node, before)| {
+        let helps = reported.is_some_and(|(node, before, eased)| {
             let incoming = self.incoming(pod, view);
             self.loads.get(node.row()).is_some_and(|load| {
                 let fits =
                     |standing: &Standing| self.judge(load, standing, &incoming, view.now).is_ok();
-                !fits(before) && fits(&load.standing)
+                fits(&load.standing) && (*eased || !fits(before))
             })
         });
         if helps { Helps::Queue } else { Helps::Skip }
@@ -380,6 +388,7 @@ impl Plugin for LoadAware {
         let estimate = self.dims.estimate(new, view.resources, custom);
         let (load, rules) = self.load(node);
         load.update(new, estimate, rules, view.now);
+        load.eased = true;
         fx.touched.push(node);
     }
     fn on_unassigned(
@@ -391,6 +400,7 @@ impl Plugin for LoadAware {
     ) {
         let (load, rules) = self.load(node);
         load.remove(&pod.uid, rules);
+        load.eased = true;
     }
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         while let Some(Reverse((at, _))) = self.expiries.peek()
@@ -415,7 +425,10 @@ impl Plugin for LoadAware {
                 }
                 _ => {
                     known.looked_at = None;
-                    fx.touched.extend(view.nodes.find(&name));
+                    if let Some(node) = view.nodes.find(&name) {
+                        self.load(node).0.eased = true;
+                        fx.touched.push(node);
+                    }
                 }
             }
         }

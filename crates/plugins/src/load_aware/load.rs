@@ -169,6 +169,9 @@ pub(super) struct Load {
     pub standing: Standing,
     pub thresholds: Thresholds,
     pub allocatable: Row,
+    /// Whether it may have come to take more since the last report without an event that says so: a
+    /// place was given back, a pod asks for less, the report ran out.
+    pub eased: bool,
     shares: FxHashMap<Arc<str>, Share>,
 }
 

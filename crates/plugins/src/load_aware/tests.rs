@@ -379,3 +379,57 @@ fn a_report_that_comes_after_the_last_ran_out_wakes() {
     let refused = place(&mut engine, pod("q", json!({})), 72);
     assert!(refused.contains("nodeMetric expired"), "{refused}");
 }
+
+/// Their own places are given back when members do not fit beside each other, without an event.
+#[test]
+fn a_report_wakes_a_gang_whose_members_fit_each_alone() {
+    let mut engine = engine_beside(&["Coscheduling"], json!({}));
+    engine.node_applied(node("n", json!({})), at(0));
+    engine.object_changed(&metric("n", "30", json!({})), at(0));
+    let member = |name: &str| {
+        let gang = json!({
+            "gang.scheduling.koordinator.sh/name": "g",
+            "gang.scheduling.koordinator.sh/min-available": "2",
+        });
+        let requests = json!({"requests": {"cpu": "30", "memory": "1Gi"}});
+        let containers = json!([{"name": "c", "resources": requests}]);
+        pod(
+            name,
+            json!({"metadata": {"annotations": gang}, "spec": {"containers": containers}}),
+        )
+    };
+    for name in ["m1", "m2"] {
+        engine.pod_applied(member(name), at(1));
+    }
+    let bound = |engine: &mut Engine, seconds: i64| {
+        while engine.schedule_one(at(seconds)).is_some() {}
+        let outputs = engine.take_outputs();
+        let bound = outputs.iter().filter(|out| matches!(out, Output::Bind(_)));
+        bound.count()
+    };
+    // One of 25.5 beside 30 is within 65, two are not.
+    assert_eq!(bound(&mut engine, 1), 0);
+    engine.object_changed(&metric("n", "10", json!({})), at(30));
+    assert_eq!(bound(&mut engine, 60), 2);
+}
+
+#[test]
+fn a_report_wakes_after_a_pod_came_to_ask_for_less() {
+    let mut engine = engine(json!({}));
+    engine.node_applied(node("n", json!({})), at(0));
+    engine.object_changed(&metric("n", "30", json!({})), at(0));
+    let with = |cpu: &str| {
+        let resources = json!({"requests": {"cpu": cpu, "memory": "1Gi"}});
+        let containers = json!([{"name": "c", "resources": resources}]);
+        pod(
+            "big",
+            json!({"spec": {"nodeName": "n", "containers": containers}}),
+        )
+    };
+    engine.pod_applied(with("40"), at(0));
+    let refused = place(&mut engine, pod("p", json!({})), 1);
+    assert!(refused.contains("cpu usage exceed threshold"), "{refused}");
+    engine.pod_applied(with("10"), at(2));
+    engine.object_changed(&metric("n", "30", json!({})), at(3));
+    assert!(engine.schedule_one(at(60)).unwrap().node.is_some());
+}
