@@ -95,6 +95,8 @@ impl Poster {
         let config = kube::Config::from_custom_kubeconfig(file, &selection).await;
         let mut config = config.map_err(wrong)?;
         config.default_retry = false;
+        // What the environment says of proxies is not for peers, and none is compiled in.
+        config.proxy_url = None;
         // Only one provider is compiled in; installing it twice is harmless.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let builder = ClientBuilder::try_from(config).map_err(|source| ClientError::Transport {

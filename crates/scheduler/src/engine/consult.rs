@@ -178,6 +178,12 @@ impl Consultations {
         self.concerned(pod, binds).first().copied()
     }
 
+    /// Whether nodes are sent whole, with what plugins do not look at.
+    pub(super) fn sends_nodes(&self) -> bool {
+        let mut all = self.extenders.iter();
+        all.any(|extender| judges_nodes(extender) && !extender.node_cache_capable)
+    }
+
     fn park(&mut self, pod: &PodInfo, set: Set) {
         self.tickets += 1;
         let parked = self.parked.entry(set).or_default();
@@ -328,6 +334,10 @@ impl Engine {
             let (_, parked) = free.min_by(|(_, a), (_, b)| a.first().cmp(&b.first()))?;
             let (_, _, uid) = parked.pop_first()?;
             all.parked.retain(|_, parked| !parked.is_empty());
+            // One that has its place since is on its way to be bound.
+            if self.pods.contains_key(&uid) {
+                continue;
+            }
             if let Some(queued) = self.queue.in_flight(&uid) {
                 return Some(queued.clone());
             }

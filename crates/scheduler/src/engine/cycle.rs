@@ -27,10 +27,7 @@ pub(super) enum Stop {
 
 /// Which part of a pod's cycle is next. Where no extender is concerned, the first is all of it.
 enum Half {
-    First {
-        /// Whether it began before, and others that ask the same extenders had to go first.
-        again: bool,
-    },
+    First,
     Second(Purpose, Advice),
 }
 
@@ -50,17 +47,8 @@ impl Engine {
                 continue;
             };
             let pod = queued.info.clone();
-            if let (Half::First { again: false }, Some(observer)) = (&half, &self.observer) {
-                observer(Started {
-                    pod: &pod,
-                    profile,
-                    attempts: queued.attempts,
-                    first_seen: queued.first_seen,
-                    flushed: queued.flushed,
-                });
-            }
             let ended = catch_unwind(AssertUnwindSafe(|| match half {
-                Half::First { .. } => self.cycle(&pod, profile, now),
+                Half::First => self.cycle(&queued, profile, now),
                 Half::Second(purpose, advice) => self.resume(&pod, profile, purpose, advice, now),
             }));
             let ended = ended.unwrap_or_else(|panic| {
@@ -121,13 +109,13 @@ impl Engine {
         if !self.is_member_asking()
             && let Some(queued) = self.next_of_group(now)
         {
-            return Some((queued, Half::First { again: false }));
+            return Some((queued, Half::First));
         }
         if let Some(queued) = self.next_parked() {
-            return Some((queued, Half::First { again: true }));
+            return Some((queued, Half::First));
         }
         let queued = self.queue.pop(now)?;
-        Some((queued, Half::First { again: false }))
+        Some((queued, Half::First))
     }
 
     /// Where `pod` would go now, evaluated from scratch, with nothing booked: what the cached
@@ -163,15 +151,26 @@ impl Engine {
     /// A cycle, or what comes before extenders answer: then there is no node yet.
     fn cycle(
         &mut self,
-        pod: &Arc<PodInfo>,
+        queued: &QueuedPod,
         profile: usize,
         now: Timestamp,
     ) -> Result<Option<Arc<str>>, Stop> {
+        let pod = &queued.info;
         let asks = match self.turn(pod) {
             Turn::Parked => return Ok(None),
             Turn::Ask => true,
             Turn::Decide => false,
         };
+        // The time in which others that ask the same extenders go first is not the pod's.
+        if let Some(observer) = &self.observer {
+            observer(Started {
+                pod,
+                profile,
+                attempts: queued.attempts,
+                first_seen: queued.first_seen,
+                flushed: queued.flushed,
+            });
+        }
         match self.select_by(pod, profile, now, None, asks) {
             Ok(choice) if asks => {
                 self.ask_about_nodes(pod, &choice.offers(), 0);

@@ -210,6 +210,9 @@ impl Engine {
             said && images(old) == images(&info)
         };
         if action.0 == 0 && old.as_ref().is_some_and(nothing_new) {
+            if self.consultations.sends_nodes() {
+                self.nodes.replace_object(Arc::new(info));
+            }
             return;
         }
         for NodeProblem(message) in ignored {

@@ -201,9 +201,11 @@ impl Engine {
                 .lowest_priority()
                 .is_some_and(|lowest| lowest < pod.priority);
         let nobody = || {
+            // Nodes may have gone since, while extenders were asked.
+            let others = total.saturating_sub(diagnosis.helpable);
             let refusals = [
                 (Reason::Static(NO_VICTIMS), diagnosis.helpable),
-                (Reason::Static(NOT_HELPFUL), total - diagnosis.helpable),
+                (Reason::Static(NOT_HELPFUL), others),
             ];
             Attempt::Hopeless(hopeless(rules, total, refusals))
         };

@@ -1,3 +1,4 @@
+mod consult;
 mod measure;
 
 use super::*;
@@ -89,6 +90,10 @@ fn build(_: Option<&Value>, _: &BuildContext) -> Result<Box<dyn Plugin>, BuildEr
 }
 
 fn engine() -> Engine {
+    engine_of(&Configuration::koord(&["koord-scheduler".to_owned()]))
+}
+
+fn engine_of(config: &Configuration) -> Engine {
     let factory = Factory {
         name: "Knobs",
         default_weight: Some(1),
@@ -99,9 +104,8 @@ fn engine() -> Engine {
         factories: vec![factory],
         ..Registry::default()
     };
-    let config = Configuration::koord(&["koord-scheduler".to_owned()]);
-    let profiles = Profiles::build(&config, &registry, &BuildContext::default(), true).unwrap();
-    Engine::new(&config, profiles, EngineOptions::default())
+    let profiles = Profiles::build(config, &registry, &BuildContext::default(), true).unwrap();
+    Engine::new(config, profiles, EngineOptions::default())
 }
 
 fn at(seconds: i64) -> Timestamp {

@@ -234,6 +234,14 @@ impl NodeStore {
         node
     }
 
+    /// Takes a newer object of a node that differs in nothing that anybody judges by.
+    pub(crate) fn replace_object(&mut self, info: Arc<NodeInfo>) {
+        let known = self.find(&info.name);
+        if let Some(known) = known.and_then(|node| self.rows[node.row()].info.as_mut()) {
+            *known = info;
+        }
+    }
+
     /// Removes a node. Its row stays, as a shell, while pods are on it.
     pub(crate) fn remove_node(&mut self, name: &str) -> Option<NodeIndex> {
         let node = self.find(name)?;

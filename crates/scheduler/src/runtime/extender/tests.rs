@@ -118,6 +118,20 @@ async fn scores_are_scaled_and_added() {
     assert_eq!(ask(&extenders, &["a"]).await.unwrap(), Advised::default());
 }
 
+/// A proxy that the environment names does not keep anybody from starting.
+#[test]
+fn proxies_of_the_environment_are_not_asked() {
+    let own = std::env::current_exe().unwrap();
+    let test = "runtime::extender::tests::scores_are_scaled_and_added";
+    let mut run = std::process::Command::new(own);
+    for name in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
+        run.env(name, "http://127.0.0.1:1");
+    }
+    let out = run.args(["--exact", test]).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(text.contains("1 passed"), "{text}");
+}
+
 /// What comes is read as Go's decoder reads it.
 #[test]
 fn names_have_any_case_and_null_is_nothing() {

@@ -1,0 +1,68 @@
+//! What extenders are asked, and who has begun when.
+
+use super::*;
+use crate::config::Extender;
+use crate::engine::{Advice, Advised, Consultation, Question};
+
+/// An engine whose pods one extender is asked about.
+fn asking() -> Engine {
+    let mut config = Configuration::koord(&["koord-scheduler".to_owned()]);
+    config.extenders = vec![Extender {
+        url_prefix: "http://extender".to_owned(),
+        filter_verb: "filter".to_owned(),
+        ..Extender::default()
+    }];
+    engine_of(&config)
+}
+
+fn asked(engine: &mut Engine) -> Vec<Consultation> {
+    let outputs = engine.take_outputs().into_iter();
+    let asked = outputs.filter_map(|output| match output {
+        Output::Consult(asked) => Some(asked),
+        _ => None,
+    });
+    asked.collect()
+}
+
+#[test]
+fn an_extender_is_shown_nodes_as_they_are_now() {
+    let mut engine = asking();
+    engine.node_applied(node("n", "2"), at(0));
+    let mut broken = Arc::unwrap_or_clone(node("n", "2"));
+    let status = json!({"allocatable": {"cpu": "2", "pods": "10"},
+        "conditions": [{"type": "GPUUnhealthy", "status": "True"}]});
+    broken.status = serde_json::from_value(status).unwrap();
+    engine.node_applied(Arc::new(broken.clone()), at(1));
+    engine.pod_applied(pod("p", "1"), at(2));
+    assert!(engine.schedule_one(at(2)).is_none());
+    let asked = asked(&mut engine);
+    let Question::Nodes(nodes) = &asked[0].question else {
+        panic!("{asked:?}");
+    };
+    assert_eq!(*nodes[0].object, broken);
+}
+
+#[test]
+fn who_waits_for_others_to_ask_has_not_begun() {
+    let heard = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let mut engine = asking();
+    let hears = heard.clone();
+    engine.observe(Box::new(move |started| {
+        hears.lock().push(started.pod.name.to_string());
+    }));
+    engine.node_applied(node("n", "2"), at(0));
+    for name in ["p", "q"] {
+        engine.pod_applied(pod(name, "1"), at(0));
+    }
+    for (name, seconds) in [("p", 1), ("q", 60)] {
+        assert!(engine.schedule_one(at(seconds)).is_none());
+        assert_eq!(std::mem::take(&mut *heard.lock()), [name]);
+        let asked = asked(&mut engine);
+        assert_eq!(asked.len(), 1, "{asked:?}");
+        assert_eq!(&*asked[0].pod.name, name);
+        let advice = Advice::Nodes(Ok(Advised::default()));
+        engine.consulted(&asked[0].pod.uid, asked[0].ticket, advice);
+        let outcome = engine.schedule_one(at(seconds)).unwrap();
+        assert_eq!(outcome.node.as_deref(), Some("n"));
+    }
+}
