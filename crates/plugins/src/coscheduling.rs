@@ -166,6 +166,21 @@ impl Plugin for Coscheduling {
                 .counted_as(event_names!("podgroups.v1alpha1.scheduling.sigs.k8s.io")),
         ]
     }
+
+    fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
+        let admitted = self.gangs.admit(&pod.uid);
+        admitted.map_err(|blocked| Rejection::unresolvable(blocked.to_string()))
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        match self.gangs.check(&cycle.pod.uid) {
+            Ok(()) => PreFilter::Skip,
+            Err(blocked) => PreFilter::Reject(Rejection::unresolvable(blocked.to_string())),
+        }
+    }
+    fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScore {
+        PreScore::Skip
+    }
+
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, fx: &mut Effects) {
         if change.kind != POD_GROUPS {
             return;
@@ -261,31 +276,6 @@ impl Plugin for Coscheduling {
     fn next_tick(&self) -> Option<Timestamp> {
         self.pod_groups.as_ref().and_then(PodGroups::next)
     }
-
-    fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
-        let admitted = self.gangs.admit(&pod.uid);
-        admitted.map_err(|blocked| Rejection::unresolvable(blocked.to_string()))
-    }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
-        match self.gangs.check(&cycle.pod.uid) {
-            Ok(()) => PreFilter::Skip,
-            Err(blocked) => PreFilter::Reject(Rejection::unresolvable(blocked.to_string())),
-        }
-    }
-    fn next_pod(&mut self, view: View<'_>, fx: &mut Effects) -> Option<Arc<str>> {
-        self.follow(None, view.now);
-        if !self.gangs.is_trying() {
-            return None;
-        }
-        let mut moves = Moves::default();
-        let next = self.gangs.next(&mut moves);
-        self.follow(Some(metrics::ALL_TRIED), view.now);
-        carry_out(moves, fx);
-        next
-    }
-    fn is_grouped(&self, pod: &PodInfo) -> bool {
-        self.gangs.knows(&pod.uid)
-    }
     fn after_post_filter(
         &mut self,
         cycle: &Cycle<'_>,
@@ -321,8 +311,34 @@ impl Plugin for Coscheduling {
         diagnosis.post_filter_message = room;
         carry_out(moves, fx);
     }
-    fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScore {
-        PreScore::Skip
+    fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
+        let uid = &cycle.pod.uid;
+        if !self.gangs.knows(uid) {
+            return;
+        }
+        let mut moves = Moves::default();
+        self.gangs.released(uid, &mut moves);
+        carry_out(moves, fx);
+    }
+    fn post_bind(&mut self, pod: &Arc<PodInfo>, _node: &str, _view: View<'_>, fx: &mut Effects) {
+        let mut moves = Moves::default();
+        self.gangs.bound(&pod.uid, &mut moves);
+        carry_out(moves, fx);
+    }
+
+    fn next_pod(&mut self, view: View<'_>, fx: &mut Effects) -> Option<Arc<str>> {
+        self.follow(None, view.now);
+        if !self.gangs.is_trying() {
+            return None;
+        }
+        let mut moves = Moves::default();
+        let next = self.gangs.next(&mut moves);
+        self.follow(Some(metrics::ALL_TRIED), view.now);
+        carry_out(moves, fx);
+        next
+    }
+    fn is_grouped(&self, pod: &PodInfo) -> bool {
+        self.gangs.knows(&pod.uid)
     }
 
     fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
@@ -340,15 +356,7 @@ impl Plugin for Coscheduling {
             Permission::NotFound => Permit::Reject(Rejection::unschedulable("Gang not found")),
         }
     }
-    fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
-        let uid = &cycle.pod.uid;
-        if !self.gangs.knows(uid) {
-            return;
-        }
-        let mut moves = Moves::default();
-        self.gangs.released(uid, &mut moves);
-        carry_out(moves, fx);
-    }
+
     fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         if let Some((group, count)) = self.gangs.binding(&cycle.pod.uid) {
             for (key, value) in [
@@ -368,15 +376,7 @@ impl Plugin for Coscheduling {
         }
         Ok(())
     }
-    fn post_bind(&mut self, pod: &Arc<PodInfo>, _node: &str, _view: View<'_>, fx: &mut Effects) {
-        let mut moves = Moves::default();
-        self.gangs.bound(&pod.uid, &mut moves);
-        carry_out(moves, fx);
-    }
 
-    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
-        self.measured(out);
-    }
     fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
         self.gangs.explain(&pod.uid)
     }
@@ -401,5 +401,9 @@ impl Plugin for Coscheduling {
             }
             _ => Err(NotShown::NoSuchPath),
         }
+    }
+
+    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+        self.measured(out);
     }
 }

@@ -311,66 +311,6 @@ impl Plugin for DeviceShare {
             )),
         ]
     }
-    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
-        match change.kind {
-            DEVICES => self.device_changed(change, view, fx),
-            RESERVATIONS => self.reservation_changed(change, fx),
-            _ => {}
-        }
-    }
-    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        self.reader.learn_names(view.resources);
-        let name = self.rows.get(node.row()).map(|row| row.name.clone());
-        // A node that is gone takes a Device object that is gone with it.
-        if view.nodes.info(node).is_none()
-            && let Some(name) = name
-            && self.known.get(&name).is_some_and(|known| known.gone)
-        {
-            self.known.remove(&name);
-        }
-        // The row may have been free since it last had this name.
-        let known = self.known.get(view.nodes.name(node));
-        let inventory = known.map(|known| known.inventory.clone());
-        self.row(node, view).inventory = inventory;
-    }
-    fn on_assigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        node: NodeIndex,
-        view: View<'_>,
-        fx: &mut Effects,
-    ) {
-        // What an assumed pod's annotation says is from an attempt that failed.
-        if pod.node.is_some() {
-            self.learn(None, pod, node, view, fx);
-        }
-    }
-    fn on_updated(
-        &mut self,
-        old: &Arc<PodInfo>,
-        new: &Arc<PodInfo>,
-        node: NodeIndex,
-        view: View<'_>,
-        fx: &mut Effects,
-    ) {
-        let same = |key| old.annotation(key) == new.annotation(key);
-        let told = old.node.is_some()
-            && same(annotations::DEVICE_ALLOCATED)
-            && same(annotations::RESERVATION_ALLOCATED);
-        if new.node.is_some() && !told {
-            let old = Some(&**old).filter(|old| old.node.is_some());
-            self.learn(old, new, node, view, fx);
-        }
-    }
-    fn on_unassigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        node: NodeIndex,
-        view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        self.row(node, view).forget(&pod.uid);
-    }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         match self.incoming(cycle) {
@@ -440,6 +380,67 @@ impl Plugin for DeviceShare {
         Normalize::Max
     }
 
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        match change.kind {
+            DEVICES => self.device_changed(change, view, fx),
+            RESERVATIONS => self.reservation_changed(change, fx),
+            _ => {}
+        }
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        self.reader.learn_names(view.resources);
+        let name = self.rows.get(node.row()).map(|row| row.name.clone());
+        // A node that is gone takes a Device object that is gone with it.
+        if view.nodes.info(node).is_none()
+            && let Some(name) = name
+            && self.known.get(&name).is_some_and(|known| known.gone)
+        {
+            self.known.remove(&name);
+        }
+        // The row may have been free since it last had this name.
+        let known = self.known.get(view.nodes.name(node));
+        let inventory = known.map(|known| known.inventory.clone());
+        self.row(node, view).inventory = inventory;
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        // What an assumed pod's annotation says is from an attempt that failed.
+        if pod.node.is_some() {
+            self.learn(None, pod, node, view, fx);
+        }
+    }
+    fn on_updated(
+        &mut self,
+        old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        let same = |key| old.annotation(key) == new.annotation(key);
+        let told = old.node.is_some()
+            && same(annotations::DEVICE_ALLOCATED)
+            && same(annotations::RESERVATION_ALLOCATED);
+        if new.node.is_some() && !told {
+            let old = Some(&**old).filter(|old| old.node.is_some());
+            self.learn(old, new, node, view, fx);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.row(node, view).forget(&pod.uid);
+    }
+
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
         let Some(pod) = self.incoming(cycle)? else {
             return Ok(());
@@ -465,6 +466,7 @@ impl Plugin for DeviceShare {
         self.row(node, cycle.view).forget(&cycle.pod.uid);
         fx.touched.push(node);
     }
+
     fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         let key = annotations::DEVICE_ALLOCATED;
         let row = self.rows.get(node.row());
@@ -497,9 +499,6 @@ impl Plugin for DeviceShare {
         let devices = held.devices.to_annotation(row.inventory.as_deref());
         Some(serde_json::json!({"node": &*row.name, "devices": devices}))
     }
-    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
-        self.measured(out);
-    }
     fn inspections(&self) -> &'static [&'static str] {
         &["nodeDeviceSummaries", "nodeDeviceSummaries/:name"]
     }
@@ -525,6 +524,10 @@ impl Plugin for DeviceShare {
             }
             _ => Err(NotShown::NoSuchPath),
         }
+    }
+
+    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+        self.measured(out);
     }
 }
 

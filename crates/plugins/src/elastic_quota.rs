@@ -331,6 +331,50 @@ impl Plugin for ElasticQuotas {
     fn indexes(&self) -> Vec<IndexKind> {
         self.budgets.index().into_iter().collect()
     }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        let Some(quota) = self.quota_of(cycle.pod) else {
+            return PreFilter::Skip;
+        };
+        let overlay = cycle.overlay;
+        let shift = Shift::of(&quota, overlay.removed, overlay.added, &self.ledger);
+        match self.admit(cycle.pod, &quota, &shift, cycle.view.resources) {
+            Ok(()) => PreFilter::Ready {
+                state: State::default(),
+                nodes: None,
+            },
+            Err(rejection) => PreFilter::Reject(rejection),
+        }
+    }
+
+    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
+        let quota = self.quota_of(cycle.pod);
+        let same = quota.clone();
+        let spare_default = self.manners.of(cycle.pod).spare_default;
+        let pool = self.pool(quota.clone(), spare_default);
+        let (pod, view, table) = (cycle.pod, cycle.view, cycle.view.resources);
+        PostFilter::Preempt(Preemption {
+            prefix: "preemption: ",
+            min_candidate_percentage: 100,
+            min_candidate_absolute: 0,
+            may_evict: Box::new(move |victim| {
+                let theirs = self.quota_of(victim);
+                let spared = spare_default && theirs.as_deref() == Some(DEFAULT_QUOTA);
+                !is_spared(victim) && !is_non_preemptible(victim) && !spared && theirs == same
+            }),
+            suffices: Box::new(move |victims| {
+                let Some(quota) = &quota else { return true };
+                let shift = Shift::of(quota, victims, &[], &self.ledger);
+                match self.ledger.get(&pod.uid) {
+                    Some(charge) => self.fits(charge, quota, &shift),
+                    None => self.admit(pod, quota, &shift, table).is_ok(),
+                }
+            }),
+            budgets: Box::new(move |pod| budgets::covering(view, pod)),
+            pool,
+        })
+    }
+
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Ok(object) = change.new.clone().downcast::<ElasticQuota>() else {
             return;
@@ -447,49 +491,6 @@ impl Plugin for ElasticQuotas {
         let end = self.ledger.next_ending();
         retry.into_iter().chain(write).chain(end).min()
     }
-
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
-        let Some(quota) = self.quota_of(cycle.pod) else {
-            return PreFilter::Skip;
-        };
-        let overlay = cycle.overlay;
-        let shift = Shift::of(&quota, overlay.removed, overlay.added, &self.ledger);
-        match self.admit(cycle.pod, &quota, &shift, cycle.view.resources) {
-            Ok(()) => PreFilter::Ready {
-                state: State::default(),
-                nodes: None,
-            },
-            Err(rejection) => PreFilter::Reject(rejection),
-        }
-    }
-
-    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
-        let quota = self.quota_of(cycle.pod);
-        let same = quota.clone();
-        let spare_default = self.manners.of(cycle.pod).spare_default;
-        let pool = self.pool(quota.clone(), spare_default);
-        let (pod, view, table) = (cycle.pod, cycle.view, cycle.view.resources);
-        PostFilter::Preempt(Preemption {
-            prefix: "preemption: ",
-            min_candidate_percentage: 100,
-            min_candidate_absolute: 0,
-            may_evict: Box::new(move |victim| {
-                let theirs = self.quota_of(victim);
-                let spared = spare_default && theirs.as_deref() == Some(DEFAULT_QUOTA);
-                !is_spared(victim) && !is_non_preemptible(victim) && !spared && theirs == same
-            }),
-            suffices: Box::new(move |victims| {
-                let Some(quota) = &quota else { return true };
-                let shift = Shift::of(quota, victims, &[], &self.ledger);
-                match self.ledger.get(&pod.uid) {
-                    Some(charge) => self.fits(charge, quota, &shift),
-                    None => self.admit(pod, quota, &shift, table).is_ok(),
-                }
-            }),
-            budgets: Box::new(move |pod| budgets::covering(view, pod)),
-            pool,
-        })
-    }
     fn after_post_filter(
         &mut self,
         cycle: &Cycle<'_>,
@@ -502,9 +503,6 @@ impl Plugin for ElasticQuotas {
         }
     }
 
-    fn read(&mut self, view: View<'_>, out: &mut Readings) {
-        self.measured(view.resources, out);
-    }
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         let name = self.quota_of(pod)?;
         let verdict = self.admit(pod, &name, &Shift::default(), view.resources);
@@ -550,5 +548,9 @@ impl Plugin for ElasticQuotas {
             }
             _ => Err(NotShown::NoSuchPath),
         }
+    }
+
+    fn read(&mut self, view: View<'_>, out: &mut Readings) {
+        self.measured(view.resources, out);
     }
 }

@@ -221,35 +221,6 @@ impl Plugin for Fit {
             }
         }
     }
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
-        let nodes = cycle.view.nodes;
-        let (mut texts, mut distance) = (Vec::new(), 0.0);
-        let mut note = |id: ResourceId, amount: i64| {
-            let total = nodes.allocatable(node, id);
-            let free = total.saturating_sub(cycle.requested(node, id)).max(0);
-            if amount > free {
-                let name = cycle.view.resources.name(id);
-                let [needs, free_text] = [amount, free].map(|value| resources::shown(id, value));
-                texts.push(format!("{name}: needs {needs}, free {free_text}"));
-                #[allow(clippy::cast_precision_loss, reason = "a ratio")]
-                let missing = (amount - free) as f64 / amount as f64;
-                // More than the whole node is farther away than anything evictions could give; but
-                // what services leave over is more when they rest.
-                let varies = class_of(&name) != PriorityClass::None;
-                distance += if amount > total && !varies {
-                    10.0
-                } else {
-                    missing
-                };
-            }
-        };
-        note(PODS, 1);
-        for (id, amount, _) in state.get::<Needs>().iter().flat_map(|needs| &needs.0) {
-            note(*id, *amount);
-        }
-        let text = texts.join("; ");
-        (!text.is_empty()).then_some(Lack { text, distance })
-    }
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
         let pod = cycle.pod;
         let scored = self
@@ -306,5 +277,35 @@ impl Plugin for Fit {
                 )
             }));
         }
+    }
+
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
+        let nodes = cycle.view.nodes;
+        let (mut texts, mut distance) = (Vec::new(), 0.0);
+        let mut note = |id: ResourceId, amount: i64| {
+            let total = nodes.allocatable(node, id);
+            let free = total.saturating_sub(cycle.requested(node, id)).max(0);
+            if amount > free {
+                let name = cycle.view.resources.name(id);
+                let [needs, free_text] = [amount, free].map(|value| resources::shown(id, value));
+                texts.push(format!("{name}: needs {needs}, free {free_text}"));
+                #[allow(clippy::cast_precision_loss, reason = "a ratio")]
+                let missing = (amount - free) as f64 / amount as f64;
+                // More than the whole node is farther away than anything evictions could give; but
+                // what services leave over is more when they rest.
+                let varies = class_of(&name) != PriorityClass::None;
+                distance += if amount > total && !varies {
+                    10.0
+                } else {
+                    missing
+                };
+            }
+        };
+        note(PODS, 1);
+        for (id, amount, _) in state.get::<Needs>().iter().flat_map(|needs| &needs.0) {
+            note(*id, *amount);
+        }
+        let text = texts.join("; ");
+        (!text.is_empty()).then_some(Lack { text, distance })
     }
 }

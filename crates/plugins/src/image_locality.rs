@@ -126,6 +126,21 @@ impl Plugin for ImageLocality {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        if self.images.is_empty() {
+            return PreScore::Skip;
+        }
+        let (known, containers) = self.known(cycle);
+        let most = known.iter().map(|(_, worth)| worth).sum();
+        if points(most, containers) == 0 {
+            return PreScore::Skip;
+        }
+        PreScore::Ready(State::default())
+    }
+    fn normalization(&self) -> Normalize {
+        Normalize::None
+    }
+
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let row = node.row();
         if self.rows.len() <= row {
@@ -159,20 +174,6 @@ impl Plugin for ImageLocality {
                 }
             }
         }
-    }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
-        if self.images.is_empty() {
-            return PreScore::Skip;
-        }
-        let (known, containers) = self.known(cycle);
-        let most = known.iter().map(|(_, worth)| worth).sum();
-        if points(most, containers) == 0 {
-            return PreScore::Skip;
-        }
-        PreScore::Ready(State::default())
-    }
-    fn normalization(&self) -> Normalize {
-        Normalize::None
     }
 }
 

@@ -312,63 +312,6 @@ impl Plugin for InterPodAffinity {
     fn watches(&self) -> Vec<Watch> {
         vec![Watch::of::<Namespace>(NAMESPACES)]
     }
-    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
-        let Some(namespace) = change.new_as::<Namespace>() else {
-            return;
-        };
-        let name = namespace.metadata.name.clone().unwrap_or_default();
-        let labels = namespace.metadata.labels.clone().unwrap_or_default();
-        let old = if change.action == Action::DELETE {
-            self.namespaces.remove(&name)
-        } else {
-            self.namespaces.insert(name, Arc::new(labels.clone()))
-        };
-        if old.is_none_or(|old| *old != labels) || change.action == Action::DELETE {
-            // Counted again when asked for.
-            self.write().drop_by_namespace_labels();
-        }
-    }
-    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        let info = view.nodes.info(node).map(|info| &**info);
-        self.write().node_changed(node, info);
-        self.kept_away.node_changed(node, info);
-        self.drawn.node_changed(node, info);
-    }
-    fn on_assigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        node: NodeIndex,
-        view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        self.book(pod, node, view, 1);
-    }
-    fn on_updated(
-        &mut self,
-        old: &Arc<PodInfo>,
-        new: &Arc<PodInfo>,
-        node: NodeIndex,
-        view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        let (a, b) = (&old.object, &new.object);
-        let affinity = |pod: &PodInfo| pod.spec().and_then(|spec| spec.affinity.clone());
-        if a.metadata.labels != b.metadata.labels
-            || (terms::has_any(old) || terms::has_any(new)) && affinity(old) != affinity(new)
-        {
-            self.book(old, node, view, -1);
-            self.book(new, node, view, 1);
-        }
-    }
-    fn on_unassigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        node: NodeIndex,
-        view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        self.book(pod, node, view, -1);
-    }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
@@ -514,6 +457,64 @@ impl Plugin for InterPodAffinity {
                 (100.0 * ((*score - min) as f64 / span as f64)) as i64
             };
         }
+    }
+
+    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
+        let Some(namespace) = change.new_as::<Namespace>() else {
+            return;
+        };
+        let name = namespace.metadata.name.clone().unwrap_or_default();
+        let labels = namespace.metadata.labels.clone().unwrap_or_default();
+        let old = if change.action == Action::DELETE {
+            self.namespaces.remove(&name)
+        } else {
+            self.namespaces.insert(name, Arc::new(labels.clone()))
+        };
+        if old.is_none_or(|old| *old != labels) || change.action == Action::DELETE {
+            // Counted again when asked for.
+            self.write().drop_by_namespace_labels();
+        }
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        let info = view.nodes.info(node).map(|info| &**info);
+        self.write().node_changed(node, info);
+        self.kept_away.node_changed(node, info);
+        self.drawn.node_changed(node, info);
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.book(pod, node, view, 1);
+    }
+    fn on_updated(
+        &mut self,
+        old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        let (a, b) = (&old.object, &new.object);
+        let affinity = |pod: &PodInfo| pod.spec().and_then(|spec| spec.affinity.clone());
+        if a.metadata.labels != b.metadata.labels
+            || (terms::has_any(old) || terms::has_any(new)) && affinity(old) != affinity(new)
+        {
+            self.book(old, node, view, -1);
+            self.book(new, node, view, 1);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.book(pod, node, view, -1);
     }
 }
 

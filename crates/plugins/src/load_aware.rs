@@ -345,6 +345,65 @@ impl Plugin for LoadAware {
                 .counted_as(event_names!("nodemetrics.v1alpha1.slo.koordinator.sh")),
         ]
     }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        if cycle.pod.daemon {
+            return PreFilter::Skip;
+        }
+        PreFilter::ready(self.incoming(cycle.pod, cycle.view))
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
+        else {
+            return Ok(());
+        };
+        self.judge(load, &load.standing, incoming, cycle.view.now)
+    }
+
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        PreScore::Ready(State::of(self.incoming(cycle.pod, cycle.view)))
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
+        else {
+            return 0;
+        };
+        let standing = &load.standing;
+        let (Some(report), Some(usage)) = (&standing.report, &standing.usage) else {
+            return 0;
+        };
+        if self.is_expired(report, cycle.view.now) {
+            return 0;
+        }
+        let prod = incoming.prod && self.args.score_according_prod_usage;
+        let aggregated = self
+            .args
+            .aggregated
+            .as_ref()
+            .filter(|aggregated| !aggregated.score_aggregation_type.is_empty());
+        let base = match aggregated {
+            _ if prod => Some(&standing.prod_usage),
+            Some(_) => standing.scored.as_ref(),
+            None => Some(usage),
+        };
+        let delta = if prod {
+            &standing.prod_delta
+        } else {
+            &standing.node_delta
+        };
+        let dominant = self.args.dominant_resource_weight;
+        // The scarcest resource may be one without a weight of its own.
+        let counted = self.weights.iter().enumerate();
+        let counted = counted.filter(|(_, weight)| **weight > 0 || dominant > 0);
+        let scores = counted.map(|(at, weight)| {
+            let used = base.map_or(standing.estimated[at], |base| base[at] + delta[at]);
+            let used = used.saturating_add(incoming.estimate[at]);
+            let score = estimate::least_used_score(used, load.allocatable[at]);
+            (*weight, score)
+        });
+        estimate::weighted_score(scores, dominant)
+    }
+
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if change.kind != NODE_METRICS {
             return;
@@ -449,64 +508,6 @@ impl Plugin for LoadAware {
         let node = view.nodes.find(name);
         let load = node.and_then(|node| self.loads.get(node.row()));
         Ok(load.map_or_else(|| json!({}), |load| load.show((&self.args, &self.dims))))
-    }
-
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
-        if cycle.pod.daemon {
-            return PreFilter::Skip;
-        }
-        PreFilter::ready(self.incoming(cycle.pod, cycle.view))
-    }
-    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
-        else {
-            return Ok(());
-        };
-        self.judge(load, &load.standing, incoming, cycle.view.now)
-    }
-
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
-        PreScore::Ready(State::of(self.incoming(cycle.pod, cycle.view)))
-    }
-    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
-        else {
-            return 0;
-        };
-        let standing = &load.standing;
-        let (Some(report), Some(usage)) = (&standing.report, &standing.usage) else {
-            return 0;
-        };
-        if self.is_expired(report, cycle.view.now) {
-            return 0;
-        }
-        let prod = incoming.prod && self.args.score_according_prod_usage;
-        let aggregated = self
-            .args
-            .aggregated
-            .as_ref()
-            .filter(|aggregated| !aggregated.score_aggregation_type.is_empty());
-        let base = match aggregated {
-            _ if prod => Some(&standing.prod_usage),
-            Some(_) => standing.scored.as_ref(),
-            None => Some(usage),
-        };
-        let delta = if prod {
-            &standing.prod_delta
-        } else {
-            &standing.node_delta
-        };
-        let dominant = self.args.dominant_resource_weight;
-        // The scarcest resource may be one without a weight of its own.
-        let counted = self.weights.iter().enumerate();
-        let counted = counted.filter(|(_, weight)| **weight > 0 || dominant > 0);
-        let scores = counted.map(|(at, weight)| {
-            let used = base.map_or(standing.estimated[at], |base| base[at] + delta[at]);
-            let used = used.saturating_add(incoming.estimate[at]);
-            let score = estimate::least_used_score(used, load.allocatable[at]);
-            (*weight, score)
-        });
-        estimate::weighted_score(scores, dominant)
     }
 }
 

@@ -255,10 +255,6 @@ impl Plugin for NodeAffinity {
         }
         Signable::Yes
     }
-    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        let info = view.nodes.info(node);
-        self.hosts.set(node, info.map(|info| &**info));
-    }
     fn only_nodes(&self, cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
         let wanted = state.get::<Wanted>()?;
         if let Some(name) = wanted.selector.get("kubernetes.io/hostname") {
@@ -326,6 +322,11 @@ impl Plugin for NodeAffinity {
     }
     fn normalization(&self) -> Normalize {
         Normalize::Max
+    }
+
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        let info = view.nodes.info(node);
+        self.hosts.set(node, info.map(|info| &**info));
     }
 }
 

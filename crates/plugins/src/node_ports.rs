@@ -132,25 +132,6 @@ impl Plugin for NodePorts {
         Signable::Yes
     }
 
-    fn on_assigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        self.book(pod, node, true);
-    }
-    fn on_unassigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        self.book(pod, node, false);
-    }
-
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         let wanted: Vec<HostPort> = ports(cycle.pod).collect();
         if wanted.is_empty() {
@@ -170,6 +151,25 @@ impl Plugin for NodePorts {
             return Err(Rejection::unschedulable(TAKEN));
         }
         Ok(())
+    }
+
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.book(pod, node, true);
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.book(pod, node, false);
     }
 }
 

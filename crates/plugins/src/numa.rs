@@ -211,89 +211,6 @@ impl Plugin for Numa {
             )),
         ]
     }
-    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
-        let gone = change.action == Action::DELETE;
-        if let Some(reservation) = change.new_as::<Reservation>() {
-            let uid = reservation.metadata.uid.clone().unwrap_or_default();
-            let policy = reservation.spec.allocate_policy.as_ref();
-            if !gone && policy == Some(&ReservationAllocatePolicy::Restricted) {
-                self.restricted.insert(uid);
-            } else {
-                self.restricted.remove(&uid);
-            }
-            return;
-        }
-        let Some(object) = change.new_as::<NodeResourceTopology>() else {
-            return;
-        };
-        let name = object.metadata.name.clone().unwrap_or_default();
-        if gone {
-            self.reports.remove(&name);
-        } else {
-            let (report, problems) = Report::new(object, view.resources);
-            // koordlet renews the object all the time; most of it is not read here.
-            if self
-                .reports
-                .get(&name)
-                .is_some_and(|known| **known == report)
-            {
-                return;
-            }
-            fx.problems.extend(problems);
-            self.reports.insert(name.clone(), Arc::new(report));
-        }
-        if let Some(node) = view.nodes.find(&name) {
-            self.refresh(node, view, fx);
-            fx.touched.push(node);
-        }
-    }
-    fn on_node(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
-        self.refresh(node, view, fx);
-    }
-    fn on_assigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        node: NodeIndex,
-        view: View<'_>,
-        fx: &mut Effects,
-    ) {
-        self.read(pod, node, view, fx);
-    }
-    fn on_updated(
-        &mut self,
-        old: &Arc<PodInfo>,
-        new: &Arc<PodInfo>,
-        node: NodeIndex,
-        view: View<'_>,
-        fx: &mut Effects,
-    ) {
-        let of = |pod: &PodInfo| pod.object.metadata.annotations.clone();
-        if old.node == new.node && of(old) == of(new) {
-            return;
-        }
-        if self.read(new, node, view, fx) {
-            fx.touched.push(node);
-        } else if let Ok(Some(reservation)) = pod::reservation_of(new)
-            && let Some(known) = self.book(node).pods.get(&new.uid).cloned()
-        {
-            let allocation = Allocation {
-                reservation: Some(reservation),
-                ..(*known).clone()
-            };
-            if self.book(node).give(&new.uid, allocation) {
-                fx.touched.push(node);
-            }
-        }
-    }
-    fn on_unassigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        self.book(node).take_back(&pod.uid);
-    }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         match self.incoming(cycle.pod, cycle.view) {
@@ -412,6 +329,90 @@ impl Plugin for Numa {
         })
     }
 
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        let gone = change.action == Action::DELETE;
+        if let Some(reservation) = change.new_as::<Reservation>() {
+            let uid = reservation.metadata.uid.clone().unwrap_or_default();
+            let policy = reservation.spec.allocate_policy.as_ref();
+            if !gone && policy == Some(&ReservationAllocatePolicy::Restricted) {
+                self.restricted.insert(uid);
+            } else {
+                self.restricted.remove(&uid);
+            }
+            return;
+        }
+        let Some(object) = change.new_as::<NodeResourceTopology>() else {
+            return;
+        };
+        let name = object.metadata.name.clone().unwrap_or_default();
+        if gone {
+            self.reports.remove(&name);
+        } else {
+            let (report, problems) = Report::new(object, view.resources);
+            // koordlet renews the object all the time; most of it is not read here.
+            if self
+                .reports
+                .get(&name)
+                .is_some_and(|known| **known == report)
+            {
+                return;
+            }
+            fx.problems.extend(problems);
+            self.reports.insert(name.clone(), Arc::new(report));
+        }
+        if let Some(node) = view.nodes.find(&name) {
+            self.refresh(node, view, fx);
+            fx.touched.push(node);
+        }
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
+        self.refresh(node, view, fx);
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        self.read(pod, node, view, fx);
+    }
+    fn on_updated(
+        &mut self,
+        old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        let of = |pod: &PodInfo| pod.object.metadata.annotations.clone();
+        if old.node == new.node && of(old) == of(new) {
+            return;
+        }
+        if self.read(new, node, view, fx) {
+            fx.touched.push(node);
+        } else if let Ok(Some(reservation)) = pod::reservation_of(new)
+            && let Some(known) = self.book(node).pods.get(&new.uid).cloned()
+        {
+            let allocation = Allocation {
+                reservation: Some(reservation),
+                ..(*known).clone()
+            };
+            if self.book(node).give(&new.uid, allocation) {
+                fx.touched.push(node);
+            }
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.book(node).take_back(&pod.uid);
+    }
+
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) -> Verdict {
         let Ok(Some(incoming)) = self.incoming(cycle.pod, cycle.view) else {
             return Ok(());
@@ -451,6 +452,7 @@ impl Plugin for Numa {
     fn unreserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) {
         self.book(node).take_back(&cycle.pod.uid);
     }
+
     fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         let known = self.known(node).filter(|_| !self.is_empty_on(node));
         let given = known.and_then(|(book, side)| Some((book.pods.get(&cycle.pod.uid)?, side)));

@@ -279,6 +279,104 @@ impl Plugin for Reservations {
             )),
         ]
     }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        let side = match self.side(cycle) {
+            Ok(side) => side,
+            Err(rejection) => return PreFilter::Reject(rejection),
+        };
+        let mut nodes = None;
+        if let Incoming::Pod(side) = &side
+            && let Some(affinity) = &side.affinity
+        {
+            if !side.ignores && !self.any_match(cycle, side) {
+                return PreFilter::Reject(Rejection::unresolvable(NO_MATCH));
+            }
+            if affinity.name.is_some() && !side.ignores {
+                nodes = Some(self.table.named_row(affinity).into_iter().collect());
+            }
+        }
+        PreFilter::Ready {
+            state: State::of(side),
+            nodes,
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        match state.get::<Incoming>() {
+            None => Ok(()),
+            Some(Incoming::Reserve { fixed, policy }) => {
+                let name = cycle.view.nodes.name(node);
+                if fixed.as_ref().is_some_and(|fixed| **fixed != **name) {
+                    return Err(Rejection::unresolvable(OTHER_NODE));
+                }
+                if !self.table.tolerates(*policy, node) {
+                    return Err(Rejection::unresolvable(POLICY_CONFLICT));
+                }
+                Ok(())
+            }
+            Some(Incoming::Pod(side)) => {
+                if side.is_plain() && cycle.overlay.removed.is_empty() {
+                    return Ok(());
+                }
+                self.spot(cycle, side, node).verdict()
+            }
+        }
+    }
+
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        match self.side(cycle) {
+            Ok(Incoming::Pod(side)) if !side.is_plain() && !side.ignores => {
+                PreScore::Ready(State::of(Incoming::Pod(side)))
+            }
+            _ => PreScore::Skip,
+        }
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let Some(Incoming::Pod(side)) = state.get::<Incoming>() else {
+            return 0;
+        };
+        let spot = self.spot(cycle, side, node);
+        let orders = spot
+            .matched
+            .iter()
+            .filter_map(|(_, record)| record.terms.order);
+        if let Some(order) = orders.min() {
+            return 1000 + ORDER_LIMIT - order.clamp(-ORDER_LIMIT, ORDER_LIMIT);
+        }
+        spot.nominee()
+            .map_or(0, |(at, record)| spot.score(at, record))
+    }
+    fn normalization(&self) -> Normalize {
+        Normalize::Max
+    }
+    fn protection(&self) -> Option<&dyn Protection> {
+        Some(self)
+    }
+
+    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
+        let Ok(Incoming::Pod(side)) = self.side(cycle) else {
+            return PostFilter::Unhelpful(String::new());
+        };
+        if side.is_plain() || side.ignores {
+            return PostFilter::Unhelpful(String::new());
+        }
+        let mut counts = Counts::default();
+        let mut usable: BTreeMap<NodeIndex, usize> = BTreeMap::new();
+        for record in self.table.owned(&side) {
+            let checked = self
+                .table
+                .check(cycle.pod, &side, record, cycle.view, self.node_labels);
+            if let (Ok(()), Some(row)) = (&checked, record.row) {
+                *usable.entry(row).or_default() += 1;
+            }
+            counts.add(&side, checked);
+        }
+        for (row, usable) in usable {
+            counts.refused(usable, &self.spot(cycle, &side, row).refusal());
+        }
+        PostFilter::Unhelpful(counts.text(side.affinity.is_some()))
+    }
+
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Ok(object) = change.new.clone().downcast::<Reservation>() else {
             return;
@@ -352,72 +450,6 @@ impl Plugin for Reservations {
         }
         Some(jiff::Timestamp::UNIX_EPOCH)
     }
-
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
-        let side = match self.side(cycle) {
-            Ok(side) => side,
-            Err(rejection) => return PreFilter::Reject(rejection),
-        };
-        let mut nodes = None;
-        if let Incoming::Pod(side) = &side
-            && let Some(affinity) = &side.affinity
-        {
-            if !side.ignores && !self.any_match(cycle, side) {
-                return PreFilter::Reject(Rejection::unresolvable(NO_MATCH));
-            }
-            if affinity.name.is_some() && !side.ignores {
-                nodes = Some(self.table.named_row(affinity).into_iter().collect());
-            }
-        }
-        PreFilter::Ready {
-            state: State::of(side),
-            nodes,
-        }
-    }
-    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        match state.get::<Incoming>() {
-            None => Ok(()),
-            Some(Incoming::Reserve { fixed, policy }) => {
-                let name = cycle.view.nodes.name(node);
-                if fixed.as_ref().is_some_and(|fixed| **fixed != **name) {
-                    return Err(Rejection::unresolvable(OTHER_NODE));
-                }
-                if !self.table.tolerates(*policy, node) {
-                    return Err(Rejection::unresolvable(POLICY_CONFLICT));
-                }
-                Ok(())
-            }
-            Some(Incoming::Pod(side)) => {
-                if side.is_plain() && cycle.overlay.removed.is_empty() {
-                    return Ok(());
-                }
-                self.spot(cycle, side, node).verdict()
-            }
-        }
-    }
-    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
-        let Ok(Incoming::Pod(side)) = self.side(cycle) else {
-            return PostFilter::Unhelpful(String::new());
-        };
-        if side.is_plain() || side.ignores {
-            return PostFilter::Unhelpful(String::new());
-        }
-        let mut counts = Counts::default();
-        let mut usable: BTreeMap<NodeIndex, usize> = BTreeMap::new();
-        for record in self.table.owned(&side) {
-            let checked = self
-                .table
-                .check(cycle.pod, &side, record, cycle.view, self.node_labels);
-            if let (Ok(()), Some(row)) = (&checked, record.row) {
-                *usable.entry(row).or_default() += 1;
-            }
-            counts.add(&side, checked);
-        }
-        for (row, usable) in usable {
-            counts.refused(usable, &self.spot(cycle, &side, row).refusal());
-        }
-        PostFilter::Unhelpful(counts.text(side.affinity.is_some()))
-    }
     fn after_post_filter(
         &mut self,
         cycle: &Cycle<'_>,
@@ -428,33 +460,6 @@ impl Plugin for Reservations {
             let message = diagnosis.message();
             self.say_unschedulable(&cycle.pod.uid, message, cycle.view.now, fx);
         }
-    }
-
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
-        match self.side(cycle) {
-            Ok(Incoming::Pod(side)) if !side.is_plain() && !side.ignores => {
-                PreScore::Ready(State::of(Incoming::Pod(side)))
-            }
-            _ => PreScore::Skip,
-        }
-    }
-    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let Some(Incoming::Pod(side)) = state.get::<Incoming>() else {
-            return 0;
-        };
-        let spot = self.spot(cycle, side, node);
-        let orders = spot
-            .matched
-            .iter()
-            .filter_map(|(_, record)| record.terms.order);
-        if let Some(order) = orders.min() {
-            return 1000 + ORDER_LIMIT - order.clamp(-ORDER_LIMIT, ORDER_LIMIT);
-        }
-        spot.nominee()
-            .map_or(0, |(at, record)| spot.score(at, record))
-    }
-    fn normalization(&self) -> Normalize {
-        Normalize::Max
     }
 
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
@@ -477,18 +482,10 @@ impl Plugin for Reservations {
         }
         Ok(())
     }
-    fn protection(&self) -> Option<&dyn Protection> {
-        Some(self)
-    }
-    fn remark(&self, pod: &PodInfo, message: &str) -> Option<Remark> {
-        pod.annotation(annotations::RESERVATION_AFFINITY)?;
-        let message = koord_model::reservation::failure_of_reservations(message)?;
-        let reason = "FailedScheduling-Reservation";
-        Some(Remark { reason, message })
-    }
     fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
         self.table.disown(&cycle.pod.uid, fx);
     }
+
     fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         let pod = cycle.pod;
         let used = self.table.used_by(&pod.uid);
@@ -528,8 +525,11 @@ impl Plugin for Reservations {
         BindPlan::Writes(vec![control::status_write(record, status)])
     }
 
-    fn read(&mut self, view: View<'_>, out: &mut Readings) {
-        self.measured(view.now, out);
+    fn remark(&self, pod: &PodInfo, message: &str) -> Option<Remark> {
+        pod.annotation(annotations::RESERVATION_AFFINITY)?;
+        let message = koord_model::reservation::failure_of_reservations(message)?;
+        let reason = "FailedScheduling-Reservation";
+        Some(Remark { reason, message })
     }
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         self.story(pod, view)
@@ -548,6 +548,10 @@ impl Plugin for Reservations {
             ["reservationSelectorIndex"] => Ok(show::selector_index()),
             _ => Err(NotShown::NoSuchPath),
         }
+    }
+
+    fn read(&mut self, view: View<'_>, out: &mut Readings) {
+        self.measured(view.now, out);
     }
 }
 

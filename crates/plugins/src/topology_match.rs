@@ -293,6 +293,52 @@ impl Plugin for TopologyMatch {
             )),
         ]
     }
+
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        match pod::ask(cycle.pod, cycle.view.resources) {
+            Some(ask) => PreFilter::ready(ask),
+            None => PreFilter::Skip,
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let Some(ask) = state.get::<Ask>() else {
+            return Ok(());
+        };
+        Ok(self.judge(cycle, ask, node)?)
+    }
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        // To a pod that is given nothing of its own all nodes are alike.
+        match pod::ask(cycle.pod, cycle.view.resources) {
+            Some(ask) if ask.guaranteed => PreScore::Ready(State::of(ask)),
+            _ => PreScore::Skip,
+        }
+    }
+    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
+        let (Some(ask), Some(desk)) = (state.get::<Ask>(), self.desk(node, cycle.view)) else {
+            return 0;
+        };
+        let held = self.held(desk, cycle);
+        let Some(free) = desk.free(&held).filter(|_| !self.is_unknown(desk)) else {
+            return 0;
+        };
+        let scope = desk.config.scope;
+        match self.settings.strategy {
+            None => alignment::least(ask, scope, free, desk.config.max_zones),
+            Some(_) if desk.config.policy != Policy::SingleNumaNode => 0,
+            Some(strategy) => {
+                let weight = |id: ResourceId| {
+                    let weights = &self.settings.weights;
+                    if weights.is_empty() {
+                        return 1;
+                    }
+                    let name = cycle.view.resources.name(id);
+                    weights.get(&*name).copied().unwrap_or(1)
+                };
+                alignment::strategy(strategy, ask, scope, &free, weight)
+            }
+        }
+    }
+
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Some(object) = change.new_as::<NodeResourceTopology>() else {
             return;
@@ -410,19 +456,6 @@ impl Plugin for TopologyMatch {
         let check = (!self.unchecked.is_empty()).then_some(Timestamp::UNIX_EPOCH);
         check.or(self.look)
     }
-
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
-        match pod::ask(cycle.pod, cycle.view.resources) {
-            Some(ask) => PreFilter::ready(ask),
-            None => PreFilter::Skip,
-        }
-    }
-    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let Some(ask) = state.get::<Ask>() else {
-            return Ok(());
-        };
-        Ok(self.judge(cycle, ask, node)?)
-    }
     fn after_post_filter(
         &mut self,
         cycle: &Cycle<'_>,
@@ -431,38 +464,6 @@ impl Plugin for TopologyMatch {
     ) {
         if self.settings.books != Books::None && diagnosis.plugins.contains(&NAME) {
             self.refused.insert(cycle.pod.uid.clone());
-        }
-    }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
-        // To a pod that is given nothing of its own all nodes are alike.
-        match pod::ask(cycle.pod, cycle.view.resources) {
-            Some(ask) if ask.guaranteed => PreScore::Ready(State::of(ask)),
-            _ => PreScore::Skip,
-        }
-    }
-    fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let (Some(ask), Some(desk)) = (state.get::<Ask>(), self.desk(node, cycle.view)) else {
-            return 0;
-        };
-        let held = self.held(desk, cycle);
-        let Some(free) = desk.free(&held).filter(|_| !self.is_unknown(desk)) else {
-            return 0;
-        };
-        let scope = desk.config.scope;
-        match self.settings.strategy {
-            None => alignment::least(ask, scope, free, desk.config.max_zones),
-            Some(_) if desk.config.policy != Policy::SingleNumaNode => 0,
-            Some(strategy) => {
-                let weight = |id: ResourceId| {
-                    let weights = &self.settings.weights;
-                    if weights.is_empty() {
-                        return 1;
-                    }
-                    let name = cycle.view.resources.name(id);
-                    weights.get(&*name).copied().unwrap_or(1)
-                };
-                alignment::strategy(strategy, ask, scope, &free, weight)
-            }
         }
     }
     fn post_bind(&mut self, pod: &Arc<PodInfo>, node: &str, view: View<'_>, fx: &mut Effects) {

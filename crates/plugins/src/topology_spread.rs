@@ -316,45 +316,6 @@ impl Plugin for TopologySpread {
         }
         Owners::watches()
     }
-    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
-        self.owners.changed(change);
-    }
-    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        let info = view.nodes.info(node).map(|info| &**info);
-        self.census().node_changed(node, info);
-    }
-    fn on_assigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        self.census().add_pod(pod, node, 1, &no_labels);
-    }
-    fn on_updated(
-        &mut self,
-        old: &Arc<PodInfo>,
-        new: &Arc<PodInfo>,
-        node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        let (a, b) = (&old.object.metadata, &new.object.metadata);
-        if a.labels != b.labels || old.deleting != new.deleting {
-            self.census().add_pod(old, node, -1, &no_labels);
-            self.census().add_pod(new, node, 1, &no_labels);
-        }
-    }
-    fn on_unassigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        self.census().add_pod(pod, node, -1, &no_labels);
-    }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         #[cfg(test)]
@@ -434,6 +395,46 @@ impl Plugin for TopologySpread {
             }
             *score = last.1;
         }
+    }
+
+    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
+        self.owners.changed(change);
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        let info = view.nodes.info(node).map(|info| &**info);
+        self.census().node_changed(node, info);
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.census().add_pod(pod, node, 1, &no_labels);
+    }
+    fn on_updated(
+        &mut self,
+        old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        let (a, b) = (&old.object.metadata, &new.object.metadata);
+        if a.labels != b.labels || old.deleting != new.deleting {
+            self.census().add_pod(old, node, -1, &no_labels);
+            self.census().add_pod(new, node, 1, &no_labels);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        self.census().add_pod(pod, node, -1, &no_labels);
     }
 }
 

@@ -341,46 +341,6 @@ impl Plugin for VolumeBinding {
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
     }
-    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
-        if matches!(change.kind, CLAIMS | VOLUMES) {
-            let hosts = storage(view).moved().iter();
-            fx.touched
-                .extend(hosts.flat_map(|host| self.hosts.named(host)));
-            self.review(change, view, fx);
-        }
-    }
-    fn on_unassigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        _node: NodeIndex,
-        view: View<'_>,
-        fx: &mut Effects,
-    ) {
-        self.let_go(storage(view), &pod.uid, fx);
-    }
-    fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
-        while let Some((sent, uid)) = self.resend.front() {
-            let is_last = self.is_last(*sent, uid);
-            if is_last && view.now.duration_since(*sent) < RESEND {
-                break;
-            }
-            let Some((_, uid)) = self.resend.pop_front() else {
-                break;
-            };
-            if let Some(plan) = self.plans.get_mut(&uid).filter(|_| is_last)
-                && let Some((_, last)) = &mut plan.sent
-            {
-                *last = view.now;
-                fx.writes.extend(plan.writes(storage(view)));
-                self.resend.push_back((view.now, uid));
-            }
-        }
-    }
-    fn next_tick(&self) -> Option<Timestamp> {
-        let mut sent = self.resend.iter();
-        let (sent, _) = sent.find(|(sent, uid)| self.is_last(*sent, uid))?;
-        sent.saturating_add(RESEND).ok()
-    }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         if !uses_claims(cycle.pod) {
@@ -390,10 +350,6 @@ impl Plugin for VolumeBinding {
             Ok(wanted) => PreFilter::ready(wanted),
             Err(rejection) => PreFilter::Reject(rejection),
         }
-    }
-    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        let info = view.nodes.info(node);
-        self.hosts.set(node, info.map(|info| &**info));
     }
     /// Those of the local volume that the fewest nodes have, or the node that was chosen before.
     fn only_nodes(&self, cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
@@ -443,6 +399,51 @@ impl Plugin for VolumeBinding {
         plan::score(&steps, shape)
     }
 
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        if matches!(change.kind, CLAIMS | VOLUMES) {
+            let hosts = storage(view).moved().iter();
+            fx.touched
+                .extend(hosts.flat_map(|host| self.hosts.named(host)));
+            self.review(change, view, fx);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        _node: NodeIndex,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        self.let_go(storage(view), &pod.uid, fx);
+    }
+    fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
+        while let Some((sent, uid)) = self.resend.front() {
+            let is_last = self.is_last(*sent, uid);
+            if is_last && view.now.duration_since(*sent) < RESEND {
+                break;
+            }
+            let Some((_, uid)) = self.resend.pop_front() else {
+                break;
+            };
+            if let Some(plan) = self.plans.get_mut(&uid).filter(|_| is_last)
+                && let Some((_, last)) = &mut plan.sent
+            {
+                *last = view.now;
+                fx.writes.extend(plan.writes(storage(view)));
+                self.resend.push_back((view.now, uid));
+            }
+        }
+    }
+    fn next_tick(&self) -> Option<Timestamp> {
+        let mut sent = self.resend.iter();
+        let (sent, _) = sent.find(|(sent, uid)| self.is_last(*sent, uid))?;
+        sent.saturating_add(RESEND).ok()
+    }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        let info = view.nodes.info(node);
+        self.hosts.set(node, info.map(|info| &**info));
+    }
+
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
         if !uses_claims(cycle.pod) {
             return Ok(());
@@ -479,9 +480,7 @@ impl Plugin for VolumeBinding {
         }
         self.let_go(storage(cycle.view), &cycle.pod.uid, fx);
     }
-    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
-        self.failures.read(out);
-    }
+
     fn ready_to_bind(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
         let now = cycle.view.now;
         let storage = storage(cycle.view);
@@ -512,5 +511,9 @@ impl Plugin for VolumeBinding {
                 Permit::Reject(Rejection::unschedulable(reason))
             }
         }
+    }
+
+    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+        self.failures.read(out);
     }
 }

@@ -261,6 +261,63 @@ impl Plugin for NodeVolumeLimits {
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
     }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        if !uses_claims(cycle.pod) {
+            return PreFilter::Skip;
+        }
+        let brought = sources(storage(cycle.view), cycle.pod).map(|sources| {
+            let own = |(source, known): (Source<'_>, bool)| Volume {
+                name: source.name.to_owned(),
+                handle: source.handle.into_owned(),
+                moves: source.moves,
+                known,
+            };
+            sources.into_iter().map(own).collect()
+        });
+        PreFilter::ready(Brought(brought))
+    }
+    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
+        let Some(Brought(brought)) = state.get() else {
+            return Ok(());
+        };
+        let brought = brought.as_ref().map_err(Clone::clone)?;
+        let name = cycle.view.nodes.name(node);
+        let Some(on) = self.books.node(name).filter(|on| on.has_limits()) else {
+            return Ok(());
+        };
+        let csi_node = storage(cycle.view).csi_nodes.get(&**name);
+        let csi_node = csi_node.map(|node| &**node);
+        let imagined;
+        let attached = if cycle.overlay.is_empty() {
+            &on.volumes
+        } else {
+            imagined = self.imagined(cycle, &on.volumes, csi_node);
+            &imagined
+        };
+        let mut new = Attached::default();
+        for brought in brought {
+            let source = Source {
+                name: &brought.name,
+                handle: brought.handle.as_str().into(),
+                moves: brought.moves,
+            };
+            // What nobody else has is new wherever the pod goes, and, to pods that share the verdict,
+            // also where this one is nominated to.
+            if let Some((driver, handle)) = source.on(csi_node)
+                && !(brought.known && attached.has(&driver, &handle))
+            {
+                new.add(&(driver, handle));
+            }
+        }
+        for (driver, count) in new.counts() {
+            let total = i64::try_from(attached.count(driver) + count).unwrap_or(i64::MAX);
+            if on.limit(driver).is_some_and(|limit| total > limit) {
+                return Err(Rejection::unschedulable(TOO_MANY));
+            }
+        }
+        Ok(())
+    }
+
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let storage = storage(view);
         match change.kind {
@@ -321,61 +378,5 @@ impl Plugin for NodeVolumeLimits {
         _fx: &mut Effects,
     ) {
         self.books.remove_pod(&pod.uid);
-    }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
-        if !uses_claims(cycle.pod) {
-            return PreFilter::Skip;
-        }
-        let brought = sources(storage(cycle.view), cycle.pod).map(|sources| {
-            let own = |(source, known): (Source<'_>, bool)| Volume {
-                name: source.name.to_owned(),
-                handle: source.handle.into_owned(),
-                moves: source.moves,
-                known,
-            };
-            sources.into_iter().map(own).collect()
-        });
-        PreFilter::ready(Brought(brought))
-    }
-    fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let Some(Brought(brought)) = state.get() else {
-            return Ok(());
-        };
-        let brought = brought.as_ref().map_err(Clone::clone)?;
-        let name = cycle.view.nodes.name(node);
-        let Some(on) = self.books.node(name).filter(|on| on.has_limits()) else {
-            return Ok(());
-        };
-        let csi_node = storage(cycle.view).csi_nodes.get(&**name);
-        let csi_node = csi_node.map(|node| &**node);
-        let imagined;
-        let attached = if cycle.overlay.is_empty() {
-            &on.volumes
-        } else {
-            imagined = self.imagined(cycle, &on.volumes, csi_node);
-            &imagined
-        };
-        let mut new = Attached::default();
-        for brought in brought {
-            let source = Source {
-                name: &brought.name,
-                handle: brought.handle.as_str().into(),
-                moves: brought.moves,
-            };
-            // What nobody else has is new wherever the pod goes, and, to pods that share the verdict,
-            // also where this one is nominated to.
-            if let Some((driver, handle)) = source.on(csi_node)
-                && !(brought.known && attached.has(&driver, &handle))
-            {
-                new.add(&(driver, handle));
-            }
-        }
-        for (driver, count) in new.counts() {
-            let total = i64::try_from(attached.count(driver) + count).unwrap_or(i64::MAX);
-            if on.limit(driver).is_some_and(|limit| total > limit) {
-                return Err(Rejection::unschedulable(TOO_MANY));
-            }
-        }
-        Ok(())
     }
 }

@@ -159,36 +159,6 @@ impl Plugin for VolumeRestrictions {
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
     }
-    fn on_assigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        _node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        for key in claim_keys(pod) {
-            self.users
-                .entry(key.clone())
-                .or_default()
-                .insert(pod.uid.clone());
-        }
-    }
-    fn on_unassigned(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        _node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-        for key in claim_keys(pod) {
-            if let Some(users) = self.users.get_mut(key) {
-                users.remove(&pod.uid);
-                if users.is_empty() {
-                    self.users.remove(key);
-                }
-            }
-        }
-    }
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         let pod = cycle.pod;
         let storage = storage(cycle.view);
@@ -231,5 +201,36 @@ impl Plugin for VolumeRestrictions {
             }
         }
         Ok(())
+    }
+
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        _node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        for key in claim_keys(pod) {
+            self.users
+                .entry(key.clone())
+                .or_default()
+                .insert(pod.uid.clone());
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        _node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        for key in claim_keys(pod) {
+            if let Some(users) = self.users.get_mut(key) {
+                users.remove(&pod.uid);
+                if users.is_empty() {
+                    self.users.remove(key);
+                }
+            }
+        }
     }
 }

@@ -58,17 +58,12 @@ impl Plugin for Knobs {
         }
         Ok(())
     }
+
     fn reserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Verdict {
         if cycle.pod.name.starts_with("unreservable") {
             return Err(Rejection::unschedulable("nothing left"));
         }
         Ok(())
-    }
-    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Permit {
-        match cycle.pod.name.starts_with("wait") {
-            true => Permit::Wait(Duration::from_secs(30)),
-            false => Permit::Allow,
-        }
     }
     fn on_object(
         &mut self,
@@ -80,6 +75,14 @@ impl Plugin for Knobs {
             fx.allow.push(((*uid).into(), "Knobs"));
         }
     }
+
+    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Permit {
+        match cycle.pod.name.starts_with("wait") {
+            true => Permit::Wait(Duration::from_secs(30)),
+            false => Permit::Allow,
+        }
+    }
+
     fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
         BindPlan::Binding
     }
