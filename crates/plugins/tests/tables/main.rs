@@ -10,6 +10,7 @@ mod filters;
 mod nodes;
 mod places;
 mod pods;
+mod preemption;
 mod resources;
 
 use jiff::Timestamp;
