@@ -5,12 +5,14 @@
 //! the tree with every change, in O(depth). What a quota may use now ([`Tree::runtime`]) is divided
 //! from the root down, and only where something changed since the last question.
 
+mod revoke;
 mod runtime;
 mod settle;
 mod share;
 #[cfg(test)]
 mod tests;
 
+pub use revoke::{Holding, revoke};
 pub use share::{Claim, divide, scale_min};
 
 use crate::resources::{Amounts, ResourceId};

@@ -10,6 +10,7 @@ mod args;
 mod ledger;
 mod metrics;
 mod objects;
+mod revoke;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
 use ledger::{Charge, Ledger, is_non_preemptible};
 use objects::{Objects, key_of};
+use revoke::Revoker;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 use status::Writer;
@@ -64,6 +66,7 @@ pub(crate) struct ElasticQuotas {
     /// The tree has not been told of the nodes' sum yet.
     recount: AtomicBool,
     writer: Writer,
+    revoker: Revoker,
     /// Whether the objects are kept showing what is used.
     controls: bool,
     /// Pods that were refused for want of quota.
@@ -105,8 +108,10 @@ pub(crate) fn build(
         scale_min: args.enable_min_quota_scale,
         guarantee_used: gates.guarantee_used,
     });
+    let controls = context.controllers.enabled(NAME);
     Ok(Box::new(ElasticQuotas {
         manners: PerProfile::new(Manners::of(&args)),
+        revoker: Revoker::of(&args, controls),
         args,
         objects: Objects::default(),
         budgets: budgets::Looks::of(context),
@@ -116,7 +121,7 @@ pub(crate) fn build(
         totals: Totals::default(),
         recount: AtomicBool::new(true),
         writer: Writer::default(),
-        controls: context.controllers.enabled(NAME),
+        controls,
         refused: FxHashSet::default(),
         moved: false,
         retried: Timestamp::UNIX_EPOCH,
@@ -138,6 +143,7 @@ impl ElasticQuotas {
     fn moved(&mut self) {
         self.moved = true;
         self.writer.dirty = true;
+        self.revoker.dirty = true;
     }
 
     /// What quota `name` may have, as far as anyone says.
@@ -479,6 +485,7 @@ impl Plugin for ElasticQuotas {
         }
         self.create_built_ins(view.now, fx);
         self.show(view, fx);
+        self.revoke(view, fx);
         self.retry(view, fx);
     }
     fn next_tick(&self) -> Option<Timestamp> {
@@ -489,7 +496,9 @@ impl Plugin for ElasticQuotas {
         });
         let write = self.writer.next(self.lacks_built_ins());
         let end = self.ledger.next_ending();
-        retry.into_iter().chain(write).chain(end).min()
+        let revoke = self.revoker.next();
+        let all = retry.into_iter().chain(write).chain(end).chain(revoke);
+        all.min()
     }
     fn after_post_filter(
         &mut self,

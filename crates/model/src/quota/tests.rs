@@ -2,6 +2,7 @@ use super::*;
 use crate::resources::{CPU, MEMORY, PODS};
 
 mod reference;
+mod revoke;
 
 fn claim(weight: i64, request: i64, min: i64, guaranteed: i64) -> Claim {
     Claim {

@@ -231,7 +231,7 @@ pub(super) fn quantities(amounts: &Amounts, table: &ResourceTable) -> BTreeMap<S
         .collect()
 }
 
-fn text(amounts: &Amounts, table: &ResourceTable) -> String {
+pub(super) fn text(amounts: &Amounts, table: &ResourceTable) -> String {
     if amounts.is_empty() {
         return "<empty>".to_owned();
     }

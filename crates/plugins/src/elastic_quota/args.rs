@@ -99,6 +99,18 @@ impl Args {
                 self.enable_min_quota_scale != first.enable_min_quota_scale,
                 "enableMinQuotaScale",
             ),
+            (
+                self.monitor_all_quotas != first.monitor_all_quotas,
+                "monitorAllQuotas",
+            ),
+            (
+                self.delay_evict_time != first.delay_evict_time,
+                "delayEvictTime",
+            ),
+            (
+                self.revoke_pod_interval != first.revoke_pod_interval,
+                "revokePodInterval",
+            ),
         ];
         for (_, setting) in tree.into_iter().filter(|(differs, _)| *differs) {
             crate::args::decided_by_first(NAME, profile, setting);
@@ -151,9 +163,9 @@ impl Args {
 
     /// Says what is asked for and not done.
     pub(super) fn warn(&self, gates: &Gates) {
-        if self.monitor_all_quotas {
+        if self.monitor_all_quotas && !self.enable_runtime_quota {
             tracing::warn!(
-                "{NAME}: args.monitorAllQuotas has no effect: pods beyond a quota's share are not evicted"
+                "{NAME}: args.monitorAllQuotas has no effect while enableRuntimeQuota is off: there is no share to exceed"
             );
         }
         for hook in &self.hook_plugins {

@@ -81,6 +81,12 @@ impl Ledger {
         all.then(|| self.placed.get(quota))
     }
 
+    /// What the pods of one quota that are on nodes are charged.
+    pub(super) fn on_nodes(&self, quota: &str) -> impl Iterator<Item = &Charge> {
+        let placed = self.placed.get(quota).into_iter().flatten();
+        placed.filter_map(|uid| self.pods.get(uid))
+    }
+
     /// What `pod` is charged wherever it belongs.
     pub(super) fn amounts(&self, pod: &PodInfo, table: &ResourceTable) -> Amounts {
         let mut amounts = pod.requests.clone();

@@ -10,6 +10,7 @@ use serde_json::json;
 mod admission;
 mod preemption;
 mod rebuild;
+mod revoke;
 mod status;
 
 const NOW: i64 = 1_700_000_000;
@@ -20,6 +21,11 @@ fn at(seconds: i64) -> Timestamp {
 
 /// An engine with quotas and plain resources.
 fn engine_with(args: &Value, gates: &[&str]) -> Engine {
+    let gates = gates.iter().map(|gate| ((*gate).to_owned(), true));
+    engine_in(args, &BuildContext::with_gates(gates.collect()))
+}
+
+fn engine_in(args: &Value, context: &BuildContext) -> Engine {
     let names = ["PrioritySort", "NodeResourcesFit", NAME, "DefaultBinder"];
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -34,9 +40,7 @@ fn engine_with(args: &Value, gates: &[&str]) -> Engine {
         }]
     });
     let config = Configuration::parse(&config.to_string()).unwrap();
-    let gates = gates.iter().map(|gate| ((*gate).to_owned(), true));
-    let context = BuildContext::with_gates(gates.collect());
-    let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
+    let profiles = Profiles::build(&config, &crate::registry(), context, false).unwrap();
     Engine::new(&config, profiles, EngineOptions::default())
 }
 

@@ -317,7 +317,7 @@ impl World {
                     self.unreserve(&write.name);
                 }
             }
-            Verb::Create(_) => {}
+            Verb::Create(_) | Verb::Evict(_) => {}
         }
     }
 

@@ -23,6 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Cluster {
     pub(crate) server: Arc<ApiServer>,
     pub(crate) client: Client,
+    clock: Clock,
 }
 
 /// A running scheduler.
@@ -53,13 +54,29 @@ impl Cluster {
         self.server.install_crds(definitions).await.unwrap();
     }
 
+    /// Whose clock, and that of its schedulers, goes as tokio's.
+    pub(crate) async fn start_virtual() -> Self {
+        let epoch = "2026-01-01T00:00:00Z".parse().unwrap();
+        let cluster = Self::with(Clock::following_tokio(epoch)).await;
+        cluster.install().await;
+        cluster
+    }
+
     /// Without custom resources.
     pub(crate) async fn bare() -> Self {
-        let mut config = Config::memory(Clock::system());
+        Self::with(Clock::system()).await
+    }
+
+    async fn with(clock: Clock) -> Self {
+        let mut config = Config::memory(clock.clone());
         config.controllers = koord_app::flags::Selection::none();
         let server = ApiServer::open(config).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
-        Self { server, client }
+        Self {
+            server,
+            client,
+            clock,
+        }
     }
 
     pub(crate) fn schedule(&self, change: impl FnOnce(&mut Options)) -> Scheduler {
@@ -71,7 +88,10 @@ impl Cluster {
         client: Client,
         change: impl FnOnce(&mut Options),
     ) -> Scheduler {
-        let context = Context::new();
+        let context = Context {
+            clock: self.clock.clone(),
+            ..Context::new()
+        };
         let mut options = Options::new(koord_plugins::registry());
         options.leader_elect = false;
         // The text that upstream writes, alone.

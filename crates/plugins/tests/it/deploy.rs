@@ -365,6 +365,30 @@ async fn groups_and_quotas(cluster: &Cluster) {
         .await;
 }
 
+/// A quota uses more than it may from now on, and its pod goes.
+async fn overuse(cluster: &Cluster) {
+    let quota = json!({"apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
+        "metadata": {"name": "over"}, "spec": {"max": {"cpu": "4"}, "min": {"cpu": "0"}}});
+    create(cluster, &format!("{SIGS}/elasticquotas"), quota).await;
+    let labels = json!({"quota.scheduling.koordinator.sh/name": "over"});
+    create(cluster, PODS, pod("over", "1", labels, json!({}))).await;
+    cluster.bound("over").await;
+    let quotas: Api<ElasticQuota> = Api::namespaced(cluster.client.clone(), "default");
+    let less = json!({"spec": {"max": {"cpu": "0"}}});
+    let patch = Patch::Merge(&less);
+    quotas
+        .patch("over", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    let gone = async {
+        while cluster.pods().get_opt("over").await.unwrap().is_some() {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let patience = std::time::Duration::from_secs(30);
+    tokio::time::timeout(patience, gone).await.unwrap();
+}
+
 /// A pod takes the place of another; one that fits nowhere says so twice.
 async fn refusals(cluster: &Cluster) {
     for (class, value) in [("low", 1), ("high", 1000)] {
@@ -408,7 +432,8 @@ fn machine() -> Value {
     out
 }
 
-/// The configuration in the ConfigMap, but for reservations that are removed at once.
+/// The configuration in the ConfigMap, but for reservations that are removed at once, and quotas that
+/// are held to their shares at once.
 fn configuration() -> Configuration {
     let map: ConfigMap = only("config.yaml", "ConfigMap");
     let text = &map.data.unwrap()["koord-scheduler-config"];
@@ -417,8 +442,14 @@ fn configuration() -> Configuration {
     let quick = json!({"name": "Reservation", "args": {
         "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "ReservationArgs",
         "gcDurationSeconds": 1, "gcIntervalSeconds": 1}});
-    let args = config["profiles"][0]["pluginConfig"].as_array_mut();
-    args.unwrap().push(quick);
+    let args = config["profiles"][0]["pluginConfig"]
+        .as_array_mut()
+        .unwrap();
+    args.push(quick);
+    let quotas = args.iter_mut().find(|of| of["name"] == "ElasticQuota");
+    let quotas = &mut quotas.unwrap()["args"];
+    quotas["monitorAllQuotas"] = json!(true);
+    quotas["delayEvictTime"] = json!("0s");
     Configuration::parse(&config.to_string()).unwrap()
 }
 
@@ -442,6 +473,7 @@ async fn the_scheduler_uses_all_of_its_rights_and_no_others() {
     volumes(&cluster).await;
     reservations(&cluster).await;
     groups_and_quotas(&cluster).await;
+    overuse(&cluster).await;
     refusals(&cluster).await;
     scheduler.stop().await;
 

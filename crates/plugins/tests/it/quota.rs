@@ -2,12 +2,14 @@
 
 use crate::api::{Cluster, room};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
 use koord_api::{annotations, labels};
 use koord_kube::Api;
-use koord_kube::api::{Patch, PatchParams, PostParams};
+use koord_kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use koord_scheduler::config::Configuration;
 use serde_json::{Value, json};
 
 impl Cluster {
@@ -174,5 +176,106 @@ async fn malformed_annotations_are_told_in_events_of_their_objects() {
     // And nobody else suffers.
     cluster.quota_pod("fine", "bent-quota", "1", "").await;
     assert_eq!(cluster.bound("fine").await, "n");
+    scheduler.stop().await;
+}
+
+/// Arguments of the plugin in the built-in configuration.
+fn configured(args: &Value) -> Configuration {
+    let config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{
+            "schedulerName": "koord-scheduler",
+            "plugins": {"multiPoint": {"enabled": [{"name": "ElasticQuota"}]}},
+            "pluginConfig": [{"name": "ElasticQuota", "args": args}]
+        }]
+    });
+    Configuration::parse(&config.to_string()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allow() {
+    let cluster = Cluster::start_virtual().await;
+    cluster.node("n", room("10"), json!([])).await;
+    cluster.quota("a", "", "10", "4").await;
+    cluster.quota("b", "", "10", "6").await;
+    let args = json!({"monitorAllQuotas": true, "delayEvictTime": "20s"});
+    let scheduler = cluster.schedule(|options| options.config = Some(configured(&args)));
+    for number in 0..5 {
+        let name = format!("a-{number}");
+        cluster.quota_pod(&name, "a", "2", "").await;
+        cluster.bound(&name).await;
+        // Budgets are about pods that run and are ready.
+        let running = json!({"status": {
+            "phase": "Running", "startTime": format!("2026-01-01T00:00:0{number}Z"),
+            "conditions": [{"type": "Ready", "status": "True"}]
+        }});
+        let running = Patch::Strategic(&running);
+        let params = PatchParams::default();
+        cluster
+            .pods()
+            .patch_status(&name, &params, &running)
+            .await
+            .unwrap();
+    }
+    let labels = json!({"metadata": {"labels": {"app": "precious"}}});
+    let patch = Patch::Merge(&labels);
+    let params = PatchParams::default();
+    for name in ["a-0", "a-1", "a-2"] {
+        cluster.pods().patch(name, &params, &patch).await.unwrap();
+    }
+    let budget: PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": {"name": "b", "namespace": "default"},
+        "spec": {"minAvailable": 3, "selector": {"matchLabels": {"app": "precious"}}}
+    }))
+    .unwrap();
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(cluster.client.clone(), "default");
+    budgets
+        .create(&PostParams::default(), &budget)
+        .await
+        .unwrap();
+    let none_to_spare = json!({"status": {
+        "observedGeneration": 1, "disruptionsAllowed": 0,
+        "currentHealthy": 3, "desiredHealthy": 3, "expectedPods": 3
+    }});
+    let none_to_spare = Patch::Merge(&none_to_spare);
+    budgets
+        .patch_status("b", &params, &none_to_spare)
+        .await
+        .unwrap();
+
+    // The lender wants its six cores: three of `a`'s five pods have to go.
+    let asked = tokio::time::Instant::now();
+    cluster.quota_pod("b-0", "b", "6", "").await;
+    let left = || async {
+        let pods = cluster.pods().list(&Default::default()).await.unwrap();
+        let names = pods.items.into_iter().filter_map(|pod| pod.metadata.name);
+        let mut names: Vec<String> = names.filter(|name| name.starts_with("a-")).collect();
+        names.sort();
+        names
+    };
+    let until = async |count: usize| {
+        while left().await.len() > count {
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    };
+    until(3).await;
+    let waited = asked.elapsed();
+    assert!(
+        (20..23).contains(&waited.as_secs()),
+        "{waited:?}: delayEvictTime and a second or two"
+    );
+    assert_eq!(
+        left().await,
+        ["a-0", "a-1", "a-2"],
+        "the budget spares three"
+    );
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    assert_eq!(left().await.len(), 3, "however often it is asked");
+    // Without the budget the next attempt succeeds, and the lender's pod has its place.
+    budgets.delete("b", &DeleteParams::default()).await.unwrap();
+    assert_eq!(cluster.bound("b-0").await, "n");
+    assert_eq!(left().await.len(), 2);
+    cluster.shows("a", "4", "4").await;
     scheduler.stop().await;
 }

@@ -55,6 +55,8 @@ pub enum Verb {
     Create(serde_json::Value),
     /// Deletes the object; the uid, if not empty, must match.
     Delete(String),
+    /// Asks for the eviction of the pod with this uid, which disruption budgets may refuse.
+    Evict(String),
 }
 
 /// An object that could not be understood, to be reported on the object itself.

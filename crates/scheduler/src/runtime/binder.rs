@@ -12,6 +12,7 @@ use koord_kube::api::{
     ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions,
 };
 use koord_kube::events::{Recorder, Severity};
+use koord_kube::evict::{EvictOptions, EvictOutcome, evict_pod};
 use koord_kube::{Api, Client, patch};
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -630,6 +631,22 @@ async fn send_write(client: &Client, write: &Write, extra: &PodPatch) -> Result<
             match api.delete(&write.name, &params).await {
                 Ok(_) => {}
                 Err(error) if patch::is_not_found(&error) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Verb::Evict(uid) => {
+            let options = EvictOptions {
+                uid: Some(uid.clone()),
+                ..EvictOptions::default()
+            };
+            match evict_pod(client, &write.namespace, &write.name, &options).await {
+                Ok(EvictOutcome::Evicted | EvictOutcome::Gone) => {}
+                Ok(EvictOutcome::Blocked { message, .. }) => {
+                    return Err(WriteError {
+                        gone: false,
+                        message,
+                    });
+                }
                 Err(error) => return Err(failed(error)),
             }
         }

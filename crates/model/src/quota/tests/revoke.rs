@@ -1,0 +1,153 @@
+//! Who goes when a quota uses more than it may.
+
+use super::*;
+
+/// Cores, MiB, must not be preempted, is being deleted.
+type Pod = (i64, i64, bool, bool);
+
+fn pods(plain: &[(i64, i64)]) -> Vec<Pod> {
+    let plain = plain.iter();
+    plain
+        .map(|(cpu, memory)| (*cpu, *memory, false, false))
+        .collect()
+}
+
+fn goes(limit: &Amounts, pods: &[Pod]) -> Vec<usize> {
+    let amounts: Vec<Amounts> = pods.iter().map(|pod| list(pod.0, pod.1)).collect();
+    let mut used = Amounts::new();
+    for amounts in &amounts {
+        used.add_all(amounts);
+    }
+    let pods = pods.iter().zip(&amounts);
+    let pods: Vec<Holding<'_>> = pods
+        .map(|((_, _, firm, leaving), amounts)| Holding {
+            amounts,
+            firm: *firm,
+            leaving: *leaving,
+        })
+        .collect();
+    crate::quota::revoke(&used, limit, &pods)
+}
+
+#[test]
+fn as_many_go_as_it_takes_and_the_least_important_first() {
+    struct Row {
+        name: &'static str,
+        /// Cores and MiB.
+        limit: (i64, i64),
+        /// The least important first.
+        pods: Vec<Pod>,
+        goes: &'static [usize],
+    }
+    let (firm, leaving) = (true, true);
+    let rows = [
+        Row {
+            name: "upstream: the small one of the others has the memory that is short",
+            limit: (50, 0),
+            pods: pods(&[(40, 0), (20, 0), (10, 1), (20, 0)]),
+            goes: &[0, 2],
+        },
+        Row {
+            name: "upstream: all together are not enough",
+            limit: (-1, 0),
+            pods: pods(&[(40, 0), (20, 0), (10, 1), (20, 0)]),
+            goes: &[0, 1, 2, 3],
+        },
+        Row {
+            name: "upstream: one of them is on no node",
+            limit: (-1, 0),
+            pods: pods(&[(20, 0), (10, 1), (20, 0)]),
+            goes: &[0, 1, 2],
+        },
+        Row {
+            name: "as much as there may be",
+            limit: (10, 10),
+            pods: pods(&[(4, 4), (6, 6)]),
+            goes: &[],
+        },
+        Row {
+            name: "one more than that",
+            limit: (10, 9),
+            pods: pods(&[(4, 4), (6, 6)]),
+            goes: &[0],
+        },
+        Row {
+            name: "a small one stays beside what is left when a larger one goes",
+            limit: (12, 100),
+            pods: pods(&[(1, 0), (5, 0), (9, 0)]),
+            goes: &[1],
+        },
+        Row {
+            name: "the more important of two that could stay",
+            limit: (10, 100),
+            pods: pods(&[(2, 0), (2, 0), (5, 0), (8, 0)]),
+            goes: &[0, 2],
+        },
+        Row {
+            name: "whoever must not be preempted stays",
+            limit: (5, 100),
+            pods: vec![
+                (4, 0, firm, false),
+                (4, 0, false, false),
+                (1, 0, false, false),
+            ],
+            goes: &[1],
+        },
+        Row {
+            name: "they alone are too many: everybody else goes",
+            limit: (3, 100),
+            pods: vec![
+                (4, 0, firm, false),
+                (4, 0, false, false),
+                (1, 0, false, false),
+            ],
+            goes: &[1, 2],
+        },
+        Row {
+            name: "but not those that have nothing of what is short",
+            limit: (3, 100),
+            pods: vec![
+                (4, 0, firm, false),
+                (0, 7, false, false),
+                (1, 0, false, false),
+            ],
+            goes: &[2],
+        },
+        Row {
+            name: "an unimportant pod without what is short is in nobody's way",
+            limit: (100, 5),
+            pods: pods(&[(3, 0), (1, 4), (1, 4)]),
+            goes: &[1],
+        },
+        Row {
+            name: "what is leaving is on its way back already",
+            limit: (10, 100),
+            pods: vec![(6, 0, false, false), (6, 0, false, leaving)],
+            goes: &[],
+        },
+        Row {
+            name: "and goes no second time when it is not enough",
+            limit: (5, 100),
+            pods: vec![(6, 0, false, leaving), (6, 0, false, false)],
+            goes: &[1],
+        },
+        Row {
+            name: "nobody there",
+            limit: (0, 0),
+            pods: vec![],
+            goes: &[],
+        },
+    ];
+    for row in rows {
+        let limit = list(row.limit.0, row.limit.1);
+        assert_eq!(goes(&limit, &row.pods), row.goes, "{}", row.name);
+    }
+}
+
+#[test]
+fn what_the_limit_does_not_list_is_free() {
+    let limit: Amounts = [(CPU, 10_000)].into_iter().collect();
+    assert_eq!(goes(&limit, &pods(&[(5, 1000), (5, 1000)])), [0; 0]);
+    assert_eq!(goes(&Amounts::new(), &pods(&[(5, 1000)])), [0; 0]);
+    assert_eq!(goes(&limit, &pods(&[(i64::MAX / 1000, 0), (1, 0)])), [0]);
+}

@@ -1,0 +1,140 @@
+//! Overuse: pods of a quota that uses more than its share for long are evicted.
+//!
+//! Use can come to exceed a share: what was lent is asked back, or the cluster shrinks. Admission does
+//! not heal that, as nobody is let in and nobody goes.
+
+use super::ElasticQuotas;
+use super::admission::text;
+use super::args::Args;
+use super::ledger::Charge;
+use jiff::{SignedDuration, Timestamp};
+use koord_api::duration::GoDuration;
+use koord_api::quota::{ROOT_QUOTA, SYSTEM_QUOTA};
+use koord_model::quota::{Holding, exceeded, revoke};
+use koord_scheduler::framework::{Effects, Verb, View, Write};
+use rustc_hash::FxHashMap;
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+/// Looks are at least so far apart, whatever the arguments say.
+const LEAST: SignedDuration = SignedDuration::from_millis(100);
+
+/// Which quotas use more than their share, and since when.
+#[derive(Debug, Default)]
+pub(super) struct Revoker {
+    /// `None`: nobody is evicted.
+    pace: Option<Pace>,
+    /// Since when, or since the last evictions.
+    over: FxHashMap<Arc<str>, Timestamp>,
+    /// Something changed since the last look.
+    pub dirty: bool,
+    looked: Timestamp,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// How long a quota may use more than its share.
+    patience: SignedDuration,
+    /// Between two looks.
+    every: SignedDuration,
+}
+
+impl Revoker {
+    pub(super) fn of(args: &Args, controls: bool) -> Self {
+        let wanted = args.monitor_all_quotas && args.enable_runtime_quota && controls;
+        let signed = |duration: GoDuration| {
+            let duration = duration.to_std().unwrap_or_default();
+            SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
+        };
+        Self {
+            pace: wanted.then(|| Pace {
+                patience: signed(args.delay_evict_time),
+                every: signed(args.revoke_pod_interval).max(LEAST),
+            }),
+            ..Self::default()
+        }
+    }
+
+    /// When to look again.
+    pub(super) fn next(&self) -> Option<Timestamp> {
+        let pace = self.pace?;
+        let after = |at: Timestamp, wait| at.saturating_add(wait).unwrap_or(Timestamp::MAX);
+        let soonest = after(self.looked, pace.every);
+        if self.dirty {
+            return Some(soonest);
+        }
+        let since = self.over.values().min()?;
+        Some(after(*since, pace.patience).max(soonest))
+    }
+}
+
+impl ElasticQuotas {
+    /// Evicts pods of the quotas that have used more than their share for too long.
+    pub(super) fn revoke(&mut self, view: View<'_>, fx: &mut Effects) {
+        let now = view.now;
+        let Some(pace) = self.revoker.pace else {
+            return;
+        };
+        if self.revoker.next().is_none_or(|next| now < next) {
+            return;
+        }
+        self.revoker.dirty = false;
+        self.revoker.looked = now;
+        let mut before = std::mem::take(&mut self.revoker.over);
+        let mut over = FxHashMap::default();
+        let mut tree = self.tree();
+        for name in tree.names() {
+            if [ROOT_QUOTA, SYSTEM_QUOTA].contains(&&*name) {
+                continue;
+            }
+            let Some(quota) = tree.runtime(&name) else {
+                continue;
+            };
+            let (used, share) = (&quota.sums.used, &quota.runtime);
+            if exceeded(used, share).is_empty() {
+                continue;
+            }
+            let since = before.remove(&name).unwrap_or(now);
+            if now.duration_since(since) < pace.patience {
+                over.insert(name, since);
+                continue;
+            }
+            let mut pods: Vec<&Charge> = self.ledger.on_nodes(&name).collect();
+            pods.sort_by(|a, b| importance(b).cmp(&importance(a)));
+            let holdings: Vec<Holding<'_>> = pods
+                .iter()
+                .map(|charge| Holding {
+                    amounts: &charge.amounts,
+                    firm: charge.non_preemptible,
+                    leaving: charge.info.deleting,
+                })
+                .collect();
+            for at in revoke(used, share, &holdings) {
+                let pod = &pods[at].info;
+                let (used, share) = (text(used, view.resources), text(share, view.resources));
+                tracing::info!(%pod, quota = %name, used, runtime = share, "evicted: its quota uses too much");
+                fx.writes.push(Write {
+                    group: "",
+                    version: "v1",
+                    plural: "pods",
+                    namespace: pod.namespace.to_string(),
+                    name: pod.name.to_string(),
+                    verb: Verb::Evict(pod.uid.to_string()),
+                    timed: None,
+                });
+            }
+            over.insert(name, now);
+        }
+        drop(tree);
+        self.revoker.over = over;
+    }
+}
+
+/// Sorts the more important pod first: by priority, then by how long it runs.
+fn importance(charge: &Charge) -> (Reverse<i32>, Timestamp, &str) {
+    let pod = &charge.info;
+    let status = pod.object.status.as_ref();
+    let started = status.and_then(|status| status.start_time.as_ref());
+    let started = started.map_or(Timestamp::MAX, |time| time.0);
+    (Reverse(pod.priority), started, &pod.uid)
+}
