@@ -522,7 +522,7 @@ impl Plugin for Reservations {
             return BindPlan::Skip;
         };
         let status = control::placed(view.nodes.name(node), &reserved, view.now);
-        BindPlan::Writes(vec![control::status_write(record, status)])
+        BindPlan::Writes(vec![control::placement(record, status)])
     }
 
     fn remark(&self, pod: &PodInfo, message: &str) -> Option<Remark> {

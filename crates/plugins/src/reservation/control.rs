@@ -251,6 +251,15 @@ pub(super) fn status_write(record: &Record, status: Value) -> Write {
     }
 }
 
+/// The write that places the Reservation, as it is known; one that is being deleted is not placed.
+pub(super) fn placement(record: &Record, status: Value) -> Write {
+    let mut write = status_write(record, status);
+    if let Verb::PatchStatus(body) = &mut write.verb {
+        body["metadata"]["resourceVersion"] = json!(record.object.metadata.resource_version);
+    }
+    write
+}
+
 fn to(record: &Record) -> Write {
     Write {
         group: "scheduling.koordinator.sh",

@@ -1,24 +1,35 @@
-//! `--bind-annotations-with-binding`: what is decided about a pod arrives with its binding.
+//! What is written to place a pod or a reservation: in one write or two, and never to one that goes, or
+//! to another one of its name.
 
 use crate::api::{Cluster, room};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::{Method, Request};
 use k8s_openapi::api::core::v1::Pod;
+use koord_api::scheduling::Reservation;
 use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_kube::Api;
-use koord_kube::api::PostParams;
+use koord_kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use tokio::sync::Semaphore;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Notes the writes to pods, and loses the first bindings.
+/// Notes the writes to pods and reservations, loses the first bindings, and holds a write back.
 #[derive(Debug, Default)]
 struct Notes {
     writes: Vec<String>,
     lose: usize,
+    hold: Option<Hold>,
+}
+
+/// A write that is on its way.
+#[derive(Debug, Clone)]
+struct Hold {
+    arrived: Arc<Semaphore>,
+    go: Arc<Semaphore>,
 }
 
 #[derive(Clone)]
@@ -29,10 +40,11 @@ struct Noted<S> {
 
 impl<S, B> tower::Service<Request<B>> for Noted<S>
 where
-    S: tower::Service<Request<B>>,
+    S: tower::Service<Request<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
     S::Error: Into<BoxError>,
     S::Response: Send,
+    B: Send + 'static,
 {
     type Response = S::Response;
     type Error = BoxError;
@@ -44,18 +56,29 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let path = request.uri().path();
-        if request.method() != Method::GET && path.contains("/pods/") && !path.ends_with("/status")
-        {
+        let name = path
+            .split_once("/pods/")
+            .filter(|_| !path.ends_with("/status"));
+        let name = name.or_else(|| path.split_once("/reservations/"));
+        let mut hold = None;
+        if let Some((_, name)) = name.filter(|_| request.method() != Method::GET) {
             let mut notes = self.notes.lock().unwrap();
-            let name = path.rsplit("/pods/").next().unwrap_or_default();
             notes.writes.push(format!("{} {name}", request.method()));
             if path.ends_with("/binding") && notes.lose > 0 {
                 notes.lose -= 1;
                 return async { Err("lost".into()) }.boxed();
             }
+            hold = notes.hold.take();
         }
-        let answer = self.inner.call(request);
-        async move { answer.await.map_err(Into::into) }.boxed()
+        let mut inner = self.inner.clone();
+        async move {
+            if let Some(hold) = hold {
+                hold.arrived.add_permits(1);
+                hold.go.acquire().await.unwrap().forget();
+            }
+            inner.call(request).await.map_err(Into::into)
+        }
+        .boxed()
     }
 }
 
@@ -104,23 +127,9 @@ impl Run {
 
     /// A pod that is bound to CPUs.
     async fn create(&self, name: &str, cpu: &str, more: Value) {
-        let mut labels = json!({"koordinator.sh/qosClass": "LSR",
-            "koordinator.sh/priority-class": "koord-prod"});
-        for (key, value) in more.as_object().into_iter().flatten() {
-            labels[key] = value.clone();
-        }
-        let resources = json!({"requests": {"cpu": cpu}, "limits": {"cpu": cpu}});
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": name, "namespace": "default", "labels": labels},
-            "spec": {"schedulerName": "koord-scheduler", "containers":
-                [{"name": "c", "image": "i", "resources": resources}]}
-        }))
-        .unwrap();
-        let created = self
-            .cluster
-            .pods()
-            .create(&PostParams::default(), &pod)
-            .await;
+        let pod = pod(name, cpu, more);
+        let params = PostParams::default();
+        let created = self.cluster.pods().create(&params, &pod).await;
         created.unwrap();
     }
 
@@ -136,6 +145,22 @@ impl Run {
     fn writes(&self) -> Vec<String> {
         self.notes.lock().unwrap().writes.clone()
     }
+}
+
+/// A pod that is bound to CPUs.
+fn pod(name: &str, cpu: &str, more: Value) -> Pod {
+    let mut labels = json!({"koordinator.sh/qosClass": "LSR",
+        "koordinator.sh/priority-class": "koord-prod"});
+    for (key, value) in more.as_object().into_iter().flatten() {
+        labels[key] = value.clone();
+    }
+    let resources = json!({"requests": {"cpu": cpu}, "limits": {"cpu": cpu}});
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "default", "labels": labels},
+        "spec": {"schedulerName": "koord-scheduler", "containers":
+            [{"name": "c", "image": "i", "resources": resources}]}
+    }))
+    .unwrap()
 }
 
 const STATUS: &str = "scheduling.koordinator.sh/resource-status";
@@ -193,4 +218,140 @@ async fn members_of_a_gang_are_bound_with_its_annotations() {
     writes.sort();
     assert_eq!(writes, ["POST a/binding", "POST b/binding"]);
     run.scheduler.stop().await;
+}
+
+/// Holds the next write back.
+fn hold(run: &Run) -> Hold {
+    let hold = Hold {
+        arrived: Arc::new(Semaphore::new(0)),
+        go: Arc::new(Semaphore::new(0)),
+    };
+    run.notes.lock().unwrap().hold = Some(hold.clone());
+    hold
+}
+
+impl Hold {
+    async fn arrives(&self) {
+        let soon = std::time::Duration::from_secs(30);
+        let arrived = tokio::time::timeout(soon, self.arrived.acquire()).await;
+        arrived.expect("a write in time").unwrap().forget();
+    }
+}
+
+const KEPT: &str = "test.koordinator.sh/kept";
+
+/// `DefaultPreBind` and `DynamicSchedulerCheck` upstream: a pod that is being deleted, and one of the
+/// name that another scheduler is to place. Nothing that was booked for the first may stay booked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_goes_at_the_last_moment_is_not_bound_nor_another_of_its_name() {
+    let rows = [
+        ("going, before its annotations", true, false, "4"),
+        (
+            "going, with nothing to write but its binding",
+            false,
+            false,
+            "4",
+        ),
+        ("another one, before its annotations", true, true, "4"),
+        (
+            "another one, with nothing to write but its binding",
+            false,
+            true,
+            "4",
+        ),
+    ];
+    for (name, annotated, again, cpu) in rows {
+        let run = Run::start(false, 0).await;
+        let held = hold(&run);
+        let labels = |more: Value| {
+            if annotated {
+                more
+            } else {
+                json!({"koordinator.sh/qosClass": "LS"})
+            }
+        };
+        run.create("p", cpu, labels(json!({}))).await;
+        held.arrives().await;
+        let first = if annotated {
+            "PATCH p"
+        } else {
+            "POST p/binding"
+        };
+        assert_eq!(run.writes(), [first], "{name}");
+        let pods = run.cluster.pods();
+        let at_once = DeleteParams {
+            grace_period_seconds: Some(0),
+            ..DeleteParams::default()
+        };
+        if again {
+            pods.delete("p", &at_once).await.unwrap();
+            let mut other = pod("p", cpu, json!({}));
+            other.spec.as_mut().unwrap().scheduler_name = Some("other".to_owned());
+            pods.create(&PostParams::default(), &other).await.unwrap();
+        } else {
+            let kept = json!({"metadata": {"finalizers": [KEPT]}});
+            let params = PatchParams::default();
+            pods.patch("p", &params, &Patch::Merge(&kept))
+                .await
+                .unwrap();
+            pods.delete("p", &at_once).await.unwrap();
+        }
+        held.go.add_permits(1);
+        // All CPUs are free again.
+        run.create("next", cpu, json!({})).await;
+        assert!(run.bound("next").await.contains_key(STATUS), "{name}");
+        let left = pods.get("p").await.unwrap();
+        assert_eq!(left.spec.unwrap().node_name, None, "{name}");
+        assert_eq!(left.metadata.deletion_timestamp.is_some(), !again, "{name}");
+        let notes = left.metadata.annotations.unwrap_or_default();
+        assert!(!again || !notes.contains_key(STATUS), "{name}: {notes:?}");
+        run.scheduler.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reservation_that_goes_at_the_last_moment_is_not_placed_nor_another_of_its_name() {
+    for again in [false, true] {
+        let run = Run::start(false, 0).await;
+        let reservation = |scheduler: &str, kept: &[&str]| -> Reservation {
+            let resources = json!({"requests": {"cpu": "4"}, "limits": {"cpu": "4"}});
+            let template = json!({"spec": {"schedulerName": scheduler,
+                "containers": [{"name": "c", "image": "i", "resources": resources}]}});
+            serde_json::from_value(json!({
+                "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+                "metadata": {"name": "r", "finalizers": kept},
+                "spec": {"owners": [{"labelSelector": {"matchLabels": {"app": "web"}}}],
+                    "template": template}
+            }))
+            .unwrap()
+        };
+        let api: Api<Reservation> = Api::all(run.cluster.client.clone());
+        let params = PostParams::default();
+        let kept: &[&str] = if again { &[] } else { &[KEPT] };
+        let held = hold(&run);
+        api.create(&params, &reservation("koord-scheduler", kept))
+            .await
+            .unwrap();
+        held.arrives().await;
+        assert_eq!(run.writes(), ["PATCH r/status"]);
+        api.delete("r", &DeleteParams::default()).await.unwrap();
+        if again {
+            api.create(&params, &reservation("other", &[]))
+                .await
+                .unwrap();
+        }
+        held.go.add_permits(1);
+        run.create("next", "4", json!({})).await;
+        assert!(
+            run.bound("next").await.contains_key(STATUS),
+            "again: {again}"
+        );
+        let left = api.get("r").await.unwrap();
+        let node = left
+            .status
+            .map(|status| status.node_name)
+            .unwrap_or_default();
+        assert_eq!(node, "", "again: {again}");
+        run.scheduler.stop().await;
+    }
 }

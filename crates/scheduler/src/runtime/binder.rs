@@ -485,17 +485,12 @@ async fn send_binding(
         message: error.to_string(),
     };
     if let BindPlan::Writes(writes) = &request.plan {
-        let mut extra = &request.patch;
-        for write in writes {
-            send_write(&client, write, extra)
-                .await
-                .map_err(|error| BindError {
-                    gone: error.gone,
-                    message: error.to_string(),
-                })?;
-            extra = NOTHING;
-        }
-        return Ok(());
+        return send_placement(&client, pod, writes, &request.patch)
+            .await
+            .map_err(|error| BindError {
+                gone: error.gone,
+                message: error.to_string(),
+            });
     }
     // The API server merges a binding's annotations into the pod, and nothing else.
     let together = together && request.patch.labels.is_empty() && request.extender.is_none();
@@ -547,7 +542,61 @@ async fn send_binding(
 #[error("{message}")]
 struct WriteError {
     gone: bool,
+    /// The object is another version or another one than was written to.
+    conflict: bool,
     message: String,
+}
+
+impl WriteError {
+    fn of(error: &koord_kube::Error) -> Self {
+        Self {
+            gone: patch::is_not_found(error),
+            conflict: patch::is_conflict(error),
+            message: error.to_string(),
+        }
+    }
+}
+
+/// How often the writes that place an object are tried when it changes meanwhile.
+const PLACEMENTS: u8 = 5;
+
+/// Sends the writes that place what `pod` stands for, the first with `extra`. The object is as the plugin
+/// saw it, where its writes say the version; else it is looked at again, and not placed when it is being
+/// deleted or is another one of that name.
+async fn send_placement(
+    client: &Client,
+    pod: &PodInfo,
+    writes: &[Write],
+    extra: &PodPatch,
+) -> Result<(), WriteError> {
+    let (mut extra, mut tries) = (extra, 0);
+    for write in writes {
+        let mut write = write.clone();
+        let api = api_of(client, &write);
+        while let Err(error) = send_write(client, &write, extra).await {
+            let (Verb::Patch(body) | Verb::PatchStatus(body)) = &mut write.verb else {
+                return Err(error);
+            };
+            tries += 1;
+            if !error.conflict || tries >= PLACEMENTS {
+                return Err(error);
+            }
+            let failed = |error: koord_kube::Error| WriteError::of(&error);
+            let metadata = api.get(&write.name).await.map_err(failed)?.metadata;
+            let gone = metadata.uid.as_deref() != Some(&*pod.uid);
+            if gone || metadata.deletion_timestamp.is_some() {
+                let what = if gone { "gone" } else { "being deleted" };
+                return Err(WriteError {
+                    gone,
+                    conflict: false,
+                    message: format!("{} {:?} is {what}", write.plural, write.name),
+                });
+            }
+            body["metadata"]["resourceVersion"] = json!(metadata.resource_version);
+        }
+        extra = NOTHING;
+    }
+    Ok(())
 }
 
 static NOTHING: &PodPatch = &PodPatch {
@@ -555,8 +604,7 @@ static NOTHING: &PodPatch = &PodPatch {
     labels: std::collections::BTreeMap::new(),
 };
 
-/// Sends one write; labels and annotations of `extra` go along with a patch of the object.
-async fn send_write(client: &Client, write: &Write, extra: &PodPatch) -> Result<(), WriteError> {
+fn api_of(client: &Client, write: &Write) -> Api<DynamicObject> {
     let resource = ApiResource {
         group: write.group.to_owned(),
         version: write.version.to_owned(),
@@ -568,16 +616,18 @@ async fn send_write(client: &Client, write: &Write, extra: &PodPatch) -> Result<
         kind: String::new(),
         plural: write.plural.to_owned(),
     };
-    let api: Api<DynamicObject> = if write.namespace.is_empty() {
+    if write.namespace.is_empty() {
         Api::all_with(client.clone(), &resource)
     } else {
         Api::namespaced_with(client.clone(), &write.namespace, &resource)
-    };
+    }
+}
+
+/// Sends one write; labels and annotations of `extra` go along with a patch of the object.
+async fn send_write(client: &Client, write: &Write, extra: &PodPatch) -> Result<(), WriteError> {
+    let api = api_of(client, write);
     let params = PatchParams::default();
-    let failed = |error: koord_kube::Error| WriteError {
-        gone: patch::is_not_found(&error),
-        message: error.to_string(),
-    };
+    let failed = |error: koord_kube::Error| WriteError::of(&error);
     let merge = |body: &Value| {
         let mut body = body.clone();
         for (section, values) in [
@@ -598,13 +648,18 @@ async fn send_write(client: &Client, write: &Write, extra: &PodPatch) -> Result<
                 .map_err(failed)?;
         }
         Verb::PatchStatus(body) => {
+            let mut body = body.clone();
             if !extra.is_empty() {
-                let extra = merge(&json!({}));
-                api.patch(&write.name, &params, &Patch::Merge(&extra))
+                let extra = merge(&json!({"metadata": body["metadata"]}));
+                let patched = api
+                    .patch(&write.name, &params, &Patch::Merge(&extra))
                     .await
                     .map_err(failed)?;
+                if !body["metadata"]["resourceVersion"].is_null() {
+                    body["metadata"]["resourceVersion"] = json!(patched.metadata.resource_version);
+                }
             }
-            api.patch_status(&write.name, &params, &Patch::Merge(body))
+            api.patch_status(&write.name, &params, &Patch::Merge(&body))
                 .await
                 .map_err(failed)?;
         }
@@ -612,6 +667,7 @@ async fn send_write(client: &Client, write: &Write, extra: &PodPatch) -> Result<
             let object: DynamicObject =
                 serde_json::from_value(merge(body)).map_err(|error| WriteError {
                     gone: false,
+                    conflict: false,
                     message: error.to_string(),
                 })?;
             match api.create(&PostParams::default(), &object).await {
@@ -644,6 +700,7 @@ async fn send_write(client: &Client, write: &Write, extra: &PodPatch) -> Result<
                 Ok(EvictOutcome::Blocked { message, .. }) => {
                     return Err(WriteError {
                         gone: false,
+                        conflict: false,
                         message,
                     });
                 }
