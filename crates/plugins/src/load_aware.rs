@@ -45,6 +45,8 @@ pub(crate) struct LoadAware {
     reports: FxHashMap<Arc<str>, Known>,
     /// By node index.
     loads: Vec<Load>,
+    /// By node index: whether there is a report. Without one, a node says nothing.
+    reported_on: Vec<bool>,
     /// When reports expire: their verdicts change then without any event.
     expiries: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
     /// The node that was reported on last, as it was taken to be before, and whether it was
@@ -89,6 +91,7 @@ impl LoadAware {
             weights,
             reports: FxHashMap::default(),
             loads: Vec::new(),
+            reported_on: Vec::new(),
             expiries: BinaryHeap::new(),
             reported: None,
         })
@@ -141,6 +144,28 @@ impl LoadAware {
             load.add(pod, estimate, (&self.args, &self.dims), at);
         }
         *self.load(node).0 = load;
+        self.note(node);
+    }
+
+    /// Keeps [`Self::reported_on`] true.
+    fn note(&mut self, node: NodeIndex) {
+        let row = node.row();
+        if self.reported_on.len() <= row {
+            self.reported_on.resize(row + 1, false);
+        }
+        let load = self.loads.get(row);
+        self.reported_on[row] = load.is_some_and(|load| load.standing.report.is_some());
+    }
+
+    /// Those of `nodes` that there is a report on, with their positions.
+    fn with_report<'a>(
+        &'a self,
+        nodes: &'a [NodeIndex],
+    ) -> impl Iterator<Item = (usize, &'a Load)> {
+        let is_reported = |node: &NodeIndex| self.reported_on.get(node.row()) == Some(&true);
+        let nodes = nodes.iter().enumerate();
+        let those = nodes.filter(move |(_, node)| is_reported(node));
+        those.filter_map(|(at, node)| Some((at, self.loads.get(node.row())?)))
     }
 
     /// Files a report. Until now the node was taken to be as [`LoadAware::reported`] says.
@@ -175,6 +200,7 @@ impl LoadAware {
         if let Some(node) = node {
             let (load, rules) = self.load(node);
             load.set_report(filed, rules);
+            self.note(node);
             fx.touched.push(node);
         }
     }
@@ -249,6 +275,44 @@ impl LoadAware {
         };
         let exceeded = self.exceeded(&aggregated.limits, used, load);
         refuse(exceeded, "aggregated ")
+    }
+
+    /// What a node scores for a pod.
+    fn points(&self, load: &Load, incoming: &Incoming, now: Timestamp) -> i64 {
+        let standing = &load.standing;
+        let (Some(report), Some(usage)) = (&standing.report, &standing.usage) else {
+            return 0;
+        };
+        if self.is_expired(report, now) {
+            return 0;
+        }
+        let prod = incoming.prod && self.args.score_according_prod_usage;
+        let aggregated = self
+            .args
+            .aggregated
+            .as_ref()
+            .filter(|aggregated| !aggregated.score_aggregation_type.is_empty());
+        let base = match aggregated {
+            _ if prod => Some(&standing.prod_usage),
+            Some(_) => standing.scored.as_ref(),
+            None => Some(usage),
+        };
+        let delta = if prod {
+            &standing.prod_delta
+        } else {
+            &standing.node_delta
+        };
+        let dominant = self.args.dominant_resource_weight;
+        // The scarcest resource may be one without a weight of its own.
+        let counted = self.weights.iter().enumerate();
+        let counted = counted.filter(|(_, weight)| **weight > 0 || dominant > 0);
+        let scores = counted.map(|(at, weight)| {
+            let used = base.map_or(standing.estimated[at], |base| base[at] + delta[at]);
+            let used = used.saturating_add(incoming.estimate[at]);
+            let score = estimate::least_used_score(used, load.allocatable[at]);
+            (*weight, score)
+        });
+        estimate::weighted_score(scores, dominant)
     }
 }
 
@@ -360,48 +424,44 @@ impl Plugin for LoadAware {
         self.judge(load, &load.standing, incoming, cycle.view.now)
     }
 
+    fn filter_each(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        nodes: &[NodeIndex],
+        refuse: &mut dyn FnMut(usize, Rejection),
+    ) {
+        let Some(incoming) = state.get::<Incoming>() else {
+            return;
+        };
+        for (at, load) in self.with_report(nodes) {
+            if let Err(no) = self.judge(load, &load.standing, incoming, cycle.view.now) {
+                refuse(at, no);
+            }
+        }
+    }
+
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
         PreScore::Ready(State::of(self.incoming(cycle.pod, cycle.view)))
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
-        else {
-            return 0;
+        let (incoming, load) = (state.get::<Incoming>(), self.loads.get(node.row()));
+        let of = |(incoming, load)| self.points(load, incoming, cycle.view.now);
+        incoming.zip(load).map_or(0, of)
+    }
+    fn score_each(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        nodes: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        let Some(incoming) = state.get::<Incoming>() else {
+            return;
         };
-        let standing = &load.standing;
-        let (Some(report), Some(usage)) = (&standing.report, &standing.usage) else {
-            return 0;
-        };
-        if self.is_expired(report, cycle.view.now) {
-            return 0;
+        for (at, load) in self.with_report(nodes) {
+            scores[at] = self.points(load, incoming, cycle.view.now);
         }
-        let prod = incoming.prod && self.args.score_according_prod_usage;
-        let aggregated = self
-            .args
-            .aggregated
-            .as_ref()
-            .filter(|aggregated| !aggregated.score_aggregation_type.is_empty());
-        let base = match aggregated {
-            _ if prod => Some(&standing.prod_usage),
-            Some(_) => standing.scored.as_ref(),
-            None => Some(usage),
-        };
-        let delta = if prod {
-            &standing.prod_delta
-        } else {
-            &standing.node_delta
-        };
-        let dominant = self.args.dominant_resource_weight;
-        // The scarcest resource may be one without a weight of its own.
-        let counted = self.weights.iter().enumerate();
-        let counted = counted.filter(|(_, weight)| **weight > 0 || dominant > 0);
-        let scores = counted.map(|(at, weight)| {
-            let used = base.map_or(standing.estimated[at], |base| base[at] + delta[at]);
-            let used = used.saturating_add(incoming.estimate[at]);
-            let score = estimate::least_used_score(used, load.allocatable[at]);
-            (*weight, score)
-        });
-        estimate::weighted_score(scores, dominant)
     }
 
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {

@@ -24,7 +24,7 @@ use koord_api::quantity::{self, Format, Quantity};
 use koord_api::scheduling::{Reservation, ReservationAllocatePolicy};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_model::cpuset::BindPolicy;
-use koord_model::numa::{NumaPolicy, NumaPolicyKind, Offers, amplify};
+use koord_model::numa::{NumaPolicy, NumaPolicyKind, Offers, Usage, amplify};
 use koord_model::resources::{
     BATCH_MEMORY, CPU, EPHEMERAL_STORAGE, MEMORY, MID_MEMORY, ResourceId, ResourceTable,
 };
@@ -112,6 +112,19 @@ impl Numa {
     /// is aligned, and the score is that of the node as a whole.
     fn are_plain(&self, incoming: &Incoming, node: NodeIndex) -> bool {
         incoming.is_plain() && self.plain.get(node.row()) == Some(&true)
+    }
+
+    /// The positions of those of `nodes` that are not plain to the pod.
+    fn not_plain<'a>(
+        &'a self,
+        incoming: &Incoming,
+        nodes: &'a [NodeIndex],
+    ) -> impl Iterator<Item = usize> + 'a {
+        let any_may_be = incoming.is_plain();
+        let is_plain =
+            move |node: &NodeIndex| any_may_be && self.plain.get(node.row()) == Some(&true);
+        let nodes = nodes.iter().enumerate();
+        nodes.filter_map(move |(at, node)| (!is_plain(node)).then_some(at))
     }
 
     /// Reads what a pod on the node says it was given.
@@ -254,6 +267,22 @@ impl Plugin for Numa {
             None => Ok(()),
         }
     }
+    fn filter_each(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        nodes: &[NodeIndex],
+        refuse: &mut dyn FnMut(usize, Rejection),
+    ) {
+        let Some(incoming) = state.get::<Incoming>() else {
+            return;
+        };
+        for at in self.not_plain(incoming, nodes) {
+            if let Err(rejection) = self.filter(cycle, state, nodes[at]) {
+                refuse(at, rejection);
+            }
+        }
+    }
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
         match self.incoming(cycle.pod, cycle.view) {
             Ok(Some(incoming)) => PreScore::Ready(State::of(incoming)),
@@ -327,6 +356,34 @@ impl Plugin for Numa {
             }
             (there, used)
         })
+    }
+    fn score_each(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        nodes: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        let strategy = self.settings.of(cycle.pod).nodes;
+        let incoming = state.get::<Incoming>();
+        let weighed = incoming.into_iter().flat_map(|incoming| &incoming.weighed);
+        let columns: Vec<_> = weighed
+            .map(|(id, weight)| (cycle.view.nodes.column(*id), *id, *weight))
+            .collect();
+        for (score, node) in scores.iter_mut().zip(nodes) {
+            let Some(incoming) = incoming.filter(|incoming| self.are_plain(incoming, *node)) else {
+                *score = self.score(cycle, state, *node);
+                continue;
+            };
+            let usages = columns.iter().map(|(column, id, weight)| Usage {
+                allocatable: column.allocatable(*node),
+                requested: column
+                    .requested(*node)
+                    .saturating_add(incoming.requests.get(*id)),
+                weight: *weight,
+            });
+            *score = allocate::average(strategy, usages);
+        }
     }
 
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
@@ -537,6 +594,21 @@ impl Alignment for Numa {
             nodes: side.mask(),
             states: allocate::widest(book, side, &scene).held.states,
         })
+    }
+    fn aligns_each(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        nodes: &[NodeIndex],
+        asks: &mut dyn FnMut(usize),
+    ) {
+        let Some(incoming) = state.get::<Incoming>() else {
+            return;
+        };
+        let others = self.not_plain(incoming, nodes);
+        others
+            .filter(|at| self.numa_policy(cycle, state, nodes[*at]).is_some())
+            .for_each(asks);
     }
     fn numa_hints(
         &self,

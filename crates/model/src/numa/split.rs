@@ -90,6 +90,7 @@ pub struct Usage {
 }
 
 /// The free share, 0 to 100, averaged by weight.
+#[inline]
 #[must_use]
 pub fn least_allocated(usages: impl IntoIterator<Item = Usage>) -> i64 {
     average(usages, |there, used| {
@@ -102,15 +103,18 @@ pub fn least_allocated(usages: impl IntoIterator<Item = Usage>) -> i64 {
 }
 
 /// The used share, 0 to 100, averaged by weight.
+#[inline]
 #[must_use]
 pub fn most_allocated(usages: impl IntoIterator<Item = Usage>) -> i64 {
     average(usages, |there, used| part(used.min(there), there))
 }
 
+#[inline]
 fn part(amount: i64, of: i64) -> i64 {
     percent(amount, of).unwrap_or(0)
 }
 
+#[inline]
 fn average(usages: impl IntoIterator<Item = Usage>, score: impl Fn(i64, i64) -> i64) -> i64 {
     let (mut sum, mut weights) = (0i64, 0i64);
     for usage in usages.into_iter().filter(|usage| usage.allocatable > 0) {

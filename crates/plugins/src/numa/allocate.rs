@@ -479,6 +479,15 @@ pub(super) fn score(
             weight: *weight,
         }
     });
+    average(strategy, usages)
+}
+
+/// The score of what is used like this.
+#[inline]
+pub(super) fn average(
+    strategy: koord_model::cpuset::Strategy,
+    usages: impl Iterator<Item = Usage>,
+) -> i64 {
     match strategy {
         koord_model::cpuset::Strategy::LeastAllocated => least_allocated(usages),
         koord_model::cpuset::Strategy::MostAllocated => most_allocated(usages),

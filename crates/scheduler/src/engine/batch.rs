@@ -2,29 +2,74 @@
 //!
 //! Asked row by row, the plugins' answers cost less than asking for them.
 
+use super::class::normal;
 use super::diagnosis::RowVerdict;
 use super::scope::{Looked, Scope};
-use crate::framework::Cycle;
+use crate::framework::{Cycle, Normalize};
 use crate::state::NodeIndex;
+use rustc_hash::FxHashSet;
+
+/// So many rows at a time: what is found of them stays in the cache until it is taken in.
+pub(super) const ROWS: usize = 512;
 
 /// What was found of rows, by position in what was asked for.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     looked: Vec<Looked>,
-    /// Raw scores by row, then by column; 0 in rows that do not fit.
-    raws: Vec<i64>,
-    width: usize,
+    /// By row: what comes of the raw scores that do not depend on other rows.
+    fixed: Vec<i64>,
+    /// By column.
+    raws: Vec<Raws>,
+}
+
+/// The raw scores of one plugin.
+#[derive(Debug)]
+struct Raws {
+    weight: i64,
+    kind: Normalize,
+    /// By row, if what they come to depends on other rows; 0 in rows that do not fit.
+    kept: Vec<i64>,
 }
 
 impl Batch {
-    /// Takes out what was found of the row at position `at`.
-    pub(super) fn take(&mut self, at: usize) -> (Looked, &[i64]) {
-        let raws = &self.raws[at * self.width..(at + 1) * self.width];
-        (std::mem::take(&mut self.looked[at]), raws)
+    fn of(scope: &Scope<'_>, rows: usize) -> Self {
+        let mut looked = Vec::with_capacity(rows);
+        looked.resize_with(rows, Looked::default);
+        let scores = scope.prepared.scores.iter();
+        let raws = scores.map(|(plugin, weight, _)| {
+            let kind = scope.plugins[*plugin].normalization();
+            let kept = if kind == Normalize::None { 0 } else { rows };
+            Raws {
+                weight: *weight,
+                kind,
+                kept: vec![0; kept],
+            }
+        });
+        Self {
+            looked,
+            fixed: vec![0; rows],
+            raws: raws.collect(),
+        }
     }
 
-    fn raws_mut(&mut self, at: usize) -> &mut [i64] {
-        &mut self.raws[at * self.width..(at + 1) * self.width]
+    /// Takes out what was found of the row at position `at`, with what comes of the raw scores that do
+    /// not depend on other rows.
+    pub(super) fn take(&mut self, at: usize) -> (Looked, i64) {
+        (std::mem::take(&mut self.looked[at]), self.fixed[at])
+    }
+
+    /// The raw scores of that row; 0 in columns that do not depend on other rows.
+    pub(super) fn raws(&self, at: usize) -> impl Iterator<Item = i64> {
+        let columns = self.raws.iter();
+        columns.map(move |raws| raws.kept.get(at).copied().unwrap_or(0))
+    }
+
+    fn score(&mut self, column: usize, at: usize, raw: i64) {
+        let raws = &mut self.raws[column];
+        match raws.kept.get_mut(at) {
+            Some(kept) => *kept = raw,
+            None => self.fixed[at] += raws.weight * normal(raws.kind, raw, 0),
+        }
     }
 }
 
@@ -52,16 +97,10 @@ impl Left {
 }
 
 impl Scope<'_> {
-    /// [`Scope::look`] for each of `rows`.
-    pub(super) fn look_each(&self, rows: &[NodeIndex]) -> Batch {
-        let width = self.prepared.scores.len();
-        let mut batch = Batch {
-            looked: Vec::with_capacity(rows.len()),
-            raws: vec![0; rows.len() * width],
-            width,
-        };
-        batch.looked.resize_with(rows.len(), Looked::default);
-        let mut left = self.like_the_books(rows, &mut batch);
+    /// [`Scope::look`] for each of `rows`; pods are nominated to those that are `promised`.
+    pub(super) fn look_each(&self, rows: &[NodeIndex], promised: &FxHashSet<NodeIndex>) -> Batch {
+        let mut batch = Batch::of(self, rows.len());
+        let mut left = self.like_the_books(rows, promised, &mut batch);
         for (plugin, state) in &self.prepared.filters {
             if self.leaves_out(*plugin) {
                 continue;
@@ -88,19 +127,45 @@ impl Scope<'_> {
             scores.fill(0);
             self.plugins[*plugin].score_each(&self.cycle, state, &left.nodes, &mut scores);
             for (at, score) in left.at.iter().zip(&scores) {
-                batch.raws[at * width + column] = *score;
+                batch.score(column, *at, *score);
             }
+        }
+        if cfg!(debug_assertions) {
+            self.compare(rows, &batch);
         }
         batch
     }
 
+    /// What is said of rows together is what is said of one.
+    fn compare(&self, rows: &[NodeIndex], batch: &Batch) {
+        let mut raws = Vec::new();
+        for (at, node) in rows.iter().enumerate() {
+            raws.clear();
+            let one = self.look(*node, &mut raws);
+            assert_eq!(one.verdict, batch.looked[at].verdict, "{node:?}");
+            let (mut fixed, mut kept) = (0, Vec::new());
+            for (raws, raw) in batch.raws.iter().zip(&raws) {
+                let own = raws.weight * normal(raws.kind, *raw, 0);
+                fixed += if raws.kept.is_empty() { own } else { 0 };
+                kept.push(if raws.kept.is_empty() { 0 } else { *raw });
+            }
+            kept.resize(batch.raws.len(), 0);
+            assert_eq!(fixed, batch.fixed[at], "{node:?}");
+            assert_eq!(kept, batch.raws(at).collect::<Vec<_>>(), "{node:?}");
+        }
+    }
+
     /// The rows that are to be judged as the books have them. The others are judged on the spot: what
     /// is imagined differs from one to the other.
-    fn like_the_books(&self, rows: &[NodeIndex], batch: &mut Batch) -> Left {
-        let promised = self.promised();
+    fn like_the_books(
+        &self,
+        rows: &[NodeIndex],
+        promised: &FxHashSet<NodeIndex>,
+        batch: &mut Batch,
+    ) -> Left {
         let releases = !self.bare && !self.prepared.releasing.is_empty();
         let mut left = Left::default();
-        let mut raws = Vec::with_capacity(batch.width);
+        let mut raws = Vec::with_capacity(batch.raws.len());
         for (at, node) in rows.iter().enumerate() {
             if !self.nodes().is_present(*node) {
                 continue;
@@ -112,7 +177,9 @@ impl Scope<'_> {
             } else if promised.contains(node) || releases && self.releases_any(*node) {
                 raws.clear();
                 batch.looked[at] = self.look(*node, &mut raws);
-                batch.raws_mut(at)[..raws.len()].copy_from_slice(&raws);
+                for (column, raw) in raws.iter().enumerate() {
+                    batch.score(column, at, *raw);
+                }
             } else {
                 left.push(at, *node);
             }
@@ -132,7 +199,7 @@ impl Scope<'_> {
         }
         aligned.sort_unstable();
         aligned.dedup();
-        let mut raws = Vec::with_capacity(batch.width);
+        let mut raws = Vec::with_capacity(batch.raws.len());
         for (at, node) in aligned.into_iter().map(|at| (left.at[at], left.nodes[at])) {
             let verdict = self.align(&self.cycle, node);
             if let RowVerdict::Fits(numa) = &verdict {
@@ -142,7 +209,9 @@ impl Scope<'_> {
                 };
                 raws.clear();
                 self.score(&cycle, node, &mut raws);
-                batch.raws_mut(at).copy_from_slice(&raws);
+                for (column, raw) in raws.iter().enumerate() {
+                    batch.score(column, at, *raw);
+                }
             }
             batch.looked[at].verdict = verdict;
         }

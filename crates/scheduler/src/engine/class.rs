@@ -6,6 +6,7 @@
 
 use super::batch::Batch;
 use super::diagnosis::RowVerdict;
+use super::fresh::Ahead;
 use super::grouped::Grouped;
 use super::measure::Fared;
 use super::scope::{Looked, Scope};
@@ -16,7 +17,7 @@ use super::verdicts::Verdicts;
 use crate::framework::{Code, Instance, Normalize};
 use crate::state::NodeIndex;
 use koord_model::numa::NumaMask;
-use rayon::prelude::*;
+use std::cmp::Ordering;
 
 /// What is known of one score plugin's raw scores.
 #[derive(Debug)]
@@ -75,6 +76,23 @@ impl Column {
         }
     }
 
+    /// Takes in what `other` has of so many rows after its own.
+    pub(super) fn append(&mut self, own: usize, other: &Self, rows: usize) {
+        match self.max.cmp(&other.max) {
+            Ordering::Less => (self.max, self.at_max) = (other.max, other.at_max),
+            Ordering::Equal => self.at_max += other.at_max,
+            Ordering::Greater => {}
+        }
+        self.nonzero += other.nonzero;
+        if !other.raws.is_empty() {
+            self.raws.resize(own, 0);
+            self.raws.extend_from_slice(&other.raws);
+        }
+        if !self.raws.is_empty() {
+            self.raws.resize(own + rows, 0);
+        }
+    }
+
     /// A row that fitted goes.
     fn leave(&mut self, row: usize) {
         let raw = self.raw(row);
@@ -113,6 +131,14 @@ impl Releasing {
         self.rows.get(node.row()).copied().unwrap_or(false)
     }
 
+    /// Takes in the rows of `other`, its first one being `start` here.
+    pub(super) fn append(&mut self, start: u32, other: &Self) {
+        let those = (0_u32..).zip(&other.rows).filter(|(_, is)| **is);
+        for (row, _) in those {
+            self.set(NodeIndex(start + row), true);
+        }
+    }
+
     fn set(&mut self, node: NodeIndex, is: bool) {
         if !is && self.is_empty() {
             return;
@@ -130,15 +156,15 @@ impl Releasing {
 /// what that reading costs.
 #[derive(Debug, Default)]
 pub(crate) struct Evaluation {
-    position: u64,
-    verdicts: Verdicts,
+    pub(super) position: u64,
+    pub(super) verdicts: Verdicts,
     /// The list of nodes that pods of this shape were restricted to, last time.
-    only: Option<Vec<NodeIndex>>,
+    pub(super) only: Option<Vec<NodeIndex>>,
     /// Rows whose pods this shape may replace, when it may replace any.
     pub(super) releasing: Releasing,
     pub(super) columns: Vec<Column>,
     /// By row: what comes of the raw scores that do not depend on other rows.
-    fixed: Vec<i64>,
+    pub(super) fixed: Vec<i64>,
     pub(super) tree: Tree,
     /// The same by group, where volatile plugins score by groups.
     pub(super) grouped: Option<Box<Grouped>>,
@@ -151,13 +177,6 @@ pub(crate) struct Evaluation {
 }
 
 impl Evaluation {
-    /// Judges and scores every row.
-    pub(super) fn fresh(scope: &Scope<'_>) -> Self {
-        let mut out = Self::default();
-        out.rebuild(scope);
-        out
-    }
-
     /// Brings verdicts and scores up to date.
     pub(super) fn refresh(&mut self, scope: &Scope<'_>) {
         self.take_off(scope);
@@ -189,9 +208,10 @@ impl Evaluation {
         if changed.is_empty() {
             return;
         }
-        let mut batch = scope.look_each(&changed);
+        let mut batches = Ahead::new(scope, &changed);
         self.replace(scope, &changed, |evaluation, at| {
-            evaluation.found(changed[at], &mut batch, at);
+            let (batch, within) = batches.at(at);
+            evaluation.found(changed[at], batch, within);
         });
     }
 
@@ -255,8 +275,9 @@ impl Evaluation {
             self.rank(scope);
             return;
         }
+        let scale = Scale::of(&self.columns);
         for row in rows.iter().map(|node| node.row()).chain(rescaled) {
-            let key = self.key(scope, row);
+            let key = self.key(scope, &scale, row);
             if let Some(grouped) = &mut self.grouped {
                 grouped.set(row, self.tree.rows()[row], key);
             }
@@ -317,46 +338,11 @@ impl Evaluation {
         }
     }
 
-    fn rebuild(&mut self, scope: &Scope<'_>) {
-        let nodes = scope.nodes();
-        let rows = nodes.rows();
-        self.position = nodes.position();
-        self.only.clone_from(&scope.prepared.only);
-        self.releasing = Releasing::default();
-        self.specials = Specials::default();
-        self.verdicts = Verdicts::absent(rows);
-        self.columns = columns(scope);
-        self.fixed.clear();
-        self.fixed.resize(rows, 0);
-        // Rows are judged by several threads and recorded in order: no result depends on timing.
-        let all: Vec<NodeIndex> = (0_u32..).map(NodeIndex).take(rows).collect();
-        let threads = rayon::current_num_threads();
-        if rows < scope.parallel_rows || threads < 2 {
-            self.enter(&all, scope.look_each(&all));
-        } else {
-            let parts = all.par_chunks(rows.div_ceil(4 * threads));
-            let looked: Vec<(&[NodeIndex], Batch)> =
-                parts.map(|part| (part, scope.look_each(part))).collect();
-            for (part, batch) in looked {
-                self.enter(part, batch);
-            }
-        }
-        self.rank(scope);
-    }
-
-    fn enter(&mut self, rows: &[NodeIndex], mut batch: Batch) {
-        for (at, node) in rows.iter().enumerate() {
-            self.found(*node, &mut batch, at);
-        }
-    }
-
     /// Takes in what was found of the row at position `at` of a batch.
-    fn found(&mut self, node: NodeIndex, batch: &mut Batch, at: usize) {
-        let (looked, raws) = batch.take(at);
+    pub(super) fn found(&mut self, node: NodeIndex, batch: &mut Batch, at: usize) {
+        let (looked, fixed) = batch.take(at);
         self.fared.looked(&looked.verdict);
-        let fixed = self.fixed_of(raws);
-        let kept = raws.iter().copied();
-        self.record(node, looked, fixed, kept);
+        self.record(node, looked, fixed, batch.raws(at));
     }
 
     /// What comes of those of a row's raw scores that do not depend on other rows.
@@ -421,34 +407,54 @@ impl Evaluation {
         (self.columns[at].max, self.columns[at].at_max) = (max, at_max);
     }
 
-    /// Recomputes every total.
-    fn rank(&mut self, scope: &Scope<'_>) {
-        let keys: Vec<Key> = (0..self.verdicts.len())
-            .map(|row| self.key(scope, row))
-            .collect();
-        self.tree.rebuild(keys.into_iter());
-        self.grouped = None;
-    }
-
     /// How many rows it has.
     pub(super) fn rows(&self) -> usize {
         self.verdicts.len()
     }
 
-    /// Orders by total score, then by a number drawn from the seed and the row's version: ties are
-    /// spread, and drawn again whenever a node changes, yet the same input gives the same order.
-    fn key(&self, scope: &Scope<'_>, row: usize) -> Key {
-        if !self.verdicts.fits(row) {
-            return 0;
-        }
-        let relative = self.columns.iter().filter(|column| column.is_relative());
-        let shares = relative.map(|column| column.share(column.raw(row)));
-        let total = self.fixed[row] + shares.sum::<i64>();
+    /// Of a row that fits, by [`Scale`].
+    pub(super) fn key(&self, scope: &Scope<'_>, scale: &Scale<'_>, row: usize) -> Key {
         let Ok(number) = u32::try_from(row) else {
             return 0;
         };
+        if !self.verdicts.fits(row) {
+            return 0;
+        }
         let version = scope.nodes().version(NodeIndex(number));
+        let total = self.fixed[row] + scale.share(row);
         key(total, tie(scope.seed, version, row))
+    }
+}
+
+/// What the relative columns add to the totals.
+#[derive(Debug)]
+pub(super) struct Scale<'a> {
+    /// Those in which all rows that fit have a raw score of 0 come to the same for all.
+    constant: i64,
+    varying: Vec<&'a Column>,
+}
+
+impl<'a> Scale<'a> {
+    pub(super) fn of(columns: &'a [Column]) -> Self {
+        let relative = columns.iter().filter(|column| column.is_relative());
+        let mut out = Self {
+            constant: 0,
+            varying: Vec::new(),
+        };
+        for column in relative {
+            if column.nonzero > 0 {
+                out.varying.push(column);
+            } else {
+                out.constant += column.share(0);
+            }
+        }
+        out
+    }
+
+    fn share(&self, row: usize) -> i64 {
+        let columns = self.varying.iter();
+        let shares = columns.map(|column| column.share(column.raw(row)));
+        self.constant + shares.sum::<i64>()
     }
 }
 
@@ -498,4 +504,50 @@ pub(super) fn mix(x: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn column(raws: &[i64]) -> Column {
+        let mut column = Column {
+            plugin: 0,
+            weight: 1,
+            kind: Normalize::Max,
+            raws: Vec::new(),
+            max: 0,
+            at_max: 0,
+            nonzero: 0,
+        };
+        for (row, raw) in raws.iter().enumerate() {
+            column.enter(row, *raw, raws.len());
+        }
+        column
+    }
+
+    #[test]
+    fn columns_of_parts_are_that_of_all_rows() {
+        // The largest in the first part, in the last, in both; parts in which all have nothing.
+        for parts in [
+            vec![vec![0, 7, 2], vec![0, 0], vec![3]],
+            vec![vec![0, 0, 0], vec![0, 4], vec![9, 1]],
+            vec![vec![5, 1], vec![5], vec![0, 5]],
+            vec![vec![-3, 0], vec![-1]],
+            vec![vec![0], vec![0, 0]],
+        ] {
+            let whole = column(&parts.concat());
+            let mut together = column(&parts[0]);
+            let mut rows = parts[0].len();
+            for part in &parts[1..] {
+                together.append(rows, &column(part), part.len());
+                rows += part.len();
+            }
+            let figures = |column: &Column| (column.max, column.at_max, column.nonzero);
+            assert_eq!(figures(&together), figures(&whole), "{parts:?}");
+            for row in 0..rows {
+                assert_eq!(together.raw(row), whole.raw(row), "{parts:?} at {row}");
+            }
+        }
+    }
 }

@@ -66,9 +66,7 @@ impl Grouped {
             places[*row as usize] = u32::try_from(place).unwrap_or(u32::MAX);
             range_of[*row as usize] = u32::try_from(at).unwrap_or(u32::MAX);
         }
-        let mut tree = Tree::default();
-        let sorted: Vec<Key> = order.iter().map(|row| keys[*row as usize]).collect();
-        tree.rebuild(sorted.into_iter());
+        let tree = Tree::of(order.iter().map(|row| keys[*row as usize]).collect());
         Self {
             of,
             places,

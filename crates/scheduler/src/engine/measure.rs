@@ -148,6 +148,17 @@ impl Fared {
         self.refused[by] += rows as u64;
     }
 
+    /// Adds how other rows fared.
+    pub(super) fn append(&mut self, other: &Self) {
+        self.fits += other.fits;
+        for (by, rows) in other.refused.iter().enumerate() {
+            if self.refused.len() <= by {
+                self.refused.resize(by + 1, 0);
+            }
+            self.refused[by] += rows;
+        }
+    }
+
     /// Volatile plugins judged so many rows for a pod and left so many.
     pub(super) fn stage(&self, judged: usize, left: usize) {
         for (sum, n) in self.staged.iter().zip([judged, left]) {

@@ -26,6 +26,7 @@ mod effects;
 mod events;
 mod explain;
 mod few;
+mod fresh;
 mod grouped;
 mod measure;
 mod nominator;
@@ -74,8 +75,8 @@ pub struct EngineOptions {
     /// How many bytes all that is remembered of shapes may take, about; one shape is remembered
     /// whatever it takes.
     pub class_bytes: usize,
-    /// From this many nodes on, several threads look at them for a shape that is new. The result
-    /// is the same.
+    /// From this many nodes on, several threads look at them, be it all for a shape that is new or those
+    /// that changed for one that is not. The result is the same.
     pub parallel_rows: usize,
 }
 

@@ -21,17 +21,22 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Replaces all rows.
-    pub(super) fn rebuild(&mut self, rows: impl ExactSizeIterator<Item = Key>) {
-        let mut first = std::mem::take(self).levels.into_iter().next();
-        let mut level = first.take().unwrap_or_default();
-        level.clear();
-        level.extend(rows);
+    /// Of these rows.
+    pub(super) fn of(rows: Vec<Key>) -> Self {
+        let mut out = Self::default();
+        let mut level = rows;
         while level.len() > FAN {
             let next = level.chunks(FAN).map(largest).collect();
-            self.levels.push(std::mem::replace(&mut level, next));
+            out.levels.push(std::mem::replace(&mut level, next));
         }
-        self.levels.push(level);
+        out.levels.push(level);
+        out
+    }
+
+    /// Takes all rows out: to be filled anew without asking for memory.
+    pub(super) fn take_rows(&mut self) -> Vec<Key> {
+        let first = std::mem::take(self).levels.into_iter().next();
+        first.unwrap_or_default()
     }
 
     /// Makes place for so many rows, without a candidate among those that are new.
@@ -45,7 +50,7 @@ impl Tree {
             self.levels.push(top.chunks(FAN).map(largest).collect());
         }
         if self.levels.is_empty() {
-            self.rebuild(vec![0; rows].into_iter());
+            *self = Self::of(vec![0; rows]);
         }
     }
 
@@ -194,8 +199,7 @@ mod tests {
             more in 0_usize..40,
         ) {
             let mut rows = start.clone();
-            let mut tree = Tree::default();
-            tree.rebuild(start.into_iter());
+            let mut tree = Tree::of(start);
             rows.resize(rows.len() + more, 0);
             tree.grow(rows.len());
             for (row, key) in changes {
@@ -228,9 +232,8 @@ mod tests {
 
     #[test]
     fn an_empty_tree_has_no_best() {
-        let mut tree = Tree::default();
-        assert_eq!(tree.best(), None);
-        tree.rebuild(std::iter::empty::<Key>().collect::<Vec<_>>().into_iter());
+        assert_eq!(Tree::default().best(), None);
+        let tree = Tree::of(Vec::new());
         assert_eq!(tree.best(), None);
         assert!(tree.top(1).is_empty());
     }

@@ -44,6 +44,35 @@ impl Verdicts {
         self.rows.resize(rows, ABSENT);
     }
 
+    /// Takes in the rows of `other` after its own.
+    pub(super) fn append(&mut self, other: Self) {
+        let mut numbers = Vec::with_capacity(other.kinds.len());
+        for kind in other.kinds {
+            if kind.rows == 0 {
+                numbers.push(ABSENT);
+                continue;
+            }
+            let number = self.number(kind.verdict);
+            self.kinds[at(number)].rows += kind.rows;
+            numbers.push(number);
+        }
+        let renumbered = |number: &Number| match *number {
+            simple @ (ABSENT | FITS) => simple,
+            number => numbers[at(number)],
+        };
+        if numbers.is_empty() {
+            self.rows.extend_from_slice(&other.rows);
+        } else {
+            self.rows.extend(other.rows.iter().map(renumbered));
+        }
+        self.fitting += other.fitting;
+    }
+
+    /// Makes sure that there is memory for so many rows.
+    pub(super) fn reserve(&mut self, rows: usize) {
+        self.rows.reserve_exact(rows - self.rows.len().min(rows));
+    }
+
     /// How many rows there are.
     pub(super) fn len(&self) -> usize {
         self.rows.len()
@@ -214,5 +243,44 @@ mod tests {
         }
         assert!(verdicts.kinds.len() <= 4, "places are used again");
         assert_eq!(verdicts.get(4), None);
+    }
+
+    #[test]
+    fn parts_come_to_what_one_would_say_of_all_rows() {
+        // Kinds in another order in each part, one that no row has any more, and one that only one has.
+        let mut first = Verdicts::absent(5);
+        let said = [
+            refused(1, "cpu"),
+            RowVerdict::Fits(None),
+            refused(2, "memory"),
+            RowVerdict::Absent,
+            RowVerdict::Fits(Some(NumaMask(0b01))),
+        ];
+        let mut second = Verdicts::absent(5);
+        second.set(0, refused(3, "passing"));
+        let mut whole = Verdicts::absent(10);
+        for (row, verdict) in said.iter().enumerate() {
+            first.set(row, verdict.clone());
+            second.set(4 - row, verdict.clone());
+            whole.set(row, verdict.clone());
+            whole.set(9 - row, verdict.clone());
+        }
+        second.set(4, refused(4, "disk"));
+        whole.set(9, refused(4, "disk"));
+        first.append(second);
+        assert_eq!(first.len(), 10);
+        for row in 0..10 {
+            assert_eq!(first.get(row), whole.get(row), "row {row}");
+        }
+        let names = ["0", "1", "2", "3", "4"];
+        let diagnosis = |verdicts: &Verdicts| verdicts.tally().diagnosis(10, &names);
+        assert_eq!(diagnosis(&first), diagnosis(&whole));
+        assert_eq!(first.fitting(), whole.fitting());
+        // What was taken in can be replaced like any other.
+        for row in 0..10 {
+            first.set(row, RowVerdict::Absent);
+        }
+        assert_eq!(diagnosis(&first), diagnosis(&Verdicts::absent(10)));
+        assert_eq!(first.fitting(), 0);
     }
 }
