@@ -12,9 +12,9 @@ use crate::topology::{Census, CounterId, Labels, NONE};
 use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
-    Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature, State,
-    Subject, Verdict, View, Volatile,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps, Holders,
+    Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature,
+    State, Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -547,6 +547,26 @@ impl Volatile for InterPodAffinity {
             each(&self.kept_away, counter, rows, fits, |_, count| count <= 0);
         }
     }
+    fn filter_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
+        let asked = state.get::<Asked>()?;
+        let census = self.read();
+        let mut groups = Groups::default();
+        for counter in asked.affinity.iter().filter_map(|id| census.get(*id)) {
+            // A node without the label is refused, and may be unlike one that counts nothing.
+            if census.is_plain(counter) && !census.is_everywhere(counter, cycle.view.nodes) {
+                return None;
+            }
+            groups = census.alike(counter, groups)?;
+        }
+        for counter in asked.anti_affinity.iter().filter_map(|id| census.get(*id)) {
+            groups = census.alike(counter, groups)?;
+        }
+        let existing = asked.existing.iter();
+        for counter in existing.filter_map(|id| self.kept_away.get(*id)) {
+            groups = self.kept_away.alike(counter, groups)?;
+        }
+        Some(groups)
+    }
     fn score_rows(
         &self,
         _cycle: &Cycle<'_>,
@@ -575,6 +595,22 @@ impl Volatile for InterPodAffinity {
         for id in &preferred.drawn {
             add(&self.drawn, *id, 1);
         }
+    }
+    fn score_groups(&self, _cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
+        let preferred = state.get::<Preferred>()?;
+        let census = self.read();
+        let mut groups = Groups::default();
+        for counter in preferred
+            .wanted
+            .iter()
+            .filter_map(|(id, _)| census.get(*id))
+        {
+            groups = census.alike(counter, groups)?;
+        }
+        for counter in preferred.drawn.iter().filter_map(|id| self.drawn.get(*id)) {
+            groups = self.drawn.alike(counter, groups)?;
+        }
+        Some(groups)
     }
 }
 

@@ -13,11 +13,10 @@ pub(crate) use domains::{Domains, Frame, NONE};
 pub(crate) use selector::{Labels, Namespaces, Selector, Term, sign_selector};
 
 use domains::FrameId;
-use koord_scheduler::framework::ShapeId;
+use koord_scheduler::framework::{Groups, Label, ShapeId};
 use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore, PodInfo};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Names a counter. A counter that was dropped is not found any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -360,9 +359,25 @@ impl Census {
         self.domains.column(counter.frame)
     }
 
-    /// The same, to be kept: another list as soon as a domain in it changes.
-    pub(crate) fn shared_domains_of(&self, counter: &Counter) -> Option<Arc<Vec<u32>>> {
-        self.domains.shared_column(counter.frame)
+    /// The nodes that are like each other by the counts of `counter`, added to those that are `alike` by
+    /// other things. Where each domain is one node, all are but those that count anything; those
+    /// without the label count nothing.
+    pub(crate) fn alike(&self, counter: &Counter, mut alike: Groups) -> Option<Groups> {
+        if self.is_plain(counter) {
+            alike.apart.extend(counter.counting());
+            return Some(alike);
+        }
+        alike.also_by(self.label(counter)?)
+    }
+
+    /// The nodes by the label that makes `counter`'s domains.
+    pub(crate) fn label(&self, counter: &Counter) -> Option<Label> {
+        self.domains.values(counter.frame)
+    }
+
+    /// Whether every node has the label that makes `counter`'s domains.
+    pub(crate) fn is_everywhere(&self, counter: &Counter, nodes: &NodeStore) -> bool {
+        self.domains.labelled(counter.frame) == nodes.len()
     }
 
     /// The domain in which pods on `node` count for `counter`; [`NONE`] when they do not.

@@ -488,27 +488,35 @@ impl Volatile for TopologySpread {
         soft.score(&census, &counters, &sizes, &left_out, rows, scores);
     }
     /// By zone, or whatever the one label that is not the host's is; hosts with pods that count are apart.
+    fn filter_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
+        let census = self.read();
+        let constraints = state.get::<Hard>()?.0.iter();
+        let counters = constraints.filter_map(|constraint| census.get(constraint.counter));
+        let mut groups = Groups::default();
+        for counter in counters {
+            // A node without the label is refused, and like no host that has it.
+            if census.is_plain(counter) && !census.is_everywhere(counter, cycle.view.nodes) {
+                return None;
+            }
+            groups = census.alike(counter, groups)?;
+        }
+        Some(groups)
+    }
+    /// As [`Volatile::filter_groups`] here.
     fn score_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
         let census = self.read();
         let counters = state.get::<Soft>()?.counters(&census);
         let mut groups = Groups::default();
-        let mut label = None;
         for (constraint, counter) in counters {
-            if constraint.per_host {
-                // A node without the label is like no other.
-                let hosts = census.domains_of(counter).iter().zip(0..);
-                let mut unnamed = hosts.filter(|(domain, _)| **domain == NONE);
-                let nodes = cycle.view.nodes;
-                if unnamed.any(|(_, row)| nodes.info(NodeIndex(row)).is_some()) {
-                    return None;
-                }
-                groups.apart.extend(counter.counting());
-            } else if label.is_none_or(|label| label == census.label_of(counter)) {
-                label = Some(census.label_of(counter));
-                groups.of = census.shared_domains_of(counter);
-            } else {
+            if !constraint.per_host {
+                groups = groups.also_by(census.label(counter)?)?;
+                continue;
+            }
+            // A node without the label is like no other.
+            if !census.is_everywhere(counter, cycle.view.nodes) {
                 return None;
             }
+            groups.apart.extend(counter.counting());
         }
         Some(groups)
     }

@@ -3,6 +3,7 @@
 use crate::node_affinity::Wanted;
 use crate::taints::untolerated;
 use k8s_openapi::api::core::v1::Toleration;
+use koord_scheduler::framework::Label;
 use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -53,6 +54,8 @@ struct Column {
     rows_with: Vec<u32>,
     /// Values that several rows have.
     shared: usize,
+    /// How many rows have a value.
+    labelled: usize,
     free: Vec<u32>,
     /// Shared with whoever arranged something by it: another list as soon as a value changes.
     rows: Arc<Vec<u32>>,
@@ -81,6 +84,8 @@ impl Column {
                 self.free.push(old);
             }
         }
+        self.labelled -= usize::from(old != NONE);
+        self.labelled += usize::from(value.is_some());
         let new = value.map_or(NONE, |value| self.number(value));
         Arc::make_mut(&mut self.rows)[row] = new;
         if let Some(rows) = self.rows_with.get_mut(new as usize) {
@@ -263,9 +268,17 @@ impl Domains {
     }
 
     /// The same, to be kept.
-    pub(super) fn shared_column(&self, id: FrameId) -> Option<Arc<Vec<u32>>> {
-        let framed = self.frames[id.0].as_ref()?;
-        Some(self.columns[framed.column].rows.clone())
+    pub(super) fn values(&self, id: FrameId) -> Option<Label> {
+        let column = &self.columns[self.frames[id.0].as_ref()?.column];
+        Some(Label {
+            key: column.key.clone(),
+            rows: column.rows.clone(),
+        })
+    }
+
+    pub(super) fn labelled(&self, id: FrameId) -> usize {
+        let framed = self.frames[id.0].as_ref();
+        framed.map_or(0, |framed| self.columns[framed.column].labelled)
     }
 
     pub(super) fn label(&self, id: FrameId) -> &str {

@@ -1,8 +1,8 @@
-//! Candidates of each group of rows: for scores that are the same for all rows of a domain.
+//! Candidates of each group of rows: for verdicts and scores that are the same for all rows of a domain.
 //!
-//! A volatile plugin that spreads pods gives all nodes of a zone one score, but for the few on which
-//! pods of the same kind are. Then the best node is the best of a zone as shared scores have it, or one
-//! of the few: a handful of candidates for each pod, instead of all nodes that fit. The rows are kept in
+//! A volatile plugin that spreads or gathers pods says one thing of all nodes of a zone, but for the few on
+//! which pods of the same kind are. Then the best node is the best of a zone as shared scores have it, or
+//! one of the few: a handful of candidates for each pod, instead of all nodes that fit. The rows are kept in
 //! a second tree, in which those of a group are neighbours.
 
 use super::class::Evaluation;
@@ -37,6 +37,16 @@ struct Range {
     end: usize,
     fitting: usize,
     is_group: bool,
+}
+
+/// Rows that stand for all.
+#[derive(Debug, Default)]
+struct Candidates {
+    /// In order.
+    nodes: Vec<NodeIndex>,
+    /// Of each range: the best of the rows that are alike, and how many of these fit.
+    best: Vec<Option<NodeIndex>>,
+    alike: Vec<usize>,
 }
 
 impl Grouped {
@@ -93,16 +103,54 @@ impl Grouped {
         self.tree.set(self.places[row] as usize, key);
     }
 
-    /// The best row of each group that is not one of `apart`, and those of `apart` that fit; in order.
-    fn candidates(&self, apart: &[NodeIndex], keys: &[Key]) -> Vec<NodeIndex> {
-        let fits = |node: &&NodeIndex| keys.get(node.row()).is_some_and(|key| *key != 0);
-        let mut out: Vec<NodeIndex> = apart.iter().filter(fits).copied().collect();
-        for range in self.ranges.iter().filter(|range| range.fitting > 0) {
-            let is_apart = |place: usize| apart.binary_search(&NodeIndex(self.rows[place])).is_ok();
-            let best = self.tree.best_within(range.start..range.end, is_apart);
-            out.extend(best.map(|place| NodeIndex(self.rows[place])));
+    /// The best row of each group that is not one of `apart`, and those of `apart` that fit.
+    fn candidates(&self, apart: &[NodeIndex], keys: &[Key]) -> Candidates {
+        let mut out = Candidates {
+            alike: self.ranges.iter().map(|range| range.fitting).collect(),
+            ..Candidates::default()
+        };
+        for node in apart {
+            if keys.get(node.row()).is_some_and(|key| *key != 0) {
+                out.nodes.push(*node);
+                out.alike[self.range_of[node.row()] as usize] -= 1;
+            }
         }
-        out.sort_unstable();
+        for (range, alike) in self.ranges.iter().zip(&out.alike) {
+            let is_apart = |place: usize| apart.binary_search(&NodeIndex(self.rows[place])).is_ok();
+            let best = (*alike > 0)
+                .then(|| self.tree.best_within(range.start..range.end, is_apart))
+                .flatten()
+                .map(|place| NodeIndex(self.rows[place]));
+            out.best.push(best);
+            out.nodes.extend(best);
+        }
+        out.nodes.sort_unstable();
+        out
+    }
+
+    /// What there is around those that are `left` of `candidates`.
+    fn around(&self, candidates: &Candidates, left: &[NodeIndex]) -> Surroundings {
+        let is_left =
+            |node: &Option<NodeIndex>| node.is_some_and(|node| left.binary_search(&node).is_ok());
+        let best = candidates.best.iter().zip(&candidates.alike);
+        let mut fitting: Vec<usize> = best
+            .map(|(best, alike)| if is_left(best) { *alike } else { 0 })
+            .collect();
+        for node in left {
+            let range = self.range_of[node.row()] as usize;
+            if candidates.best[range] != Some(*node) {
+                fitting[range] += 1;
+            }
+        }
+        let mut out = Surroundings::default();
+        for (range, fitting) in self.ranges.iter().zip(fitting) {
+            out.fitting += fitting;
+            if range.is_group {
+                out.groups += usize::from(fitting > 0);
+            } else {
+                out.ungrouped += fitting;
+            }
+        }
         out
     }
 
@@ -115,52 +163,81 @@ impl Grouped {
 impl Evaluation {
     /// The best node, if it can be found by groups.
     pub(super) fn best_by_groups(&mut self, scope: &Scope<'_>) -> Option<Option<NodeIndex>> {
-        let prepared = scope.prepared;
-        let [(plugin, _, state)] = &prepared.moving_scores[..] else {
-            return None;
-        };
         // A comparison of every row is what this is held against.
-        if !scope.shared || scope.has_more_to_say() || !stage::is_plain(&self.columns) {
+        if !scope.shared || scope.opinion.is_some() || !stage::is_plain(&self.columns) {
             return None;
         }
-        let plugin = &scope.plugins[*plugin];
-        let Groups { of, mut apart } = plugin.volatile()?.score_groups(&scope.cycle, state)?;
+        let judges = !scope.prepared.moving.is_empty();
+        // What is relative to the rows that are left would have to be asked of all of them; where places
+        // are given back, rows of a group are not alike.
+        let relative = self.columns.iter().any(|c| c.is_relative() && c.max > 0);
+        if judges && (relative || !self.releasing.is_empty()) {
+            return None;
+        }
+        let (all, each) = groups(scope)?;
+        let (by, mut apart) = (all.by, all.apart);
+        if judges {
+            // Pods are imagined there.
+            apart.extend(scope.promised());
+        }
         let rows = self.rows();
         // With many that are not like others, there is little to win.
-        if apart.len() > (rows / 8).max(MANY) {
+        let many = (rows / 8).max(MANY);
+        if apart.len() > many {
             return None;
         }
         apart.sort_unstable();
         apart.dedup();
+        let of = by.map(|label| label.rows);
         let known = self.grouped.take().filter(|known| known.is_of(of.as_ref()));
-        let keys = self.tree.rows();
-        let grouped = known.unwrap_or_else(|| Box::new(Grouped::new(of, keys, rows)));
-        let nodes = grouped.candidates(&apart, keys);
-        let sum = |is_group: bool| -> usize {
-            let those = grouped
-                .ranges
-                .iter()
-                .filter(|range| range.is_group == is_group);
-            those.map(|range| range.fitting).sum()
-        };
-        let around = Surroundings {
-            fitting: sum(true) + sum(false),
-            ungrouped: sum(false),
-            groups: {
-                let fit = |range: &&Range| range.is_group && range.fitting > 0;
-                grouped.ranges.iter().filter(fit).count()
-            },
-        };
-        self.fared.stage(around.fitting, around.fitting);
-        let keys = nodes.iter().map(|node| keys[node.row()]).collect();
-        let candidates = Rows {
-            nodes: &nodes,
+        let fresh = || Box::new(Grouped::new(of, self.tree.rows(), rows));
+        let grouped = known.unwrap_or_else(fresh);
+        self.grouped = Some(grouped);
+        let (grouped, keys) = (self.grouped.as_deref()?, self.tree.rows());
+        if grouped.ranges.len() > many {
+            return None;
+        }
+        let candidates = grouped.candidates(&apart, keys);
+        let mut left = candidates.nodes.clone();
+        self.drop_refused(scope, &mut left);
+        let around = grouped.around(&candidates, &left);
+        let fitting = self.verdicts.fitting();
+        self.fared.stage(fitting, around.fitting);
+        let around: Vec<Surroundings> = each
+            .into_iter()
+            .map(|by_label| match by_label {
+                true => around,
+                false => Surroundings {
+                    ungrouped: 0,
+                    groups: usize::from(around.fitting > 0),
+                    ..around
+                },
+            })
+            .collect();
+        let keys = left.iter().map(|node| keys[node.row()]).collect();
+        let rows = Rows {
+            nodes: &left,
             columns: &self.columns,
-            raw: &|at, column| self.columns[column].raw(nodes[at].row()),
+            raw: &|at, column| self.columns[column].raw(left[at].row()),
             around: Some(&around),
         };
-        let best = stage::best(scope, &candidates, keys);
-        self.grouped = Some(grouped);
-        Some(best)
+        Some(stage::best(scope, &rows, keys))
     }
+}
+
+/// Which nodes all volatile plugins of `scope` find alike, and of each that scores whether it looks at the
+/// label.
+fn groups(scope: &Scope<'_>) -> Option<(Groups, Vec<bool>)> {
+    let (mut all, mut each) = (Groups::default(), Vec::new());
+    for (plugin, state) in &scope.prepared.moving {
+        let volatile = scope.plugins[*plugin].volatile()?;
+        all = all.and(volatile.filter_groups(&scope.cycle, state)?)?;
+    }
+    for (plugin, _, state) in &scope.prepared.moving_scores {
+        let volatile = scope.plugins[*plugin].volatile()?;
+        let groups = volatile.score_groups(&scope.cycle, state)?;
+        each.push(groups.by.is_some());
+        all = all.and(groups)?;
+    }
+    Some((all, each))
 }

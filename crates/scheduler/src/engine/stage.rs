@@ -16,8 +16,9 @@ pub(super) struct Rows<'a> {
     pub(super) columns: &'a [Column],
     /// The raw score of a row, by its position here, in a column.
     pub(super) raw: &'a dyn Fn(usize, usize) -> i64,
-    /// Of what they were taken as the candidates, if they are not all that fit.
-    pub(super) around: Option<&'a Surroundings>,
+    /// Of what they were taken as the candidates, if they are not all that fit; for each volatile plugin
+    /// that scores.
+    pub(super) around: Option<&'a [Surroundings]>,
 }
 
 /// Whether a row's key does not say it all.
@@ -45,12 +46,12 @@ pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Op
         }
     }
     if !scores.is_empty() {
-        for (plugin, weight, state) in &scope.prepared.moving_scores {
+        for (at, (plugin, weight, state)) in scope.prepared.moving_scores.iter().enumerate() {
             let plugin = &scope.plugins[*plugin];
             let Some(volatile) = plugin.volatile() else {
                 continue;
             };
-            match rows.around {
+            match rows.around.and_then(|around| around.get(at)) {
                 None => volatile.score_rows(&scope.cycle, state, rows.nodes, &mut scores),
                 Some(around) => {
                     volatile.score_among(&scope.cycle, state, around, rows.nodes, &mut scores);

@@ -24,7 +24,7 @@ pub use answer::{
 };
 pub use effects::{Effects, Problem, Remark, Timed, Verb, Write};
 pub use event::{Action, ClusterEvent, EventNames, Helps, Interest, ObjectChange, Subject};
-pub use groups::{Groups, Surroundings};
+pub use groups::{Groups, Label, Surroundings};
 pub use index::{Index, IndexKind, Indexes};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};

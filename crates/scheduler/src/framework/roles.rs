@@ -104,6 +104,11 @@ pub trait Volatile {
         _fits: &mut [bool],
     ) {
     }
+    /// By which groups [`Volatile::filter_rows`] judges for this pod, if it says the same of all nodes of a
+    /// group.
+    fn filter_groups(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Groups> {
+        None
+    }
     /// [`Plugin::score`] of all nodes that fit, in order of index: a node may be weighed by what the
     /// others are.
     fn score_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], scores: &mut [i64]);
