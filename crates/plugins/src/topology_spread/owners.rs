@@ -4,9 +4,9 @@ use crate::topology::Selector;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{ReplicationController, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use koord_scheduler::Watch;
 use koord_scheduler::framework::{Action, ObjectChange};
 use koord_scheduler::state::PodInfo;
+use koord_scheduler::{Mirrored, Watch};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +18,98 @@ const REPLICATION_CONTROLLERS: &str = "replicationcontrollers.v1.";
 /// Selectors by namespace and name.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
-    services: FxHashMap<String, Services>,
-    controllers: FxHashMap<(&'static str, String, String), Selector>,
+    services: FxHashMap<Box<str>, Services>,
+    controllers: FxHashMap<(Kind, Box<str>, Box<str>), Selector>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Service,
+    ReplicaSet,
+    StatefulSet,
+    ReplicationController,
+}
+
+/// What is kept of such an object: a template of pods is most of what a controller is, old ones are kept
+/// by the dozen, and nothing of either is read.
+#[derive(Debug)]
+pub(super) struct SeenOwner {
+    kind: Kind,
+    namespace: Box<str>,
+    name: Box<str>,
+    uid: Option<Box<str>>,
+    resource_version: Option<Box<str>>,
+    /// A service's.
+    labels: Option<BTreeMap<String, String>>,
+    /// A controller's.
+    selector: Option<Selector>,
+}
+
+impl SeenOwner {
+    fn new(kind: Kind, meta: &ObjectMeta) -> Self {
+        let text = |text: &Option<String>| text.as_deref().map(Box::from);
+        Self {
+            kind,
+            namespace: text(&meta.namespace).unwrap_or_default(),
+            name: text(&meta.name).unwrap_or_default(),
+            uid: text(&meta.uid),
+            resource_version: text(&meta.resource_version),
+            labels: None,
+            selector: None,
+        }
+    }
+}
+
+impl From<Service> for SeenOwner {
+    fn from(service: Service) -> Self {
+        Self {
+            labels: service.spec.and_then(|spec| spec.selector),
+            ..Self::new(Kind::Service, &service.metadata)
+        }
+    }
+}
+
+impl From<ReplicaSet> for SeenOwner {
+    fn from(set: ReplicaSet) -> Self {
+        let selector = set.spec.map(|spec| Selector::of(Some(&spec.selector)));
+        Self {
+            selector,
+            ..Self::new(Kind::ReplicaSet, &set.metadata)
+        }
+    }
+}
+
+impl From<StatefulSet> for SeenOwner {
+    fn from(set: StatefulSet) -> Self {
+        let selector = set.spec.map(|spec| Selector::of(Some(&spec.selector)));
+        Self {
+            selector,
+            ..Self::new(Kind::StatefulSet, &set.metadata)
+        }
+    }
+}
+
+impl From<ReplicationController> for SeenOwner {
+    fn from(controller: ReplicationController) -> Self {
+        let labels = controller.spec.and_then(|spec| spec.selector);
+        let selector = labels.map(|labels| Selector::equal_to(labels.iter()));
+        Self {
+            selector,
+            ..Self::new(Kind::ReplicationController, &controller.metadata)
+        }
+    }
+}
+
+impl Mirrored for SeenOwner {
+    fn names(&self) -> (&str, &str) {
+        (&self.namespace, &self.name)
+    }
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.resource_version.as_deref()
+    }
 }
 
 /// The services of a namespace, by name, and their names by one label that each selects.
@@ -75,64 +165,33 @@ impl Services {
 impl Owners {
     pub(super) fn watches() -> Vec<Watch> {
         vec![
-            Watch::of::<Service>(SERVICES),
-            Watch::of::<ReplicaSet>(REPLICA_SETS),
-            Watch::of::<StatefulSet>(STATEFUL_SETS),
-            Watch::of::<ReplicationController>(REPLICATION_CONTROLLERS),
+            Watch::of_kept::<Service, SeenOwner>(SERVICES),
+            Watch::of_kept::<ReplicaSet, SeenOwner>(REPLICA_SETS),
+            Watch::of_kept::<StatefulSet, SeenOwner>(STATEFUL_SETS),
+            Watch::of_kept::<ReplicationController, SeenOwner>(REPLICATION_CONTROLLERS),
         ]
     }
 
     pub(super) fn changed(&mut self, change: &ObjectChange) {
-        if let Some(service) = change.new_as::<Service>() {
-            let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone());
-            self.service(&service.metadata, change.action, selector);
-        } else if let Some(set) = change.new_as::<ReplicaSet>() {
-            let selector = set
-                .spec
-                .as_ref()
-                .map(|spec| Selector::of(Some(&spec.selector)));
-            self.controller("ReplicaSet", &set.metadata, change.action, selector);
-        } else if let Some(set) = change.new_as::<StatefulSet>() {
-            let selector = set
-                .spec
-                .as_ref()
-                .map(|spec| Selector::of(Some(&spec.selector)));
-            self.controller("StatefulSet", &set.metadata, change.action, selector);
-        } else if let Some(controller) = change.new_as::<ReplicationController>() {
-            let labels = controller
-                .spec
-                .as_ref()
-                .and_then(|spec| spec.selector.as_ref());
-            let selector = labels.map(|labels| Selector::equal_to(labels.iter()));
-            let (meta, action) = (&controller.metadata, change.action);
-            self.controller("ReplicationController", meta, action, selector);
+        let Some(seen) = change.new_as::<SeenOwner>() else {
+            let kinds = [
+                SERVICES,
+                REPLICA_SETS,
+                STATEFUL_SETS,
+                REPLICATION_CONTROLLERS,
+            ];
+            debug_assert!(!kinds.contains(&change.kind), "not what informers keep");
+            return;
+        };
+        let gone = change.action == Action::DELETE;
+        if seen.kind == Kind::Service {
+            let services = self.services.entry(seen.namespace.clone()).or_default();
+            let labels = seen.labels.clone().filter(|_| !gone);
+            services.set(seen.name.to_string(), labels);
+            return;
         }
-    }
-
-    fn service(
-        &mut self,
-        meta: &ObjectMeta,
-        action: Action,
-        selector: Option<BTreeMap<String, String>>,
-    ) {
-        let text = |field: &Option<String>| field.clone().unwrap_or_default();
-        let services = self.services.entry(text(&meta.namespace)).or_default();
-        services.set(
-            text(&meta.name),
-            selector.filter(|_| action != Action::DELETE),
-        );
-    }
-
-    fn controller(
-        &mut self,
-        kind: &'static str,
-        meta: &ObjectMeta,
-        action: Action,
-        selector: Option<Selector>,
-    ) {
-        let text = |field: &Option<String>| field.clone().unwrap_or_default();
-        let key = (kind, text(&meta.namespace), text(&meta.name));
-        match selector.filter(|_| action != Action::DELETE) {
+        let key = (seen.kind, seen.namespace.clone(), seen.name.clone());
+        match seen.selector.clone().filter(|_| !gone) {
             Some(selector) => self.controllers.insert(key, selector),
             None => self.controllers.remove(&key),
         };
@@ -156,12 +215,16 @@ impl Owners {
             return selector;
         };
         let kind = match (owner.kind.as_str(), owner.api_version.as_str()) {
-            ("ReplicaSet", "apps/v1") => "ReplicaSet",
-            ("StatefulSet", "apps/v1") => "StatefulSet",
-            ("ReplicationController", "v1") => "ReplicationController",
+            ("ReplicaSet", "apps/v1") => Kind::ReplicaSet,
+            ("StatefulSet", "apps/v1") => Kind::StatefulSet,
+            ("ReplicationController", "v1") => Kind::ReplicationController,
             _ => return selector,
         };
-        let key = (kind, pod.namespace.to_string(), owner.name.clone());
+        let key = (
+            kind,
+            pod.namespace.as_ref().into(),
+            owner.name.as_str().into(),
+        );
         if let Some(own) = self.controllers.get(&key) {
             selector.and_all(own.clone());
         }

@@ -1,7 +1,10 @@
 use crate::topology::tests::Cluster;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
+use k8s_openapi::api::core::v1::{ReplicationController, Service};
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use std::any::Any;
 use std::sync::Arc;
 
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -197,27 +200,59 @@ fn soft_constraints_prefer_the_emptier_domain() {
 }
 
 #[test]
-fn pods_of_a_service_spread_by_default() {
-    let mut cluster = cluster();
-    cluster.node("n1", "x", &json!({}));
-    cluster.node("n2", "y", &json!({}));
-    let service: Service = serde_json::from_value(json!({
-        "metadata": {"name": "s", "namespace": "ns"}, "spec": {"selector": {"app": "a"}}
-    }))
-    .unwrap();
-    let change = ObjectChange {
-        kind: "services.v1.",
-        action: Action::ADD,
-        old: None,
-        new: Arc::new(service),
+fn pods_of_a_service_or_a_controller_spread_by_default() {
+    fn object<K: DeserializeOwned + Any + Send + Sync>(value: Value) -> Arc<dyn Any + Send + Sync> {
+        Arc::new(serde_json::from_value::<K>(value).unwrap())
+    }
+    let labels = json!({"app": "a"});
+    let template = json!({"metadata": {"labels": labels}, "spec": {"containers": []}});
+    let make = |kind: &str| {
+        let metadata = json!({"name": "s", "namespace": "ns"});
+        let set = json!({"metadata": metadata, "spec": {
+            "serviceName": "", "selector": {"matchLabels": labels}, "template": template}});
+        let plain = json!({"metadata": metadata, "spec": {"selector": labels}});
+        match kind {
+            "replicasets.v1.apps" => object::<ReplicaSet>(set),
+            "statefulsets.v1.apps" => object::<StatefulSet>(set),
+            "replicationcontrollers.v1." => object::<ReplicationController>(plain),
+            _ => object::<Service>(plain),
+        }
     };
-    let now = cluster.now;
-    cluster.engine.object_changed(&change, now);
-    let mut nodes: Vec<String> = (0..2)
-        .map(|number| cluster.place(&format!("p{number}"), &json!({})))
-        .collect();
-    nodes.sort();
-    assert_eq!(nodes, ["n1", "n2"]);
+    for (kind, api, owner) in [
+        ("services.v1.", "", ""),
+        ("replicasets.v1.apps", "apps/v1", "ReplicaSet"),
+        ("statefulsets.v1.apps", "apps/v1", "StatefulSet"),
+        ("replicationcontrollers.v1.", "v1", "ReplicationController"),
+    ] {
+        let mut cluster = cluster();
+        cluster.node("n1", "x", &json!({}));
+        cluster.node("n2", "y", &json!({}));
+        let owners = json!([{"apiVersion": api, "kind": owner, "name": "s", "uid": "s",
+            "controller": true}]);
+        let change = match owner {
+            "" => json!({}),
+            _ => json!({"metadata": {"ownerReferences": owners}}),
+        };
+        let now = cluster.now;
+        let mut there = |action, number: usize| {
+            let object = ObjectChange {
+                kind,
+                action,
+                old: None,
+                new: make(kind),
+            };
+            let object = cluster.engine.kept(object);
+            cluster.engine.object_changed(&object, now);
+            let place = |pod| cluster.place(&format!("p{number}-{pod}"), &change);
+            let mut nodes: Vec<String> = (0..8).map(place).collect();
+            nodes.sort();
+            nodes
+        };
+        let spread = ["n1", "n1", "n1", "n1", "n2", "n2", "n2", "n2"];
+        assert_eq!(there(Action::ADD, 0), spread, "{kind}");
+        // Nothing says any more that they belong together; chance decides.
+        assert_ne!(there(Action::DELETE, 1), spread, "{kind}");
+    }
 }
 
 #[test]

@@ -65,6 +65,7 @@ fn engine(cached: bool, aggregated: bool) -> Engine {
             old: None,
             new: Arc::new(service),
         };
+        let change = engine.kept(change);
         engine.object_changed(&change, Timestamp::UNIX_EPOCH);
     }
     engine
@@ -103,7 +104,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..9_u8).prop_map(Step::NodeGone),
         3 => (0..9_u8, 0..40_u8, 0..120_u8)
             .prop_map(|(node, cpu, age)| Step::Metric { node, cpu, age }),
-        18 => (0..27_u8, 0..3_u8).prop_map(|(shape, priority)| Step::Pod { shape, priority }),
+        18 => (0..29_u8, 0..3_u8).prop_map(|(shape, priority)| Step::Pod { shape, priority }),
         2 => any::<u8>().prop_map(Step::PodGone),
         1 => any::<u8>().prop_map(Step::BindFails),
         2 => any::<u8>().prop_map(Step::Confirm),
@@ -167,7 +168,7 @@ fn pod(number: usize, shape: u8, priority: u8) -> Pod {
     let spread = |key: &str, when: &str| {
         json!([{"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": when,
             "labelSelector": {"matchExpressions": [
-                {"key": "app", "operator": "In", "values": ["12", "13", "14", "19", "23", "24"]}]}}])
+                {"key": "app", "operator": "In", "values": ["12", "13", "14", "19", "23", "24", "27"]}]}}])
     };
     let preferred = |weight: u8, zone: &str| {
         json!({"weight": weight, "preference": {"matchExpressions": [
@@ -240,6 +241,18 @@ fn pod(number: usize, shape: u8, priority: u8) -> Pod {
             spec["topologySpreadConstraints"] = spread("kubernetes.io/hostname", "ScheduleAnyway");
             spec["affinity"] = json!({"nodeAffinity":
                 {"preferredDuringSchedulingIgnoredDuringExecution": [preferred(10, "z0")]}});
+        }
+        27 => {
+            let (zones, hosts) = (
+                spread("zone", "DoNotSchedule"),
+                spread("kubernetes.io/hostname", "ScheduleAnyway"),
+            );
+            spec["topologySpreadConstraints"] = json!([zones[0], hosts[0]]);
+        }
+        28 => {
+            spec["affinity"] = json!({"podAntiAffinity":
+                {"requiredDuringSchedulingIgnoredDuringExecution":
+                    [term("zone", "28"), term("kubernetes.io/hostname", "27")]}});
         }
         18..=20 => {
             // As daemon pods have it; some of the nodes do not exist.
@@ -363,23 +376,24 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Many pods that are only spread, on nodes of which some are in no zone.
+    /// Many pods that are only spread, gathered or kept apart, on nodes of which some are in no zone.
     #[test]
     fn candidates_of_zones_decide_as_all_nodes_do(
         zones in prop::collection::vec(0..4_u8, 4..9),
-        shapes in prop::collection::vec(prop_oneof![Just(14_u8), 23..27_u8], 10..60),
+        shapes in prop::collection::vec(prop_oneof![12..18_u8, 23..29_u8], 10..60),
         leaving in prop::collection::vec(any::<u8>(), 0..20),
     ) {
         let mut engines = [engine(true, false), engine(false, false)];
         let mut placed: [Vec<(Pod, String)>; 2] = Default::default();
         let now = Timestamp::from_second(1_700_000_000).unwrap();
-        for (engine, placed) in engines.iter_mut().zip(&mut placed) {
+        let mut said: [Vec<String>; 2] = Default::default();
+        for ((engine, placed), said) in engines.iter_mut().zip(&mut placed).zip(&mut said) {
             for (name, zone) in (0..9).zip(&zones) {
                 engine.node_applied(node(name, 30, *zone, 6, false), now);
             }
             for (number, shape) in shapes.iter().enumerate() {
                 engine.pod_applied(Arc::new(pod(number, *shape, 0)), now);
-                let _ = drain(engine, now, placed);
+                said.extend(drain(engine, now, placed));
                 if let Some(gone) = leaving.get(number) && !placed.is_empty() {
                     let at = usize::from(*gone) % placed.len();
                     engine.pod_deleted(&placed.swap_remove(at).0, now);
@@ -390,6 +404,7 @@ proptest! {
             placed.into_iter().map(|(pod, node)| (pod.metadata.name, node)).collect::<Vec<_>>()
         });
         prop_assert_eq!(a, b);
+        prop_assert_eq!(&said[0], &said[1]);
     }
 }
 

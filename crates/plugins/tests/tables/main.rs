@@ -108,7 +108,12 @@ impl Alone {
             new: object,
         };
         self.indexes.on_object(&change, &mut Effects::default());
-        self.tell(|plugin, view, fx| plugin.on_object(&change, view, fx));
+        self.tell(|plugin, view, fx| {
+            let watches = plugin.watches();
+            let watch = watches.iter().find(|watch| watch.kind() == kind);
+            let change = watch.map_or_else(|| change.clone(), |watch| watch.kept(change.clone()));
+            plugin.on_object(&change, view, fx);
+        });
     }
 
     /// A pod on a node.
