@@ -28,7 +28,8 @@ pub(crate) fn replica_set(deployment: usize) -> ObjectChange {
         "apiVersion": "apps/v1", "kind": "ReplicaSet",
         "metadata": {"name": set_name(deployment), "namespace": NAMESPACE, "uid": set_name(deployment)},
         "spec": {"selector": {"matchLabels": labels(deployment)},
-            "template": {"metadata": {"labels": labels(deployment)}}},
+            "template": {"metadata": {"labels": labels(deployment)}, "spec": {"containers": [
+                {"name": "c", "image": "registry.k8s.io/pause:3.10"}]}}},
     }));
     added("replicasets.v1.apps", set)
 }
@@ -103,4 +104,28 @@ pub(crate) fn daemon(set: usize, number: usize) -> Value {
         "metadata": {"labels": {"app": name}, "ownerReferences": owner("DaemonSet", &name)},
         "spec": spec,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_api_server_takes_replica_sets() {
+        let change = replica_set(7);
+        let set = change.new_as::<ReplicaSet>().unwrap();
+        let spec = set.spec.as_ref().unwrap();
+        // What it demands of them: that their pods are theirs, and have a container each.
+        let template = spec.template.as_ref().unwrap();
+        let labels = template.metadata.as_ref().unwrap().labels.as_ref();
+        assert_eq!(spec.selector.match_labels.as_ref(), labels);
+        let containers = &template.spec.as_ref().unwrap().containers;
+        let named = |name: &Option<String>| name.as_deref().is_some_and(|name| !name.is_empty());
+        assert!(!containers.is_empty());
+        assert!(
+            containers
+                .iter()
+                .all(|c| !c.name.is_empty() && named(&c.image))
+        );
+    }
 }
