@@ -1,0 +1,123 @@
+//! The device manager.
+
+use super::Refusal;
+use super::hint::{Offer, rank};
+use super::machine::{Device, Machine};
+use crate::numa::NumaMask;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Ids of devices that containers hold, by resource.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Devices(BTreeMap<String, BTreeSet<String>>);
+
+impl Devices {
+    /// Healthy devices that nobody holds.
+    pub(super) fn free<'a>(
+        &'a self,
+        machine: &'a Machine,
+        resource: &str,
+    ) -> impl Iterator<Item = &'a Device> {
+        let taken = self.0.get(resource);
+        let all = machine.devices.get(resource).into_iter().flatten();
+        all.filter(move |device| {
+            device.healthy && taken.is_none_or(|taken| !taken.contains(&device.id))
+        })
+    }
+
+    /// Where the devices could come from, for each resource. Those in `reuse` must be near.
+    pub(super) fn offers(
+        &self,
+        machine: &Machine,
+        wants: &BTreeMap<String, u64>,
+        reuse: &BTreeMap<String, Vec<String>>,
+    ) -> Vec<Offer> {
+        let offer = |(resource, count): (&String, &u64)| {
+            let reuse = reuse.get(resource).map_or(&[][..], Vec::as_slice);
+            self.offer(machine, resource, *count, reuse)
+        };
+        wants.iter().map(offer).collect()
+    }
+
+    fn offer(&self, machine: &Machine, resource: &str, count: u64, reuse: &[String]) -> Offer {
+        let all = machine.devices.get(resource)?;
+        // If one says where it is, all are taken to care.
+        all.iter()
+            .find(|device| device.nodes.is_some_and(|nodes| nodes.count() > 0))?;
+        let is_reused = |device: &&Device| reuse.contains(&device.id);
+        let free: Vec<&Device> = self.free(machine, resource).collect();
+        let again = all
+            .iter()
+            .filter(|device| is_reused(device) && !free.iter().any(|free| free.id == device.id));
+        if ((free.len() + again.count()) as u64) < count {
+            return Some(Vec::new());
+        }
+        let nodes = machine.nodes();
+        let near = |device: &Device, mask: NumaMask| {
+            device.nodes.is_some_and(|nodes| nodes.0 & mask.0 != 0)
+        };
+        let mut least = nodes.count();
+        let mut masks = Vec::new();
+        for mask in nodes.subsets() {
+            let there = all.iter().filter(|device| near(device, mask)).count();
+            if there as u64 >= count {
+                least = least.min(mask.count());
+            }
+            let mut again = all.iter().filter(is_reused);
+            let again = again.try_fold(0, |sum: u64, device| match device.nodes {
+                None => Some(sum),
+                Some(_) => near(device, mask).then_some(sum + 1),
+            });
+            let fresh = free.iter().filter(|device| !is_reused(device));
+            let fresh = fresh.filter(|device| near(device, mask)).count() as u64;
+            if again.is_some_and(|again| again + fresh >= count) {
+                masks.push(mask);
+            }
+        }
+        Some(rank(masks, least))
+    }
+
+    /// Takes `count`: what is reused first, then what is near `mask`, then what is elsewhere, then what
+    /// is nowhere in particular.
+    pub(super) fn take(
+        &mut self,
+        machine: &Machine,
+        resource: &str,
+        count: u64,
+        mask: Option<NumaMask>,
+        reuse: &[String],
+    ) -> Result<Vec<String>, Refusal> {
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        let mut ids: Vec<String> = reuse.iter().take(count).cloned().collect();
+        let mut free: Vec<&Device> = self.free(machine, resource).collect();
+        let missing = count - ids.len();
+        if free.len() < missing {
+            return Err(Refusal::unexpected(&format!(
+                "requested number of devices unavailable for {resource}. \
+                 Requested: {missing}, Available: {}",
+                free.len()
+            )));
+        }
+        free.sort_by_key(|device| match (device.nodes, mask) {
+            (Some(nodes), Some(mask)) if nodes.0 & mask.0 == 0 => 1,
+            (None, Some(_)) => 2,
+            _ => 0,
+        });
+        ids.extend(
+            free.into_iter()
+                .take(missing)
+                .map(|device| device.id.clone()),
+        );
+        ids.sort_unstable();
+        let taken = self.0.entry(resource.to_owned()).or_default();
+        taken.extend(ids.iter().cloned());
+        Ok(ids)
+    }
+
+    pub(super) fn give_back(&mut self, devices: &BTreeMap<String, Vec<String>>) {
+        for (resource, ids) in devices {
+            if let Some(taken) = self.0.get_mut(resource) {
+                taken.retain(|id| !ids.contains(id));
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Which NUMA nodes providers could serve a request from, and what the topology manager makes of it.
+
+use super::machine::{Machine, Settings};
+use crate::alignment::Policy;
+use crate::numa::NumaMask;
+
+/// One way to serve a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hint {
+    /// From these NUMA nodes; `None`: from any.
+    pub mask: Option<NumaMask>,
+    /// Whether no way takes fewer NUMA nodes on an empty machine.
+    pub preferred: bool,
+}
+
+impl Hint {
+    /// No preference.
+    pub const ANY: Self = Self {
+        mask: None,
+        preferred: true,
+    };
+}
+
+/// The ways to serve one resource: none means that there is no way; `None` that it does not matter.
+pub type Offer = Option<Vec<Hint>>;
+
+/// All hints of a resource whose least number of NUMA nodes is `least`, from the masks that serve it.
+pub(super) fn rank(masks: Vec<NumaMask>, least: u32) -> Vec<Hint> {
+    let hint = |mask: NumaMask| Hint {
+        mask: Some(mask),
+        preferred: mask.count() == least,
+    };
+    masks.into_iter().map(hint).collect()
+}
+
+/// Whether the policy admits a pod for which this is the best.
+#[must_use]
+pub fn admits(policy: Policy, best: Hint) -> bool {
+    match policy {
+        Policy::None | Policy::BestEffort => true,
+        Policy::Restricted | Policy::SingleNumaNode => best.preferred,
+    }
+}
+
+/// The best combination of one hint of each offer.
+///
+/// A combination is what its hints have in common, and is preferred if all of them are, and the masks
+/// that say something are the same.
+#[must_use]
+pub fn merge(machine: &Machine, settings: &Settings, offers: &[Offer]) -> Hint {
+    let all = machine.nodes();
+    let single = settings.policy == Policy::SingleNumaNode;
+    let lists: Vec<Vec<Hint>> = offers.iter().map(|offer| list(offer, single)).collect();
+    let order = Order {
+        machine,
+        closest: settings.closest && !single,
+        width: width(&lists),
+    };
+    // What the first lists have in common: many combinations come to the same, and are one here.
+    let mut common = vec![Common {
+        mask: all,
+        preferred: true,
+        said: None,
+    }];
+    for hints in &lists {
+        let mut next: Vec<Common> = Vec::new();
+        for before in &common {
+            for hint in hints {
+                let merged = before.and(hint);
+                if !next.contains(&merged) {
+                    next.push(merged);
+                }
+            }
+        }
+        common = next;
+    }
+    let candidates = common.into_iter().filter(|one| one.mask.count() > 0);
+    let best = candidates.fold(None, |best, one| {
+        let one = (one.mask, one.preferred);
+        Some(best.map_or(one, |best| order.better(best, one)))
+    });
+    let (mask, preferred) = best.unwrap_or((all, false));
+    let any = single && mask == all;
+    Hint {
+        mask: (!any).then_some(mask),
+        preferred,
+    }
+}
+
+/// The hints of an offer; with `single`, those of one NUMA node, or of any.
+fn list(offer: &Offer, single: bool) -> Vec<Hint> {
+    let hints = match offer {
+        None => vec![Hint::ANY],
+        Some(hints) if hints.is_empty() => vec![Hint {
+            mask: None,
+            preferred: false,
+        }],
+        Some(hints) => hints.clone(),
+    };
+    let fits = |hint: &Hint| hint.preferred && hint.mask.is_none_or(|mask| mask.count() == 1);
+    hints
+        .into_iter()
+        .filter(|hint| !single || fits(hint))
+        .collect()
+}
+
+/// The most NUMA nodes that any resource needs at least, preferred or not.
+pub(super) fn width(lists: &[Vec<Hint>]) -> u32 {
+    let least = |hints: &Vec<Hint>| {
+        let masks = hints.iter().filter_map(|hint| hint.mask);
+        masks.map(NumaMask::count).min()
+    };
+    lists.iter().filter_map(least).max().unwrap_or(0)
+}
+
+/// A combination of hints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Common {
+    mask: NumaMask,
+    preferred: bool,
+    /// The mask that the hints name, while it is the same.
+    said: Option<NumaMask>,
+}
+
+impl Common {
+    fn and(&self, hint: &Hint) -> Self {
+        let same = match (self.said, hint.mask) {
+            (Some(said), Some(mask)) => said == mask,
+            _ => true,
+        };
+        let preferred = self.preferred && hint.preferred && same;
+        Self {
+            mask: NumaMask(self.mask.0 & hint.mask.map_or(u64::MAX, |mask| mask.0)),
+            preferred,
+            said: self.said.or(hint.mask).filter(|_| preferred),
+        }
+    }
+}
+
+/// Which of two combinations is taken.
+pub(super) struct Order<'a> {
+    pub(super) machine: &'a Machine,
+    pub(super) closest: bool,
+    /// [`width`] of the hints.
+    pub(super) width: u32,
+}
+
+impl Order<'_> {
+    /// `candidate` or, if it is not better, `current`. Neither is empty.
+    pub(super) fn better(
+        &self,
+        current: (NumaMask, bool),
+        candidate: (NumaMask, bool),
+    ) -> (NumaMask, bool) {
+        let (has, offers) = (current.0.count(), candidate.0.count());
+        let wins = match (current.1, candidate.1) {
+            (false, true) => true,
+            (true, false) => false,
+            (true, true) => self.fitter(candidate.0, current.0),
+            // As close to the width as can be, from below if not from above.
+            (false, false) if has > self.width => self.fitter(candidate.0, current.0),
+            (false, false) if has == self.width => {
+                offers == self.width && self.fitter(candidate.0, current.0)
+            }
+            (false, false) => {
+                offers == self.width
+                    || (offers < self.width
+                        && (offers > has || (offers == has && self.fitter(candidate.0, current.0))))
+            }
+        };
+        if wins { candidate } else { current }
+    }
+
+    fn fitter(&self, a: NumaMask, b: NumaMask) -> bool {
+        let narrower = (a.count(), a) < (b.count(), b);
+        if !self.closest {
+            return narrower;
+        }
+        let ((near, pairs), (far, others)) = (self.spread(a), self.spread(b));
+        // Averages, compared as fractions.
+        let (left, right) = (near * others, far * pairs);
+        left < right || (left == right && narrower)
+    }
+
+    /// The sum of the distances of all ordered pairs, and how many there are.
+    fn spread(&self, mask: NumaMask) -> (u64, u64) {
+        let from = |a: u8| {
+            mask.ids()
+                .map(move |b| u64::from(self.machine.distance(a, b)))
+        };
+        let sum = mask.ids().flat_map(from).sum();
+        let nodes = u64::from(mask.count());
+        (sum, nodes * nodes)
+    }
+}

@@ -1,0 +1,144 @@
+//! The machine of a kubelet, and how the kubelet is set.
+
+use crate::alignment::{Policy, Scope};
+use crate::cpuset::{CpuSet, Topology};
+use crate::numa::NumaMask;
+use std::collections::BTreeMap;
+
+/// What a NUMA node has of one kind of memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Memory {
+    /// All of it.
+    pub capacity: u64,
+    /// What containers can have.
+    pub allocatable: u64,
+}
+
+/// A device of a device plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Its id, unique in its resource.
+    pub id: String,
+    /// The NUMA nodes that it is near; `None` if its plugin does not say.
+    pub nodes: Option<NumaMask>,
+    /// Whether its plugin calls it healthy.
+    pub healthy: bool,
+}
+
+/// A machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Machine {
+    /// Its CPUs.
+    pub topology: Topology,
+    /// Memory by NUMA node and kind: `memory`, `hugepages-2Mi`. NUMA nodes without CPUs have some, too.
+    pub memory: BTreeMap<u8, BTreeMap<String, Memory>>,
+    /// Distance from one NUMA node to another, as in the ACPI SLIT; 10 to itself and 20 to the others
+    /// where it is not told.
+    pub distances: BTreeMap<(u8, u8), u32>,
+    /// Devices by resource name.
+    pub devices: BTreeMap<String, Vec<Device>>,
+}
+
+impl Machine {
+    /// Its NUMA nodes.
+    #[must_use]
+    pub fn nodes(&self) -> NumaMask {
+        let memory = self.memory.keys().copied();
+        self.topology.nodes().chain(memory).collect()
+    }
+
+    /// The distance from `a` to `b`.
+    #[must_use]
+    pub fn distance(&self, a: u8, b: u8) -> u32 {
+        let known = self.distances.get(&(a, b)).copied();
+        known.unwrap_or(if a == b { 10 } else { 20 })
+    }
+}
+
+/// `cpuManagerPolicy` of the kubelet.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum CpuManager {
+    /// `none`: nobody has CPUs for itself.
+    #[default]
+    None,
+    /// `static`
+    Static {
+        /// CPUs that no container has for itself.
+        reserved: CpuSet,
+        /// The option `full-pcpus-only`: whole physical cores or nothing.
+        full_cores: bool,
+    },
+}
+
+/// How a kubelet is set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// `topologyManagerPolicy`
+    pub policy: Policy,
+    /// `topologyManagerScope`
+    pub scope: Scope,
+    /// The option `prefer-closest-numa-nodes`.
+    pub closest: bool,
+    /// The option `max-allowable-numa-nodes`.
+    pub max_nodes: usize,
+    /// `cpuManagerPolicy`
+    pub cpu: CpuManager,
+    /// Whether `memoryManagerPolicy` is `Static`.
+    pub memory: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            policy: Policy::None,
+            scope: Scope::Container,
+            closest: false,
+            max_nodes: 8,
+            cpu: CpuManager::None,
+            memory: false,
+        }
+    }
+}
+
+/// Why a kubelet would not start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SettingsError {
+    /// Aligning costs exponentially more with each NUMA node.
+    #[error(
+        "a topology manager with a policy other than none deals with at most {most} NUMA nodes \
+         (max-allowable-numa-nodes), and the machine has {nodes}"
+    )]
+    Nodes {
+        /// What the machine has.
+        nodes: usize,
+        /// What is allowed.
+        most: usize,
+    },
+    /// A reserved CPU that there is not.
+    #[error("reserved CPUs {reserved}: the machine has {all}")]
+    Reserved {
+        /// What is reserved.
+        reserved: CpuSet,
+        /// What there is.
+        all: CpuSet,
+    },
+}
+
+impl Settings {
+    pub(super) fn check(&self, machine: &Machine) -> Result<(), SettingsError> {
+        let nodes = machine.nodes().count() as usize;
+        if self.policy != Policy::None && nodes > self.max_nodes {
+            let most = self.max_nodes;
+            return Err(SettingsError::Nodes { nodes, most });
+        }
+        match &self.cpu {
+            CpuManager::Static { reserved, .. } if !reserved.is_subset(machine.topology.all()) => {
+                Err(SettingsError::Reserved {
+                    reserved: reserved.clone(),
+                    all: machine.topology.all().clone(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}

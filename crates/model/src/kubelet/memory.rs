@@ -1,0 +1,240 @@
+//! The memory manager with policy `Static`: memory and huge pages of Guaranteed containers.
+
+use super::Refusal;
+use super::hint::{Hint, Offer, rank};
+use super::machine::Machine;
+use crate::numa::NumaMask;
+use std::collections::BTreeMap;
+
+/// Memory that a container holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// Which: `memory`, `hugepages-2Mi`.
+    pub kind: String,
+    /// How much, in bytes.
+    pub size: u64,
+    /// The NUMA nodes that it is bound to.
+    pub nodes: NumaMask,
+    /// What was taken for it from each of them, in bytes; less than the size where an init container
+    /// has handed some on.
+    pub taken: BTreeMap<u8, u64>,
+}
+
+/// What init containers hand on: bytes by the NUMA nodes that they are bound to, and kind.
+pub(super) type Reuse = BTreeMap<(NumaMask, String), u64>;
+
+/// The memory of one NUMA node.
+#[derive(Debug, Clone)]
+struct Bank {
+    free: BTreeMap<String, u64>,
+    allocatable: BTreeMap<String, u64>,
+    /// How many blocks it has a part in.
+    blocks: usize,
+    /// The NUMA nodes that these are bound to; itself while there is none.
+    group: NumaMask,
+}
+
+/// The memory of the machine.
+#[derive(Debug, Clone)]
+pub(super) struct Banks(BTreeMap<u8, Bank>);
+
+fn only(node: u8) -> NumaMask {
+    NumaMask::from_iter([node])
+}
+
+impl Banks {
+    pub(super) fn new(machine: &Machine) -> Self {
+        let bank = |node: u8| {
+            let memory = machine.memory.get(&node).into_iter().flatten();
+            let allocatable: BTreeMap<String, u64> = memory
+                .map(|(kind, memory)| (kind.clone(), memory.allocatable))
+                .collect();
+            let bank = Bank {
+                free: allocatable.clone(),
+                allocatable,
+                blocks: 0,
+                group: only(node),
+            };
+            (node, bank)
+        };
+        Self(machine.nodes().ids().map(bank).collect())
+    }
+
+    pub(super) fn free(&self, node: u8, kind: &str) -> u64 {
+        let bank = self.0.get(&node);
+        bank.and_then(|bank| bank.free.get(kind))
+            .map_or(0, |free| *free)
+    }
+
+    fn sum(&self, mask: NumaMask, of: impl Fn(&Bank) -> u64) -> u64 {
+        let banks = mask.ids().filter_map(|node| self.0.get(&node));
+        banks.map(of).fold(0, u64::saturating_add)
+    }
+
+    /// Whether a block on exactly these NUMA nodes may join the ones that are there: a NUMA node takes
+    /// part in blocks of one group only.
+    fn joins(&self, mask: NumaMask) -> bool {
+        let banks = || mask.ids().filter_map(|node| self.0.get(&node));
+        if mask.count() == 1 {
+            return banks().all(|bank| bank.group.count() == 1);
+        }
+        banks().all(|bank| bank.blocks == 0 || bank.group == mask)
+    }
+
+    /// Where all kinds could come from; the same for each kind.
+    fn hints(&self, machine: &Machine, wants: &BTreeMap<String, u64>, reuse: &Reuse) -> Vec<Hint> {
+        let nodes = machine.nodes();
+        let mut least = nodes.count();
+        let mut masks = Vec::new();
+        for mask in nodes.subsets() {
+            let kind = |of: &BTreeMap<String, u64>, kind: &String| {
+                of.get(kind).map_or(0, |amount| *amount)
+            };
+            let could = wants
+                .iter()
+                .all(|(name, size)| self.sum(mask, |bank| kind(&bank.allocatable, name)) >= *size);
+            if !could {
+                continue;
+            }
+            least = least.min(mask.count());
+            let can = wants.iter().all(|(name, size)| {
+                let again = reuse.get(&(mask, name.clone())).map_or(0, |size| *size);
+                self.sum(mask, |bank| kind(&bank.free, name))
+                    .saturating_add(again)
+                    >= *size
+            });
+            if can && self.joins(mask) {
+                masks.push(mask);
+            }
+        }
+        rank(masks, least)
+    }
+
+    /// What to say of the kinds in `wants`. That none can be had is said as no preference, as a kubelet
+    /// does: the taking will fail.
+    pub(super) fn offers(
+        &self,
+        machine: &Machine,
+        wants: &BTreeMap<String, u64>,
+        reuse: &Reuse,
+    ) -> Vec<Offer> {
+        let hints = self.hints(machine, wants, reuse);
+        if hints.is_empty() {
+            return vec![None];
+        }
+        wants.keys().map(|_| Some(hints.clone())).collect()
+    }
+
+    /// Takes `wants` from the NUMA nodes of `hint`, or more than these where they have too little.
+    pub(super) fn take(
+        &mut self,
+        machine: &Machine,
+        wants: &BTreeMap<String, u64>,
+        hint: Hint,
+        reuse: &mut Reuse,
+        init: bool,
+    ) -> Result<Vec<Block>, Refusal> {
+        let fail = |what: &str| Refusal::unexpected(&format!("[memorymanager] {what}"));
+        let mut preferred = hint.preferred;
+        let mut mask = match hint.mask {
+            Some(mask) => mask,
+            None => {
+                let hints = self.hints(machine, wants, reuse);
+                let best = best(&hints).ok_or_else(|| {
+                    fail(
+                        "failed to get the default NUMA affinity, no NUMA nodes with enough memory \
+                         is available",
+                    )
+                })?;
+                if preferred && !best.1 {
+                    return Err(fail("failed to find the default preferred hint"));
+                }
+                preferred = best.1;
+                best.0
+            }
+        };
+        let has = |banks: &Self, mask| {
+            wants.iter().all(|(name, size)| {
+                banks.sum(mask, |bank| bank.free.get(name).map_or(0, |free| *free)) >= *size
+            })
+        };
+        if !has(self, mask) {
+            let hints = self.hints(machine, wants, reuse);
+            let around = |hint: &Hint| hint.mask.is_some_and(|wider| mask.within(wider));
+            let hints: Vec<Hint> = hints.into_iter().filter(around).collect();
+            let best = best(&hints).ok_or_else(|| {
+                fail("failed to find NUMA nodes to extend the current topology hint")
+            })?;
+            if preferred && !best.1 {
+                return Err(fail("failed to find the extended preferred hint"));
+            }
+            mask = best.0;
+        }
+        if mask.count() > 1 && !self.joins(mask) {
+            return Err(fail("preferred hint violates NUMA node allocation"));
+        }
+        let blocks = wants.iter().map(|(kind, size)| {
+            let left = reuse.entry((mask, kind.clone())).or_default();
+            let block = self.take_one(kind, *size, mask, size.saturating_sub(*left));
+            *left = if init {
+                (*left).max(*size)
+            } else {
+                left.saturating_sub(*size)
+            };
+            block
+        });
+        Ok(blocks.collect())
+    }
+
+    /// A block of which `fresh` bytes come from the NUMA nodes, in order.
+    fn take_one(&mut self, kind: &str, size: u64, nodes: NumaMask, mut fresh: u64) -> Block {
+        let mut taken = BTreeMap::new();
+        for node in nodes.ids() {
+            let Some(bank) = self.0.get_mut(&node) else {
+                continue;
+            };
+            bank.blocks += 1;
+            bank.group = nodes;
+            if let Some(free) = bank.free.get_mut(kind) {
+                let part = fresh.min(*free);
+                *free -= part;
+                fresh -= part;
+                if part > 0 {
+                    taken.insert(node, part);
+                }
+            }
+        }
+        Block {
+            kind: kind.to_owned(),
+            size,
+            nodes,
+            taken,
+        }
+    }
+
+    pub(super) fn give_back(&mut self, blocks: &[Block]) {
+        for block in blocks {
+            for node in block.nodes.ids() {
+                let Some(bank) = self.0.get_mut(&node) else {
+                    continue;
+                };
+                bank.blocks = bank.blocks.saturating_sub(1);
+                if bank.blocks == 0 {
+                    bank.group = only(node);
+                }
+                let part = block.taken.get(&node).map_or(0, |part| *part);
+                if let Some(free) = bank.free.get_mut(&block.kind) {
+                    *free = free.saturating_add(part);
+                }
+            }
+        }
+    }
+}
+
+/// The preferred and narrowest of `hints`, and whether it is preferred.
+fn best(hints: &[Hint]) -> Option<(NumaMask, bool)> {
+    let masks = hints
+        .iter()
+        .filter_map(|hint| Some((hint.mask?, hint.preferred)));
+    masks.min_by_key(|(mask, preferred)| (!preferred, mask.count(), *mask))
+}

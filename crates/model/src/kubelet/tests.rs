@@ -1,0 +1,4 @@
+//! One kubelet and pods.
+
+mod admission;
+mod merge;
