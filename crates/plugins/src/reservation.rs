@@ -6,6 +6,7 @@
 //! owns some is judged with theirs imagined away ([`Release`]), may have to fit into one of
 //! them, and takes the place of the one that suits it best ([`Release::nominate`]).
 
+mod ahead;
 mod args;
 mod change;
 mod control;
@@ -18,13 +19,13 @@ mod side;
 mod table;
 
 use crate::pre_bind::take_back;
+use ahead::{Ahead, is_ahead};
 use args::Args;
 use control::Agenda;
 use fit::{Counts, NO_MATCH, Spot};
 use koord_api::annotations;
 use koord_api::extension::ReservationAllocated;
 use koord_api::scheduling::Reservation;
-use koord_model::resources::ResourceTable;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
@@ -38,13 +39,12 @@ use serde_json::{Value, json};
 use side::{Incoming, PodSide};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use table::{Owner, Table};
+use table::{Owner, Record, Table};
 
 pub(crate) const NAME: &str = "Reservation";
 const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 const OTHER_NODE: &str = "node(s) didn't match the nodeName specified by reservation";
 const POLICY_CONFLICT: &str = "node(s) reservation allocate policy conflict";
-const NO_PRE_ALLOCATION: &str = "node(s) no pod match reservation with pre allocation required";
 /// Raw score of a node whose reservations have no order is at most 100; that of one with an order
 /// is beyond, higher for lower orders, and far from overflow when it is normalised.
 const ORDER_LIMIT: i64 = 40_000_000_000_000_000;
@@ -91,7 +91,7 @@ impl Reservations {
     fn side(&self, cycle: &Cycle<'_>) -> Result<Incoming, Rejection> {
         let pod = cycle.pod;
         if pod.is_holder() {
-            return self.reserve_side(pod, Some(cycle.view.resources));
+            return self.reserve_side(cycle);
         }
         let owner_of = self.table.matching(pod);
         match PodSide::new(pod, owner_of, cycle.view.resources) {
@@ -100,38 +100,23 @@ impl Reservations {
         }
     }
 
-    fn reserve_side(
-        &self,
-        pod: &PodInfo,
-        resources: Option<&ResourceTable>,
-    ) -> Result<Incoming, Rejection> {
-        let record = self
-            .table
-            .find(&pod.uid)
-            .and_then(|at| self.table.record(at));
-        let Some(record) = record else {
+    fn reserve_side(&self, cycle: &Cycle<'_>) -> Result<Incoming, Rejection> {
+        let Some(record) = self.record_of(cycle.pod) else {
             return Err(Rejection::error("cannot get reservation"));
         };
-        let spec = &record.object.spec;
-        let required = koord_api::labels::RESERVATION_PRE_ALLOCATION_REQUIRED;
-        let labels = pod.object.metadata.labels.as_ref();
-        if spec.pre_allocation == Some(true)
-            && labels
-                .and_then(|all| all.get(required))
-                .is_some_and(|v| v == "true")
-        {
-            return Err(Rejection::unresolvable(NO_PRE_ALLOCATION));
-        }
-        if let Some(resources) = resources {
-            pod::reserved_on_bind(&record.object, &record.terms, resources)
-                .map_err(Rejection::unresolvable)?;
-        }
+        let ahead = self.ahead(cycle, record)?;
+        pod::reserved_on_bind(&record.object, &record.terms, cycle.view.resources)
+            .map_err(Rejection::unresolvable)?;
         Ok(Incoming::Reserve {
-            fixed: pod
-                .annotation(annotations::RESERVATION_NODE)
-                .map(str::to_owned),
+            fixed: fixed_node(cycle.pod),
             policy: record.terms.policy,
+            ahead,
         })
+    }
+
+    /// The reservation that `holder` stands for.
+    fn record_of(&self, holder: &PodInfo) -> Option<&Record> {
+        self.table.record(self.table.find(&holder.uid)?)
     }
 
     fn spot<'a>(&'a self, cycle: &'a Cycle<'a>, side: &'a PodSide, node: NodeIndex) -> Spot<'a> {
@@ -164,6 +149,21 @@ impl Reservations {
             });
         }
     }
+}
+
+/// The node that a holder's reservation asks for.
+fn fixed_node(holder: &PodInfo) -> Option<String> {
+    holder
+        .annotation(annotations::RESERVATION_NODE)
+        .map(str::to_owned)
+}
+
+/// How a pod says that it uses `record`.
+fn allocated_text(record: &Record) -> Result<String, serde_json::Error> {
+    serde_json::to_string(&ReservationAllocated {
+        name: record.name.to_string(),
+        uid: record.uid.to_string(),
+    })
 }
 
 impl Plugin for Reservations {
@@ -202,7 +202,7 @@ impl Plugin for Reservations {
         vec![
             Interest {
                 subject: Subject::AssignedPod,
-                actions: Action::DELETE,
+                actions: Action::DELETE.or(Action::ADD).or(Action::POD_LABEL),
             },
             Interest {
                 subject: Subject::Object(RESERVATIONS),
@@ -217,6 +217,11 @@ impl Plugin for Reservations {
         ]
     }
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        if event.subject == Subject::AssignedPod && event.action != Action::DELETE {
+            // A running pod helps no one but a reservation that may be placed over it.
+            let other = event.pod.filter(|other| self.may_take(pod, other));
+            return other.map_or(Helps::Skip, |_| Helps::Queue);
+        }
         let Some(change) = event.object else {
             return Helps::Queue;
         };
@@ -243,15 +248,15 @@ impl Plugin for Reservations {
     }
     fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         if pod.is_holder() {
-            match self.reserve_side(pod, None) {
-                Ok(Incoming::Reserve { fixed, policy }) => {
-                    signature.number(-2);
-                    signature.text(fixed.as_deref().unwrap_or_default());
-                    signature.number(policy as i64);
-                    return Signable::Yes;
-                }
-                _ => return Signable::No,
-            }
+            // One that may be placed over pods finds others than its like.
+            let record = self.record_of(pod).filter(|record| !is_ahead(record));
+            let Some(record) = record.filter(|_| !ahead::is_required(pod)) else {
+                return Signable::No;
+            };
+            signature.number(-2);
+            signature.text(fixed_node(pod).as_deref().unwrap_or_default());
+            signature.number(record.terms.policy as i64);
+            return Signable::Yes;
         }
         let lists = self.table.matching(pod);
         let affinity = side::given(pod, annotations::RESERVATION_AFFINITY);
@@ -296,6 +301,9 @@ impl Plugin for Reservations {
                 nodes = Some(self.table.named_row(affinity).into_iter().collect());
             }
         }
+        if let Incoming::Reserve { ahead, .. } = &side {
+            nodes = ahead.as_ref().and_then(Ahead::only);
+        }
         PreFilter::Ready {
             state: State::of(side),
             nodes,
@@ -304,7 +312,11 @@ impl Plugin for Reservations {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         match state.get::<Incoming>() {
             None => Ok(()),
-            Some(Incoming::Reserve { fixed, policy }) => {
+            Some(Incoming::Reserve {
+                fixed,
+                policy,
+                ahead,
+            }) => {
                 let name = cycle.view.nodes.name(node);
                 if fixed.as_ref().is_some_and(|fixed| **fixed != **name) {
                     return Err(Rejection::unresolvable(OTHER_NODE));
@@ -312,7 +324,10 @@ impl Plugin for Reservations {
                 if !self.table.tolerates(*policy, node) {
                     return Err(Rejection::unresolvable(POLICY_CONFLICT));
                 }
-                Ok(())
+                match ahead {
+                    Some(ahead) => self.verdict_ahead(cycle, ahead, node),
+                    None => Ok(()),
+                }
             }
             Some(Incoming::Pod(side)) => {
                 if side.is_plain() && cycle.overlay.removed.is_empty() {
@@ -328,12 +343,17 @@ impl Plugin for Reservations {
             Ok(Incoming::Pod(side)) if !side.is_plain() && !side.ignores => {
                 PreScore::Ready(State::of(Incoming::Pod(side)))
             }
+            Ok(side @ Incoming::Reserve { ahead: Some(_), .. }) => PreScore::Ready(State::of(side)),
             _ => PreScore::Skip,
         }
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let Some(Incoming::Pod(side)) = state.get::<Incoming>() else {
-            return 0;
+        let side = match state.get::<Incoming>() {
+            Some(Incoming::Pod(side)) => side,
+            Some(Incoming::Reserve {
+                ahead: Some(ahead), ..
+            }) => return self.score_ahead(cycle, ahead, node),
+            _ => return 0,
         };
         let spot = self.spot(cycle, side, node);
         let orders = spot
@@ -354,8 +374,15 @@ impl Plugin for Reservations {
     }
 
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
-        let Ok(Incoming::Pod(side)) = self.side(cycle) else {
-            return PostFilter::Unhelpful(String::new());
+        let side = match self.side(cycle) {
+            Ok(Incoming::Pod(side)) => side,
+            Ok(Incoming::Reserve {
+                ahead: Some(ahead), ..
+            }) => {
+                let counts = self.count_ahead(cycle, &ahead);
+                return PostFilter::Unhelpful(counts.text(false));
+            }
+            _ => return PostFilter::Unhelpful(String::new()),
         };
         if side.is_plain() || side.ignores {
             return PostFilter::Unhelpful(String::new());
@@ -464,7 +491,10 @@ impl Plugin for Reservations {
 
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
         let pod = cycle.pod;
-        if pod.is_holder() || side::ignores(pod) {
+        if pod.is_holder() {
+            return self.take_ahead(cycle, node, fx);
+        }
+        if side::ignores(pod) {
             return Ok(());
         }
         if let Some(reservation) = cycle
@@ -475,6 +505,7 @@ impl Plugin for Reservations {
                 pod: pod.clone(),
                 node: cycle.view.nodes.name(node).clone(),
                 confirmed: false,
+                ahead: false,
             };
             self.table.own(&reservation.uid, owner, fx);
         } else if side::given(pod, annotations::RESERVATION_AFFINITY).is_some() {
@@ -483,7 +514,11 @@ impl Plugin for Reservations {
         Ok(())
     }
     fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
-        self.table.disown(&cycle.pod.uid, fx);
+        if cycle.pod.is_holder() {
+            self.give_back_ahead(&cycle.pod.uid, fx);
+        } else {
+            self.table.disown(&cycle.pod.uid, fx);
+        }
     }
 
     fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
@@ -492,12 +527,8 @@ impl Plugin for Reservations {
         let record = used.and_then(|uid| self.table.record(self.table.find(uid)?));
         let key = annotations::RESERVATION_ALLOCATED;
         if let Some(record) = record {
-            let allocated = ReservationAllocated {
-                name: record.name.to_string(),
-                uid: record.uid.to_string(),
-            };
-            let text = serde_json::to_string(&allocated)
-                .map_err(|error| Rejection::error(error.to_string()))?;
+            let text =
+                allocated_text(record).map_err(|error| Rejection::error(error.to_string()))?;
             patch.annotations.insert(key.to_owned(), text);
         } else if !pod.is_holder() {
             take_back(pod, key, patch);
@@ -522,7 +553,9 @@ impl Plugin for Reservations {
             return BindPlan::Skip;
         };
         let status = control::placed(view.nodes.name(node), &reserved, view.now);
-        BindPlan::Writes(vec![control::placement(record, status)])
+        let mut writes = self.writes_ahead(record);
+        writes.push(control::placement(record, status));
+        BindPlan::Writes(writes)
     }
 
     fn remark(&self, pod: &PodInfo, message: &str) -> Option<Remark> {
@@ -563,11 +596,19 @@ impl Release for Reservations {
         node: NodeIndex,
         out: &mut Vec<Arc<PodInfo>>,
     ) {
-        if let Some(Incoming::Pod(side)) = state.get::<Incoming>()
-            && !side.is_plain()
-        {
-            let matched = self.spot(cycle, side, node).matched;
-            out.extend(matched.into_iter().map(|(_, record)| record.pod.clone()));
+        match state.get::<Incoming>() {
+            Some(Incoming::Pod(side)) if !side.is_plain() => {
+                let matched = self.spot(cycle, side, node).matched;
+                out.extend(matched.into_iter().map(|(_, record)| record.pod.clone()));
+            }
+            Some(Incoming::Reserve {
+                ahead: Some(ahead), ..
+            }) => {
+                // Where none of them will do, what this plugin says of the node counts.
+                let all = |_| ahead.candidates(node).to_vec();
+                out.extend(self.chosen(cycle, ahead, node).unwrap_or_else(all));
+            }
+            _ => {}
         }
     }
     fn special_rows(&self, _cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {

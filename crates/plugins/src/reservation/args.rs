@@ -3,6 +3,7 @@
 use super::NAME;
 use crate::args::invalid;
 use koord_api::resources::is_extended;
+use koord_api::{annotations, labels};
 use koord_model::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, ResourceId, ResourceTable};
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
@@ -21,7 +22,7 @@ pub(super) struct Args {
     pub(super) gc_interval_seconds: i64,
     pub(super) disable_garbage_collection: bool,
     resync_interval_seconds: i64,
-    pre_allocation_config: PreAllocation,
+    pub(super) pre_allocation_config: PreAllocation,
     ignored_resources: Vec<String>,
     ignored_resource_groups: Vec<String>,
     reservation_selector_index: SelectorIndex,
@@ -46,15 +47,32 @@ impl Default for Args {
     }
 }
 
+/// Over which running pods reservations may be placed.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct PreAllocation {
-    enable_cluster_mode: bool,
-    #[allow(dead_code, reason = "accepted; pre-allocation is not built")]
+pub(super) struct PreAllocation {
+    /// Whether reservations may ask for any pod of the cluster that offers itself.
+    pub(super) enable_cluster_mode: bool,
     cluster_label_key: String,
-    #[allow(dead_code, reason = "accepted; pre-allocation is not built")]
     cluster_priority_annotation_key: String,
-    prefer_no_pre_allocated_pods: bool,
+    /// Whether a node that has room anyway takes no pods in.
+    pub(super) prefer_no_pre_allocated_pods: bool,
+}
+
+impl PreAllocation {
+    /// The label with which a pod offers itself, as `"true"`.
+    pub(super) fn label(&self) -> &str {
+        Some(&*self.cluster_label_key)
+            .filter(|key| !key.is_empty())
+            .unwrap_or(labels::POD_PRE_ALLOCATABLE)
+    }
+
+    /// The annotation that says, as an integer, how early such a pod is taken: higher goes first.
+    pub(super) fn priority(&self) -> &str {
+        Some(&*self.cluster_priority_annotation_key)
+            .filter(|key| !key.is_empty())
+            .unwrap_or(annotations::POD_PRE_ALLOCATABLE_PRIORITY)
+    }
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -143,14 +161,6 @@ impl Args {
     pub(super) fn unsupported(&self) -> Vec<&'static str> {
         let set = [
             (self.enable_preemption, "enablePreemption"),
-            (
-                self.pre_allocation_config.enable_cluster_mode,
-                "preAllocationConfig.enableClusterMode",
-            ),
-            (
-                self.pre_allocation_config.prefer_no_pre_allocated_pods,
-                "preAllocationConfig.preferNoPreAllocatedPods",
-            ),
             (
                 self.reservation_selector_index.enabled,
                 "reservationSelectorIndex.enabled",

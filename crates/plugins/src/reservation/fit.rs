@@ -5,7 +5,9 @@ use super::pod::AllocatePolicy;
 use super::side::{PodSide, Unmatched};
 use super::table::{Record, Table};
 use koord_model::reservation::Restricted;
-use koord_model::resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId};
+use koord_model::resources::{
+    Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId, ResourceTable,
+};
 use koord_scheduler::framework::{Code, Cycle, Reason, Reasons, Rejection, Verdict};
 use koord_scheduler::state::NodeIndex;
 use rustc_hash::FxHashMap;
@@ -319,17 +321,19 @@ impl<'a> Spot<'a> {
     }
 
     fn node_reasons(&self, lacking: &[ResourceId]) -> Vec<Reason> {
-        let mut names: Vec<Arc<str>> = lacking
-            .iter()
-            .map(|id| self.cycle.view.resources.name(*id))
-            .collect();
-        names.sort_unstable();
-        names.dedup();
-        names
-            .iter()
-            .map(|name| Reason::from(format!("Insufficient {name} by node")))
-            .collect()
+        node_reasons(self.cycle.view.resources, lacking)
     }
+}
+
+/// What is missing, as this plugin words it.
+pub(super) fn node_reasons(table: &ResourceTable, lacking: &[ResourceId]) -> Vec<Reason> {
+    let mut names: Vec<Arc<str>> = lacking.iter().map(|id| table.name(*id)).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+        .iter()
+        .map(|name| Reason::from(format!("Insufficient {name} by node")))
+        .collect()
 }
 
 /// How many reservations stand in what relation to a pod that no node took.

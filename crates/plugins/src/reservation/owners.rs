@@ -46,12 +46,7 @@ impl Owners {
     /// # Errors
     /// A term cannot be evaluated; the text names it.
     pub(super) fn add(&mut self, owners: &[ReservationOwner], user: u32) -> Result<SpecId, String> {
-        for (at, owner) in owners.iter().enumerate() {
-            if let Some(labels) = &owner.label_selector {
-                selector::matches(labels, &std::collections::BTreeMap::new())
-                    .map_err(|error| format!("spec.owners[{at}].labelSelector: {error}"))?;
-            }
-        }
+        check(owners)?;
         let text: Arc<str> = serde_json::to_string(owners)
             .map_err(|error| format!("spec.owners: {error}"))?
             .into();
@@ -179,6 +174,20 @@ impl Owners {
         }
         vec![Key::Any]
     }
+}
+
+/// Whether all terms can be evaluated.
+///
+/// # Errors
+/// Names the term that cannot.
+pub(super) fn check(owners: &[ReservationOwner]) -> Result<(), String> {
+    for (at, owner) in owners.iter().enumerate() {
+        if let Some(labels) = &owner.label_selector {
+            selector::matches(labels, &std::collections::BTreeMap::new())
+                .map_err(|error| format!("spec.owners[{at}].labelSelector: {error}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether `pod` matches any of `owners`.

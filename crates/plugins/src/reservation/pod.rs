@@ -134,12 +134,6 @@ impl Terms {
             }
             Err(error) => ignored.push(format!("{error}; it is ignored")),
         }
-        if object.spec.pre_allocation == Some(true) && phase == Phase::Pending {
-            ignored.push(
-                "spec.preAllocation: true is not honoured: the reservation is placed like any other"
-                    .to_owned(),
-            );
-        }
         let policy = match &object.spec.allocate_policy {
             Some(ReservationAllocatePolicy::Aligned) => AllocatePolicy::Aligned,
             Some(ReservationAllocatePolicy::Restricted) => AllocatePolicy::Restricted,

@@ -1,5 +1,6 @@
 //! The pod's side of a cycle: what it says about reservations, and which of them it may use.
 
+use super::ahead::Ahead;
 use super::owners::SpecId;
 use super::pod::{AllocatePolicy, Terms};
 use crate::node_affinity::requirement_matches;
@@ -76,6 +77,8 @@ pub(super) enum Incoming {
         fixed: Option<String>,
         /// How owners will draw from it.
         policy: AllocatePolicy,
+        /// The running pods that it may be placed over; none when it is placed like any other.
+        ahead: Option<Ahead>,
     },
     /// A pod.
     Pod(PodSide),
@@ -121,6 +124,18 @@ impl PodSide {
         terms: &Terms,
         node: Option<&NodeInfo>,
     ) -> Result<(), Unmatched> {
+        self.suits(pod, name, terms, node, terms.unschedulable)
+    }
+
+    /// The same; `closed`: the reservation takes only those who tolerate that it is.
+    pub(super) fn suits(
+        &self,
+        pod: &PodInfo,
+        name: &str,
+        terms: &Terms,
+        node: Option<&NodeInfo>,
+        closed: bool,
+    ) -> Result<(), Unmatched> {
         let exact = || {
             if exact_match(&self.exact, &pod.requests, &terms.allocatable) {
                 Ok(())
@@ -130,7 +145,7 @@ impl PodSide {
         };
         let Some(affinity) = &self.affinity else {
             // Taints are held only against pods that say which reservations they want.
-            return if terms.unschedulable {
+            return if closed {
                 Err(Unmatched::Unschedulable)
             } else {
                 exact()
@@ -143,7 +158,7 @@ impl PodSide {
                 Err(Unmatched::Name)
             };
         }
-        if terms.unschedulable && !affinity.tolerates_unschedulable {
+        if closed && !affinity.tolerates_unschedulable {
             return Err(Unmatched::Unschedulable);
         }
         let hard = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");

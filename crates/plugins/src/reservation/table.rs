@@ -71,6 +71,8 @@ pub(super) struct Owner {
     pub(super) node: Arc<str>,
     /// Whether the API says so; else it is only assumed.
     pub(super) confirmed: bool,
+    /// Whether it ran already when the reservation was placed over it.
+    pub(super) ahead: bool,
 }
 
 /// See the module documentation.
@@ -173,6 +175,19 @@ impl Table {
     /// The uid of the reservation that the pod with this uid uses.
     pub(super) fn used_by(&self, pod: &str) -> Option<&Arc<str>> {
         self.owner_of.get(pod)
+    }
+
+    /// Whether the API says that `pod` uses the reservation with this uid.
+    pub(super) fn is_confirmed(&self, uid: &str, pod: &str) -> bool {
+        let owner = self.owners.get(uid).and_then(|all| all.get(pod));
+        owner.is_some_and(|owner| owner.confirmed)
+    }
+
+    /// The uid of the reservation that is being placed over the pod with this uid.
+    fn taken_ahead(&self, pod: &str) -> Option<Arc<str>> {
+        let uid = self.used_by(pod)?;
+        let owner = self.owners.get(uid)?.get(pod)?;
+        (owner.ahead && !owner.confirmed).then(|| uid.clone())
     }
 
     /// The owner lists that `pod` matches.
@@ -489,10 +504,23 @@ impl Table {
                     pod: pod.clone(),
                     node: view.nodes.name(node).clone(),
                     confirmed: true,
+                    ahead: false,
                 };
                 self.own(&allocated.uid, owner, fx);
             }
-            Ok(None) => self.disown(&pod.uid, fx),
+            Ok(None) => match self.taken_ahead(&pod.uid) {
+                // It does not know yet.
+                Some(uid) => {
+                    let owner = Owner {
+                        pod: pod.clone(),
+                        node: view.nodes.name(node).clone(),
+                        confirmed: false,
+                        ahead: true,
+                    };
+                    self.own(&uid, owner, fx);
+                }
+                None => self.disown(&pod.uid, fx),
+            },
             Err(message) => {
                 fx.problems.push(Problem {
                     kind: "Pod",

@@ -6,6 +6,7 @@ use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
 use koord_scheduler::framework::Profiles;
 use koord_scheduler::state::Booked;
 
+mod ahead;
 mod beside;
 mod books;
 mod lifecycle;

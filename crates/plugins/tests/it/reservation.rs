@@ -143,3 +143,35 @@ async fn another_scheduler_goes_on_where_the_first_stopped() {
     assert_eq!(cluster.bound("b").await, "n");
     scheduler.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_pod_is_told_that_it_is_an_owner_now() {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("4"), json!([])).await;
+    let scheduler = cluster.schedule(|_| {});
+    cluster.app_pod("web", "3", "web").await;
+    cluster.bound("web").await;
+    let spec =
+        json!({"allocateOnce": false, "allocatePolicy": "Restricted", "preAllocation": true});
+    cluster.reservation("r", "4", spec).await;
+    let used = cluster
+        .reserved("r", |object| {
+            let status = object.status.as_ref();
+            status.is_some_and(|status| !status.current_owners.is_empty())
+        })
+        .await;
+    assert!(in_phase(ReservationPhase::Available)(&used));
+    let (status, uid) = (used.status.unwrap(), used.metadata.uid.unwrap());
+    assert_eq!(status.allocated["cpu"].milli_value(), 3000);
+    let pod = cluster.pods().get("web").await.unwrap();
+    assert_eq!(
+        pod.metadata.annotations.unwrap()[ALLOCATED],
+        format!(r#"{{"name":"r","uid":"{uid}"}}"#)
+    );
+    cluster.app_pod("other", "1", "db").await;
+    let (_, message) = cluster
+        .refused("other", |message| message.starts_with("0/1"))
+        .await;
+    assert!(message.contains("Insufficient cpu"), "{message}");
+    scheduler.stop().await;
+}

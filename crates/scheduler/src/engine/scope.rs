@@ -115,6 +115,8 @@ impl Scope<'_> {
         victims: &[Arc<PodInfo>],
     ) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
         let mut removed = self.released(node);
+        // Nobody leaves twice.
+        removed.retain(|pod| victims.iter().all(|victim| victim.uid != pod.uid));
         removed.extend_from_slice(victims);
         let mut added = ahead_of(self.nominator, self.nodes(), self.cycle.pod, node);
         if !self.shared {

@@ -129,8 +129,8 @@ pub enum BindPlan {
     Skip,
     /// By a POST to the pod's binding subresource.
     Binding,
-    /// By writes to the object that the pod stands for, in order. Labels and annotations of the
-    /// [`PodPatch`] go to the object of the first write.
+    /// By writes, in order, the last of which is to the object that the pod stands for: labels and
+    /// annotations of the [`PodPatch`] go there.
     Writes(Vec<Write>),
 }
 

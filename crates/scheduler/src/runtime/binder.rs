@@ -560,8 +560,8 @@ impl WriteError {
 /// How often the writes that place an object are tried when it changes meanwhile.
 const PLACEMENTS: u8 = 5;
 
-/// Sends the writes that place what `pod` stands for, the first with `extra`. The object is as the plugin
-/// saw it, where its writes say the version; else it is looked at again, and not placed when it is being
+/// Sends the writes that place what `pod` stands for, the last with `extra`. The object is as the plugin
+/// saw it, where that write says the version; else it is looked at again, and not placed when it is being
 /// deleted or is another one of that name.
 async fn send_placement(
     client: &Client,
@@ -569,32 +569,39 @@ async fn send_placement(
     writes: &[Write],
     extra: &PodPatch,
 ) -> Result<(), WriteError> {
-    let (mut extra, mut tries) = (extra, 0);
-    for write in writes {
-        let mut write = write.clone();
-        let api = api_of(client, &write);
-        while let Err(error) = send_write(client, &write, extra).await {
-            let (Verb::Patch(body) | Verb::PatchStatus(body)) = &mut write.verb else {
-                return Err(error);
-            };
-            tries += 1;
-            if !error.conflict || tries >= PLACEMENTS {
-                return Err(error);
-            }
-            let failed = |error: koord_kube::Error| WriteError::of(&error);
-            let metadata = api.get(&write.name).await.map_err(failed)?.metadata;
-            let gone = metadata.uid.as_deref() != Some(&*pod.uid);
-            if gone || metadata.deletion_timestamp.is_some() {
-                let what = if gone { "gone" } else { "being deleted" };
-                return Err(WriteError {
-                    gone,
-                    conflict: false,
-                    message: format!("{} {:?} is {what}", write.plural, write.name),
-                });
-            }
-            body["metadata"]["resourceVersion"] = json!(metadata.resource_version);
+    let Some((last, others)) = writes.split_last() else {
+        return Ok(());
+    };
+    for write in others {
+        // That one of them is gone does not mean that what is placed is.
+        let failed = |error: WriteError| WriteError {
+            gone: false,
+            ..error
+        };
+        send_write(client, write, NOTHING).await.map_err(failed)?;
+    }
+    let (mut write, mut tries) = (last.clone(), 0);
+    let api = api_of(client, &write);
+    while let Err(error) = send_write(client, &write, extra).await {
+        let (Verb::Patch(body) | Verb::PatchStatus(body)) = &mut write.verb else {
+            return Err(error);
+        };
+        tries += 1;
+        if !error.conflict || tries >= PLACEMENTS {
+            return Err(error);
         }
-        extra = NOTHING;
+        let failed = |error: koord_kube::Error| WriteError::of(&error);
+        let metadata = api.get(&write.name).await.map_err(failed)?.metadata;
+        let gone = metadata.uid.as_deref() != Some(&*pod.uid);
+        if gone || metadata.deletion_timestamp.is_some() {
+            let what = if gone { "gone" } else { "being deleted" };
+            return Err(WriteError {
+                gone,
+                conflict: false,
+                message: format!("{} {:?} is {what}", write.plural, write.name),
+            });
+        }
+        body["metadata"]["resourceVersion"] = json!(metadata.resource_version);
     }
     Ok(())
 }

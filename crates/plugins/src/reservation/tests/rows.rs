@@ -4,15 +4,15 @@ use super::*;
 use koord_scheduler::framework::Overlay;
 
 /// The plugin beside an engine that keeps the books of node `n`.
-struct Bench {
-    engine: Engine,
-    plugin: Box<dyn Plugin>,
+pub(super) struct Bench {
+    pub(super) engine: Engine,
+    pub(super) plugin: Box<dyn Plugin>,
     now: Timestamp,
     /// What the plugin said was wrong.
     said: Vec<String>,
 }
 
-fn list(text: &str) -> Value {
+pub(super) fn list(text: &str) -> Value {
     let mut out = json!({});
     for word in text.split_whitespace() {
         let (name, amount) = word.split_once('=').unwrap();
@@ -25,7 +25,7 @@ fn list(text: &str) -> Value {
     out
 }
 
-fn pod_value(name: &str, requests: &str, change: Value) -> Value {
+pub(super) fn pod_value(name: &str, requests: &str, change: Value) -> Value {
     let mut value = json!({
         "metadata": {"name": name, "namespace": "ns", "uid": name, "labels": {"app": "web"}},
         "spec": {"schedulerName": "koord-scheduler",
@@ -36,11 +36,11 @@ fn pod_value(name: &str, requests: &str, change: Value) -> Value {
 }
 
 impl Bench {
-    fn new(allocatable: &str) -> Self {
+    pub(super) fn new(allocatable: &str) -> Self {
         Self::with(allocatable, json!({}))
     }
 
-    fn with(allocatable: &str, args: Value) -> Self {
+    pub(super) fn with(allocatable: &str, args: Value) -> Self {
         let now = Timestamp::from_second(1_700_000_000).unwrap();
         let mut engine = engine(&args, &[]);
         let node: Node = serde_json::from_value(json!({
@@ -56,11 +56,11 @@ impl Bench {
         }
     }
 
-    fn view(&self) -> View<'_> {
+    pub(super) fn view(&self) -> View<'_> {
         self.engine.view(self.now)
     }
 
-    fn row(&self) -> NodeIndex {
+    pub(super) fn row(&self) -> NodeIndex {
         self.engine.nodes().find("n").unwrap()
     }
 
@@ -70,7 +70,13 @@ impl Bench {
         self.reservation(name, policy, requests, open)
     }
 
-    fn reservation(mut self, name: &str, policy: &str, requests: &str, change: Value) -> Self {
+    pub(super) fn reservation(
+        mut self,
+        name: &str,
+        policy: &str,
+        requests: &str,
+        change: Value,
+    ) -> Self {
         let containers = json!([{"name": "c", "resources": {"requests": list(requests)}}]);
         let mut value = json!({
             "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
@@ -104,19 +110,26 @@ impl Bench {
     }
 
     /// A pod on the node, in reservation `of` unless that is empty.
-    fn there(mut self, name: &str, requests: &str, of: &str) -> Self {
-        let mut change = json!({"spec": {"nodeName": "n"}});
+    pub(super) fn there(self, name: &str, requests: &str, of: &str) -> Self {
+        let mut change = json!({});
         if !of.is_empty() {
             let text = json!({"name": of, "uid": of}).to_string();
             change["metadata"] = json!({"annotations": {annotations::RESERVATION_ALLOCATED: text}});
         }
-        let pod = serde_json::from_value(pod_value(name, requests, change)).unwrap();
+        self.on_node(name, requests, change)
+    }
+
+    /// A pod on the node; parts of `change` replace others.
+    pub(super) fn on_node(mut self, name: &str, requests: &str, change: Value) -> Self {
+        let mut value = json!({"spec": {"nodeName": "n"}});
+        merge(&mut value, &change);
+        let pod = serde_json::from_value(pod_value(name, requests, value)).unwrap();
         self.engine.pod_applied(Arc::new(pod), self.now);
         self
     }
 
     /// Tells the plugin what is on the node.
-    fn settle(mut self) -> Self {
+    pub(super) fn settle(mut self) -> Self {
         let mut plugin = std::mem::replace(&mut self.plugin, nothing());
         let (row, mut fx) = (self.row(), Effects::default());
         for pod in self.engine.nodes().booked(row) {
@@ -205,7 +218,7 @@ impl Bench {
     }
 
     /// What the plugin says of a reservation that is to be placed.
-    fn place(&self, name: &str) -> String {
+    pub(super) fn place(&self, name: &str) -> String {
         let pod = self.engine.queued(name).unwrap().clone();
         self.judge_in(&Cycle::new(&pod, self.view()), &[])
     }
@@ -335,8 +348,8 @@ fn reservations_find_their_node() {
         ("default beside restricted", "Restricted", "", at("n"), conflict),
         ("aligned beside restricted", "Restricted", "Aligned", none(), "fits"),
         ("restricted beside aligned", "Aligned", "Restricted", none(), "fits"),
-        ("pre-allocation is placed like any other", "Restricted", "Restricted", pre(), "fits"),
-        ("pre-allocation that must be one", "-", "Restricted", required, NO_PRE_ALLOCATION),
+        ("pre-allocation, with nobody to take in", "Restricted", "Restricted", pre(), "fits"),
+        ("pre-allocation that must be one", "-", "Restricted", required, crate::reservation::ahead::NO_POD),
     ];
     for (name, there, policy, change, expected) in rows {
         let mut bench = Bench::new("cpu=32 memory=64Gi pods=100");

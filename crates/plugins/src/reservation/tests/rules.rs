@@ -400,23 +400,6 @@ fn reservations_keep_to_their_node_and_their_kind() {
 }
 
 #[test]
-fn pre_allocation_is_named_and_left_aside() {
-    let mut world = World::new();
-    world.node("n", 8);
-    let wants = json!({"spec": {"preAllocation": true}});
-    world.reserve("r", "6", "web", wants.clone());
-    world.run();
-    assert!(world.word("r").starts_with("spec.preAllocation: true"));
-    assert_eq!(world.status("r")["phase"], "Available");
-    let mut must = wants;
-    let label = json!({koord_api::labels::RESERVATION_PRE_ALLOCATION_REQUIRED: "true"});
-    must["metadata"] = json!({ "labels": label });
-    world.reserve("must", "1", "web", must);
-    world.run();
-    assert!(world.word("must").contains(NO_PRE_ALLOCATION));
-}
-
-#[test]
 fn who_ignores_reservations_may_use_what_they_hold() {
     let mut world = World::new();
     world.node("n", 8);

@@ -1,0 +1,548 @@
+//! Pre-allocation: a reservation that is placed over running pods, which are its owners from then
+//! on.
+//!
+//! The pods whose place it takes are imagined away while a node is judged ([`Reservations`] releases
+//! them), so that all rules look at the node as if these pods had already moved into the
+//! reservation. Which pods these are is computed afresh at every step from the same books, and so
+//! is the same at all of them.
+
+use super::Reservations;
+use super::args::Args;
+use super::owners::{self, is_owner};
+use super::pod::AllocatePolicy;
+use super::side::{self, PodSide, Unmatched};
+use super::table::{Owner, Record, Table};
+use koord_api::scheduling::PreAllocationMode;
+use koord_api::{annotations, labels};
+use koord_model::reservation::{Restricted, score};
+use koord_model::resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId};
+use koord_scheduler::framework::{
+    Code, Cycle, Effects, Overlay, Reason, Reasons, Rejection, Verb, Verdict, View, Write,
+};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use serde_json::json;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+pub(super) const NO_POD: &str = "node(s) no pod match reservation with pre allocation required";
+const NO_POD_MEETS: &str = "node(s) no pod(s) to meet the pre-allocation requirements";
+const UNSUPPORTED: &str =
+    "node(s) reservation pre allocation is unsupported with current attributes";
+const CLUSTER_MODE_OFF: &str = "reservation requires cluster mode pre-allocation which is disabled";
+
+/// The running pods that a reservation may be placed over.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    /// At least one has to be taken in.
+    required: bool,
+    /// By node, in the order in which they are tried.
+    on: BTreeMap<NodeIndex, Vec<Arc<PodInfo>>>,
+}
+
+impl Ahead {
+    pub(super) fn candidates(&self, node: NodeIndex) -> &[Arc<PodInfo>] {
+        self.on.get(&node).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The only nodes that will do, if that is known.
+    pub(super) fn only(&self) -> Option<Vec<NodeIndex>> {
+        self.required.then(|| self.on.keys().copied().collect())
+    }
+}
+
+/// Whether the reservation has to take in at least one running pod.
+pub(super) fn is_required(pod: &PodInfo) -> bool {
+    let labels = pod.object.metadata.labels.as_ref();
+    labels
+        .and_then(|all| all.get(labels::RESERVATION_PRE_ALLOCATION_REQUIRED))
+        .is_some_and(|value| value == "true")
+}
+
+fn mode(record: &Record) -> PreAllocationMode {
+    let policy = record.object.spec.pre_allocation_policy.as_ref();
+    policy
+        .and_then(|policy| policy.mode.clone())
+        .unwrap_or(PreAllocationMode::Default)
+}
+
+fn takes_several(record: &Record) -> bool {
+    let policy = record.object.spec.pre_allocation_policy.as_ref();
+    policy.and_then(|policy| policy.enable_multiple) == Some(true)
+}
+
+/// Whether `record` may be placed over running pods.
+pub(super) fn is_ahead(record: &Record) -> bool {
+    record.object.spec.pre_allocation == Some(true)
+}
+
+/// Whether `pod` is of those that `record` may be placed over, whatever else they say. A pod that
+/// uses another reservation is not, nor is one of which it cannot be read which one it uses.
+fn offers_itself(table: &Table, args: &Args, record: &Record, pod: &PodInfo) -> bool {
+    let used = table.used_by(&pod.uid);
+    let free = || match side::given(pod, annotations::RESERVATION_ALLOCATED) {
+        None => used.is_none_or(|uid| *uid == record.uid),
+        Some(_) => used.is_some_and(|uid| *uid == record.uid),
+    };
+    let chosen = || match mode(record) {
+        PreAllocationMode::Cluster => {
+            let labels = pod.object.metadata.labels.as_ref();
+            labels
+                .and_then(|all| all.get(args.pre_allocation_config.label()))
+                .is_some_and(|value| value == "true")
+        }
+        _ => is_owner(&record.object.spec.owners, pod),
+    };
+    pod.node.is_some() && !pod.is_holder() && chosen() && free()
+}
+
+/// How early a pod is tried in cluster mode: a text that is no integer counts as 0.
+fn priority(args: &Args, pod: &PodInfo) -> i64 {
+    let all = pod.object.metadata.annotations.as_ref();
+    let text = all.and_then(|all| all.get(args.pre_allocation_config.priority()));
+    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+impl Reservations {
+    /// What `record`, which is to be placed, may be placed over.
+    pub(super) fn ahead(
+        &self,
+        cycle: &Cycle<'_>,
+        record: &Record,
+    ) -> Result<Option<Ahead>, Rejection> {
+        let required = is_required(cycle.pod);
+        if !is_ahead(record) {
+            // It may take nobody in, and has to.
+            return match required {
+                true => Err(Rejection::unresolvable(NO_POD)),
+                false => Ok(None),
+            };
+        }
+        let args = self.args.of(cycle.pod);
+        if record.terms.policy != AllocatePolicy::Restricted {
+            return Err(Rejection::unresolvable(UNSUPPORTED));
+        }
+        if record.spec.is_none() {
+            let why = record.terms.error.clone();
+            let why = why.or_else(|| owners::check(&record.object.spec.owners).err());
+            return Err(Rejection::unresolvable(why.unwrap_or_default()));
+        }
+        if mode(record) == PreAllocationMode::Cluster
+            && !args.pre_allocation_config.enable_cluster_mode
+        {
+            return Err(Rejection::unresolvable(CLUSTER_MODE_OFF));
+        }
+        let mut on = BTreeMap::new();
+        for node in cycle.view.nodes.indices() {
+            let found = self.candidates(args, cycle.view, record, node);
+            if !found.is_empty() {
+                on.insert(node, found);
+            }
+        }
+        if required && on.is_empty() {
+            return Err(Rejection::unresolvable(NO_POD));
+        }
+        Ok(Some(Ahead { required, on }))
+    }
+
+    /// The pods on `node` that `record` may be placed over, in the order in which they are tried.
+    fn candidates(
+        &self,
+        args: &Args,
+        view: View<'_>,
+        record: &Record,
+        node: NodeIndex,
+    ) -> Vec<Arc<PodInfo>> {
+        let mut found: Vec<Arc<PodInfo>> = view
+            .nodes
+            .pods(node)
+            .filter(|pod| offers_itself(&self.table, args, record, pod))
+            .filter(|pod| self.wants(view, record, pod, node).is_ok())
+            .cloned()
+            .collect();
+        match mode(record) {
+            PreAllocationMode::Cluster => {
+                found.sort_by_cached_key(|pod| (Reverse(priority(args, pod)), pod.uid.clone()));
+            }
+            _ => found.sort_by_cached_key(|pod| {
+                let names = (pod.namespace.clone(), pod.name.clone());
+                (Reverse(fullness(record, pod)), names)
+            }),
+        }
+        found
+    }
+
+    /// Whether `pod` says nothing against `record`. That the reservation is closed to new owners does
+    /// not matter.
+    fn wants(
+        &self,
+        view: View<'_>,
+        record: &Record,
+        pod: &PodInfo,
+        node: NodeIndex,
+    ) -> Result<(), Unmatched> {
+        let Ok(side) = PodSide::new(pod, Vec::new(), view.resources) else {
+            return Err(Unmatched::Affinity);
+        };
+        let info = view.nodes.info(node).filter(|_| self.node_labels);
+        let info = info.map(|info| &**info);
+        side.suits(pod, &record.name, &record.terms, info, false)
+    }
+
+    /// How often pods that `record` may be placed over stand in which relation to it, for the
+    /// condition.
+    pub(super) fn count_ahead(&self, cycle: &Cycle<'_>, ahead: &Ahead) -> super::Counts {
+        let mut counts = super::Counts::default();
+        let Some(record) = self.record_of(cycle.pod) else {
+            return counts;
+        };
+        let args = self.args.of(cycle.pod);
+        let nodes = cycle.view.nodes;
+        for node in nodes.indices() {
+            let offered = nodes
+                .pods(node)
+                .filter(|pod| offers_itself(&self.table, args, record, pod));
+            for pod in offered {
+                let plain = PodSide::default();
+                counts.add(&plain, self.wants(cycle.view, record, pod, node));
+            }
+            let candidates = ahead.candidates(node);
+            if !candidates.is_empty()
+                && let Err(reasons) = self.taking(cycle, record, ahead.required, node, candidates)
+            {
+                counts.refused(candidates.len(), &reasons);
+            }
+        }
+        counts
+    }
+
+    /// What the filter says of `node`.
+    pub(super) fn verdict_ahead(
+        &self,
+        cycle: &Cycle<'_>,
+        ahead: &Ahead,
+        node: NodeIndex,
+    ) -> Verdict {
+        let chosen = self.chosen(cycle, ahead, node);
+        chosen.map(drop).map_err(|reasons| Rejection {
+            code: Code::Unschedulable,
+            reasons: Reasons::Many(reasons.into()),
+        })
+    }
+
+    /// The pods that the reservation is placed over on `node`; else why it is not.
+    pub(super) fn chosen(
+        &self,
+        cycle: &Cycle<'_>,
+        ahead: &Ahead,
+        node: NodeIndex,
+    ) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
+        let Some(record) = self.record_of(cycle.pod) else {
+            return Ok(Vec::new());
+        };
+        self.taking(cycle, record, ahead.required, node, ahead.candidates(node))
+    }
+
+    fn taking(
+        &self,
+        cycle: &Cycle<'_>,
+        record: &Record,
+        required: bool,
+        node: NodeIndex,
+        candidates: &[Arc<PodInfo>],
+    ) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
+        let args = self.args.of(cycle.pod);
+        let taking = Taking {
+            args,
+            cycle,
+            record,
+            required,
+            node,
+            candidates,
+        };
+        taking.choose()
+    }
+
+    /// The score of `node`: fewer pods are better, or the one that fills the reservation best.
+    pub(super) fn score_ahead(&self, cycle: &Cycle<'_>, ahead: &Ahead, node: NodeIndex) -> i64 {
+        let Some(record) = self.record_of(cycle.pod) else {
+            return 0;
+        };
+        let chosen = self.chosen(cycle, ahead, node).unwrap_or_default();
+        if takes_several(record) {
+            let pods = i64::try_from(chosen.len()).unwrap_or(i64::MAX);
+            return koord_model::reservation::MAX_SCORE / pods.saturating_add(1);
+        }
+        chosen.first().map_or(0, |pod| fullness(record, pod))
+    }
+
+    /// Makes the pods that the reservation is placed over its owners.
+    pub(super) fn take_ahead(
+        &mut self,
+        cycle: &Cycle<'_>,
+        node: NodeIndex,
+        fx: &mut Effects,
+    ) -> Verdict {
+        let pod = cycle.pod;
+        let Some(record) = self.record_of(pod).filter(|record| is_ahead(record)) else {
+            return Ok(());
+        };
+        let args = self.args.of(pod);
+        let candidates = self.candidates(args, cycle.view, record, node);
+        // It is booked already.
+        let itself = [pod.clone()];
+        let overlay = Overlay {
+            removed: &itself,
+            added: &[],
+        };
+        let cycle = Cycle { overlay, ..*cycle };
+        let required = is_required(pod);
+        let chosen = self.taking(&cycle, record, required, node, &candidates);
+        let chosen = chosen.map_err(|reasons| Rejection {
+            code: Code::Unschedulable,
+            reasons: Reasons::Many(reasons.into()),
+        })?;
+        for taken in chosen {
+            // It says so already, since a binding that failed half-way.
+            if self.table.is_confirmed(&pod.uid, &taken.uid) {
+                continue;
+            }
+            let owner = Owner {
+                node: cycle.view.nodes.name(node).clone(),
+                pod: taken,
+                confirmed: false,
+                ahead: true,
+            };
+            self.table.own(&pod.uid, owner, fx);
+        }
+        Ok(())
+    }
+
+    /// What tells the pods that `record` is placed over.
+    pub(super) fn writes_ahead(&self, record: &Record) -> Vec<Write> {
+        let taken = self.table.owners(&record.uid).filter(|owner| owner.ahead);
+        let Ok(text) = super::allocated_text(record) else {
+            return Vec::new();
+        };
+        let write = |owner: &Owner| Write {
+            group: "",
+            version: "v1",
+            plural: "pods",
+            namespace: owner.pod.namespace.to_string(),
+            name: owner.pod.name.to_string(),
+            verb: Verb::Patch(json!({"metadata": {
+                "uid": &*owner.pod.uid,
+                "annotations": {annotations::RESERVATION_ALLOCATED: text},
+            }})),
+            timed: None,
+        };
+        let mut writes: Vec<Write> = taken.map(write).collect();
+        writes.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+        writes
+    }
+
+    /// The reservation that is not placed takes nobody in. Whoever has read it on the pod already goes
+    /// on reading it there, and so does this reservation when it is tried again.
+    pub(super) fn give_back_ahead(&mut self, uid: &str, fx: &mut Effects) {
+        let assumed = |owner: &&Owner| owner.ahead && !owner.confirmed;
+        let taken: Vec<Arc<str>> = self
+            .table
+            .owners(uid)
+            .filter(assumed)
+            .map(|owner| owner.pod.uid.clone())
+            .collect();
+        for pod in taken {
+            self.table.disown(&pod, fx);
+        }
+    }
+
+    /// Whether the reservation that `holder` stands for may be placed over `pod`.
+    pub(super) fn may_take(&self, holder: &PodInfo, pod: &PodInfo) -> bool {
+        holder.is_holder()
+            && self.record_of(holder).is_some_and(|record| {
+                is_ahead(record) && offers_itself(&self.table, self.args.of(holder), record, pod)
+            })
+    }
+}
+
+/// How full the reservation gets with this pod in it alone.
+fn fullness(record: &Record, pod: &PodInfo) -> i64 {
+    score(&record.terms.allocatable, &Amounts::new(), &pod.requests)
+}
+
+/// Whom to take in; else what the node lacks, and what the reservation.
+type Tried = Result<Vec<Arc<PodInfo>>, (Vec<ResourceId>, Vec<Reason>)>;
+
+/// One node as a reservation meets it that may be placed over pods on it.
+struct Taking<'a> {
+    args: &'a Args,
+    cycle: &'a Cycle<'a>,
+    record: &'a Record,
+    required: bool,
+    node: NodeIndex,
+    candidates: &'a [Arc<PodInfo>],
+}
+
+impl Taking<'_> {
+    fn choose(&self) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
+        let mut alone: Option<Vec<ResourceId>> = None;
+        if !self.required && self.args.pre_allocation_config.prefer_no_pre_allocated_pods {
+            let lacking = self.lacks(&[]);
+            if lacking.is_empty() {
+                return Ok(Vec::new());
+            }
+            alone = Some(lacking);
+        }
+        let tried = if takes_several(self.record) {
+            self.several()
+        } else {
+            self.one()
+        };
+        let (by_node, by_reservation) = match tried {
+            Ok(chosen) => return Ok(chosen),
+            Err(tried) => tried,
+        };
+        let mut reasons = self.node_reasons(&by_node);
+        if self.required {
+            reasons.extend(by_reservation);
+            if reasons.is_empty() {
+                reasons.push(NO_POD_MEETS.into());
+            }
+            return Err(reasons);
+        }
+        // What the node lacks with a pod out of the way it lacks with the pod there, too. With no pod to
+        // take in, the node's own fit says what is missing.
+        if reasons.is_empty()
+            && let Some(lacking) = alone.or_else(|| {
+                let any = !self.candidates.is_empty();
+                any.then(|| self.lacks(&[]))
+            })
+        {
+            reasons = self.node_reasons(&lacking);
+        }
+        if reasons.is_empty() {
+            Ok(Vec::new())
+        } else {
+            Err(reasons)
+        }
+    }
+
+    /// The one pod to take in; else what the node and the reservation lack.
+    fn one(&self) -> Tried {
+        let mut best: Option<(i64, &Arc<PodInfo>)> = None;
+        let (mut by_node, mut by_reservation) = (BTreeSet::new(), Vec::new());
+        for pod in self.candidates.iter().filter(|pod| self.concerns(pod)) {
+            let lacking = self.lacks(std::slice::from_ref(pod));
+            let reasons = self.shortages(&pod.requests, 0);
+            if lacking.is_empty() && reasons.is_empty() {
+                let score = fullness(self.record, pod);
+                if best.is_none_or(|(other, _)| score > other) {
+                    best = Some((score, pod));
+                }
+            }
+            by_node.extend(lacking);
+            by_reservation.extend(reasons);
+        }
+        match best {
+            Some((_, pod)) => Ok(vec![pod.clone()]),
+            None => Err((by_node.into_iter().collect(), by_reservation)),
+        }
+    }
+
+    /// Pods one by one until the node has room; whoever does not fit into the reservation beside those
+    /// before is passed over.
+    fn several(&self) -> Tried {
+        let mut taken = Vec::new();
+        let mut sum = Amounts::new();
+        let (mut by_node, mut by_reservation) = (Vec::new(), Vec::new());
+        for pod in self.candidates.iter().filter(|pod| self.concerns(pod)) {
+            taken.push(pod.clone());
+            sum.add_all(&pod.requests);
+            by_node = self.lacks(&taken);
+            let reasons = self.shortages(&sum, taken.len() - 1);
+            if reasons.is_empty() && by_node.is_empty() {
+                return Ok(taken);
+            }
+            if !reasons.is_empty() {
+                by_reservation.extend(reasons);
+                taken.pop();
+                sum.sub_all(&pod.requests);
+            }
+        }
+        Err((by_node, by_reservation))
+    }
+
+    /// Whether the pod uses anything of what the reservation gives.
+    fn concerns(&self, pod: &PodInfo) -> bool {
+        let mut resources = self.record.terms.resources.iter();
+        resources.any(|id| pod.requests.contains(*id))
+    }
+
+    /// What the reservation lacks for pods that ask for `requests` together, `beside` others.
+    fn shortages(&self, requests: &Amounts, beside: usize) -> Vec<Reason> {
+        let (table, terms) = (self.cycle.view.resources, &self.record.terms);
+        let resources: Vec<ResourceId> = terms
+            .resources
+            .iter()
+            .copied()
+            .filter(|id| !self.args.ignores(*id, table))
+            .collect();
+        let restricted = Restricted {
+            allocatable: &terms.allocatable,
+            reserved: &terms.reserved,
+            allocated: &Amounts::new(),
+            resources: &resources,
+            pods: i64::try_from(beside).unwrap_or(i64::MAX),
+        };
+        let text = |resource: ResourceId| match resource {
+            PODS => Reason::Static("Reservation(s) Too many pods"),
+            id => Reason::from(format!("Reservation(s) Insufficient {}", table.name(id))),
+        };
+        let shortages = restricted.shortages(requests);
+        shortages.into_iter().map(|s| text(s.resource)).collect()
+    }
+
+    /// What the node lacks for the reservation with `away` in it.
+    fn lacks(&self, away: &[Arc<PodInfo>]) -> Vec<ResourceId> {
+        let Self { cycle, node, .. } = self;
+        let nodes = cycle.view.nodes;
+        // Candidates are imagined away for other rules; here each counts, except for `away`.
+        let back: Vec<&Arc<PodInfo>> = self
+            .candidates
+            .iter()
+            .filter(|pod| cycle.overlay.removes(&pod.uid))
+            .collect();
+        let count = |pods: usize| i64::try_from(pods).unwrap_or(i64::MAX);
+        let free = |id: ResourceId| {
+            let sum = |pods: &mut dyn Iterator<Item = &Arc<PodInfo>>| -> i64 {
+                pods.map(|pod| pod.requests.get(id)).sum()
+            };
+            let used = cycle.requested(*node, id) + sum(&mut back.iter().copied());
+            nodes.allocatable(*node, id) - (used - sum(&mut away.iter()))
+        };
+        let mut out = Vec::new();
+        let pods = cycle.requested(*node, PODS) + count(back.len()) - count(away.len());
+        if pods + 1 > nodes.allocatable(*node, PODS) {
+            out.push(PODS);
+        }
+        let requests = &cycle.pod.requests;
+        if requests.iter().all(|(_, amount)| amount == 0) {
+            return out;
+        }
+        let native = [CPU, MEMORY, EPHEMERAL_STORAGE];
+        let scalar = |(id, amount): &(ResourceId, i64)| {
+            !native.contains(id)
+                && *id != PODS
+                && !self.args.ignores(*id, cycle.view.resources)
+                && *amount > free(*id)
+        };
+        let short = |id: &ResourceId| requests.get(*id) > free(*id);
+        out.extend(native.into_iter().filter(short));
+        out.extend(requests.iter().filter(scalar).map(|(id, _)| id));
+        out
+    }
+
+    fn node_reasons(&self, lacking: &[ResourceId]) -> Vec<Reason> {
+        super::fit::node_reasons(self.cycle.view.resources, lacking)
+    }
+}

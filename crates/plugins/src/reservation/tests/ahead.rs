@@ -1,0 +1,476 @@
+//! Pre-allocation: the rows of upstream's tables on the plugin alone, then what users see.
+
+use super::rows::Bench;
+use super::*;
+use koord_api::labels::{POD_PRE_ALLOCATABLE, RESERVATION_PRE_ALLOCATION_REQUIRED};
+use koord_scheduler::framework::Overlay;
+
+/// Who runs on the node: `name=cpu/memory`, and `@priority` on those that offer themselves.
+fn crowd(mut bench: Bench, pods: &str, cluster: bool) -> Bench {
+    for word in pods.split_whitespace() {
+        let Some((name, rest)) = word.split_once('=') else {
+            bench = bench.on_node(word, "batch-cpu=1", json!({}));
+            continue;
+        };
+        let (amounts, offer) = match rest.split_once('@') {
+            Some((amounts, priority)) => (amounts, Some(priority)),
+            None => (rest, None),
+        };
+        let (cpu, memory) = amounts.split_once('/').unwrap();
+        let change = match offer {
+            None => json!({"metadata": {"labels": {"app": "other"}}}),
+            Some(_) if !cluster => json!({}),
+            Some(priority) => json!({"metadata": {
+                "labels": {"app": "other", POD_PRE_ALLOCATABLE: "true"},
+                "annotations": {annotations::POD_PRE_ALLOCATABLE_PRIORITY: priority},
+            }}),
+        };
+        bench = bench.on_node(name, &format!("cpu={cpu} memory={memory}Gi"), change);
+    }
+    bench
+}
+
+fn wish(cluster: bool, several: bool, required: bool) -> Value {
+    let mode = if cluster { "Cluster" } else { "Default" };
+    let policy = json!({"mode": mode, "enableMultiple": several});
+    let label = json!({RESERVATION_PRE_ALLOCATION_REQUIRED: required.to_string()});
+    json!({"metadata": {"labels": label},
+        "spec": {"preAllocation": true, "preAllocationPolicy": policy}})
+}
+
+/// What is said of reservation `r`: why it does not fit, or whom it takes in and the score.
+fn said_of(bench: &Bench, victims: &[&str], more: &[Arc<PodInfo>]) -> String {
+    let pod = bench.engine.queued("r").unwrap().clone();
+    let cycle = Cycle::new(&pod, bench.view());
+    let row = bench.row();
+    let state = match bench.plugin.pre_filter(&cycle) {
+        PreFilter::Ready { state, nodes } => {
+            assert!(nodes.is_none_or(|nodes| nodes == [row]));
+            state
+        }
+        PreFilter::Reject(rejection) => return rejection.message(),
+        PreFilter::Skip => return "skipped".to_owned(),
+    };
+    let mut released = Vec::new();
+    let release = bench.plugin.release().unwrap();
+    release.released(&cycle, &state, row, &mut released);
+    let mut removed = released.clone();
+    let booked = bench.engine.nodes().booked(row);
+    removed.extend(booked.filter(|pod| victims.contains(&&*pod.name)).cloned());
+    let overlay = Overlay {
+        removed: &removed,
+        added: more,
+    };
+    let cycle = Cycle { overlay, ..cycle };
+    if let Err(rejection) = bench.plugin.filter(&cycle, &state, row) {
+        return rejection.message();
+    }
+    let score = match bench.plugin.pre_score(&cycle) {
+        PreScore::Ready(state) => bench.plugin.score(&cycle, &state, row),
+        PreScore::Skip => return "not scored".to_owned(),
+    };
+    let names: Vec<&str> = released.iter().map(|pod| &*pod.name).collect();
+    format!("{names:?} {score}").replace('"', "")
+}
+
+#[test]
+fn nodes_are_judged_with_the_pods_that_may_be_taken_in() {
+    const NODE: &str = "cpu=16 memory=32Gi pods=100";
+    const CPU: &str = "Insufficient cpu by node";
+    const BOTH: &str = "Insufficient cpu by node, Insufficient memory by node";
+    let (free, two) = ("", "pod1=2/4@10 pod2=2/4@20 pod3=1/2");
+    let (full, little) = (
+        "pod1=8/10 pod2=2/4 pod3=1/2",
+        "pod1=8/10 pod2=2/4 pod3=1/2@100 pod4=1/2@90",
+    );
+    let odd = "pod1=7/14 pod2=1/2@70 pod3=2/10@90 pod4=5/2@50";
+    let three = "pod1=4/10 pod2=2/4 pod3=1/1@70 pod4=2/2@90 pod5=1/1@50";
+    let pair = "pod1=7/14 pod2=1/2@70 pod3=5/10@90 pod4=1/2@50";
+    let (big, small) = ("cpu=8 memory=16Gi", "cpu=4 memory=8Gi");
+    let (cluster, default, several, one) = (true, false, true, false);
+    // The last two: what is said, and what where nodes with room take nobody in.
+    #[rustfmt::skip]
+    let rows = [
+        (cluster, several, big, free, "[] 100", "[] 100"),
+        (cluster, several, big, two, "[pod2] 50", "[] 100"),
+        (cluster, several, big, full, "[] 100", CPU),
+        (cluster, several, big, little, CPU, CPU),
+        (cluster, several, small, "pod1=7/14 pod2=1/2@70 pod3=2/10@90 pod4=4/2@50", BOTH, BOTH),
+        (cluster, several, big, three, "[pod4] 50", "[pod4] 50"),
+        (cluster, several, small, pair, "[pod2, pod4] 33", "[pod2, pod4] 33"),
+        (cluster, one, big, free, "[] 0", "[] 0"),
+        (cluster, one, big, two, "[pod2] 25", "[] 0"),
+        (cluster, one, big, full, "[] 0", CPU),
+        (cluster, one, big, little, CPU, CPU),
+        (cluster, one, small, odd, BOTH, BOTH),
+        (cluster, one, big, three, "[pod4] 18", "[pod4] 18"),
+        (default, several, big, free, "[] 100", "[] 100"),
+        (default, several, big, two, "[pod1] 50", "[] 100"),
+        (default, several, big, full, "[] 100", CPU),
+        (default, several, big, little, CPU, CPU),
+        (default, several, small, pair, "[pod2, pod4] 33", "[pod2, pod4] 33"),
+        (default, several, big, three, "[pod4] 50", "[pod4] 50"),
+        (default, one, big, free, "[] 0", "[] 0"),
+        (default, one, big, two, "[pod1] 25", "[] 0"),
+        (default, one, big, full, "[] 0", CPU),
+        (default, one, big, little, CPU, CPU),
+        (default, one, big, three, "[pod4] 18", "[pod4] 18"),
+    ];
+    for (cluster, several, asked, pods, plain, sparing) in rows {
+        for (prefers, expected) in [(false, plain), (true, sparing)] {
+            let args = json!({"preAllocationConfig":
+                {"enableClusterMode": cluster, "preferNoPreAllocatedPods": prefers}});
+            let bench = crowd(Bench::with(NODE, args), pods, cluster);
+            let wish = wish(cluster, several, false);
+            let bench = bench.reservation("r", "Restricted", asked, wish).settle();
+            let got = said_of(&bench, &[], &[]);
+            let what = format!("cluster {cluster} several {several} spares {prefers}: {pods}");
+            assert_eq!(got, expected, "{what}");
+        }
+    }
+    let args = json!({"preAllocationConfig": {"enableClusterMode": true}});
+    let bench = crowd(Bench::with(NODE, args), odd, true);
+    let bench = bench.reservation("r", "Restricted", small, wish(true, false, true));
+    let all =
+        format!("{BOTH}, Reservation(s) Insufficient memory, Reservation(s) Insufficient cpu");
+    assert_eq!(said_of(&bench.settle(), &[], &[]), all);
+}
+
+#[test]
+fn a_pod_is_taken_in_if_node_and_reservation_have_room() {
+    const NODE: &str = "cpu=32 memory=64Gi pods=100";
+    let unfit = "unfit=8/32@1 fit=4/16@1 others=20/16";
+    let half = "unfit=8/8@1 fit=2/8@1 others=20/1 goes=2/4";
+    let rest = "unfit=8/8@1 fit=4/8@1 others=20/1";
+    let none: &[&str] = &[];
+    let (nobody, nothing_meets) = (
+        crate::reservation::ahead::NO_POD,
+        "node(s) no pod(s) to meet the pre-allocation requirements",
+    );
+    #[rustfmt::skip]
+    let rows = [
+        ("nobody is needed", false, "others=12/16", none, "", "[] 0"),
+        ("the node's own fit says that it is full", false, "others=30/16", none, "", "[] 0"),
+        ("who is there does not help", false, "others=29/16 pod=1/1@1", none, "", "Insufficient cpu by node"),
+        ("somebody is needed, nobody is there", true, "others=12/16", none, "", nobody),
+        ("who is there has nothing of it", true, "others=12/16 odd", none, "", nothing_meets),
+        ("the second fits", true, unfit, none, "", "[fit] 100"),
+        ("with a victim", true, half, &["goes"], "", "[fit, unfit] 50"),
+        ("beside a nominated pod", true, rest, none, "cpu=4 memory=4Gi",
+            "Insufficient cpu by node, Reservation(s) Insufficient cpu"),
+    ];
+    for (name, required, pods, victims, more, expected) in rows {
+        let bench = crowd(Bench::new(NODE), pods, false);
+        let asked = "cpu=4 memory=16Gi";
+        let bench = bench.reservation("r", "Restricted", asked, wish(false, false, required));
+        let bench = bench.settle();
+        let more: Vec<Arc<PodInfo>> = if more.is_empty() {
+            Vec::new()
+        } else {
+            let pod = super::rows::pod_value("more", more, json!({}));
+            let pod = serde_json::from_value(pod).unwrap();
+            vec![Arc::new(
+                PodInfo::new(Arc::new(pod), bench.engine.resources()).unwrap(),
+            )]
+        };
+        assert_eq!(said_of(&bench, victims, &more), expected, "{name}");
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_said() {
+    let judged = |args: Value, policy: &str, change: Value| {
+        let bench = Bench::with("cpu=8 pods=9", args).there("p", "cpu=4", "");
+        let bench = bench.reservation("r", policy, "cpu=6", change).settle();
+        said_of(&bench, &[], &[])
+    };
+    let none = || json!({});
+    let unsupported = "node(s) reservation pre allocation is unsupported with current attributes";
+    for policy in ["", "Aligned"] {
+        assert_eq!(
+            judged(none(), policy, wish(false, false, false)),
+            unsupported
+        );
+    }
+    assert_eq!(
+        judged(none(), "Restricted", wish(true, false, false)),
+        "reservation requires cluster mode pre-allocation which is disabled"
+    );
+    let mut broken = wish(false, false, false);
+    let term = json!({"key": "a", "operator": "Near", "values": ["b"]});
+    broken["spec"]["owners"] = json!([{"labelSelector": {"matchExpressions": [term]}}]);
+    let got = judged(none(), "Restricted", broken);
+    assert!(got.starts_with("spec.owners[0].labelSelector"), "{got}");
+    // It may take nobody in, and has to.
+    let label = json!({RESERVATION_PRE_ALLOCATION_REQUIRED: "true"});
+    let only = json!({"metadata": {"labels": label}});
+    assert_eq!(
+        judged(none(), "Restricted", only),
+        crate::reservation::ahead::NO_POD
+    );
+    // Keys of its own.
+    let config = json!({"enableClusterMode": true, "clusterLabelKey": "app",
+        "clusterPriorityAnnotationKey": "first"});
+    let offered = |bench: Bench, name: &str, first: &str| {
+        let change =
+            json!({"metadata": {"labels": {"app": "true"}, "annotations": {"first": first}}});
+        bench.on_node(name, "cpu=2", change)
+    };
+    let bench = Bench::with("cpu=8 pods=9", json!({ "preAllocationConfig": config }));
+    let bench = offered(offered(offered(bench, "a", "x"), "b", "2"), "c", "-1");
+    let bench = bench.reservation("r", "Restricted", "cpu=6", wish(true, true, false));
+    assert_eq!(said_of(&bench.settle(), &[], &[]), "[b, a] 33");
+}
+
+#[test]
+fn who_says_otherwise_is_not_taken_in() {
+    let wants = |affinity: Value| json!({annotations::RESERVATION_AFFINITY: affinity.to_string()});
+    let exact = json!({"resourceNames": ["cpu"]}).to_string();
+    let label = |key: &str| wants(json!({"reservationSelector": {"team": key}}));
+    #[rustfmt::skip]
+    let rows = [
+        ("plain", json!({}), "[p] 66"),
+        ("wants this one", wants(json!({"name": "r"})), "[p] 66"),
+        ("wants another one", wants(json!({"name": "s"})), "[] 0"),
+        ("wants its label", label("a"), "[p] 66"),
+        ("wants another label", label("b"), "[] 0"),
+        ("wants one of its size", json!({annotations::EXACT_MATCH_RESERVATION: exact}), "[] 0"),
+        ("cannot be read", json!({annotations::RESERVATION_AFFINITY: "{"}), "[] 0"),
+        ("has one", json!({annotations::RESERVATION_ALLOCATED: r#"{"name":"s","uid":"s"}"#}), "[] 0"),
+        ("has this one", json!({annotations::RESERVATION_ALLOCATED: r#"{"name":"r","uid":"r"}"#}), "[p] 66"),
+        ("has who knows what", json!({annotations::RESERVATION_ALLOCATED: "{"}), "[] 0"),
+    ];
+    for (name, notes, expected) in rows {
+        let bench = Bench::new("cpu=16 pods=9");
+        let bench = bench.on_node("p", "cpu=4", json!({"metadata": {"annotations": notes}}));
+        let mut change = wish(false, false, false);
+        change["metadata"]["labels"]["team"] = json!("a");
+        // That it is closed to new owners does not matter.
+        change["spec"]["unschedulable"] = json!(true);
+        let bench = bench.reservation("r", "Restricted", "cpu=6", change);
+        let mut bench = bench.settle();
+        let row = bench.row();
+        let mut fx = Effects::default();
+        let pods: Vec<_> = bench.engine.nodes().pods(row).cloned().collect();
+        let mut plugin = std::mem::replace(
+            &mut bench.plugin,
+            build(None, &BuildContext::default()).unwrap(),
+        );
+        for pod in &pods {
+            plugin.on_assigned(pod, row, bench.view(), &mut fx);
+        }
+        bench.plugin = plugin;
+        let got = said_of(&bench, &[], &[]);
+        // The score is that of the pod that is taken in.
+        assert_eq!(got, expected, "{name}");
+    }
+}
+
+/// A reservation of `cpu` that may be placed over pods of `app`.
+fn ahead(world: &mut World, name: &str, cpu: &str, app: &str, mut change: Value) {
+    let mut all = json!({"spec": {"preAllocation": true, "allocatePolicy": "Restricted"}});
+    merge(&mut all, &change.take());
+    world.reserve(name, cpu, app, all);
+}
+
+fn running(world: &mut World, name: &str, cpu: &str, app: &str) {
+    world.pod(name, cpu, app, json!({"spec": {"nodeName": "n"}}));
+}
+
+#[test]
+fn a_running_pod_becomes_an_owner_of_what_is_reserved_around_it() {
+    for slow in [false, true] {
+        let mut world = World::new();
+        world.slow = slow;
+        world.node("n", 8);
+        running(&mut world, "p", "4", "web");
+        world.reserve(
+            "plain",
+            "6",
+            "web",
+            json!({"spec": {"allocatePolicy": "Restricted"}}),
+        );
+        world.run();
+        assert_eq!(world.status("plain")["phase"], Value::Null);
+        world.unreserve("plain");
+        ahead(&mut world, "r", "6", "web", json!({}));
+        world.run();
+        let status = world.status("r");
+        assert_eq!(status["phase"], "Available");
+        assert_eq!(status["nodeName"], "n");
+        assert_eq!(status["currentOwners"][0]["name"], "p");
+        assert_eq!(status["allocated"]["cpu"], "4");
+        assert_eq!(world.fate("p"), "n (r)");
+        // Two cores are left in it, and two beside it.
+        assert_eq!(world.booked("n"), 6_000);
+        world.pod("owner", "2", "web", json!({}));
+        world.pod("stranger", "2", "other", json!({}));
+        world.pod("late", "1", "other", json!({}));
+        world.run();
+        assert_eq!(world.fate("owner"), "n (r)");
+        assert_eq!(world.fate("stranger"), "n");
+        assert_eq!(world.booked("n"), 8_000);
+        assert!(world.word("late").contains("Insufficient cpu"));
+        // What it leaves falls back to the reservation.
+        world.pod_gone("p");
+        world.later(60);
+        assert_eq!(world.booked("n"), 8_000);
+        assert_eq!(world.status("r")["allocated"]["cpu"], "2");
+        for pods_first in [false, true] {
+            world.restart(pods_first);
+            assert_eq!(world.booked("n"), 8_000);
+        }
+    }
+}
+
+#[test]
+fn who_is_taken_in_may_use_the_reservation_up() {
+    let mut world = World::new();
+    world.node("n", 8);
+    running(&mut world, "p", "4", "web");
+    ahead(
+        &mut world,
+        "r",
+        "6",
+        "web",
+        json!({"spec": {"allocateOnce": true}}),
+    );
+    world.run();
+    assert_eq!(world.status("r")["phase"], "Succeeded");
+    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.booked("n"), 4_000);
+}
+
+#[test]
+fn a_pod_is_taken_in_once() {
+    for slow in [false, true] {
+        let mut world = World::new();
+        world.slow = slow;
+        world.node("n", 8);
+        running(&mut world, "p", "4", "web");
+        running(&mut world, "q", "3", "web");
+        for (name, cpu) in [("a", "4"), ("b", "5")] {
+            ahead(&mut world, name, cpu, "web", json!({}));
+        }
+        world.run();
+        // One has `p`, and whoever comes second finds no room with `q` alone away.
+        let phases = ["a", "b"].map(|name| world.status(name)["phase"].clone());
+        assert_eq!(phases, [json!("Available"), Value::Null]);
+        assert_eq!(
+            (world.fate("p"), world.fate("q")),
+            ("n (a)".to_owned(), "n".to_owned())
+        );
+        assert_eq!(
+            world.word("b"),
+            "0/1 nodes are available: 1 Insufficient cpu. \
+             1 Reservation(s) for node reason that Insufficient cpu by node, \
+             1 Reservation(s) matched owner total"
+        );
+        assert_eq!(world.booked("n"), 7_000);
+    }
+}
+
+#[test]
+fn several_pods_are_taken_in_together() {
+    let mut world = World::new();
+    world.node("n", 8);
+    for (name, cpu) in [("a", "2"), ("b", "2"), ("c", "3")] {
+        running(&mut world, name, cpu, "web");
+    }
+    let several = json!({"spec": {"preAllocationPolicy": {"enableMultiple": true}}});
+    ahead(&mut world, "one", "6", "web", json!({}));
+    world.run();
+    assert!(
+        world.word("one").contains("Insufficient cpu by node"),
+        "{}",
+        world.word("one")
+    );
+    world.unreserve("one");
+    ahead(&mut world, "r", "6", "web", several);
+    world.run();
+    assert_eq!(world.status("r")["phase"], "Available");
+    let fates: Vec<String> = ["a", "b", "c"].iter().map(|p| world.fate(p)).collect();
+    assert_eq!(fates, ["n (r)", "n", "n (r)"]);
+    assert_eq!(world.status("r")["allocated"]["cpu"], "5");
+    assert_eq!(world.booked("n"), 8_000);
+}
+
+#[test]
+fn a_reservation_waits_for_somebody_to_take_in() {
+    let mut world = World::new();
+    world.node("n", 8);
+    let must = json!({"metadata": {"labels": {RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}}});
+    ahead(&mut world, "r", "2", "web", must);
+    world.run();
+    assert!(
+        world.word("r").contains(crate::reservation::ahead::NO_POD),
+        "{}",
+        world.word("r")
+    );
+    running(&mut world, "other", "1", "other");
+    world.later(1);
+    assert_eq!(world.status("r")["phase"], Value::Null);
+    let writes = world.writes;
+    world.later(20);
+    assert_eq!(world.writes, writes);
+    // One that runs already, once it is labelled; its start is waited for like that of others.
+    merge(
+        world.pods.get_mut("other").unwrap(),
+        &json!({"metadata": {"labels": {"app": "web"}}}),
+    );
+    world.see("other");
+    world.later(20);
+    assert_eq!(world.status("r")["phase"], "Available");
+    assert_eq!(world.fate("other"), "n (r)");
+    let must = json!({"metadata": {"labels": {RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}}});
+    ahead(&mut world, "s", "2", "db", must);
+    world.run();
+    world.pod("fresh", "1", "db", json!({}));
+    world.later(20);
+    assert_eq!(world.fate("fresh"), "n (s)");
+}
+
+#[test]
+fn what_fails_half_way_is_tried_again() {
+    let mut world = World::new();
+    world.node("n", 8);
+    running(&mut world, "p", "4", "web");
+    world.broken = true;
+    ahead(&mut world, "r", "6", "web", json!({}));
+    world.run();
+    assert_eq!(world.status("r")["phase"], Value::Null);
+    assert_eq!(world.booked("n"), 4_000);
+    assert_eq!(world.fate("p"), "n");
+    // The pod was told, and the reservation was not.
+    let uid = world.reservations["r"]["metadata"]["uid"].clone();
+    let text = json!({"name": "r", "uid": uid}).to_string();
+    let note = json!({"metadata": {"annotations": {annotations::RESERVATION_ALLOCATED: text}}});
+    merge(world.pods.get_mut("p").unwrap(), &note);
+    world.see("p");
+    world.broken = false;
+    world.later(60);
+    assert_eq!(world.status("r")["phase"], "Available");
+    assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
+    assert_eq!(world.booked("n"), 6_000);
+}
+
+#[test]
+fn a_pod_that_was_not_told_yet_stays_taken() {
+    let mut world = World::new();
+    world.node("n", 8);
+    running(&mut world, "p", "4", "web");
+    ahead(&mut world, "r", "6", "web", json!({}));
+    while world.engine.schedule_one(world.now).is_some() {}
+    // Its kubelet reports, and another reservation asks.
+    merge(
+        world.pods.get_mut("p").unwrap(),
+        &json!({"status": {"phase": "Running"}}),
+    );
+    world.see("p");
+    ahead(&mut world, "s", "6", "web", json!({}));
+    world.run();
+    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.status("r")["phase"], "Available");
+    assert_eq!(world.status("s")["phase"], Value::Null);
+    assert_eq!(world.booked("n"), 6_000);
+}
