@@ -377,6 +377,8 @@ impl Plugin for ElasticQuotas {
                 }
             }),
             budgets: Box::new(move |pod| budgets::covering(view, pod)),
+            for_holders: false,
+            besides: String::new(),
             pool,
         })
     }

@@ -107,6 +107,8 @@ impl Plugin for DefaultPreemption {
             may_evict: Box::new(|pod| !is_spared(pod)),
             suffices: Box::new(|_| true),
             budgets: Box::new(move |pod| budgets::covering(view, pod)),
+            for_holders: false,
+            besides: String::new(),
             pool: None,
         })
     }

@@ -18,6 +18,7 @@ mod show;
 mod side;
 mod table;
 
+use crate::budgets::{self, is_spared};
 use crate::pre_bind::take_back;
 use ahead::{Ahead, is_ahead};
 use args::Args;
@@ -29,9 +30,9 @@ use koord_api::scheduling::Reservation;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Interest, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter,
-    PreFilter, PreScore, Protection, Readings, Rejection, Release, Remark, Signable, Signature,
-    State, Subject, Verb, Verdict, View, Write,
+    IndexKind, Interest, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points,
+    PostFilter, PreFilter, PreScore, Preemption, Protection, Readings, Rejection, Release, Remark,
+    RulesVersion, Signable, Signature, State, Subject, Verb, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -59,6 +60,7 @@ pub(crate) struct Reservations {
     clean_owners: bool,
     /// Whether reservations expire before they are placed.
     expire_pending: bool,
+    budgets: budgets::Looks,
     /// Whether statuses are kept true, and reservations end and are removed.
     controls: bool,
     table: Table,
@@ -80,6 +82,7 @@ pub(crate) fn build(
         node_labels: !gate("OmitNodeLabelsForReservation"),
         clean_owners: controls && gate("CleanExpiredReservationAllocated"),
         expire_pending: gate("ExpirePendingReservations"),
+        budgets: budgets::Looks::of(context),
         controls,
         table: Table::default(),
         agenda: Agenda::default(),
@@ -114,6 +117,11 @@ impl Reservations {
         })
     }
 
+    /// Whether any profile makes room for reservations.
+    fn preempts(&self) -> bool {
+        self.args.all().any(|args| args.enable_preemption)
+    }
+
     /// The reservation that `holder` stands for.
     fn record_of(&self, holder: &PodInfo) -> Option<&Record> {
         self.table.record(self.table.find(&holder.uid)?)
@@ -131,6 +139,35 @@ impl Reservations {
                 .check(cycle.pod, side, record, cycle.view, self.node_labels)
                 .is_ok()
         })
+    }
+
+    /// How many reservations stand in which relation to a pod that no node took, for its condition.
+    fn counts(&self, cycle: &Cycle<'_>) -> String {
+        let side = match self.side(cycle) {
+            Ok(Incoming::Pod(side)) => side,
+            Ok(Incoming::Reserve {
+                ahead: Some(ahead), ..
+            }) => return self.count_ahead(cycle, &ahead).text(false),
+            _ => return String::new(),
+        };
+        if side.is_plain() || side.ignores {
+            return String::new();
+        }
+        let mut counts = Counts::default();
+        let mut usable: BTreeMap<NodeIndex, usize> = BTreeMap::new();
+        for record in self.table.owned(&side) {
+            let checked = self
+                .table
+                .check(cycle.pod, &side, record, cycle.view, self.node_labels);
+            if let (Ok(()), Some(row)) = (&checked, record.row) {
+                *usable.entry(row).or_default() += 1;
+            }
+            counts.add(&side, checked);
+        }
+        for (row, usable) in usable {
+            counts.refused(usable, &self.spot(cycle, &side, row).refusal());
+        }
+        counts.text(side.affinity.is_some())
     }
 
     fn forget_owners(&self, uid: &str, fx: &mut Effects) {
@@ -278,11 +315,15 @@ impl Plugin for Reservations {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        vec![
+        let mut watches = vec![
             Watch::of::<Reservation>(RESERVATIONS).counted_as(event_names!(
                 "reservations.v1alpha1.scheduling.koordinator.sh"
             )),
-        ]
+        ];
+        if self.preempts() {
+            watches.extend(self.budgets.watch());
+        }
+        watches
     }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
@@ -374,36 +415,32 @@ impl Plugin for Reservations {
     }
 
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
-        let side = match self.side(cycle) {
-            Ok(Incoming::Pod(side)) => side,
-            Ok(Incoming::Reserve {
-                ahead: Some(ahead), ..
-            }) => {
-                let counts = self.count_ahead(cycle, &ahead);
-                return PostFilter::Unhelpful(counts.text(false));
-            }
-            _ => return PostFilter::Unhelpful(String::new()),
-        };
-        if side.is_plain() || side.ignores {
-            return PostFilter::Unhelpful(String::new());
+        let besides = self.counts(cycle);
+        let args = self.args.of(cycle.pod);
+        if !args.enable_preemption {
+            return PostFilter::Unhelpful(besides);
         }
-        let mut counts = Counts::default();
-        let mut usable: BTreeMap<NodeIndex, usize> = BTreeMap::new();
-        for record in self.table.owned(&side) {
-            let checked = self
-                .table
-                .check(cycle.pod, &side, record, cycle.view, self.node_labels);
-            if let (Ok(()), Some(row)) = (&checked, record.row) {
-                *usable.entry(row).or_default() += 1;
-            }
-            counts.add(&side, checked);
-        }
-        for (row, usable) in usable {
-            counts.refused(usable, &self.spot(cycle, &side, row).refusal());
-        }
-        PostFilter::Unhelpful(counts.text(side.affinity.is_some()))
+        let view = cycle.view;
+        PostFilter::Preempt(Preemption {
+            prefix: "preemption: ",
+            min_candidate_percentage: args.min_candidate_nodes_percentage.into(),
+            min_candidate_absolute: args.min_candidate_nodes_absolute.into(),
+            may_evict: Box::new(|pod| !is_spared(pod)),
+            suffices: Box::new(|_| true),
+            budgets: Box::new(move |pod| budgets::covering(view, pod)),
+            for_holders: true,
+            besides,
+            pool: None,
+        })
+    }
+    fn preemption_state(&self, view: View<'_>) -> Option<RulesVersion> {
+        Some(budgets::version(view))
     }
 
+    fn indexes(&self) -> Vec<IndexKind> {
+        let index = self.budgets.index().filter(|_| self.preempts());
+        index.into_iter().collect()
+    }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Ok(object) = change.new.clone().downcast::<Reservation>() else {
             return;

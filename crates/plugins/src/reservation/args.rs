@@ -12,9 +12,9 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Args {
-    enable_preemption: bool,
-    min_candidate_nodes_percentage: i32,
-    min_candidate_nodes_absolute: i32,
+    pub(super) enable_preemption: bool,
+    pub(super) min_candidate_nodes_percentage: i32,
+    pub(super) min_candidate_nodes_absolute: i32,
     controller_workers: i32,
     #[serde(rename = "gcDurationSeconds")]
     pub(super) gc_duration_seconds: i64,
@@ -139,6 +139,12 @@ impl Args {
                 return Err(invalid(NAME, format!("{field}: {value} is negative")));
             }
         }
+        let no_nodes = percentage == 0 && self.min_candidate_nodes_absolute == 0;
+        if self.enable_preemption && no_nodes {
+            let message = "minCandidateNodesPercentage and minCandidateNodesAbsolute cannot both be 0 \
+                           with enablePreemption: true";
+            return Err(invalid(NAME, message.to_owned()));
+        }
         for (at, name) in self.ignored_resources.iter().enumerate() {
             if !is_extended(name) {
                 let message =
@@ -159,13 +165,10 @@ impl Args {
 
     /// What is asked for and not honoured, for the log at start.
     pub(super) fn unsupported(&self) -> Vec<&'static str> {
-        let set = [
-            (self.enable_preemption, "enablePreemption"),
-            (
-                self.reservation_selector_index.enabled,
-                "reservationSelectorIndex.enabled",
-            ),
-        ];
+        let set = [(
+            self.reservation_selector_index.enabled,
+            "reservationSelectorIndex.enabled",
+        )];
         set.into_iter()
             .filter(|(on, _)| *on)
             .map(|(_, name)| name)
@@ -214,6 +217,11 @@ mod tests {
                 json!({"minCandidateNodesAbsolute": -1}),
                 "minCandidateNodesAbsolute: -1",
             ),
+            (
+                json!({"enablePreemption": true, "minCandidateNodesPercentage": 0,
+                    "minCandidateNodesAbsolute": 0}),
+                "cannot both be 0",
+            ),
             (json!({"gcDurationSeconds": -3}), "gcDurationSeconds: -3"),
             (json!({"gcIntervalSeconds": -3}), "gcIntervalSeconds: -3"),
             (
@@ -254,13 +262,9 @@ mod tests {
     #[test]
     fn what_is_not_built_is_accepted_and_listed() {
         assert!(check(json!({})).unwrap().unsupported().is_empty());
-        let args = check(json!({"enablePreemption": true, "reservationSelectorIndex":
-            {"enabled": true, "keys": ["team"]}}))
-        .unwrap();
-        assert_eq!(
-            args.unsupported(),
-            ["enablePreemption", "reservationSelectorIndex.enabled"]
-        );
+        let index = json!({"enabled": true, "keys": ["team"]});
+        let args = check(json!({ "reservationSelectorIndex": index })).unwrap();
+        assert_eq!(args.unsupported(), ["reservationSelectorIndex.enabled"]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod ahead;
 mod beside;
 mod books;
 mod lifecycle;
+mod preemption;
 mod rows;
 mod rules;
 
@@ -29,6 +30,8 @@ struct World {
     cached: bool,
     uids: u32,
     writes: usize,
+    /// Who had to go, in order.
+    evicted: Vec<String>,
 }
 
 fn engine(args: &Value, gates: &[&str]) -> Engine {
@@ -87,6 +90,7 @@ impl World {
             cached: true,
             uids: 0,
             writes: 0,
+            evicted: Vec::new(),
         }
     }
 
@@ -272,6 +276,12 @@ impl World {
                     Ok(())
                 };
                 self.engine.bind_finished(&uid, result, self.now);
+            }
+            Output::Evict { victims, .. } => {
+                for victim in victims {
+                    self.evicted.push(victim.name.to_string());
+                    self.pod_gone(&victim.name);
+                }
             }
             Output::Write(write) if !self.broken => self.write(&write),
             Output::Failed(failure) => {

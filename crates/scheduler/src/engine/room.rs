@@ -62,16 +62,18 @@ impl Engine {
             .skip(after.as_ref().and_then(had).map_or(0, |at| at + 1));
         for instance in instances.filter(|at| asked & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view);
+            let mut besides = String::new();
             let text = match self.plugins[*instance].post_filter(&cycle, &diagnosis) {
                 PostFilter::Nominated(node) => {
                     diagnosis.nominated = Some(node.to_string());
                     break;
                 }
-                // What is reserved does not run yet: nobody is evicted for it.
-                PostFilter::Preempt(rules) if pod.is_holder() => {
+                // What is reserved does not run yet: unless it is said, nobody is evicted for it.
+                PostFilter::Preempt(rules) if pod.is_holder() && !rules.for_holders => {
                     format!("{}not eligible to evict pods.", rules.prefix)
                 }
-                PostFilter::Preempt(rules) => {
+                PostFilter::Preempt(mut rules) => {
+                    besides = std::mem::take(&mut rules.besides);
                     self.preemptions += 1;
                     let mut memo = std::mem::take(&mut self.memo);
                     let asked = Asked {
@@ -113,8 +115,10 @@ impl Engine {
             };
             laps.lap(*instance, || "Unschedulable");
             // Two plugins that look for victims in vain say the same; once is enough.
-            if !text.is_empty() && !messages.contains(&text) {
-                messages.push(text);
+            for text in [text, besides] {
+                if !text.is_empty() && !messages.contains(&text) {
+                    messages.push(text);
+                }
             }
         }
         drop(laps);

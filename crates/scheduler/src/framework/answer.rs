@@ -74,6 +74,10 @@ pub struct Preemption<'a> {
     pub suffices: Judge<'a, [Arc<PodInfo>], bool>,
     /// Per disruption budget that covers a pod: an id, and how many more evictions it allows.
     pub budgets: Judge<'a, PodInfo, Vec<(u64, i64)>>,
+    /// Whether holders may take the place of pods, too.
+    pub for_holders: bool,
+    /// What the condition says besides, where no room is found; may be empty.
+    pub besides: String,
     /// Names, by uid, everybody whom `may_evict` allows, and perhaps more. `None`: there is no
     /// shorter list than all pods.
     pub pool: Option<Pool<'a>>,

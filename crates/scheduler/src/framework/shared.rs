@@ -34,6 +34,12 @@ impl<T> PerProfile<T> {
         other.map_or(&self.first, |(_, value)| value)
     }
 
+    /// What any profile says.
+    pub fn all(&self) -> impl Iterator<Item = &T> {
+        let others = self.others.iter().map(|(_, value)| value);
+        std::iter::once(&self.first).chain(others)
+    }
+
     /// What applies to all pods together: the word of the first profile.
     #[must_use]
     pub fn first(&self) -> &T {

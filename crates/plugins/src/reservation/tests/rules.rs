@@ -420,6 +420,7 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
         node_labels: true,
         clean_owners: false,
         expire_pending: false,
+        budgets: budgets::Looks::of(&BuildContext::default()),
         controls: true,
         table: Table::default(),
         agenda: Agenda::default(),
