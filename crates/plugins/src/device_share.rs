@@ -17,6 +17,7 @@ mod pod;
 mod tests;
 
 use crate::pre_bind::take_back;
+use crate::restricted;
 use args::Args;
 use books::{Known, Row};
 use koord_api::{annotations, labels, scheduling};
@@ -26,22 +27,21 @@ use koord_model::device::{
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_scheduler::framework::{
     Action, Alignment, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Interest, Lack, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points,
-    PreFilter, PreScore, Problem, Readings, Rejection, Signable, Signature, State, Subject,
+    IndexKind, Interest, Lack, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch,
+    Points, PreFilter, PreScore, Problem, Readings, Rejection, Signable, Signature, State, Subject,
     Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
 use place::{How, No, lack, site};
 use pod::{Incoming, Reader};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub(crate) const NAME: &str = "DeviceShare";
 const DEVICES: &str = "devices.v1alpha1.scheduling.koordinator.sh";
-const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 
 const UNKNOWN: &str = "node(s) have pods whose devices are unknown";
 
@@ -55,8 +55,6 @@ pub(crate) struct DeviceShare {
     known: FxHashMap<Arc<str>, Known>,
     /// By node index.
     rows: Vec<Row>,
-    /// Reservations (by uid) whose devices owners may not mix with others of the node.
-    restricted: FxHashSet<Arc<str>>,
     /// Whether the Device object that was seen last said anything new. Some are written every few
     /// seconds, and need not wake every pod that waits for devices.
     news: bool,
@@ -99,7 +97,6 @@ pub(crate) fn build(
         },
         known: FxHashMap::default(),
         rows: Vec::new(),
-        restricted: FxHashSet::default(),
         news: false,
     }))
 }
@@ -227,22 +224,6 @@ impl DeviceShare {
             fx.touched.push(node);
         }
     }
-
-    fn reservation_changed(&mut self, change: &ObjectChange, fx: &mut Effects) {
-        let Some(object) = change.new_as::<scheduling::Reservation>() else {
-            return;
-        };
-        let uid: Arc<str> = object.metadata.uid.as_deref().unwrap_or_default().into();
-        let policy = object.spec.allocate_policy.as_ref();
-        let restricted = change.action != Action::DELETE
-            && policy == Some(&scheduling::ReservationAllocatePolicy::Restricted);
-        let moved = if restricted {
-            self.restricted.insert(uid.clone())
-        } else {
-            self.restricted.remove(&uid)
-        };
-        fx.touch_all |= moved && self.rows.iter().any(|row| row.books.get(&uid).is_some());
-    }
 }
 
 impl Plugin for DeviceShare {
@@ -306,10 +287,11 @@ impl Plugin for DeviceShare {
         vec![
             Watch::of::<scheduling::Device>(DEVICES)
                 .counted_as(event_names!("devices.v1alpha1.scheduling.koordinator.sh")),
-            Watch::of::<scheduling::Reservation>(RESERVATIONS).counted_as(event_names!(
-                "reservations.v1alpha1.scheduling.koordinator.sh"
-            )),
+            restricted::watch(),
         ]
+    }
+    fn indexes(&self) -> Vec<IndexKind> {
+        vec![restricted::index()]
     }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
@@ -381,10 +363,8 @@ impl Plugin for DeviceShare {
     }
 
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
-        match change.kind {
-            DEVICES => self.device_changed(change, view, fx),
-            RESERVATIONS => self.reservation_changed(change, fx),
-            _ => {}
+        if change.kind == DEVICES {
+            self.device_changed(change, view, fx);
         }
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {

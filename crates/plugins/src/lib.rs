@@ -21,6 +21,7 @@ mod numa;
 mod pre_bind;
 mod preemption;
 mod reservation;
+mod restricted;
 mod scarce;
 mod scheduling_hint;
 mod shape;

@@ -16,12 +16,12 @@ mod pod;
 mod tests;
 
 use crate::pre_bind::take_back;
+use crate::restricted;
 use args::{Args, Settings};
 use book::Book;
 use koord_api::annotations;
 use koord_api::extension::{self, CpuBindPolicy, ResourceSpec, ResourceStatus};
 use koord_api::quantity::{self, Format, Quantity};
-use koord_api::scheduling::{Reservation, ReservationAllocatePolicy};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_model::cpuset::BindPolicy;
 use koord_model::numa::{NumaPolicy, NumaPolicyKind, Offers, Usage, amplify};
@@ -29,21 +29,20 @@ use koord_model::resources::{
     BATCH_MEMORY, CPU, EPHEMERAL_STORAGE, MEMORY, MID_MEMORY, ResourceId, ResourceTable,
 };
 use koord_scheduler::framework::{
-    Action, Alignment, BuildContext, BuildError, Cycle, Effects, Holders, Interest, Lack, NotShown,
-    ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, Alignment, BuildContext, BuildError, Cycle, Effects, Holders, IndexKind, Interest,
+    Lack, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore,
+    Problem, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
 use node::{NodeSide, Report, milli};
 use pod::{Allocation, Incoming};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use serde_json::Value;
 use std::sync::Arc;
 
 const NAME: &str = "NodeNUMAResource";
 const TOPOLOGIES: &str = "noderesourcetopologies.v1alpha2.topology.node.k8s.io";
-const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 
 /// See the module documentation.
 #[derive(Debug)]
@@ -55,8 +54,6 @@ pub(crate) struct Numa {
     books: Vec<Book>,
     /// By node index: whether the node has nothing to say of a pod that [`Incoming::is_plain`].
     plain: Vec<bool>,
-    /// Uids of the reservations that owners may not exceed.
-    restricted: FxHashSet<String>,
     /// Resource numbers for signatures, which are made without the engine's state at hand.
     unnumbered: ResourceTable,
 }
@@ -72,7 +69,6 @@ pub(crate) fn build(
         reports: FxHashMap::default(),
         books: Vec::new(),
         plain: Vec::new(),
-        restricted: FxHashSet::default(),
         unnumbered: ResourceTable::new(),
     }))
 }
@@ -219,10 +215,11 @@ impl Plugin for Numa {
             Watch::of::<NodeResourceTopology>(TOPOLOGIES).counted_as(event_names!(
                 "noderesourcetopologies.v1alpha2.topology.node.k8s.io"
             )),
-            Watch::of::<Reservation>(RESERVATIONS).counted_as(event_names!(
-                "reservations.v1alpha1.scheduling.koordinator.sh"
-            )),
+            restricted::watch(),
         ]
+    }
+    fn indexes(&self) -> Vec<IndexKind> {
+        vec![restricted::index()]
     }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
@@ -388,16 +385,6 @@ impl Plugin for Numa {
 
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let gone = change.action == Action::DELETE;
-        if let Some(reservation) = change.new_as::<Reservation>() {
-            let uid = reservation.metadata.uid.clone().unwrap_or_default();
-            let policy = reservation.spec.allocate_policy.as_ref();
-            if !gone && policy == Some(&ReservationAllocatePolicy::Restricted) {
-                self.restricted.insert(uid);
-            } else {
-                self.restricted.remove(&uid);
-            }
-            return;
-        }
         let Some(object) = change.new_as::<NodeResourceTopology>() else {
             return;
         };

@@ -20,6 +20,7 @@ mod table;
 
 use crate::budgets::{self, is_spared};
 use crate::pre_bind::take_back;
+use crate::restricted::{self, RESERVATIONS};
 use ahead::{Ahead, is_ahead};
 use args::Args;
 use control::Agenda;
@@ -27,6 +28,7 @@ use fit::{Counts, NO_MATCH, Spot};
 use koord_api::annotations;
 use koord_api::extension::ReservationAllocated;
 use koord_api::scheduling::Reservation;
+use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
@@ -35,7 +37,6 @@ use koord_scheduler::framework::{
     RulesVersion, Signable, Signature, State, Subject, Verb, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
-use koord_scheduler::{Watch, event_names};
 use serde_json::{Value, json};
 use side::{Incoming, PodSide};
 use std::collections::BTreeMap;
@@ -43,7 +44,6 @@ use std::sync::Arc;
 use table::{Owner, Record, Table};
 
 pub(crate) const NAME: &str = "Reservation";
-const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 const OTHER_NODE: &str = "node(s) didn't match the nodeName specified by reservation";
 const POLICY_CONFLICT: &str = "node(s) reservation allocate policy conflict";
 /// Raw score of a node whose reservations have no order is at most 100; that of one with an order
@@ -315,11 +315,7 @@ impl Plugin for Reservations {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        let mut watches = vec![
-            Watch::of::<Reservation>(RESERVATIONS).counted_as(event_names!(
-                "reservations.v1alpha1.scheduling.koordinator.sh"
-            )),
-        ];
+        let mut watches = vec![restricted::watch()];
         if self.preempts() {
             watches.extend(self.budgets.watch());
         }

@@ -3,6 +3,7 @@
 use super::books::Row;
 use super::pod::Incoming;
 use super::{DeviceShare, Settings, UNKNOWN};
+use crate::restricted::is_restricted;
 use koord_api::labels;
 use koord_model::device::{
     Allocation, DeviceType, Inventory, Need, PartitionTable, PerMinor, Refusal, Rules, Site, Used,
@@ -121,7 +122,7 @@ impl DeviceShare {
     ) -> Result<Allocation, Refusal> {
         let used = row.books.without(|uid| leaves(uid) || *uid == *from.uid);
         let left = row.books.left_of(&from.uid, leaves);
-        let restricted = self.restricted.contains(&from.uid);
+        let restricted = is_restricted(cycle.view, &from.uid);
         let place = |within: Option<&[PerMinor; 3]>, preferred| {
             self.allocate(cycle, pod, inventory, &used, node, how, within, preferred)
         };

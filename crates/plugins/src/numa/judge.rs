@@ -5,6 +5,7 @@ use super::allocate::{self, Given, Plan, Room, Scene, Way};
 use super::book::Book;
 use super::node::{NodeSide, milli};
 use super::pod::{Allocation, Incoming};
+use crate::restricted::is_restricted;
 use koord_model::cpuset::BindPolicy;
 use koord_model::numa::{Hint, NumaPolicyKind, amplify};
 use koord_model::resources::CPU;
@@ -117,7 +118,7 @@ impl Numa {
         for pod in cycle.overlay.removed {
             match book.pods.get(&pod.uid) {
                 Some(known) if known.is_reservation => {
-                    let restricted = self.restricted.contains(&*pod.uid);
+                    let restricted = is_restricted(cycle.view, &pod.uid);
                     scene.open.push((&*pod.uid, restricted));
                 }
                 Some(_) => scene.gone.push(&*pod.uid),
@@ -132,7 +133,7 @@ impl Numa {
         if let Some(nominated) = cycle.nominated
             && book.pods.contains_key(&nominated.uid)
         {
-            let restricted = self.restricted.contains(&*nominated.uid);
+            let restricted = is_restricted(cycle.view, &nominated.uid);
             scene.open = vec![(&*nominated.uid, restricted)];
             scene.nominated = !plan.incoming.ignores_reservations;
         }

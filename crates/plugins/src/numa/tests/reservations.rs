@@ -1,7 +1,9 @@
 //! Reservations that hold CPUs, by a stand-in for the plugin that manages them.
 
 use super::*;
+use crate::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
+use koord_api::scheduling::Reservation;
 use koord_scheduler::framework::{Factory, Registry, Release};
 
 /// Books reservations as pods, and lets a pod with label `use` into the reservations it names.

@@ -62,7 +62,6 @@ impl Case {
             reports: FxHashMap::default(),
             books: Vec::new(),
             plain: Vec::new(),
-            restricted: FxHashSet::default(),
             unnumbered: ResourceTable::new(),
         };
         let incoming = Incoming::new(&comes, plugin.settings.first(), &table)
