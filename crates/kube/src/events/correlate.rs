@@ -9,9 +9,11 @@ const FOLD_AFTER: usize = 10;
 /// ... each at most this long after the one before, in seconds.
 const FOLD_WINDOW: f64 = 600.0;
 const FOLDED_PREFIX: &str = "(combined from similar events): ";
-/// Events one source may send about one object at once ...
+/// Events one source may send about one object for one reason at once. (client-go counts all reasons
+/// together for this API; upstream's scheduler uses the newer one, which has no such limit. Who failed
+/// often should still hear that it went well.)
 const BURST: f64 = 25.0;
-/// ... and per second afterwards.
+/// And per second afterwards.
 const REFILL: f64 = 1.0 / 300.0;
 /// Remembered keys of each sort; the ones used least recently are forgotten first.
 const REMEMBER: usize = 4096;
@@ -115,7 +117,7 @@ impl Correlator {
         };
         event.count = Some(sent.count);
 
-        let bucket = self.buckets.entry(&speaker);
+        let bucket = self.buckets.entry(&key(&[&Some(speaker), &event.reason]));
         let refill = bucket.last.map_or(0.0, |last| seconds(last, now) * REFILL);
         bucket.spent = (bucket.spent - refill).max(0.0);
         bucket.last = Some(now);
@@ -253,6 +255,19 @@ mod tests {
         assert_eq!(judge(27, "a", 299), Verdict::Drop);
         assert_eq!(judge(28, "a", 301), Verdict::Count);
         assert_eq!(judge(29, "a", 302), Verdict::Drop);
+    }
+
+    #[test]
+    fn what_failed_often_is_still_told_when_it_goes_well() {
+        let mut correlator = Correlator::default();
+        for number in 0..40 {
+            correlator.judge(event(number, "a", "no room"), at(0));
+        }
+        let well = Event {
+            reason: Some("Scheduled".to_owned()),
+            ..event(40, "a", "assigned")
+        };
+        assert_eq!(correlator.judge(well, at(0)).0, Verdict::Create);
     }
 
     #[test]
