@@ -2,6 +2,7 @@
 import http.client
 import json
 import threading
+import time
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,17 +36,20 @@ class Api:
     def call(self, method, path, body=None, patch=None):
         data = None if body is None else json.dumps(body)
         kind = {None: "application/json", "merge": "application/merge-patch+json"}[patch]
-        for attempt in range(3):
+        for attempt in range(10):
             try:
                 if getattr(self.local, "connection", None) is None:
                     self.local.connection = http.client.HTTPConnection(self.host, timeout=60)
                 self.local.connection.request(method, path, data, {"Content-Type": kind})
                 answer = self.local.connection.getresponse()
                 text = answer.read().decode()
-                break
+                # As a server does whose storage of a new kind is not ready.
+                if answer.status != 429:
+                    break
+                time.sleep(1)
             except (OSError, http.client.HTTPException):
                 self.local.connection = None
-                if attempt == 2:
+                if attempt >= 2:
                     raise
         if answer.status >= 300:
             raise Refused(method, path, answer.status, text)

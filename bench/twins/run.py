@@ -1,0 +1,265 @@
+"""Sets clusters up on two servers, lets their schedulers decide one thing after the other, and compares what a user can read.
+
+    run.py OURS THEIRS CLUSTERS SEED KNOWN COMPAT OUT
+
+OURS and THEIRS are plain HTTP. See bench/twin.
+"""
+import collections
+import datetime
+import json
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "manager")]
+import api  # noqa: E402
+import kubernetes  # noqa: E402, F401
+import koordinator  # noqa: E402, F401
+from clusters import CLASSES, THEMES, Cluster  # noqa: E402
+from compare import Known  # noqa: E402
+from readable import States, VOLATILE, snapshot  # noqa: E402
+
+api.KINDS |= {
+    "PodGroup": ("/apis/scheduling.sigs.k8s.io/v1alpha1", "podgroups", True),
+    "Reservation": ("/apis/scheduling.koordinator.sh/v1alpha1", "reservations", False),
+    "PriorityClass": ("/apis/scheduling.k8s.io/v1", "priorityclasses", False),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets", True),
+    "PersistentVolume": ("/api/v1", "persistentvolumes", False),
+    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims", True),
+    "CSINode": ("/apis/storage.k8s.io/v1", "csinodes", False),
+    "Event": ("/api/v1", "events", True),
+}
+# Clusters that are there at a time.
+TOGETHER = 60
+# What has not changed for so many seconds is what was decided; who waits is tried again after one.
+STILL, LONGEST = 2.2, 25
+RESTLESS = "restless"
+# Equal nodes are drawn at random by both: so often an event is taken back and made again, and so often a whole cluster.
+TRIES, AGAIN = 6, 5
+PLACES = ("node", "nominated", "resource-status", "device-allocated", "(object)")
+
+
+class Side:
+    def __init__(self, url):
+        self.api = api.Api(url)
+        for name, value in CLASSES.items():
+            policy = {"preemptionPolicy": "Never"} if name == "twin-never" else {}
+            self.api.create({"kind": "PriorityClass", "metadata": {"name": name}, "value": value, **policy})
+
+    def settle(self):
+        """Waits until pods and statuses rest. What is still written again and again is RESTLESS."""
+        def placed(seen):
+            return {cluster: {what: {field: value for field, value in fields.items() if field.split(".")[0] not in VOLATILE}
+                              for what, fields in things.items()} for cluster, things in seen.items()}
+
+        begun = since = time.monotonic()
+        rests, moved = None, set()
+        while True:
+            now = snapshot(self.api, False)
+            rest = placed(now)
+            if rest != rests:
+                if rests is not None and time.monotonic() - begun > LONGEST / 2:
+                    moved |= {(cluster, what, field) for cluster, things in rest.items() for what, fields in things.items() for field in fields
+                              if rests.get(cluster, {}).get(what, {}).get(field) != fields[field]}
+                rests, since = rest, time.monotonic()
+            if time.monotonic() - since > STILL or time.monotonic() - begun > LONGEST:
+                break
+            time.sleep(0.4)
+        seen = snapshot(self.api, True)
+        self.start(seen)
+        for cluster, what, field in moved:
+            seen[cluster].get(what, {})[field] = RESTLESS
+        return seen
+
+    def start(self, seen):
+        """As a kubelet does: who is bound has started, in the order of names. Of equal victims the youngest go."""
+        for things in seen.values():
+            for what, fields in things.items():
+                if what.startswith("Pod/") and fields["node"] and not fields["started"]:
+                    name = what.removeprefix("Pod/")
+                    minute = int(name.split("-p")[1])
+                    self.api.patch("Pod", name, {"status": {"startTime": f"2026-01-01T00:{minute:02}:00Z"}}, "default", "status")
+                fields.pop("started", None)
+
+    def set_up(self, cluster):
+        for thing in cluster.things:
+            self.api.create(timed(thing))
+            if thing["kind"] == "PodDisruptionBudget":
+                self.api.patch(thing["kind"], thing["metadata"]["name"], {"status": thing["status"]}, "default", "status")
+
+    def do(self, event):
+        match event:
+            case ["create", thing]:
+                self.api.create(thing)
+            case ["delete", kind, name]:
+                self.api.delete(kind, name, "default")
+            case ["patch", kind, name, part, change]:
+                self.api.patch(kind, name, timed(change), "default", part)
+
+    def clear(self, cluster):
+        """Of the cluster all that is left; what was deleted already does not matter."""
+        made = [event[1] for event in cluster.events if event[0] == "create"]
+        for thing in [*made, *reversed(cluster.things)]:
+            meta = thing["metadata"]
+            self.api.delete(thing["kind"], meta["name"], meta.get("namespace", ""))
+
+
+def timed(thing):
+    """A report of now."""
+    if (thing.get("status") or {}).get("updateTime") != "now":
+        return thing
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {**thing, "status": {**thing["status"], "updateTime": now}}
+
+
+class Slot:
+    """A cluster's way through its events: what is done next, and what came of it."""
+
+    def __init__(self, cluster):
+        self.cluster, self.runs, self.ties, self.stale = cluster, 0, 0, 0
+        self.begin()
+
+    def begin(self):
+        self.number, self.tries, self.before = -1, 0, [{}, {}]
+        self.next, self.differences, self.outcomes = "set_up", [], []
+
+    def event(self):
+        return self.cluster.events[self.number]
+
+    def act(self, side):
+        if self.next == "set_up":
+            side.set_up(self.cluster)
+        elif self.next == "event":
+            side.do(self.event())
+        elif self.next == "undo":
+            thing = self.event()[1]
+            side.do(("delete", thing["kind"], thing["metadata"]["name"]))
+        elif self.next == "clear":
+            side.clear(self.cluster)
+
+    def see(self, seen, known, states):
+        """After both rest. True when the cluster is done."""
+        if self.next == "clear":
+            self.begin()
+            return False
+        found = self.compare(seen, known)
+        if found and self.next != "look" and self.next != "undo":
+            # One may need longer than the other, even when both rest.
+            self.did, self.next = self.next, "look"
+            return False
+        if self.next == "look":
+            self.next = self.did
+        if self.next == "undo":
+            # All as before, and once more; else the whole cluster.
+            self.next = "event" if not found and seen[1].keys() == self.before[1].keys() else self.once_more(True)
+            return False
+        if found:
+            self.differences = [f"event {self.number} ({self.told()}) {line}" for line in found]
+            self.outcomes.append(self.differences)
+            self.tries += 1
+            drawn = any(line.split()[1].startswith(PLACES) for line in found)
+            again = drawn and self.next == "event" and self.event()[0] == "create" and self.tries < TRIES and all(
+                self.before[side].keys() <= seen[side].keys() for side in range(2))
+            self.next = "undo" if again else self.once_more(drawn)
+            return self.next == "done"
+        if self.number >= 0:
+            states.see(self.before[0], seen[0], self.event())
+            self.ties += self.tries > 0
+        self.number, self.tries, self.before, self.next, self.outcomes = self.number + 1, 0, seen, "event", []
+        self.differences = []
+        return self.number == len(self.cluster.events)
+
+    def compare(self, seen, known):
+        """What differs and is not meant."""
+        found = []
+        event = self.event() if self.number >= 0 else ("set_up",)
+        about = f"{event[1]['kind']}/{event[1]['metadata']['name']}" if event[0] == "create" else ""
+        for what in sorted(set(seen[0]) | set(seen[1])):
+            sides = [side.get(what) for side in seen]
+            if None in sides:
+                sides = [{"(object)": "there"} if side is not None else {} for side in sides]
+            for field in sorted(set(sides[0]) | set(sides[1])):
+                values = [side.get(field) for side in sides]
+                if values[0] == values[1]:
+                    continue
+                # Who was there before says the same as then until he is tried again, which each does in its own time.
+                if what != about and field.startswith(VOLATILE) and any(
+                        self.before[side].get(what, {}).get(field) == values[side] for side in range(2)):
+                    self.stale += 1
+                    continue
+                ours, theirs = (json.dumps(value, sort_keys=True) for value in values)
+                said = f"{ours}:{theirs}".replace(" ", "")
+                if not any(known.row(theme, what.split("/")[0], field, said) for theme in self.cluster.themes):
+                    found.append(f"{what} {field}: {ours} != {theirs}")
+        return found
+
+    def once_more(self, drawn):
+        self.runs += 1
+        return "done" if self.runs > (AGAIN if drawn else 1) else "clear"
+
+    def tell(self):
+        if self.differences:
+            print("\n  ".join([f"DIFFERS {self.cluster.name} ({', '.join(self.cluster.themes)}):", *self.differences[:6]]), flush=True)
+
+    def told(self):
+        event = self.event() if self.number >= 0 else ("set_up",)
+        if event[0] == "create":
+            return f"create {event[1]['kind']}/{event[1]['metadata']['name']}"
+        return " ".join(str(part) for part in event[:3])
+
+
+def run(sides, clusters, known, states):
+    """Slots of all clusters when they are done; some at a time."""
+    waiting, active, done, rounds = collections.deque(Slot(cluster) for cluster in clusters), [], [], 0
+    with ThreadPoolExecutor(2) as pool:
+        def both(do):
+            return list(pool.map(do, sides))
+
+        while waiting or active:
+            while waiting and len(active) < TOGETHER:
+                active.append(waiting.popleft())
+            both(lambda side: [slot.act(side) for slot in active])
+            seen = both(lambda side: side.settle())
+            ended = [slot for slot in active if slot.see([one.get(slot.cluster.name, {}) for one in seen], known, states)]
+            both(lambda side: [side.clear(slot.cluster) for slot in ended])
+            for slot in ended:
+                slot.tell()
+            done += ended
+            active = [slot for slot in active if slot not in ended]
+            rounds += 1
+            print(f"twin: round {rounds}: {len(done)} of {len(clusters)} clusters done, {sum(slot.tries > 0 or slot.runs > 0 for slot in active)} tried again",
+                  file=sys.stderr, flush=True)
+    return done
+
+
+def main(ours, theirs, count, seed, known, compat, out):
+    known = Known(known, open(compat).read())
+    begun, states = time.monotonic(), States()
+    sides = [Side(ours), Side(theirs)]
+    chosen = os.environ.get("THEMES", "").split()
+    clusters = [cluster for cluster in (Cluster(number, seed) for number in range(int(count))) if not chosen or set(chosen) & set(cluster.themes)]
+    slots = run(sides, clusters, known, states)
+    differ = sorted((slot for slot in slots if slot.differences), key=lambda slot: int(slot.cluster.name[1:]))
+    # Of a run of everything, each state must have been there.
+    missing = states.missing() if len(clusters) >= 5 * len(THEMES) else []
+    report = {"clusters": len(slots), "seed": seed, "themes": len(THEMES), "events": sum(len(slot.cluster.events) for slot in slots),
+              "seconds": round(time.monotonic() - begun), "differ": len(differ),
+              "at once": sum(not slot.runs and not slot.ties for slot in slots), "drawn again": sum(slot.ties for slot in slots),
+              "messages not said anew by one": sum(slot.stale for slot in slots),
+              "from the start again": sum(slot.runs > 0 for slot in slots), "states": dict(sorted(states.counts.items())),
+              "reasons": dict(sorted(states.texts.items(), key=lambda pair: -pair[1]))}
+    with open(os.path.join(out, "report.json"), "w") as file:
+        json.dump({**report, "differences": {slot.cluster.name: {"themes": slot.cluster.themes, "tries": slot.outcomes or [slot.differences]} for slot in differ}},
+                  file, indent=1)
+    print(json.dumps(report, indent=1))
+    for rule in known.rules:
+        print(f"{'meant' if rule[-1] in known.used else 'nothing differed as line'} {rule[-1]} of known: {rule[-2]}")
+    for line in missing:
+        print(f"MISSING {line}")
+    return 1 if differ or missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
