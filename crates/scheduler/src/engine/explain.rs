@@ -27,11 +27,12 @@ pub(super) const RANKED: usize = 1 + RUNNERS_UP;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PluginScore {
-    /// The plugin.
+    /// The plugin, or `Extender` for all of them.
     pub plugin: &'static str,
     /// Its own figure.
     pub raw: i64,
-    /// Brought to 0..=100; absent where that depends on all nodes and is not kept.
+    /// Brought to 0..=100; absent where that depends on all nodes and is not kept. Of extenders, what
+    /// they add with their weights.
     pub score: Option<i64>,
     /// What it is multiplied with.
     pub weight: i64,
@@ -340,7 +341,14 @@ impl Scope<'_> {
             score: None,
             weight: *weight,
         });
-        let scores: Vec<PluginScore> = shared.chain(moving).collect();
+        let asked = self.opinion.and_then(|opinion| opinion.score(node));
+        let asked = asked.map(|score| PluginScore {
+            plugin: super::consult::NAME,
+            raw: score,
+            score: Some(score),
+            weight: 1,
+        });
+        let scores: Vec<PluginScore> = shared.chain(moving).chain(asked).collect();
         let known = scores.iter().filter_map(|s| Some(s.score? * s.weight));
         ScoredNode {
             node: self.nodes().name(node).clone(),
@@ -397,7 +405,17 @@ impl Evaluation {
         let mut rows = self.shared_fits();
         self.drop_refused(scope, &mut rows);
         let (feasible, keys) = (rows.len(), self.tree.rows());
-        let order = |node: &NodeIndex| (Reverse(keys.get(node.row()).copied()), *node);
+        let order = |node: &NodeIndex| {
+            let key = keys.get(node.row()).copied().unwrap_or(0);
+            let rank = match scope.opinion {
+                Some(opinion) => opinion.rank(key, *node),
+                None => (
+                    i64::try_from(key >> 32).unwrap_or(i64::MAX),
+                    key & u64::from(u32::MAX),
+                ),
+            };
+            (Reverse(rank), *node)
+        };
         if rows.len() > count {
             rows.select_nth_unstable_by_key(count, order);
             rows.truncate(count);

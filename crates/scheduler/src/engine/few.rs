@@ -175,7 +175,14 @@ impl Few {
     /// How `best` compares with the others.
     pub(super) fn table(&self, scope: &Scope<'_>, best: NodeIndex) -> Table {
         let mut order: Vec<usize> = (0..self.fits.len()).collect();
-        order.sort_by_key(|at| (self.fits[*at] != best, Reverse(self.key(scope, *at))));
+        let rank = |at: usize| {
+            let key = self.key(scope, at);
+            let rank = scope
+                .opinion
+                .map(|opinion| opinion.rank(key, self.fits[at]));
+            (rank, key)
+        };
+        order.sort_by_key(|at| (self.fits[*at] != best, Reverse(rank(*at))));
         let ranking = order
             .into_iter()
             .take(super::explain::RANKED)

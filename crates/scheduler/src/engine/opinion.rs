@@ -72,16 +72,26 @@ impl Opinion {
         }
     }
 
+    /// What they add to the total of a node that they were asked about.
+    pub(super) fn score(&self, node: NodeIndex) -> Option<i64> {
+        match self.said.get(&node)? {
+            Said::Score(more) => Some(*more),
+            Said::Refused(_) => None,
+        }
+    }
+
+    /// The total of a node with that `key`, and what decides between equal ones.
+    pub(super) fn rank(&self, key: u64, node: NodeIndex) -> (i64, u64) {
+        let own = i64::try_from(key >> 32).unwrap_or(i64::MAX);
+        let total = own.saturating_add(self.score(node).unwrap_or(0));
+        (total, key & u64::from(u32::MAX))
+    }
+
     /// The best of `nodes`, given the `keys` of what they score without extenders.
     pub(super) fn best(&self, keys: &[u64], nodes: &[NodeIndex]) -> Option<NodeIndex> {
         let rank = |(key, node): (&u64, &NodeIndex)| {
-            let own = i64::try_from(key >> 32).unwrap_or(i64::MAX);
-            let more = match self.said.get(node) {
-                Some(Said::Score(more)) => *more,
-                _ => 0,
-            };
-            let tie = key & u64::from(u32::MAX);
-            (own.saturating_add(more), tie, Reverse(*node))
+            let (total, tie) = self.rank(*key, *node);
+            (total, tie, Reverse(*node))
         };
         let pairs = keys.iter().zip(nodes).filter(|(key, _)| **key != 0);
         let best = pairs.map(rank).max()?;

@@ -66,3 +66,33 @@ fn who_waits_for_others_to_ask_has_not_begun() {
         assert_eq!(outcome.node.as_deref(), Some("n"));
     }
 }
+
+#[test]
+fn what_extenders_add_is_explained_and_ranks_the_next_best() {
+    let mut engine = asking();
+    let said = [("a", 3), ("b", 50), ("c", 1), ("d", 40), ("e", 7)];
+    for (name, _) in said {
+        engine.node_applied(node(name, "2"), at(0));
+    }
+    engine.pod_applied(pod("p", "1"), at(0));
+    assert!(engine.schedule_one(at(0)).is_none());
+    let asked = asked(&mut engine);
+    let scores = said.iter().map(|(name, score)| ((*name).into(), *score));
+    let refused = ("not this one".to_owned(), false);
+    let advised = Advised {
+        refused: [("d".into(), refused)].into(),
+        scores: scores.collect(),
+    };
+    engine.consulted("p", asked[0].ticket, Advice::Nodes(Ok(advised)));
+    let outcome = engine.schedule_one(at(0)).unwrap();
+    assert_eq!(outcome.node.as_deref(), Some("b"));
+    let table = engine.decision("p").unwrap().table.clone().unwrap();
+    assert_eq!((table.nodes, table.feasible), (5, 4));
+    let ranking = table.ranking.iter().map(|it| (&*it.node, it.total));
+    assert_eq!(ranking.collect::<Vec<_>>(), [("b", 50), ("e", 7), ("a", 3)]);
+    let extender = table.ranking[1].scores.last().unwrap();
+    assert_eq!(
+        (extender.plugin, extender.raw, extender.score),
+        ("Extender", 7, Some(7))
+    );
+}
