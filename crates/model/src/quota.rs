@@ -3,8 +3,10 @@
 //!
 //! [`Tree`] holds what quotas may have ([`Spec`]) and what their pods ask for and use. Sums move up
 //! the tree with every change, in O(depth). What a quota may use now ([`Tree::runtime`]) is divided
-//! from the root down, and only where something changed since the last question.
+//! from the root down, and only where something changed since the last question. A [`Forest`] is
+//! several of them.
 
+mod forest;
 mod revoke;
 mod runtime;
 mod settle;
@@ -12,6 +14,7 @@ mod share;
 #[cfg(test)]
 mod tests;
 
+pub use forest::Forest;
 pub use revoke::{Holding, revoke};
 pub use share::{Claim, divide, scale_min};
 
@@ -159,6 +162,10 @@ fn is_outside(name: &str) -> bool {
     matches!(name, SYSTEM_QUOTA | DEFAULT_QUOTA)
 }
 
+fn is_built_in(name: &str) -> bool {
+    name == ROOT_QUOTA || is_outside(name)
+}
+
 /// See the module documentation.
 #[derive(Debug, Clone)]
 pub struct Tree {
@@ -234,12 +241,26 @@ impl Tree {
     /// Takes a quota out, with what is charged to it. Its children have no parent until it returns.
     /// The built-in quotas stay.
     pub fn remove(&mut self, name: &str) {
-        if name == ROOT_QUOTA || is_outside(name) {
-            return;
+        self.take(name);
+    }
+
+    /// The same; returns what was charged to it.
+    fn take(&mut self, name: &str) -> Option<Sums> {
+        if is_built_in(name) {
+            return None;
         }
-        if let Some(id) = self.ids.remove(name) {
-            self.quotas[id] = None;
-            self.free.push(id);
+        let id = self.ids.remove(name)?;
+        let quota = self.quotas[id].take();
+        self.free.push(id);
+        self.stale = true;
+        quota.map(|quota| quota.own)
+    }
+
+    /// Charges quota `name` with what was charged to it in another tree.
+    fn give(&mut self, name: &str, own: Sums) {
+        let id = self.ids.get(name).copied();
+        if let Some(quota) = id.and_then(|id| self.get_mut(id)) {
+            quota.own = own;
             self.stale = true;
         }
     }

@@ -22,7 +22,7 @@ use args::{Args, Gates};
 use jiff::{SignedDuration, Timestamp};
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
-use koord_model::quota::{Options, Spec, Tree};
+use koord_model::quota::{Forest, Options, Spec};
 use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
@@ -52,7 +52,7 @@ const RETRY_EVERY: SignedDuration = SignedDuration::from_secs(1);
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct ElasticQuotas {
-    /// What holds for the tree, and so for the pods of all profiles.
+    /// What holds for the trees, and so for the pods of all profiles.
     args: Args,
     manners: PerProfile<Manners>,
     objects: Objects,
@@ -60,10 +60,10 @@ pub(crate) struct ElasticQuotas {
     budgets: budgets::Looks,
     started: bool,
     /// Shares are divided when somebody asks, also where the plugin is only read.
-    tree: Mutex<Tree>,
-    /// What the nodes have.
+    trees: Mutex<Forest>,
+    /// What nodes and root quotas have.
     totals: Totals,
-    /// The tree has not been told of the nodes' sum yet.
+    /// The tree without an id has not been told what it has now.
     recount: AtomicBool,
     writer: Writer,
     revoker: Revoker,
@@ -103,8 +103,8 @@ pub(crate) fn build(
     context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
     let gates = Gates::of(context);
-    let args = Args::read(value, &gates)?;
-    let tree = Tree::new(Options {
+    let args = Args::read(value)?;
+    let trees = Forest::new(Options {
         scale_min: args.enable_min_quota_scale,
         guarantee_used: gates.guarantee_used,
     });
@@ -113,11 +113,11 @@ pub(crate) fn build(
         manners: PerProfile::new(Manners::of(&args)),
         revoker: Revoker::of(&args, controls),
         args,
-        objects: Objects::default(),
+        objects: Objects::new(gates.multi_tree),
         budgets: budgets::Looks::of(context),
         started: false,
         ledger: Ledger::new(gates),
-        tree: Mutex::new(tree),
+        trees: Mutex::new(trees),
         totals: Totals::default(),
         recount: AtomicBool::new(true),
         writer: Writer::default(),
@@ -130,13 +130,13 @@ pub(crate) fn build(
 }
 
 impl ElasticQuotas {
-    /// The tree, up to date.
-    fn tree(&self) -> MutexGuard<'_, Tree> {
-        let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The trees, up to date.
+    fn trees(&self) -> MutexGuard<'_, Forest> {
+        let mut trees = self.trees.lock().unwrap_or_else(PoisonError::into_inner);
         if self.recount.swap(false, Ordering::Relaxed) {
-            tree.set_total(self.totals.sum());
+            trees.set_total("", self.totals.of(""));
         }
-        tree
+        trees
     }
 
     /// Notes that requests, use or quotas changed.
@@ -165,13 +165,25 @@ impl ElasticQuotas {
         })
     }
 
-    /// Brings quota `name` of the tree in line with the objects.
+    /// Brings quota `name` of its tree in line with the objects.
     fn settle(&mut self, name: &str, table: &ResourceTable) {
         let spec = self.spec(name, table);
-        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let object = self.objects.of(name);
+        let tree = object.map_or("", |object| &object.tree);
+        let root = object.and_then(|object| object.root.clone());
+        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let before = trees.tree_of(name).to_owned();
         match spec {
-            Some(spec) => tree.set(name, spec),
-            None => tree.remove(name),
+            Some(spec) => trees.set(name, tree, spec),
+            None => trees.remove(name),
+        }
+        if self.totals.set_root(name, root) {
+            self.recount.store(true, Ordering::Relaxed);
+        }
+        for id in [before.as_str(), tree] {
+            if !id.is_empty() {
+                trees.set_total(id, self.totals.of(id));
+            }
         }
     }
 
@@ -192,9 +204,9 @@ impl ElasticQuotas {
             amounts: &amounts,
             non_preemptible: is_non_preemptible(pod),
         };
-        let mut tree = self.tree();
+        let mut trees = self.trees();
         let Manners { rules, .. } = self.manners.of(pod);
-        rules.admit(&request, shift, &mut tree, Some(table))
+        rules.admit(&request, shift, &mut trees, Some(table))
     }
 
     /// The same without the reason, of a pod in the books.
@@ -204,15 +216,15 @@ impl ElasticQuotas {
             amounts: &charge.amounts,
             non_preemptible: charge.non_preemptible,
         };
-        let mut tree = self.tree();
+        let mut trees = self.trees();
         let Manners { rules, .. } = self.manners.of(&charge.info);
-        rules.admit(&request, shift, &mut tree, None).is_ok()
+        rules.admit(&request, shift, &mut trees, None).is_ok()
     }
 
     fn quota_of(&self, pod: &PodInfo) -> Option<Arc<str>> {
         match self.ledger.get(&pod.uid) {
             Some(charge) => charge.quota.clone(),
-            None => self.ledger.resolve(pod, &self.objects, &self.tree()),
+            None => self.ledger.resolve(pod, &self.objects, &self.trees()),
         }
     }
 
@@ -280,9 +292,9 @@ impl Plugin for ElasticQuotas {
         &mut self,
         profile: &str,
         args: Option<&Value>,
-        context: &BuildContext,
+        _context: &BuildContext,
     ) -> Option<Result<(), BuildError>> {
-        let args = Args::read(args, &Gates::of(context)).map(|args| {
+        let args = Args::read(args).map(|args| {
             args.warn_beside(&self.args, profile);
             self.manners.join(profile, Manners::of(&args));
         });
@@ -401,10 +413,10 @@ impl Plugin for ElasticQuotas {
         if key.0 == key.1 {
             namespaces.push(key.0);
         }
-        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
         let namespaces = namespaces.iter().map(String::as_str);
         self.ledger
-            .move_pods(&key.1, namespaces, &self.objects, tree);
+            .move_pods(&key.1, namespaces, &self.objects, trees);
         self.moved();
         let operation = if change.action == Action::DELETE {
             "DeleteQuota"
@@ -428,10 +440,10 @@ impl Plugin for ElasticQuotas {
         } else {
             "OnPodAdd"
         };
-        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
         let changed = self
             .ledger
-            .apply(pod, view.resources, &self.objects, tree, view.now);
+            .apply(pod, view.resources, &self.objects, trees, view.now);
         self.times.done(operation, began);
         if changed {
             self.moved();
@@ -440,8 +452,8 @@ impl Plugin for ElasticQuotas {
     fn on_pod_gone(&mut self, uid: &str, _view: View<'_>, _fx: &mut Effects) {
         self.refused.remove(uid);
         let began = self.times.sometimes();
-        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let removed = self.ledger.remove(uid, tree);
+        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let removed = self.ledger.remove(uid, trees);
         self.times.done("OnPodDelete", began);
         if removed {
             self.moved();
@@ -456,8 +468,8 @@ impl Plugin for ElasticQuotas {
     ) {
         self.refused.remove(&pod.uid);
         let began = self.times.sometimes();
-        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let placed = self.ledger.place(&pod.uid, true, tree);
+        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let placed = self.ledger.place(&pod.uid, true, trees);
         self.times.done("ReservePod", began);
         if placed {
             self.moved();
@@ -471,8 +483,8 @@ impl Plugin for ElasticQuotas {
         _fx: &mut Effects,
     ) {
         let began = self.times.sometimes();
-        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let released = self.ledger.place(&pod.uid, false, tree);
+        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let released = self.ledger.place(&pod.uid, false, trees);
         self.times.done("UnreservePod", began);
         if released {
             self.moved();
@@ -481,8 +493,8 @@ impl Plugin for ElasticQuotas {
 
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         self.start(view.resources);
-        let tree = self.tree.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.ledger.end(tree, view.now) {
+        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.ledger.end(trees, view.now) {
             self.moved();
         }
         self.create_built_ins(view.now, fx);
@@ -546,9 +558,14 @@ impl Plugin for ElasticQuotas {
             }
             ["quotas"] => {
                 let mut out = serde_json::Map::new();
-                let elsewhere = query.get("tree").is_some_and(|tree| !tree.is_empty());
-                let names = self.tree().names();
-                for name in names.iter().filter(|_| !elsewhere) {
+                let tree = query.get("tree").map_or("", String::as_str);
+                let names = {
+                    let trees = self.trees();
+                    let mut names = trees.names();
+                    names.retain(|name| tree.is_empty() || trees.tree_of(name) == tree);
+                    names
+                };
+                for name in &names {
                     if **name != *ROOT_QUOTA
                         && let Some(summary) = self.summary(name, pods, view.resources)
                     {

@@ -1,6 +1,7 @@
 use super::*;
 use crate::resources::{CPU, MEMORY, PODS};
 
+mod forest;
 mod reference;
 mod revoke;
 

@@ -3,7 +3,7 @@
 use super::ledger::Ledger;
 use koord_api::quantity::Quantity;
 use koord_api::quota::ROOT_QUOTA;
-use koord_model::quota::{Tree, exceeded, masked};
+use koord_model::quota::{Forest, exceeded, masked};
 use koord_model::resources::{Amounts, CPU, ResourceId, ResourceTable};
 use koord_scheduler::framework::{Rejection, Verdict};
 use koord_scheduler::state::PodInfo;
@@ -95,14 +95,14 @@ impl Rules {
         self,
         request: &Request<'_>,
         shift: &Shift,
-        tree: &mut Tree,
+        trees: &mut Forest,
         table: Option<&ResourceTable>,
     ) -> Verdict {
         let name = request.quota;
         let quota = if self.runtime {
-            tree.runtime(name)
+            trees.runtime(name)
         } else {
-            tree.quota(name)
+            trees.quota(name)
         };
         let Some(quota) = quota else {
             return Err(Rejection::error(
@@ -142,7 +142,7 @@ impl Rules {
             }
         }
         if self.ancestors {
-            return self.admit_above(name, &asked, shift, tree, table);
+            return self.admit_above(name, &asked, shift, trees, table);
         }
         Ok(())
     }
@@ -152,13 +152,13 @@ impl Rules {
         name: &str,
         asked: &Amounts,
         shift: &Shift,
-        tree: &mut Tree,
+        trees: &mut Forest,
         table: Option<&ResourceTable>,
     ) -> Verdict {
         let mut path = vec![name.to_owned()];
         loop {
             let below = path[0].clone();
-            let wanted = match tree.quota(&below) {
+            let wanted = match trees.quota(&below) {
                 Some(quota) if quota.spec.parent.is_empty() => ROOT_QUOTA.to_owned(),
                 Some(quota) => quota.spec.parent.clone(),
                 None => ROOT_QUOTA.to_owned(),
@@ -167,7 +167,7 @@ impl Rules {
                 return Ok(());
             }
             // The runtime is fresh: it was divided down this very path for the pod's own quota.
-            let Some(parent) = tree.parent(&below) else {
+            let Some(parent) = trees.parent(&below) else {
                 path.insert(0, wanted.clone());
                 return Err(Rejection::error(format!(
                     "Could not find the elasticQuota {wanted}, quotaNameTopo: [{}]",

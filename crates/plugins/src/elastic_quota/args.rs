@@ -68,14 +68,11 @@ impl Default for Args {
 
 impl Args {
     /// Reads the arguments, and says what is asked for and not done.
-    pub(super) fn read(
-        value: Option<&serde_json::Value>,
-        gates: &Gates,
-    ) -> Result<Self, BuildError> {
+    pub(super) fn read(value: Option<&serde_json::Value>) -> Result<Self, BuildError> {
         let args: Self = crate::args::decode(NAME, value)?;
         let args = args.complete();
         args.validate()?;
-        args.warn(gates);
+        args.warn();
         Ok(args)
     }
 
@@ -162,7 +159,7 @@ impl Args {
     }
 
     /// Says what is asked for and not done.
-    pub(super) fn warn(&self, gates: &Gates) {
+    pub(super) fn warn(&self) {
         if self.monitor_all_quotas && !self.enable_runtime_quota {
             tracing::warn!(
                 "{NAME}: args.monitorAllQuotas has no effect while enableRuntimeQuota is off: there is no share to exceed"
@@ -171,11 +168,6 @@ impl Args {
         for hook in &self.hook_plugins {
             let key = &hook.key;
             tracing::warn!("{NAME}: args.hookPlugins: hook {key:?} does not exist");
-        }
-        if gates.multi_tree {
-            tracing::warn!(
-                "{NAME}: feature gate MultiQuotaTree has no effect: all quotas are in one tree"
-            );
         }
     }
 }

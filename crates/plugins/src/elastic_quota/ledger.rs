@@ -5,7 +5,7 @@ use super::objects::Objects;
 use jiff::{SignedDuration, Timestamp};
 use koord_api::labels;
 use koord_api::quota::DEFAULT_QUOTA;
-use koord_model::quota::{Side, Tree};
+use koord_model::quota::{Forest, Side};
 use koord_model::resources::{Amounts, ResourceTable, amount};
 use koord_scheduler::state::PodInfo;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -110,14 +110,14 @@ impl Ledger {
         &self,
         pod: &PodInfo,
         objects: &Objects,
-        tree: &Tree,
+        trees: &Forest,
     ) -> Option<Arc<str>> {
         let name = match named(pod) {
             Some(name) => name,
             None if self.gates.no_default_quota => return None,
             None => objects.of_namespace(&pod.namespace),
         };
-        if let Some(name) = tree.interned(name) {
+        if let Some(name) = trees.interned(name) {
             return Some(name);
         }
         (!self.gates.no_default_quota).then(|| DEFAULT_QUOTA.into())
@@ -129,16 +129,16 @@ impl Ledger {
         pod: &Arc<PodInfo>,
         table: &ResourceTable,
         objects: &Objects,
-        tree: &mut Tree,
+        trees: &mut Forest,
         now: Timestamp,
     ) -> bool {
         if pod.terminal || self.counts_no_more(pod, now) {
-            return self.remove(&pod.uid, tree);
+            return self.remove(&pod.uid, trees);
         }
         let mut charge = Charge {
             amounts: self.amounts(pod, table),
             non_preemptible: is_non_preemptible(pod),
-            quota: self.resolve(pod, objects, tree),
+            quota: self.resolve(pod, objects, trees),
             placed: pod.node.is_some(),
             info: pod.clone(),
         };
@@ -153,9 +153,9 @@ impl Ledger {
                 old.info = pod.clone();
                 return false;
             }
-            self.remove(&pod.uid, tree);
+            self.remove(&pod.uid, trees);
         }
-        book(&charge, false, tree);
+        book(&charge, false, trees);
         note(&charge, false, &mut self.placed);
         let uid = pod.uid.clone();
         match named(pod) {
@@ -174,11 +174,11 @@ impl Ledger {
     }
 
     /// A pod is gone, or counts no more.
-    pub(super) fn remove(&mut self, uid: &str, tree: &mut Tree) -> bool {
+    pub(super) fn remove(&mut self, uid: &str, trees: &mut Forest) -> bool {
         let Some(charge) = self.pods.remove(uid) else {
             return false;
         };
-        book(&charge, true, tree);
+        book(&charge, true, trees);
         note(&charge, true, &mut self.placed);
         if let Some(name) = named(&charge.info) {
             if let Some(same) = self.by_label.get_mut(name) {
@@ -197,7 +197,7 @@ impl Ledger {
     }
 
     /// A pod was placed, or taken off its node.
-    pub(super) fn place(&mut self, uid: &str, placed: bool, tree: &mut Tree) -> bool {
+    pub(super) fn place(&mut self, uid: &str, placed: bool, trees: &mut Forest) -> bool {
         let Some(charge) = self.pods.get_mut(uid) else {
             return false;
         };
@@ -208,7 +208,7 @@ impl Ledger {
         charge.placed = placed;
         note(charge, false, &mut self.placed);
         if let Some(quota) = &charge.quota {
-            tree.charge(
+            trees.charge(
                 quota,
                 Side::Used,
                 &charge.amounts,
@@ -226,7 +226,7 @@ impl Ledger {
         quota: &str,
         namespaces: impl Iterator<Item = &'a str>,
         objects: &Objects,
-        tree: &mut Tree,
+        trees: &mut Forest,
     ) {
         let mut uids: Vec<Arc<str>> = Vec::new();
         uids.extend(self.by_label.get(quota).into_iter().flatten().cloned());
@@ -243,14 +243,14 @@ impl Ledger {
             let Some(info) = self.pods.get(&uid).map(|charge| charge.info.clone()) else {
                 continue;
             };
-            let now = self.resolve(&info, objects, tree);
+            let now = self.resolve(&info, objects, trees);
             if let Some(charge) = self.pods.get_mut(&uid)
                 && charge.quota != now
             {
-                book(charge, true, tree);
+                book(charge, true, trees);
                 note(charge, true, &mut self.placed);
                 charge.quota = now;
-                book(charge, false, tree);
+                book(charge, false, trees);
                 note(charge, false, &mut self.placed);
             }
         }
@@ -289,7 +289,7 @@ impl Ledger {
     }
 
     /// Drops the pods that have ceased to count.
-    pub(super) fn end(&mut self, tree: &mut Tree, now: Timestamp) -> bool {
+    pub(super) fn end(&mut self, trees: &mut Forest, now: Timestamp) -> bool {
         let mut changed = false;
         while self
             .endings
@@ -301,19 +301,19 @@ impl Ledger {
                     .pods
                     .get(&uid)
                     .is_some_and(|charge| charge.info.deleting);
-                changed |= deleting && self.remove(&uid, tree);
+                changed |= deleting && self.remove(&uid, trees);
             }
         }
         changed
     }
 }
 
-fn book(charge: &Charge, back: bool, tree: &mut Tree) {
+fn book(charge: &Charge, back: bool, trees: &mut Forest) {
     let Some(quota) = &charge.quota else { return };
     let (amounts, firm) = (&charge.amounts, charge.non_preemptible);
-    tree.charge(quota, Side::Request, amounts, firm, back);
+    trees.charge(quota, Side::Request, amounts, firm, back);
     if charge.placed {
-        tree.charge(quota, Side::Used, amounts, firm, back);
+        trees.charge(quota, Side::Used, amounts, firm, back);
     }
 }
 

@@ -62,7 +62,7 @@ impl ElasticQuotas {
     pub(super) fn measured(&mut self, table: &ResourceTable, out: &mut Readings) {
         out.renew(&STATUS);
         let runtime = self.args.enable_runtime_quota;
-        let mut tree = self.tree();
+        let mut trees = self.trees();
         for (key, object) in self.objects.iter() {
             if !self.objects.speaks(key) {
                 continue;
@@ -70,14 +70,15 @@ impl ElasticQuotas {
             let name = &key.1;
             let quota = if runtime {
                 let began = Instant::now();
-                let quota = tree.runtime(name);
+                let quota = trees.runtime(name);
                 let seconds = began.elapsed().as_secs_f64();
                 out.add(&LATENCY, &["RefreshRuntime"], seconds);
                 quota
             } else {
-                tree.quota(name)
+                trees.quota(name)
             };
             let Some(quota) = quota else { continue };
+            let tree = &*object.tree;
             let spec = &quota.spec;
             let parent = if spec.parent.is_empty() && name != ROOT_QUOTA {
                 ROOT_QUOTA
@@ -115,13 +116,13 @@ impl ElasticQuotas {
                 ids.dedup();
                 for id in ids {
                     let resource = table.name(id);
-                    let labels = [name, &*resource, "", is_parent, parent, field];
+                    let labels = [name, &*resource, tree, is_parent, parent, field];
                     #[allow(clippy::cast_precision_loss, reason = "metrics are floating point")]
                     out.add(&STATUS, &labels, amounts.get(id) as f64);
                 }
             }
         }
-        drop(tree);
+        drop(trees);
         for (operation, seconds) in self.times.taken.drain(..) {
             out.add(&LATENCY, &[operation], seconds);
         }

@@ -1,7 +1,8 @@
 //! The ElasticQuota objects: what they say, and which quota a pod belongs to because of them.
 
+use super::totals::Root;
 use koord_api::quantity::ResourceList;
-use koord_api::quota::DEFAULT_QUOTA;
+use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
 use koord_api::{annotations, labels};
 use koord_model::quota::{Spec, is_zero};
@@ -38,6 +39,10 @@ pub(super) const SHOWN: [&str; 7] = [
 pub(super) struct Object {
     pub object: Arc<ElasticQuota>,
     pub spec: Spec,
+    /// The id of its tree; empty where there is only one.
+    pub tree: String,
+    /// What its tree has, if it says so.
+    pub root: Option<Root>,
     /// Namespaces whose pods belong to it, if they name no quota.
     pub namespaces: Vec<String>,
     pub shown: Shown,
@@ -47,6 +52,8 @@ pub(super) struct Object {
 /// speaks for the name.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
+    /// Whether there are several trees.
+    multi_tree: bool,
     all: BTreeMap<Key, Object>,
     /// The namespaces, with creation time for the order, of the objects of each name.
     by_name: FxHashMap<String, BTreeSet<(i64, String)>>,
@@ -60,6 +67,13 @@ fn created(object: &ElasticQuota) -> i64 {
 }
 
 impl Objects {
+    pub(super) fn new(multi_tree: bool) -> Self {
+        Self {
+            multi_tree,
+            ..Self::default()
+        }
+    }
+
     /// Takes in a new state of an object. Returns its key and the namespaces that it claimed before
     /// or claims now.
     pub(super) fn apply(
@@ -70,7 +84,10 @@ impl Objects {
     ) -> (Key, Vec<String>) {
         let key = key_of(object);
         let last = self.remove(&key);
-        let object = read(object, last.as_ref(), table, problems);
+        let mut object = read(object, last.as_ref(), table, problems);
+        if self.multi_tree {
+            plant(&mut object, last.as_ref(), table, problems);
+        }
         let order = (created(&object.object), key.0.clone());
         let same = self.by_name.entry(key.1.clone()).or_default();
         same.insert(order);
@@ -209,6 +226,8 @@ fn read(
             max,
             weight,
         },
+        tree: String::new(),
+        root: None,
         namespaces,
         shown: Shown {
             annotations: SHOWN.map(|key| {
@@ -219,6 +238,50 @@ fn read(
         },
         object: object.clone(),
     }
+}
+
+/// Reads what an object says of its tree.
+fn plant(
+    object: &mut Object,
+    last: Option<&Object>,
+    table: &ResourceTable,
+    problems: &mut Vec<Problem>,
+) {
+    let quota = object.object.clone();
+    let name = quota.metadata.name.as_deref().unwrap_or_default();
+    let tree = quota.label(labels::QUOTA_TREE_ID);
+    if tree.is_empty() || [ROOT_QUOTA, SYSTEM_QUOTA, DEFAULT_QUOTA].contains(&name) {
+        return;
+    }
+    tree.clone_into(&mut object.tree);
+    if quota.label(labels::QUOTA_IS_ROOT) != "true" {
+        return;
+    }
+    let annotations = quota.metadata.annotations.as_ref();
+    let key = annotations::QUOTA_TOTAL_RESOURCE;
+    let text = annotations.and_then(|all| all.get(key));
+    let Some(text) = text.filter(|text| !text.is_empty()) else {
+        return;
+    };
+    let total = match serde_json::from_str::<ResourceList>(text) {
+        // Less than nothing would give the other trees what no node has.
+        Ok(list) => amounts(&list, table)
+            .iter()
+            .map(|(id, amount)| (id, amount.max(0)))
+            .collect(),
+        Err(error) => {
+            problems.push(malformed(&quota, key, text, &error));
+            match last.and_then(|last| last.root.as_ref()) {
+                Some(root) => root.total.clone(),
+                None => return,
+            }
+        }
+    };
+    object.root = Some(Root {
+        tree: tree.to_owned(),
+        total,
+        apart: quota.label(labels::QUOTA_IGNORE_DEFAULT_TREE) == "true",
+    });
 }
 
 fn malformed(object: &ElasticQuota, key: &str, text: &str, error: &serde_json::Error) -> Problem {

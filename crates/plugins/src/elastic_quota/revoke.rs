@@ -82,12 +82,12 @@ impl ElasticQuotas {
         self.revoker.looked = now;
         let mut before = std::mem::take(&mut self.revoker.over);
         let mut over = FxHashMap::default();
-        let mut tree = self.tree();
-        for name in tree.names() {
+        let mut trees = self.trees();
+        for name in trees.names() {
             if [ROOT_QUOTA, SYSTEM_QUOTA].contains(&&*name) {
                 continue;
             }
-            let Some(quota) = tree.runtime(&name) else {
+            let Some(quota) = trees.runtime(&name) else {
                 continue;
             };
             let (used, share) = (&quota.sums.used, &quota.runtime);
@@ -125,7 +125,7 @@ impl ElasticQuotas {
             }
             over.insert(name, now);
         }
-        drop(tree);
+        drop(trees);
         self.revoker.over = over;
     }
 }

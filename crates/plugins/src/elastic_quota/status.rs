@@ -111,16 +111,16 @@ impl ElasticQuotas {
         self.writer.looked = now;
         let mut sent = std::mem::take(&mut self.writer.sent);
         let runtime = self.args.enable_runtime_quota;
-        let mut tree = self.tree();
+        let mut trees = self.trees();
         let mut keep = FxHashMap::default();
         for (key, object) in self.objects.iter() {
             if !self.objects.speaks(key) {
                 continue;
             }
             let quota = if runtime {
-                tree.runtime(&key.1)
+                trees.runtime(&key.1)
             } else {
-                tree.quota(&key.1)
+                trees.quota(&key.1)
             };
             let Some(quota) = quota else { continue };
             let wanted = shown(quota);
@@ -138,18 +138,19 @@ impl ElasticQuotas {
             fx.writes.push(write(key, Verb::Patch(patch)));
             keep.insert(key.clone(), (now, wanted));
         }
-        drop(tree);
+        drop(trees);
         self.writer.sent = keep;
     }
 
     /// The summary that the HTTP service gives of a quota.
     pub(super) fn summary(&self, name: &str, pods: bool, table: &ResourceTable) -> Option<Value> {
-        let mut tree = self.tree();
-        let version = tree.parent(name).map_or(0, |parent| parent.version);
+        let mut trees = self.trees();
+        let tree = trees.tree_of(name).to_owned();
+        let version = trees.parent(name).map_or(0, |parent| parent.version);
         let quota = if self.args.enable_runtime_quota {
-            tree.runtime(name)
+            trees.runtime(name)
         } else {
-            tree.quota(name)
+            trees.quota(name)
         }?;
         let list = |amounts: &Amounts| quantities(amounts, table);
         let own = quota.own();
@@ -165,7 +166,7 @@ impl ElasticQuotas {
             "isParent": quota.spec.is_parent,
             "runtimeVersion": version,
             "allowLentResource": quota.spec.lendable,
-            "tree": "",
+            "tree": tree,
             "max": list(&quota.spec.max),
             "min": list(&quota.spec.min),
             "autoScaleMin": list(&quota.scaled_min),

@@ -12,6 +12,7 @@ mod preemption;
 mod rebuild;
 mod revoke;
 mod status;
+mod trees;
 
 const NOW: i64 = 1_700_000_000;
 

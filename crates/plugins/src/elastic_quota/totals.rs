@@ -1,16 +1,72 @@
-//! What all nodes have together, kept as nodes come, change and go.
+//! What there is to divide: what all nodes have together, kept as nodes come, change and go, and what
+//! root quotas say that their trees have.
 
 use koord_model::resources::{Amounts, ResourceId};
 use koord_scheduler::state::NodeIndex;
 use std::collections::BTreeMap;
+
+/// A sum of amounts, which may be more than an amount can say, and how many list each resource.
+#[derive(Debug, Default)]
+struct Sum(BTreeMap<ResourceId, (i128, usize)>);
+
+impl Sum {
+    fn add(&mut self, amounts: &Amounts) {
+        for (id, amount) in amounts.iter() {
+            let (sum, count) = self.0.entry(id).or_default();
+            *sum += i128::from(amount);
+            *count += 1;
+        }
+    }
+
+    fn sub(&mut self, amounts: &Amounts) {
+        for (id, amount) in amounts.iter() {
+            if let Some((sum, count)) = self.0.get_mut(&id) {
+                *sum -= i128::from(amount);
+                *count -= 1;
+                if *count == 0 {
+                    self.0.remove(&id);
+                }
+            }
+        }
+    }
+
+    fn get(&self, id: ResourceId) -> i128 {
+        self.0.get(&id).map_or(0, |(sum, _)| *sum)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (ResourceId, i128)> + '_ {
+        self.0.iter().map(|(id, (sum, _))| (*id, *sum))
+    }
+}
+
+fn amount(sum: i128) -> i64 {
+    i64::try_from(sum).unwrap_or(if sum < 0 { i64::MIN } else { i64::MAX })
+}
+
+/// What a root quota says of its tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Root {
+    /// The tree's id, not empty.
+    pub tree: String,
+    /// What the tree has.
+    pub total: Amounts,
+    /// Whether the tree without an id has this, too.
+    pub apart: bool,
+}
 
 /// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     /// By node index.
     nodes: Vec<Option<Amounts>>,
-    /// The sum, which may be more than an amount can say, and how many nodes list the resource.
-    sums: BTreeMap<ResourceId, (i128, usize)>,
+    /// Theirs.
+    sum: Sum,
+    /// By quota.
+    roots: BTreeMap<String, Root>,
+    /// By tree: several roots of one tree add up.
+    trees: BTreeMap<String, Sum>,
+    /// What of the nodes' sum belongs to trees with an id.
+    taken: Sum,
 }
 
 impl Totals {
@@ -23,30 +79,56 @@ impl Totals {
         if known.as_ref() == amounts {
             return false;
         }
-        let old = std::mem::replace(known, amounts.cloned());
-        for (id, amount) in old.iter().flat_map(Amounts::iter) {
-            if let Some((sum, nodes)) = self.sums.get_mut(&id) {
-                *sum -= i128::from(amount);
-                *nodes -= 1;
-                if *nodes == 0 {
-                    self.sums.remove(&id);
-                }
-            }
+        if let Some(old) = std::mem::replace(known, amounts.cloned()) {
+            self.sum.sub(&old);
         }
-        for (id, amount) in amounts.into_iter().flat_map(Amounts::iter) {
-            let (sum, nodes) = self.sums.entry(id).or_default();
-            *sum += i128::from(amount);
-            *nodes += 1;
+        if let Some(new) = amounts {
+            self.sum.add(new);
         }
         true
     }
 
-    /// The sum: of resources that no node lists, nothing is listed.
-    pub(super) fn sum(&self) -> Amounts {
-        let most =
-            |sum: i128| i64::try_from(sum).unwrap_or(if sum < 0 { i64::MIN } else { i64::MAX });
-        let sums = self.sums.iter();
-        sums.map(|(id, (sum, _))| (*id, most(*sum))).collect()
+    /// What quota `name` says of its tree, if it is a root. Whether that is new.
+    pub(super) fn set_root(&mut self, name: &str, root: Option<Root>) -> bool {
+        if self.roots.get(name) == root.as_ref() {
+            return false;
+        }
+        if let Some(old) = self.roots.remove(name) {
+            if let Some(sum) = self.trees.get_mut(&old.tree) {
+                sum.sub(&old.total);
+                if sum.0.is_empty() {
+                    self.trees.remove(&old.tree);
+                }
+            }
+            if !old.apart {
+                self.taken.sub(&old.total);
+            }
+        }
+        if let Some(new) = root {
+            let sum = self.trees.entry(new.tree.clone()).or_default();
+            sum.add(&new.total);
+            if !new.apart {
+                self.taken.add(&new.total);
+            }
+            self.roots.insert(name.to_owned(), new);
+        }
+        true
+    }
+
+    /// What the tree `id` has. The one without an id has what nodes have and no other tree. Of
+    /// resources that nobody lists, nothing is listed.
+    pub(super) fn of(&self, id: &str) -> Amounts {
+        if !id.is_empty() {
+            let sum = self.trees.get(id);
+            let sum = sum.into_iter().flat_map(Sum::iter);
+            return sum.map(|(id, sum)| (id, amount(sum))).collect();
+        }
+        let nodes = self.sum.iter();
+        let nodes = nodes.map(|(id, sum)| (id, amount(sum - self.taken.get(id))));
+        let missing = self.taken.iter();
+        let missing = missing.filter(|(id, sum)| *sum != 0 && !self.sum.0.contains_key(id));
+        let missing = missing.map(|(id, sum)| (id, amount(-sum)));
+        nodes.chain(missing).collect()
     }
 }
 
@@ -55,9 +137,12 @@ mod tests {
     use super::*;
     use koord_model::resources::{CPU, MEMORY, PODS};
 
+    fn amounts(list: &[(ResourceId, i64)]) -> Amounts {
+        list.iter().copied().collect()
+    }
+
     #[test]
     fn the_sum_is_that_of_the_nodes_that_are_there() {
-        let amounts = |list: &[(ResourceId, i64)]| -> Amounts { list.iter().copied().collect() };
         let full = amounts(&[(CPU, i64::MAX), (MEMORY, 7)]);
         let small = amounts(&[(CPU, 3), (PODS, 0)]);
         let mut totals = Totals::default();
@@ -81,7 +166,50 @@ mod tests {
             for amounts in known.iter().flatten() {
                 expected.add_all(amounts);
             }
-            assert_eq!(totals.sum(), expected, "after {node}");
+            assert_eq!(totals.of(""), expected, "after {node}");
         }
+    }
+
+    #[test]
+    fn what_belongs_to_a_tree_is_taken_off_the_nodes_sum_unless_it_stands_apart() {
+        let root = |tree: &str, cpu, apart| {
+            Some(Root {
+                tree: tree.to_owned(),
+                total: amounts(&[(CPU, cpu)]),
+                apart,
+            })
+        };
+        let mut totals = Totals::default();
+        let nodes = amounts(&[(CPU, 300), (MEMORY, 1)]);
+        totals.set(NodeIndex(0), Some(&nodes));
+        // Quota, what it says, and what the trees have then: without an id, `s`, `t`.
+        for (quota, says, expected) in [
+            ("a", root("t", 200, false), [100, 0, 200]),
+            ("a", root("t", 250, false), [50, 0, 250]),
+            ("b", root("t", 10, false), [40, 0, 260]),
+            ("c", root("s", 7, true), [40, 7, 260]),
+            ("c", root("s", 7, false), [33, 7, 260]),
+            ("a", root("s", 250, false), [33, 257, 10]),
+            ("c", None, [40, 250, 10]),
+            ("a", None, [290, 0, 10]),
+            ("b", root("t", 400, false), [-100, 0, 400]),
+            ("b", None, [300, 0, 0]),
+        ] {
+            assert!(totals.set_root(quota, says.clone()), "{quota} {says:?}");
+            assert!(!totals.set_root(quota, says.clone()), "{quota} again");
+            let is = ["", "s", "t"].map(|tree| totals.of(tree).get(CPU));
+            assert_eq!(is, expected, "{quota} {says:?}");
+            assert_eq!(totals.of("").get(MEMORY), 1);
+        }
+        assert_eq!(totals.of(""), nodes);
+        assert_eq!(totals.of("t"), Amounts::new());
+        // No node lists it: the tree without an id has none, and less than that.
+        let odd = Root {
+            tree: "t".to_owned(),
+            total: amounts(&[(PODS, 5), (MEMORY, 0)]),
+            apart: false,
+        };
+        totals.set_root("a", Some(odd));
+        assert_eq!(totals.of("").get(PODS), -5);
     }
 }

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Quota, parent, maximum, minimum, lends, what it claims.
-    Quota(usize, usize, i64, i64, bool, u8),
+    /// Quota, parent, maximum, minimum, lends, what it claims, tree.
+    Quota(usize, usize, i64, i64, bool, u8, u8),
     NoQuota(usize),
     /// Pod, quota by label, cores, non-preemptible.
     Pod(usize, usize, i64, bool),
@@ -22,8 +22,10 @@ const QUOTAS: [&str; 5] = ["q0", "q1", "q2", "team", "other"];
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let quota = 0..QUOTAS.len();
     let step = prop_oneof![
-        4 => (quota.clone(), 0..9_usize, 0..40_i64, 0..30_i64, any::<bool>(), 0..4_u8)
-            .prop_map(|(q, p, max, min, lends, claims)| Step::Quota(q, p, max, min, lends, claims)),
+        4 => (quota.clone(), 0..9_usize, 0..40_i64, 0..30_i64, any::<bool>(), 0..4_u8, 0..6_u8)
+            .prop_map(|(q, p, max, min, lends, claims, tree)| {
+                Step::Quota(q, p, max, min, lends, claims, tree)
+            }),
         1 => quota.clone().prop_map(Step::NoQuota),
         6 => (0..12_usize, 0..7_usize, 1..9_i64, any::<bool>())
             .prop_map(|(p, q, cpu, firm)| Step::Pod(p, q, cpu, firm)),
@@ -67,7 +69,7 @@ fn run(steps: Vec<Step>, order: usize, args: &Value, gates: &[&str]) {
     live.schedule_one(at(0));
     for step in steps {
         match step {
-            Step::Quota(q, parent, max, min, lends, claims) => {
+            Step::Quota(q, parent, max, min, lends, claims, tree) => {
                 let parent = QUOTAS.get(parent).copied().unwrap_or(match parent {
                     8 => "nowhere",
                     _ => "",
@@ -83,6 +85,15 @@ fn run(steps: Vec<Step>, order: usize, args: &Value, gates: &[&str]) {
                 if claims == 0 {
                     let notes = &mut object["metadata"]["annotations"];
                     notes[annotations::QUOTA_NAMESPACES] = json!("[\"team\", \"x\"]");
+                }
+                // Every second one of a tree with an id says what the tree has.
+                object["metadata"]["labels"][labels::QUOTA_TREE_ID] =
+                    json!(["", "", "t", "u", "t", "u"][usize::from(tree)]);
+                if tree > 3 {
+                    let share = list(max, min).to_string();
+                    object["metadata"]["labels"][labels::QUOTA_IS_ROOT] = json!("true");
+                    object["metadata"]["annotations"][annotations::QUOTA_TOTAL_RESOURCE] =
+                        json!(share);
                 }
                 apply(&mut live, &object, 0);
                 world.quotas.insert(q, object);
@@ -176,11 +187,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_restart_finds_the_same_state(steps in steps(), order in 0..50_usize, mode in 0..4_u8) {
+    fn a_restart_finds_the_same_state(steps in steps(), order in 0..50_usize, mode in 0..5_u8) {
         let args = json!({"enableMinQuotaScale": mode != 1});
         let gates: &[&str] = match mode {
             2 => &["ElasticQuotaGuaranteeUsage"],
             3 => &["DisableDefaultQuota"],
+            4 => &["MultiQuotaTree"],
             _ => &[],
         };
         run(steps, order, &args, gates);
