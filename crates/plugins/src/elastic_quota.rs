@@ -367,7 +367,7 @@ impl Plugin for ElasticQuotas {
 
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         let quota = self.quota_of(cycle.pod);
-        let same = quota.clone();
+        let (same, own) = (quota.clone(), quota.clone());
         let spare_default = self.manners.of(cycle.pod).spare_default;
         let pool = self.pool(quota.clone(), spare_default);
         let (pod, view, table) = (cycle.pod, cycle.view, cycle.view.resources);
@@ -380,6 +380,9 @@ impl Plugin for ElasticQuotas {
                 let spared = spare_default && theirs.as_deref() == Some(DEFAULT_QUOTA);
                 !is_spared(victim) && !is_non_preemptible(victim) && !spared && theirs == same
             }),
+            awaits: Some(Box::new(move |other| {
+                other.deleting && self.quota_of(other) == own
+            })),
             suffices: Box::new(move |victims| {
                 let Some(quota) = &quota else { return true };
                 let shift = Shift::of(quota, victims, &[], &self.ledger);

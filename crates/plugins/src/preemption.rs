@@ -105,6 +105,7 @@ impl Plugin for DefaultPreemption {
             min_candidate_percentage: self.args.min_candidate_nodes_percentage,
             min_candidate_absolute: self.args.min_candidate_nodes_absolute,
             may_evict: Box::new(|pod| !is_spared(pod)),
+            awaits: None,
             suffices: Box::new(|_| true),
             budgets: Box::new(move |pod| budgets::covering(view, pod)),
             for_holders: false,

@@ -422,6 +422,7 @@ impl Plugin for Reservations {
             min_candidate_percentage: args.min_candidate_nodes_percentage.into(),
             min_candidate_absolute: args.min_candidate_nodes_absolute.into(),
             may_evict: Box::new(|pod| !is_spared(pod)),
+            awaits: None,
             suffices: Box::new(|_| true),
             budgets: Box::new(move |pod| budgets::covering(view, pod)),
             for_holders: true,

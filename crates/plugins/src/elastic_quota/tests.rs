@@ -8,6 +8,8 @@ use koord_scheduler::state::NodeStore;
 use serde_json::json;
 
 mod admission;
+mod hints;
+mod nodes;
 mod preemption;
 mod rebuild;
 mod revoke;

@@ -106,7 +106,11 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
         "a pod that is gone or leaving is never bound",
     ),
     ("SkipReservationFitsNode", "not available yet"),
-    ("SupportParentQuotaSubmitPod", "not available yet"),
+    (
+        "SupportParentQuotaSubmitPod",
+        "pods of parent quotas are charged in any case; koord-manager's webhook, which has a gate of \
+         this name, lets them in or not",
+    ),
     (
         "DisableDynamicResourceAllocationInformer",
         "resource claims are not watched",

@@ -249,7 +249,7 @@ impl Engine {
             && self
                 .nodes
                 .pods(node)
-                .any(|other| self.may_go(pod, node, other, rules) && self.is_going(other))
+                .any(|other| self.is_awaited(pod, node, other, rules))
         {
             let text = "not eligible due to a terminating pod on the nominated node.";
             return Attempt::Waits(format!("{}{text}", rules.prefix));
@@ -404,6 +404,22 @@ impl Engine {
             .iter()
             .filter_map(|instance| self.plugins[*instance].protection());
         !protections.any(|protection| protection.protects(other, node)) && (rules.may_evict)(other)
+    }
+
+    /// Whether `other`, on the node that `pod` was promised, leaves room for it.
+    fn is_awaited(
+        &self,
+        pod: &PodInfo,
+        node: NodeIndex,
+        other: &PodInfo,
+        rules: &Preemption<'_>,
+    ) -> bool {
+        if other.priority >= pod.priority || other.is_holder() {
+            return false;
+        }
+        let awaits = rules.awaits.as_ref();
+        awaits.is_some_and(|awaits| awaits(other))
+            || (self.may_go(pod, node, other, rules) && self.is_going(other))
     }
 
     /// Whether a pod is on its way out because of a preemption.

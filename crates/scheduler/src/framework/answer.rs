@@ -70,6 +70,9 @@ pub struct Preemption<'a> {
     pub min_candidate_absolute: i64,
     /// Whether a pod may be a victim, beside having lower priority.
     pub may_evict: Judge<'a, PodInfo, bool>,
+    /// For whom a pod waits that was promised the node which they leave, beside having lower
+    /// priority. `None`: for those who go because of a preemption and whom `may_evict` allows.
+    pub awaits: Option<Judge<'a, PodInfo, bool>>,
     /// Whether evicting `victims` (all on one node) would satisfy the plugin itself, e.g. a quota.
     pub suffices: Judge<'a, [Arc<PodInfo>], bool>,
     /// Per disruption budget that covers a pod: an id, and how many more evictions it allows.

@@ -63,6 +63,68 @@ fn the_maximum_is_never_exceeded() {
     );
 }
 
+/// The gate `SupportParentQuotaSubmitPod` is the webhook's: whoever is let in there is charged here.
+#[test]
+fn a_quota_with_children_has_pods_of_its_own() {
+    for gates in [&[][..], &["SupportParentQuotaSubmitPod"]] {
+        let mut engine = engine_with(&json!({}), gates);
+        engine.node_applied(node("n", 100, 100), at(0));
+        let mut parent = quota("p", "", (40, 40), (10, 10));
+        parent["metadata"]["labels"][labels::QUOTA_IS_PARENT] = json!("true");
+        apply(&mut engine, &parent, 0);
+        apply(&mut engine, &quota("p-a", "p", (40, 40), (5, 5)), 0);
+        assert_eq!(place(&mut engine, &firm(pod("own", "p", 10, 1)), 0), "n");
+        assert_eq!(place(&mut engine, &pod("child", "p-a", 20, 2), 0), "n");
+        let is = summary(&engine, "p");
+        for (field, expected) in [
+            ("selfUsed", list(10, 1)),
+            ("selfRequest", list(10, 1)),
+            ("selfNonPreemptibleUsed", list(10, 1)),
+            ("used", list(30, 3)),
+            ("request", list(30, 3)),
+            ("childRequest", list(30, 3)),
+            ("nonPreemptibleUsed", list(10, 1)),
+        ] {
+            assert_eq!(is[field], expected, "{field}");
+        }
+        assert_eq!(is["isParent"], true);
+        assert_eq!(summary(&engine, "p-a")["used"], list(20, 2));
+        // What its children use is in the way of its own pods.
+        assert_eq!(
+            place(&mut engine, &pod("more", "p", 11, 1), 0),
+            refused(
+                "Insufficient quotas, quotaName: p, runtime: cpu:40,memory:4Gi, used: cpu:30,memory:3Gi, \
+                 pod's request: cpu:11,memory:1Gi, exceedDimensions: [cpu]"
+            )
+        );
+        // It keeps its pods when its children go, and when it is a parent no more.
+        let child = quota("p-a", "p", (40, 40), (5, 5));
+        engine.object_changed(&change(&child, Action::DELETE), at(1));
+        apply(&mut engine, &quota("p", "", (40, 40), (10, 10)), 1);
+        assert_eq!(summary(&engine, "p")["used"], list(10, 1));
+    }
+}
+
+#[test]
+fn without_shares_a_small_share_is_in_nobodys_way() {
+    // Upstream's row: a pod of 1 core and 3 GiB, and a share of 1 and 2: the nodes have no more.
+    for (shares, expected) in [(true, ""), (false, "n")] {
+        let mut engine = engine_with(&json!({"enableRuntimeQuota": shares}), &[]);
+        engine.node_applied(node("n", 2, 4), at(0));
+        apply(&mut engine, &quota("a", "", (10, 20), (0, 0)), 0);
+        apply(&mut engine, &quota("b", "", (10, 20), (0, 0)), 0);
+        add(&mut engine, &pod("other", "b", 5, 10), 0);
+        schedule(&mut engine, 0);
+        let is = place(&mut engine, &pod("p", "a", 1, 3), 0);
+        if expected.is_empty() {
+            assert!(is.contains("runtime: cpu:1,memory:2Gi,"), "{is}");
+            assert!(is.contains("exceedDimensions: [memory]"), "{is}");
+        } else {
+            assert_eq!(is, expected);
+        }
+    }
+}
+
 #[test]
 fn a_resource_that_the_maximum_does_not_name_is_free() {
     let mut engine = engine(&json!({}), 100, 100);

@@ -171,3 +171,128 @@ fn pods_with_a_disruption_budget_are_spared_where_others_can_go() {
     let (victims, _) = evicted(&mut engine, &with(pod("p", "a", 5, 1), 10));
     assert_eq!(victims, ["y"], "although it is the more important one");
 }
+
+/// Upstream's rows: a pod that was promised a node, on which it does not fit yet.
+#[test]
+fn who_was_promised_a_node_waits_for_those_who_leave_it_for_him() {
+    struct Row {
+        name: &'static str,
+        /// The node that was promised, and its cores.
+        promised: (&'static str, i64),
+        /// Who is leaving it: quota, cores, priority.
+        leaving: Option<(&'static str, i64, i64)>,
+        never: bool,
+        /// Whether others may be evicted.
+        eligible: bool,
+    }
+    let rows = [
+        Row {
+            name: "preemptionPolicy=Never",
+            promised: ("", 20),
+            leaving: None,
+            never: true,
+            eligible: false,
+        },
+        Row {
+            name: "no node was promised",
+            promised: ("", 20),
+            leaving: Some(("a", 4, 5)),
+            never: false,
+            eligible: true,
+        },
+        Row {
+            name: "the promised node can never take it",
+            promised: ("m", 3),
+            leaving: Some(("a", 1, 5)),
+            never: false,
+            eligible: true,
+        },
+        Row {
+            name: "nobody is on the promised node",
+            promised: ("m", 20),
+            leaving: None,
+            never: false,
+            eligible: true,
+        },
+        Row {
+            name: "the promised node is gone",
+            promised: ("gone", 20),
+            leaving: None,
+            never: false,
+            eligible: true,
+        },
+        Row {
+            name: "one of the same quota and lower priority is leaving",
+            promised: ("m", 20),
+            leaving: Some(("a", 4, 5)),
+            never: false,
+            eligible: false,
+        },
+        Row {
+            name: "one of another quota is leaving",
+            promised: ("m", 20),
+            leaving: Some(("b", 4, 5)),
+            never: false,
+            eligible: true,
+        },
+        Row {
+            name: "one of the same quota and higher priority is leaving",
+            promised: ("m", 20),
+            leaving: Some(("a", 4, 15)),
+            never: false,
+            eligible: true,
+        },
+    ];
+    for row in rows {
+        let mut engine = cluster(&json!({}));
+        engine.node_applied(node("m", row.promised.1, 100), at(0));
+        // Quota `a` is full, and `victim` could go for the pod.
+        let left = row.leaving.filter(|(quota, ..)| *quota == "a");
+        let left = 10 - left.map_or(0, |(_, cpu, _)| cpu);
+        add(&mut engine, &bound(with(pod("victim", "a", left, 1), 1)), 0);
+        if let Some((quota, cpu, priority)) = row.leaving {
+            let mut going = with(pod("going", quota, cpu, 1), priority);
+            going["spec"]["nodeName"] = json!("m");
+            going["metadata"]["deletionTimestamp"] = json!(at(30).to_string());
+            add(&mut engine, &going, 0);
+        }
+        let mut pod = with(pod("p", "a", 5, 1), 10);
+        if !row.promised.0.is_empty() {
+            pod["status"]["nominatedNodeName"] = json!(row.promised.0);
+        }
+        if row.never {
+            pod["spec"]["preemptionPolicy"] = json!("Never");
+        }
+        let (victims, message) = evicted(&mut engine, &pod);
+        if row.eligible {
+            assert_eq!(victims, ["victim"], "{}: {message}", row.name);
+            continue;
+        }
+        assert_eq!(victims, [""; 0], "{}", row.name);
+        let why = match row.never {
+            true => "preemption: not eligible due to preemptionPolicy=Never.",
+            false => "preemption: not eligible due to a terminating pod on the nominated node.",
+        };
+        assert!(message.ends_with(why), "{}: {message}", row.name);
+    }
+}
+
+/// Upstream's rows of victims on one node: who is on it, and who goes for a pod of 2 cores and
+/// priority 10.
+#[test]
+fn only_those_go_without_whom_the_pod_does_not_come_in() {
+    let rows: [(&str, i64, bool, i64, &[&str]); 4] = [
+        ("all have a higher priority", 20, false, 1, &[]),
+        ("the quota has room, the node too", 5, false, 100, &[]),
+        ("the quota has no room", 5, false, 2, &["v"]),
+        ("it must not be preempted", 5, true, 2, &[]),
+    ];
+    for (name, priority, is_firm, max, expected) in rows {
+        let mut engine = engine(&json!({}), 100, 100);
+        apply(&mut engine, &quota("a", "", (max, 100), (1, 1)), 0);
+        let victim = bound(with(pod("v", "a", 1, 1), priority));
+        add(&mut engine, &if is_firm { firm(victim) } else { victim }, 0);
+        let (victims, message) = evicted(&mut engine, &with(pod("p", "a", 2, 1), 10));
+        assert_eq!(victims, expected, "{name}: {message}");
+    }
+}

@@ -276,3 +276,77 @@ fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
     apply(&mut engine, &quota("a", "", (9, 40), (4, 10)), 3);
     assert_eq!(told(&engine, "y")["refusal"], Value::Null);
 }
+
+/// Upstream's rows of the controller: quotas named like their namespaces, pods, and what these ask for.
+#[test]
+fn what_pods_ask_for_is_shown_by_the_quota_of_their_namespace() {
+    let own = |name: &str| {
+        let mut own = quota(name, "", (5, 15), (3, 5));
+        own["metadata"]["namespace"] = json!(name);
+        own
+    };
+    let containers = |list: &[(i64, i64)]| -> Value {
+        let list = list.iter().enumerate();
+        list.map(|(at, (cpu, memory))| {
+            json!({"name": format!("c{at}"), "resources": {"requests": super::list(*cpu, *memory)}})
+        })
+        .collect()
+    };
+    let pod = |name: &str, namespace: &str, init: &[(i64, i64)], main: &[(i64, i64)]| {
+        let mut pod = pod(name, "", 0, 0);
+        pod["metadata"]["namespace"] = json!(namespace);
+        pod["spec"]["initContainers"] = containers(init);
+        pod["spec"]["containers"] = containers(main);
+        bound(pod)
+    };
+    let init = [(2, 1), (2, 3)];
+    let rows: [(&str, Vec<Value>, &[(&str, Value)]); 4] = [
+        (
+            "without init containers",
+            vec![
+                pod("p1", "x", &[], &[(1, 2)]),
+                pod("p2", "x", &[], &[(1, 2)]),
+            ],
+            &[("x", list(2, 4)), ("y", json!({}))],
+        ),
+        (
+            "with init containers",
+            vec![
+                pod("p1", "x", &[], &[(1, 2), (1, 2)]),
+                pod("p2", "x", &init, &[(2, 1), (1, 1)]),
+            ],
+            &[("x", list(5, 7)), ("y", json!({}))],
+        ),
+        (
+            "of two quotas",
+            vec![
+                pod("p1", "x", &init, &[(2, 1), (1, 1)]),
+                pod("p2", "y", &init, &[(3, 1), (1, 1)]),
+            ],
+            &[("x", list(3, 3)), ("y", list(4, 3))],
+        ),
+        (
+            "of a third namespace",
+            vec![pod("p1", "z", &[], &[(1, 2), (1, 2)])],
+            &[
+                ("x", json!({})),
+                ("y", json!({})),
+                (DEFAULT_QUOTA, list(2, 4)),
+            ],
+        ),
+    ];
+    for (name, pods, expected) in rows {
+        let mut engine = engine(&json!({}), 100, 100);
+        for quota in ["x", "y"] {
+            apply(&mut engine, &own(quota), 0);
+        }
+        for pod in &pods {
+            add(&mut engine, pod, 0);
+        }
+        for (quota, amounts) in expected {
+            let is = summary(&engine, quota);
+            assert_eq!(is["used"], *amounts, "{name}: use of {quota}");
+            assert_eq!(is["request"], *amounts, "{name}: request of {quota}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Upstream's rows of node handlers: what there is to divide after nodes came, changed and went.
+
+use super::*;
+
+/// Node, cores and GiB; `None`: it is gone.
+type Step = (&'static str, Option<(i64, i64)>);
+
+#[test]
+fn what_is_divided_is_what_the_nodes_have() {
+    let three: &[Step] = &[
+        ("n1", Some((100, 1000))),
+        ("n2", Some((100, 1000))),
+        ("n3", Some((100, 1000))),
+    ];
+    let rows: [(&str, &[Step], &[Step], (i64, i64)); 10] = [
+        ("no node", &[], &[], (0, 0)),
+        ("two nodes", &[], &three[..2], (200, 2000)),
+        ("one node twice", &three[..1], &three[..1], (100, 1000)),
+        ("none changes", three, &[], (300, 3000)),
+        (
+            "two grow",
+            three,
+            &[("n1", Some((200, 2000))), ("n2", Some((200, 2000)))],
+            (500, 5000),
+        ),
+        (
+            "two shrink",
+            three,
+            &[("n1", Some((50, 500))), ("n2", Some((50, 500)))],
+            (200, 2000),
+        ),
+        (
+            "two more",
+            three,
+            &[("n4", Some((50, 500))), ("n5", Some((50, 500)))],
+            (400, 4000),
+        ),
+        ("one goes", three, &[("n1", None)], (200, 2000)),
+        ("two go", three, &[("n1", None), ("n2", None)], (100, 1000)),
+        (
+            "all go",
+            three,
+            &[("n1", None), ("n2", None), ("n3", None)],
+            (0, 0),
+        ),
+    ];
+    for (name, before, then, (cpu, memory)) in rows {
+        let mut engine = engine_with(&json!({}), &[]);
+        apply(&mut engine, &quota("a", "", (9000, 9000), (0, 0)), 0);
+        add(&mut engine, &pod("p", "a", 9000, 9000), 0);
+        for (node_name, size) in before.iter().chain(then) {
+            match size {
+                Some((cpu, memory)) => {
+                    engine.node_applied(node(node_name, *cpu, *memory), at(0));
+                }
+                None => engine.node_deleted(node_name, at(0)),
+            }
+        }
+        let mut expected = list(cpu, memory);
+        if memory == 0 {
+            expected["memory"] = json!("0");
+        }
+        assert_eq!(summary(&engine, "a")["runtime"], expected, "{name}");
+    }
+}
