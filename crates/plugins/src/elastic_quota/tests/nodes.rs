@@ -4,6 +4,8 @@ use super::*;
 
 /// Node, cores and GiB; `None`: it is gone.
 type Step = (&'static str, Option<(i64, i64)>);
+/// Name, what was there, what happens, and the sum then.
+type Row<'a> = (&'static str, &'a [Step], &'a [Step], (i64, i64));
 
 #[test]
 fn what_is_divided_is_what_the_nodes_have() {
@@ -12,7 +14,7 @@ fn what_is_divided_is_what_the_nodes_have() {
         ("n2", Some((100, 1000))),
         ("n3", Some((100, 1000))),
     ];
-    let rows: [(&str, &[Step], &[Step], (i64, i64)); 10] = [
+    let rows: [Row<'_>; 10] = [
         ("no node", &[], &[], (0, 0)),
         ("two nodes", &[], &three[..2], (200, 2000)),
         ("one node twice", &three[..1], &three[..1], (100, 1000)),

@@ -296,3 +296,109 @@ fn only_those_go_without_whom_the_pod_does_not_come_in() {
         assert_eq!(victims, expected, "{name}: {message}");
     }
 }
+
+/// Upstream's rows of budgets: whose eviction would break one. `v` to `z` use a core each of a full
+/// quota, the later ones more important; the pod needs `cores`.
+#[test]
+fn who_is_covered_by_a_budget_that_is_used_up_goes_last() {
+    let app = || json!({"matchLabels": {"app": "precious"}});
+    struct Row {
+        name: &'static str,
+        namespace: &'static str,
+        selector: Value,
+        allowed: i64,
+        /// Who was disrupted already.
+        disrupted: &'static [&'static str],
+        /// Who has the label.
+        precious: &'static [&'static str],
+        cores: i64,
+        victims: &'static [&'static str],
+    }
+    let covered = || Row {
+        name: "covered",
+        namespace: "team",
+        selector: app(),
+        allowed: 0,
+        disrupted: &[],
+        precious: &["v"],
+        cores: 1,
+        victims: &["w"],
+    };
+    let rows = [
+        covered(),
+        Row {
+            name: "without labels",
+            precious: &[],
+            victims: &["v"],
+            ..covered()
+        },
+        Row {
+            name: "a budget of another namespace",
+            namespace: "other",
+            victims: &["v"],
+            ..covered()
+        },
+        Row {
+            name: "disrupted already",
+            disrupted: &["v"],
+            victims: &["v"],
+            ..covered()
+        },
+        Row {
+            name: "a selector that cannot be read",
+            selector: json!({"matchExpressions": [{"key": "app", "operator": "InvalidOp"}]}),
+            victims: &["v"],
+            ..covered()
+        },
+        Row {
+            name: "one may go, and it is the more important of two",
+            allowed: 1,
+            precious: &["v", "w"],
+            cores: 2,
+            victims: &["w", "x"],
+            ..covered()
+        },
+        Row {
+            name: "one of three may go",
+            allowed: 1,
+            precious: &["v", "w", "x"],
+            cores: 3,
+            victims: &["x", "y", "z"],
+            ..covered()
+        },
+    ];
+    for row in rows {
+        let mut engine = engine(&json!({}), 100, 100);
+        apply(&mut engine, &quota("a", "", (5, 100), (1, 1)), 0);
+        let disrupted: BTreeMap<&str, String> = row
+            .disrupted
+            .iter()
+            .map(|pod| (*pod, at(0).to_string()))
+            .collect();
+        let budget: PodDisruptionBudget = serde_json::from_value(json!({
+            "metadata": {"name": "b", "namespace": row.namespace},
+            "spec": {"selector": row.selector},
+            "status": {
+                "disruptionsAllowed": row.allowed, "disruptedPods": disrupted,
+                "expectedPods": 3, "currentHealthy": 3, "desiredHealthy": 3
+            }
+        }))
+        .unwrap();
+        let change = ObjectChange {
+            kind: BUDGETS,
+            action: Action::ADD,
+            old: None,
+            new: Arc::new(budget),
+        };
+        engine.object_changed(&change, at(0));
+        for (priority, name) in (1..).zip(["v", "w", "x", "y", "z"]) {
+            let mut pod = bound(with(pod(name, "a", 1, 1), priority));
+            if row.precious.contains(&name) {
+                pod["metadata"]["labels"]["app"] = json!("precious");
+            }
+            add(&mut engine, &pod, 0);
+        }
+        let (victims, message) = evicted(&mut engine, &with(pod("p", "a", row.cores, 1), 10));
+        assert_eq!(victims, row.victims, "{}: {message}", row.name);
+    }
+}

@@ -300,7 +300,8 @@ fn what_pods_ask_for_is_shown_by_the_quota_of_their_namespace() {
         bound(pod)
     };
     let init = [(2, 1), (2, 3)];
-    let rows: [(&str, Vec<Value>, &[(&str, Value)]); 4] = [
+    type Row<'a> = (&'static str, Vec<Value>, &'a [(&'static str, Value)]);
+    let rows: [Row<'_>; 4] = [
         (
             "without init containers",
             vec![
