@@ -19,6 +19,7 @@ pub mod histogram;
 pub mod kubelet;
 pub mod list;
 pub mod memory_qos;
+pub mod network;
 pub mod normalization;
 pub mod numa;
 pub mod percentile;

@@ -1,0 +1,293 @@
+//! Which nodes a group of pods gets, and how many of it each.
+//!
+//! What a place offers is what its nodes can take. Of the places that can take all pods, those in the
+//! lowest layer are looked at, below the layer in which the pods must be together: the one with most of
+//! the pods that belong there already, then the one that offers least, is filled, its fullest child
+//! first. Numbers of pods in a place may have to be multiples of something; then only those are
+//! considered that can be made up of what its children can take.
+
+use super::sums::Sums;
+use super::{Layers, Tree};
+use koord_api::extension::NetworkTopologySpec;
+use std::cmp::{Ordering, Reverse};
+use std::fmt;
+use std::sync::Arc;
+
+const MUST: &str = "MustGather";
+
+/// What one node can do for the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Offer {
+    /// How many of its pods fit.
+    pub slots: usize,
+    /// How many pods that belong near it are there.
+    pub existing: usize,
+    /// Of places that offer the same, the one with the higher sum is taken.
+    pub score: i64,
+}
+
+/// How a group wants to be placed, in terms of one topology's layers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    /// How many pods.
+    pub pods: usize,
+    /// The depth of the layer in which all must share a place; 0 asks for nothing.
+    gather: usize,
+    /// By depth, what numbers of pods in a place must be multiples of; 1 asks for nothing.
+    multiples: Vec<usize>,
+    /// What it asks for that the topology does not have.
+    unknown: Option<String>,
+}
+
+impl Wish {
+    /// What `spec` asks for so many pods. Of several layers to be gathered in, the lowest counts;
+    /// multiples in layers that do not exist ask for nothing.
+    #[must_use]
+    pub fn new(spec: &NetworkTopologySpec, pods: usize, layers: &Layers) -> Self {
+        let mut out = Self {
+            pods,
+            gather: 0,
+            multiples: vec![1; layers.0.len() + 1],
+            unknown: None,
+        };
+        for rule in &spec.gather_strategy {
+            let depth = layers.depth(&rule.layer);
+            if rule.strategy == MUST {
+                match depth {
+                    Some(depth) => out.gather = out.gather.max(depth),
+                    None => out.unknown = Some(rule.layer.clone()),
+                }
+            }
+            let multiple = rule.pod_count_multiple.unwrap_or(0);
+            let multiple = usize::try_from(multiple).unwrap_or(0).max(1);
+            if let Some(said) = depth.and_then(|depth| out.multiples.get_mut(depth)) {
+                *said = multiple;
+            }
+        }
+        out
+    }
+}
+
+/// So many pods to a node, in the order in which pods are dealt.
+pub type Dealt = Vec<(Arc<str>, usize)>;
+
+/// Why a group has no place.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NoPlace {
+    /// How many pods it has.
+    pub pods: usize,
+    /// What the places offer that could take it, as `layer/name` with a number; sorted as text.
+    pub offers: Vec<(String, usize)>,
+    /// The multiples it asks for, by layer; sorted.
+    pub multiples: Vec<(String, usize)>,
+    /// The layer it must be gathered in, if the topology has none of this name.
+    pub unknown: Option<String>,
+}
+
+impl NoPlace {
+    /// The text for pods, `fit` being why nodes refuse them.
+    #[must_use]
+    pub fn message(&self, fit: &str) -> String {
+        let offers: Vec<String> = match &self.unknown {
+            Some(layer) => vec![format!("topology layer {layer} does not exist")],
+            None => {
+                let offers = self.offers.iter();
+                offers
+                    .map(|(place, slots)| format!("topology topologyNode {place}: {slots}"))
+                    .collect()
+            }
+        };
+        let mut text = format!(
+            "no candidate topology nodes can accommodate job, desiredOfferSlot: {}, {}, {fit}",
+            self.pods,
+            offers.join(";"),
+        );
+        if !self.multiples.is_empty() {
+            let all = self.multiples.iter();
+            let all: Vec<String> = all.map(|(layer, n)| format!("{layer}={n}")).collect();
+            text.push_str(&format!(
+                "; podCountMultiple constraints: {}",
+                all.join(", ")
+            ));
+        }
+        text
+    }
+}
+
+impl fmt::Display for NoPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message(""))
+    }
+}
+
+/// Sums of offers by place.
+pub(super) struct Books<'a> {
+    tree: &'a Tree,
+    wish: &'a Wish,
+    pub(super) sums: Vec<Offer>,
+    can: Vec<Sums>,
+}
+
+impl Tree {
+    /// Places the pods of `wish` on nodes that offer this. Nodes without a place in the topology count
+    /// for nothing, as does a node's second offer.
+    ///
+    /// # Errors
+    /// No place can take all of them.
+    pub fn place<'a>(
+        &self,
+        wish: &Wish,
+        offers: impl IntoIterator<Item = (&'a str, Offer)>,
+    ) -> Result<Dealt, NoPlace> {
+        let mut leaves = vec![None; self.spots.len()];
+        for (node, offer) in offers {
+            if let Some(leaf) = self.leaves.get(node) {
+                leaves[*leaf].get_or_insert(offer);
+            }
+        }
+        let books = Books::of(self, wish, &leaves);
+        let candidates = books.candidates();
+        let best = candidates
+            .into_iter()
+            .min_by(|a, b| books.compare(*a, *b, false));
+        let Some(best) = best else {
+            return Err(books.refusal());
+        };
+        let mut dealt = Vec::new();
+        books.deal(best, wish.pods, &mut dealt);
+        Ok(dealt)
+    }
+}
+
+impl<'a> Books<'a> {
+    pub(super) fn of(tree: &'a Tree, wish: &'a Wish, leaves: &[Option<Offer>]) -> Self {
+        let nothing = Sums::UpTo(0);
+        let mut sums = vec![Offer::default(); tree.spots.len()];
+        let mut can = vec![nothing; tree.spots.len()];
+        for (at, spot) in tree.spots.iter().enumerate().rev() {
+            let multiple = wish.multiples[spot.depth];
+            if let Some(offer) = leaves[at] {
+                sums[at] = offer;
+                can[at] = Sums::multiples(multiple, offer.slots, wish.pods);
+            } else {
+                for child in &spot.children {
+                    let child = sums[*child];
+                    let sum = &mut sums[at];
+                    sum.slots = sum.slots.saturating_add(child.slots);
+                    sum.existing = sum.existing.saturating_add(child.existing);
+                    sum.score = sum.score.saturating_add(child.score);
+                }
+                let children = spot.children.iter();
+                let all = children.fold(Sums::UpTo(0), |all, child| {
+                    all.plus(&can[*child], wish.pods)
+                });
+                can[at] = all.only(multiple, wish.pods);
+            }
+            sums[at].slots -= sums[at].slots % multiple;
+        }
+        Self {
+            tree,
+            wish,
+            sums,
+            can,
+        }
+    }
+
+    /// The places that can take all pods, and in whose layer no lower one can.
+    fn candidates(&self) -> Vec<usize> {
+        let (wish, mut found) = (self.wish, Vec::new());
+        if wish.unknown.is_some() {
+            return found;
+        }
+        let mut above: Vec<usize> = vec![0];
+        loop {
+            above.retain(|at| self.can[*at].has(wish.pods));
+            let Some(first) = above.first() else {
+                return found;
+            };
+            let spots = &self.tree.spots;
+            let reached = spots[*first].depth >= wish.gather;
+            let below = above.iter().flat_map(|at| &spots[*at].children);
+            let below = below.copied().collect();
+            let layer = std::mem::replace(&mut above, below);
+            if reached {
+                found = layer;
+            }
+        }
+    }
+
+    /// The better place first. While a place is filled, that is the one that takes most.
+    pub(super) fn compare(&self, a: usize, b: usize, filling: bool) -> Ordering {
+        let up = |at: usize| {
+            std::iter::successors(Some(at), |at| self.tree.spots[*at].parent)
+                .map(|at| &self.sums[at])
+        };
+        let existing = |at| up(at).map(|sum| Reverse(sum.existing));
+        let slots = |at| {
+            let slots = up(at).map(|sum| i128::try_from(sum.slots).unwrap_or(i128::MAX));
+            slots.map(|slots| if filling { -slots } else { slots })
+        };
+        let last = |at: usize| (Reverse(self.sums[at].score), &self.tree.spots[at].name);
+        existing(a)
+            .cmp(existing(b))
+            .then_with(|| slots(a).cmp(slots(b)))
+            .then_with(|| last(a).cmp(&last(b)))
+    }
+
+    /// Fills the place with exactly so many pods, which it can take.
+    fn deal(&self, at: usize, pods: usize, out: &mut Dealt) {
+        let spot = &self.tree.spots[at];
+        if pods == 0 {
+            return;
+        }
+        if spot.children.is_empty() {
+            out.push((spot.name.clone(), pods));
+            return;
+        }
+        let mut children = spot.children.clone();
+        children.sort_by(|a, b| self.compare(*a, *b, true));
+        // What those behind a child can take, so that none is given more than leaves a way out.
+        let mut behind = vec![Sums::UpTo(0)];
+        for child in children.iter().skip(1).rev() {
+            let last = behind.last().map(|last| last.plus(&self.can[*child], pods));
+            behind.extend(last);
+        }
+        let mut left = pods;
+        for (child, behind) in children.into_iter().zip(behind.into_iter().rev()) {
+            let most = self.can[child].largest(left, |n| behind.has(left - n));
+            let most = most.unwrap_or(0);
+            self.deal(child, most, out);
+            left -= most;
+        }
+    }
+
+    fn refusal(&self) -> NoPlace {
+        let Wish {
+            gather,
+            multiples,
+            unknown,
+            pods,
+        } = self.wish;
+        let tree = self.tree;
+        let spots = tree.spots.iter().zip(&self.sums);
+        let gathered = spots.filter(|(spot, _)| spot.depth == *gather);
+        let mut offers: Vec<(String, usize)> = gathered
+            .map(|(spot, sum)| {
+                let layer = tree.layers.name(spot.depth);
+                (format!("{layer}/{name}", name = spot.name), sum.slots)
+            })
+            .collect();
+        offers.sort();
+        let asked = multiples.iter().enumerate().filter(|(_, n)| **n > 1);
+        let mut multiples: Vec<(String, usize)> = asked
+            .map(|(depth, n)| (tree.layers.name(depth).to_owned(), *n))
+            .collect();
+        multiples.sort();
+        NoPlace {
+            pods: *pods,
+            offers,
+            multiples,
+            unknown: unknown.clone(),
+        }
+    }
+}

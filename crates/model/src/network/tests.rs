@@ -1,0 +1,436 @@
+//! Upstream's tables (`network_topology_solver_test.go`, `network_topology_workflow_test.go`,
+//! `tree_manager_test.go`), and trees at random beside all ways to place pods on them.
+
+use super::place::Books;
+use super::*;
+use koord_api::extension::{GatherStrategy, NetworkTopologySpec};
+use proptest::prelude::*;
+use std::cmp::Ordering;
+
+fn layer(name: &str, parent: &str, keys: &[&str]) -> NetworkTopologyLayerSpec {
+    NetworkTopologyLayerSpec {
+        label_key: keys.iter().map(|key| (*key).to_owned()).collect(),
+        parent_topology_layer: parent.to_owned(),
+        topology_layer: name.to_owned(),
+    }
+}
+
+/// Spine, block, node; not in order.
+fn spines() -> Vec<NetworkTopologyLayerSpec> {
+    vec![
+        layer("BlockLayer", "SpineLayer", &["block", "old-block"]),
+        layer("SpineLayer", "", &["spine"]),
+        layer(NODE_TOPOLOGY_LAYER, "BlockLayer", &[]),
+    ]
+}
+
+/// A tree of `spine block node` triples.
+fn tree(nodes: &[[&str; 3]]) -> Tree {
+    let layers = Layers::of(&spines()).unwrap();
+    let paths: Vec<Vec<Arc<str>>> = nodes
+        .iter()
+        .map(|[spine, block, node]| {
+            let label = |key: &str| match key {
+                "spine" => Some(*spine),
+                "block" => Some(*block),
+                _ => None,
+            };
+            layers.path(node, label).unwrap()
+        })
+        .collect();
+    Tree::new(layers.clone(), paths.iter().map(Vec::as_slice))
+}
+
+fn spec(rules: &[(&str, &str, i64)]) -> NetworkTopologySpec {
+    let rules = rules
+        .iter()
+        .map(|(layer, strategy, multiple)| GatherStrategy {
+            layer: (*layer).to_owned(),
+            strategy: (*strategy).to_owned(),
+            pod_count_multiple: Some(*multiple),
+        });
+    NetworkTopologySpec {
+        gather_strategy: rules.collect(),
+    }
+}
+
+fn place(
+    tree: &Tree,
+    rules: &[(&str, &str, i64)],
+    pods: usize,
+    slots: &[(&str, usize)],
+) -> Result<Vec<(String, usize)>, String> {
+    let wish = Wish::new(&spec(rules), pods, tree.layers());
+    let offers = slots.iter().map(|(node, slots)| {
+        let offer = Offer {
+            slots: *slots,
+            ..Offer::default()
+        };
+        (*node, offer)
+    });
+    let dealt = tree.place(&wish, offers).map_err(|e| e.message("FIT"))?;
+    Ok(dealt.into_iter().map(|(n, c)| (n.to_string(), c)).collect())
+}
+
+fn dealt(expected: &[(&str, usize)]) -> Result<Vec<(String, usize)>, String> {
+    Ok(expected
+        .iter()
+        .map(|(n, c)| ((*n).to_owned(), *c))
+        .collect())
+}
+
+const EIGHT: [[&str; 3]; 8] = [
+    ["s1", "b1", "node-1"],
+    ["s1", "b1", "node-8"],
+    ["s1", "b2", "node-2"],
+    ["s1", "b2", "node-7"],
+    ["s2", "b3", "node-3"],
+    ["s2", "b3", "node-6"],
+    ["s2", "b4", "node-4"],
+    ["s2", "b4", "node-5"],
+];
+
+#[test]
+fn layers_make_one_line_or_say_what_is_wrong() {
+    let node = |parent| layer(NODE_TOPOLOGY_LAYER, parent, &[]);
+    let rows: [(Vec<NetworkTopologyLayerSpec>, BadLayers); 6] = [
+        (vec![], BadLayers::Missing(NODE_TOPOLOGY_LAYER.into())),
+        (
+            vec![layer("A", "", &[])],
+            BadLayers::Missing(NODE_TOPOLOGY_LAYER.into()),
+        ),
+        (
+            vec![node("B"), layer("A", "", &[])],
+            BadLayers::Missing("B".into()),
+        ),
+        (
+            vec![node("A"), layer("A", "", &[]), layer("B", "", &[])],
+            BadLayers::Apart("B".into()),
+        ),
+        (
+            vec![node("A"), layer("A", "A", &[]), layer("B", "", &[])],
+            BadLayers::Circle("A".into()),
+        ),
+        (
+            vec![node(""), node("")],
+            BadLayers::Twice(NODE_TOPOLOGY_LAYER.into()),
+        ),
+    ];
+    for (spec, error) in rows {
+        assert_eq!(Layers::of(&spec), Err(error), "{spec:?}");
+    }
+    let layers = Layers::of(&spines()).unwrap();
+    let depths = [
+        "SpineLayer",
+        "BlockLayer",
+        NODE_TOPOLOGY_LAYER,
+        CLUSTER_TOPOLOGY_LAYER,
+        "x",
+    ];
+    assert_eq!(
+        depths.map(|name| layers.depth(name)),
+        [Some(1), Some(2), Some(3), Some(0), None]
+    );
+}
+
+#[test]
+fn a_node_may_lack_the_label_just_above_it_and_no_other() {
+    let layers = Layers::of(&spines()).unwrap();
+    let path = |labels: &[(&str, &'static str)]| {
+        let found = |key: &str| labels.iter().find(|(k, _)| *k == key).map(|(_, v)| *v);
+        let path = layers.path("n", found);
+        path.map(|path| {
+            path.iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("/")
+        })
+        .map_err(|layer| layer.to_string())
+    };
+    assert_eq!(path(&[("spine", "s"), ("block", "b")]), Ok("s/b/n".into()));
+    assert_eq!(
+        path(&[("spine", "s"), ("old-block", "o")]),
+        Ok("s/o/n".into())
+    );
+    // Any of its labels names a place, the first of them that says something.
+    let both = path(&[("spine", "s"), ("block", ""), ("old-block", "o")]);
+    assert_eq!(both, Ok("s/o/n".into()));
+    assert_eq!(path(&[("spine", "s")]), Ok("s/n/n".into()));
+    assert_eq!(path(&[("block", "b")]), Err("SpineLayer".into()));
+    assert_eq!(path(&[]), Err("SpineLayer".into()));
+}
+
+#[test]
+fn the_status_lists_places_above_nodes() {
+    let status = tree(&EIGHT).status();
+    let row = |detail: &NetworkTopologyDetail| {
+        let NetworkTopologyDetail {
+            topology_info,
+            parent_topology_info,
+            child_topology_layer,
+            child_topology_names,
+            node_num,
+        } = detail;
+        let info = |info: &TopologyInfo| format!("{}/{}", info.topology_layer, info.topology_name);
+        format!(
+            "{} < {} > {child_topology_layer}{child_topology_names:?} {node_num}",
+            info(topology_info),
+            parent_topology_info.as_ref().map(info).unwrap_or_default(),
+        )
+    };
+    let rows: Vec<String> = status.iter().map(row).collect();
+    assert_eq!(
+        rows,
+        [
+            r#"ClusterTopologyLayer/ <  > SpineLayer["s1", "s2"] 8"#,
+            r#"SpineLayer/s1 < ClusterTopologyLayer/ > BlockLayer["b1", "b2"] 4"#,
+            r#"BlockLayer/b1 < SpineLayer/s1 > NodeTopologyLayer[] 2"#,
+            r#"BlockLayer/b2 < SpineLayer/s1 > NodeTopologyLayer[] 2"#,
+            r#"SpineLayer/s2 < ClusterTopologyLayer/ > BlockLayer["b3", "b4"] 4"#,
+            r#"BlockLayer/b3 < SpineLayer/s2 > NodeTopologyLayer[] 2"#,
+            r#"BlockLayer/b4 < SpineLayer/s2 > NodeTopologyLayer[] 2"#,
+        ]
+    );
+    let empty = Tree::new(Layers::of(&spines()).unwrap(), []);
+    let rows: Vec<String> = empty.status().iter().map(row).collect();
+    assert_eq!(rows, ["ClusterTopologyLayer/ <  > [] 0"]);
+}
+
+#[test]
+fn whole_gangs_as_upstream_places_them() {
+    let tree = tree(&EIGHT);
+    let all: Vec<(&str, usize)> = EIGHT.iter().map(|[.., node]| (*node, 1)).collect();
+    let prefers = [
+        ("BlockLayer", "PreferGather", 0),
+        ("SpineLayer", "PreferGather", 0),
+    ];
+    // Four of them fill a spine, node by node.
+    let spine = dealt(&[("node-1", 1), ("node-8", 1), ("node-2", 1), ("node-7", 1)]);
+    assert_eq!(place(&tree, &prefers, 4, &all), spine);
+    let must = [("SpineLayer", "MustGather", 0)];
+    assert_eq!(place(&tree, &must, 4, &all), spine);
+    // The tightest that is enough: s2 offers less than s1.
+    let mut tight: Vec<(&str, usize)> = all.clone();
+    tight[0].1 = 4;
+    let fits = dealt(&[("node-3", 1), ("node-6", 1), ("node-4", 1), ("node-5", 1)]);
+    assert_eq!(place(&tree, &must, 4, &tight[1..]).map(|d| d.len()), Ok(4));
+    // One node takes all of them: nothing is lower.
+    assert_eq!(place(&tree, &must, 4, &tight), dealt(&[("node-1", 4)]));
+    tight[0].1 = 3;
+    assert_eq!(
+        place(&tree, &must, 4, &tight),
+        dealt(&[("node-1", 3), ("node-8", 1)])
+    );
+    tight[0].1 = 0;
+    assert_eq!(place(&tree, &must, 4, &tight), fits);
+    // Neither spine has enough.
+    let three: Vec<(&str, usize)> = [1, 2, 3, 4, 5, 6].map(|at| all[at]).to_vec();
+    let message = "no candidate topology nodes can accommodate job, desiredOfferSlot: 4, \
+                   topology topologyNode SpineLayer/s1: 3;topology topologyNode SpineLayer/s2: 3, FIT";
+    assert_eq!(place(&tree, &must, 4, &three), Err(message.into()));
+    assert_eq!(
+        place(&tree, &prefers, 4, &three).map(|dealt| dealt.len()),
+        Ok(4)
+    );
+    let text = "topology layer Rack does not exist, FIT";
+    let unknown = place(&tree, &[("Rack", "MustGather", 0)], 1, &all).unwrap_err();
+    assert!(unknown.ends_with(text), "{unknown}");
+}
+
+#[test]
+fn numbers_of_pods_come_in_multiples() {
+    // `TestDistributeOfferSlot_WithPodCountMultiple`; a plan is all or nothing, so what upstream hands
+    // out at most is asked for.
+    let tree = tree(&[
+        ["s", "b1", "n1"],
+        ["s", "b1", "n2"],
+        ["s", "b2", "n3"],
+        ["s", "b2", "n4"],
+    ]);
+    let slots = [("n1", 5), ("n2", 7), ("n3", 6), ("n4", 4)];
+    type Rules<'a> = &'a [(&'a str, &'a str, i64)];
+    type Nodes<'a> = &'a [(&'a str, usize)];
+    let rows: [(Rules<'_>, usize, Nodes<'_>); 4] = [
+        (&[], 15, &[("n2", 7), ("n1", 5), ("n3", 3)]),
+        (
+            &[(NODE_TOPOLOGY_LAYER, "", 4)],
+            16,
+            &[("n1", 4), ("n2", 4), ("n3", 4), ("n4", 4)],
+        ),
+        (
+            &[("BlockLayer", "", 8)],
+            16,
+            &[("n2", 7), ("n1", 1), ("n3", 6), ("n4", 2)],
+        ),
+        (
+            &[(NODE_TOPOLOGY_LAYER, "", 2), ("BlockLayer", "", 8)],
+            16,
+            &[("n2", 6), ("n1", 2), ("n3", 6), ("n4", 2)],
+        ),
+    ];
+    for (rules, pods, expected) in rows {
+        assert_eq!(
+            place(&tree, rules, pods, &slots),
+            dealt(expected),
+            "{rules:?}"
+        );
+        if !rules.is_empty() {
+            let more = place(&tree, rules, pods + 4, &slots).unwrap_err();
+            assert!(more.contains("; podCountMultiple constraints: "), "{more}");
+        }
+    }
+    let message = "no candidate topology nodes can accommodate job, desiredOfferSlot: 20, topology \
+                   topologyNode ClusterTopologyLayer/: 16, FIT; podCountMultiple constraints: \
+                   BlockLayer=8, NodeTopologyLayer=2";
+    let rules = [(NODE_TOPOLOGY_LAYER, "", 2), ("BlockLayer", "", 8)];
+    assert_eq!(place(&tree, &rules, 20, &slots), Err(message.into()));
+    // 1 and 0 and less ask for nothing.
+    for nothing in [1, 0, -3] {
+        let rules = [("BlockLayer", "PreferGather", nothing)];
+        assert_eq!(place(&tree, &rules, 3, &slots), dealt(&[("n4", 3)]));
+    }
+    // Threes that must add up to fours: the most that fits each is no way to get there.
+    let rules = [(NODE_TOPOLOGY_LAYER, "", 3), ("SpineLayer", "", 4)];
+    let sum = place(&tree, &rules, 12, &slots);
+    assert_eq!(sum, dealt(&[("n2", 6), ("n1", 3), ("n3", 3)]));
+}
+
+#[test]
+fn places_are_compared_as_upstream_does() {
+    // `TestTopologyNodeLessFunc`: s1 (3) has b1 (2) and b2 (2), s2 (4) has b3 (2) and b4 (3).
+    let tree = tree(&[
+        ["s1", "b1", "1"],
+        ["s1", "b2", "2"],
+        ["s2", "b3", "3"],
+        ["s2", "b4", "4"],
+    ]);
+    let wish = Wish::new(&NetworkTopologySpec::default(), 1, tree.layers());
+    let at = |name: &str| {
+        tree.spots
+            .iter()
+            .position(|spot| *spot.name == *name)
+            .unwrap()
+    };
+    let mut books = Books::of(&tree, &wish, &vec![None; tree.spots.len()]);
+    for (name, slots) in [
+        ("", 7),
+        ("s1", 3),
+        ("s2", 4),
+        ("b1", 2),
+        ("b2", 2),
+        ("b3", 2),
+        ("b4", 3),
+    ] {
+        books.sums[at(name)].slots = slots;
+        books.sums[at(name)].score = 100;
+    }
+    let less = |books: &Books<'_>, a: &str, b: &str, filling| {
+        books.compare(at(a), at(b), filling) == Ordering::Less
+    };
+    let rows = [
+        ("b1", "b4", false, true),
+        ("b4", "b1", false, false),
+        ("b1", "b4", true, false),
+        ("b4", "b1", true, true),
+        ("b1", "b3", false, true),
+        ("b1", "b3", true, false),
+        ("b1", "b2", false, true),
+    ];
+    for (a, b, filling, expected) in rows {
+        assert_eq!(less(&books, a, b, filling), expected, "{a} {b} {filling}");
+    }
+    books.sums[at("b2")].score = 200;
+    assert!(!less(&books, "b1", "b2", false) && less(&books, "b2", "b1", true));
+    // Where the pods are that belong there, their like goes, whatever else is offered.
+    books.sums[at("b3")].existing = 1;
+    assert!(less(&books, "b3", "b1", false) && less(&books, "b3", "b4", true));
+}
+
+/// Every way to give `pods` pods to nodes.
+fn ways(slots: &[usize], pods: usize) -> Vec<Vec<usize>> {
+    let Some((first, rest)) = slots.split_first() else {
+        return if pods == 0 { vec![vec![]] } else { vec![] };
+    };
+    let mut out = Vec::new();
+    for here in 0..=pods.min(*first) {
+        for mut way in ways(rest, pods - here) {
+            way.insert(0, here);
+            out.push(way);
+        }
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Beside all ways there are: a plan is found exactly when there is one, keeps to what is asked
+    /// for, and no other keeps the pods closer together.
+    #[test]
+    fn a_plan_is_found_when_there_is_one(
+        nodes in prop::collection::vec((0..2usize, 0..3usize, 0..5usize), 1..6),
+        pods in 1..9usize,
+        multiples in prop::array::uniform4(1..4usize),
+        gather in 0..4usize,
+    ) {
+        let names: Vec<[String; 3]> = nodes
+            .iter()
+            .enumerate()
+            .map(|(at, (s, b, _))| [format!("s{s}"), format!("s{s}b{b}"), format!("n{at}")])
+            .collect();
+        let triples: Vec<[&str; 3]> = names
+            .iter()
+            .map(|[s, b, n]| [s.as_str(), b.as_str(), n.as_str()])
+            .collect();
+        let tree = tree(&triples);
+        let layers = [CLUSTER_TOPOLOGY_LAYER, "SpineLayer", "BlockLayer", NODE_TOPOLOGY_LAYER];
+        let rules: Vec<(&str, &str, i64)> = (0..4)
+            .map(|depth| {
+                let strategy = if depth == gather { "MustGather" } else { "PreferGather" };
+                (layers[depth], strategy, i64::try_from(multiples[depth]).unwrap())
+            })
+            .collect();
+        // The place of a node at each depth, as text.
+        let spot = |node: usize, depth: usize| match depth {
+            0 => String::new(),
+            depth => names[node][depth - 1].clone(),
+        };
+        // The lowest depth at which all pods of a way share a place, if the way is allowed.
+        let judge = |way: &[usize]| -> Option<usize> {
+            let mut shared = 0;
+            for (depth, multiple) in multiples.iter().enumerate() {
+                let mut counts = std::collections::BTreeMap::<String, usize>::new();
+                for (node, here) in way.iter().enumerate() {
+                    *counts.entry(spot(node, depth)).or_default() += here;
+                }
+                if counts.values().any(|count| count % multiple != 0) {
+                    return None;
+                }
+                if counts.values().filter(|count| **count > 0).count() == 1 {
+                    shared = depth;
+                }
+            }
+            (shared >= gather).then_some(shared)
+        };
+        let slots: Vec<usize> = nodes.iter().map(|(.., slots)| *slots).collect();
+        let best = ways(&slots, pods).iter().filter_map(|way| judge(way)).max();
+        let offers: Vec<(&str, usize)> = triples
+            .iter()
+            .zip(&slots)
+            .map(|([.., node], slots)| (*node, *slots))
+            .collect();
+        match place(&tree, &rules, pods, &offers) {
+            Err(_) => prop_assert_eq!(best, None),
+            Ok(dealt) => {
+                let mut way = vec![0; nodes.len()];
+                for (node, count) in &dealt {
+                    let at: usize = node[1..].parse().unwrap();
+                    prop_assert!(way[at] == 0 && *count > 0 && *count <= slots[at]);
+                    way[at] = *count;
+                }
+                prop_assert_eq!(way.iter().sum::<usize>(), pods);
+                prop_assert_eq!(judge(&way), best);
+            }
+        }
+    }
+}
