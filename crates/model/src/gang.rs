@@ -14,7 +14,7 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
-pub use reading::Blocked;
+pub use reading::{Blocked, Gathering};
 pub use spec::{Defaults, Ignored, Spec};
 
 use koord_api::extension::{GangMatchPolicy, GangMode};

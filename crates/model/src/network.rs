@@ -22,16 +22,16 @@ use std::sync::Arc;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadLayers {
     /// A layer that another one hangs under is not listed, or there is none for nodes.
-    #[error("spec.networkTopologySpec: topology layer {0:?} is not listed")]
+    #[error("topology layer {0:?} is not listed")]
     Missing(String),
     /// A layer is listed twice.
-    #[error("spec.networkTopologySpec: topology layer {0:?} is listed twice")]
+    #[error("topology layer {0:?} is listed twice")]
     Twice(String),
     /// A layer that the layers from the nodes upwards do not pass.
-    #[error("spec.networkTopologySpec: no node hangs under topology layer {0:?}")]
+    #[error("no node hangs under topology layer {0:?}")]
     Apart(String),
     /// A layer hangs under itself.
-    #[error("spec.networkTopologySpec: topology layer {0:?} hangs under itself")]
+    #[error("topology layer {0:?} hangs under itself")]
     Circle(String),
 }
 

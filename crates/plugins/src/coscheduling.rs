@@ -2,25 +2,28 @@
 //!
 //! The rules are in [`koord_model::gang`]; here they are fed with pods and PodGroups, and what
 //! follows is handed to the engine. While a gang is being tried, [`Plugin::next_pod`] names its
-//! members, so that no other decision comes in between and everything can be rolled back.
+//! members, so that no other decision comes in between and everything can be rolled back. A group that
+//! asks for a network topology is planned as a whole first ([`Planning`]): then each member has one node.
 
 mod args;
 mod metrics;
 mod pod_groups;
 #[cfg(test)]
 mod tests;
+mod topology;
 
-use args::Args;
+use args::{Args, Settings};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations;
-use koord_api::scheduling::PodGroup;
-use koord_model::gang::{Defaults, Gangs, Ignored, Moves, Permission, Phase, Seen, spec};
+use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
+use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, spec};
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Holders, NotShown, ObjectChange, PerProfile,
-    Permit, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings, Reason, Rejection,
-    Signable, Signature, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
+    NotShown, ObjectChange, PerProfile, Permit, Planning, Plugin, PodPatch, Points, PreFilter,
+    PreScore, Problem, Readings, Reason, Rejection, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -29,18 +32,25 @@ use rustc_hash::FxHashMap;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use topology::{Plan, Topology};
 
 const NAME: &str = "Coscheduling";
 const POD_GROUPS: &str = "podgroups.v1alpha1.scheduling.sigs.k8s.io";
+const TOPOLOGIES: &str = "clusternetworktopologies.v1alpha1.scheduling.koordinator.sh";
+const UNAWARE: &str = "awareNetworkTopology of CoschedulingArgs is off";
 /// Whether members that are not tried get a condition that says why.
 const EXPLAIN_GATE: &str = "GangPendingPodsConditionPatch";
 
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Coscheduling {
-    defaults: PerProfile<Defaults>,
+    settings: PerProfile<Settings>,
     explain_skipped: bool,
     gangs: Gangs,
+    /// `None`: the network topology is not kept.
+    topology: Option<Topology>,
+    /// Of the gang group that is tried.
+    plan: Option<Plan>,
     /// `None`: another process keeps their statuses true.
     pod_groups: Option<PodGroups>,
     /// Values that were reported already, by uid of their object.
@@ -54,12 +64,14 @@ pub(crate) fn build(
     context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
     let args: Args = crate::args::decode(NAME, value)?;
-    let defaults = args.defaults()?;
-    args.warn();
+    let settings = args.settings()?;
+    args.warn(context);
     Ok(Box::new(Coscheduling {
-        defaults: PerProfile::new(defaults),
+        settings: PerProfile::new(settings),
         explain_skipped: context.gates.get(EXPLAIN_GATE).copied().unwrap_or(true),
         gangs: Gangs::default(),
+        topology: context.network_topology.then(Topology::default),
+        plan: None,
         pod_groups: context.controllers.enabled(NAME).then(PodGroups::default),
         reported: FxHashMap::default(),
         attempts: metrics::Attempts::default(),
@@ -123,6 +135,94 @@ impl Coscheduling {
     }
 }
 
+impl Coscheduling {
+    fn on_topology(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        let (Some(topology), Some(object)) = (
+            &mut self.topology,
+            change.new_as::<ClusterNetworkTopology>(),
+        ) else {
+            return;
+        };
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        if name != topology::DEFAULT {
+            return;
+        }
+        let uid = object.metadata.uid.clone().unwrap_or_default();
+        let mut ignored = Vec::new();
+        if change.action == Action::DELETE {
+            topology.deleted();
+        } else if let Err(bad) = topology.applied(object, view) {
+            ignored.push(Ignored {
+                key: "spec.networkTopologySpec",
+                value: bad.to_string(),
+                why: "there is no network topology until it is repaired",
+            });
+        }
+        let object = Problem {
+            kind: "ClusterNetworkTopology",
+            namespace: String::new(),
+            name: name.to_owned(),
+            uid,
+            message: String::new(),
+        };
+        self.report(object, ignored, fx);
+    }
+
+    /// What is left to a member whose gang asks for a network topology.
+    fn gathered(&self, cycle: &Cycle<'_>) -> PreFilter {
+        let reject = |text: String| PreFilter::Reject(Rejection::unresolvable(text));
+        let tree = self.topology.as_ref().and_then(Topology::tree);
+        if tree.is_none() {
+            return reject(Blocked::NoTopology.to_string());
+        }
+        if !self.settings.of(cycle.pod).aware {
+            return reject(UNAWARE.to_owned());
+        }
+        let group = self.gangs.gathering(&cycle.pod.uid).map(|g| g.group);
+        let Some(plan) = self
+            .plan
+            .as_ref()
+            .filter(|plan| Some(&plan.group) == group.as_ref())
+        else {
+            return PreFilter::Skip;
+        };
+        let node = plan.nodes.get(&cycle.pod.uid);
+        match node.and_then(|node| cycle.view.nodes.find(node)) {
+            Some(node) => PreFilter::Ready {
+                state: State::default(),
+                nodes: Some(vec![node]),
+            },
+            None => reject("no planned pods".to_owned()),
+        }
+    }
+}
+
+impl Planning for Coscheduling {
+    fn members(&self, pod: &PodInfo) -> Option<Vec<Arc<str>>> {
+        self.topology.as_ref()?.tree()?;
+        let gathering = self.gangs.gathering(&pod.uid)?;
+        let now = !gathering.trying && self.settings.of(pod).aware;
+        now.then_some(gathering.pending)
+    }
+    fn arrange(&self, members: &mut [Arc<PodInfo>]) {
+        topology::arrange(members);
+    }
+    fn plan(
+        &self,
+        members: &[Arc<PodInfo>],
+        offers: &[(NodeIndex, usize)],
+        fit: &str,
+        view: View<'_>,
+    ) -> Result<Vec<Arc<str>>, String> {
+        let gathering = members
+            .first()
+            .and_then(|pod| self.gangs.gathering(&pod.uid));
+        let topology = self.topology.as_ref().zip(gathering);
+        let (topology, gathering) = topology.ok_or_else(|| Blocked::NoTopology.to_string())?;
+        topology.plan(&gathering, members, offers, fit, view)
+    }
+}
+
 impl Plugin for Coscheduling {
     fn name(&self) -> &'static str {
         NAME
@@ -131,17 +231,17 @@ impl Plugin for Coscheduling {
         &mut self,
         profile: &str,
         args: Option<&Value>,
-        _context: &BuildContext,
+        context: &BuildContext,
     ) -> Option<Result<(), BuildError>> {
         let args = crate::args::decode::<Args>(NAME, args);
-        let defaults = args.and_then(|args| {
-            args.warn();
-            args.defaults()
+        let settings = args.and_then(|args| {
+            args.warn(context);
+            args.settings()
         });
-        Some(defaults.map(|defaults| self.defaults.join(profile, defaults)))
+        Some(settings.map(|settings| self.settings.join(profile, settings)))
     }
     fn points(&self) -> Points {
-        // Scoring is for network topologies, which nobody asks about yet; profiles name it.
+        // Scoring is for single pods in a network topology, which is not done; profiles name it.
         Points::PRE_ENQUEUE
             .or(Points::PRE_FILTER)
             .or(Points::POST_FILTER)
@@ -155,16 +255,44 @@ impl Plugin for Coscheduling {
     fn holders(&self) -> Holders {
         Holders::Booked
     }
-    /// Nothing of the pod is read where nodes are judged: members are like any other pods there.
+    /// Nothing of the pod is read where nodes are judged: members are like any other pods there. Those that
+    /// a plan leaves one node share nothing anyway.
     fn sign(&self, _pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
         Signable::Yes
     }
 
+    /// In another topology, gangs that ask for it may find a place.
+    fn interests(&self) -> Vec<Interest> {
+        let interests = [
+            (Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
+            (Subject::Object(TOPOLOGIES), Action::ADD.or(Action::UPDATE)),
+        ];
+        let kept = interests.into_iter().filter(|_| self.topology.is_some());
+        kept.map(|(subject, actions)| Interest { subject, actions })
+            .collect()
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        if self.gangs.gathering(&pod.uid).is_none() {
+            return Helps::Skip;
+        }
+        // Its status is our own word.
+        let same = event.object.is_some_and(|change| {
+            let old = change.old.as_ref();
+            let old = old.and_then(|old| old.downcast_ref::<ClusterNetworkTopology>());
+            let new = change.new_as::<ClusterNetworkTopology>();
+            old.zip(new).is_some_and(|(old, new)| old.spec == new.spec)
+        });
+        if same { Helps::Skip } else { Helps::Queue }
+    }
+
     fn watches(&self) -> Vec<Watch> {
-        vec![
-            Watch::of::<PodGroup>(POD_GROUPS)
-                .counted_as(event_names!("podgroups.v1alpha1.scheduling.sigs.k8s.io")),
-        ]
+        let groups = Watch::of::<PodGroup>(POD_GROUPS)
+            .counted_as(event_names!("podgroups.v1alpha1.scheduling.sigs.k8s.io"));
+        let topologies = self
+            .topology
+            .is_some()
+            .then(|| Watch::of::<ClusterNetworkTopology>(TOPOLOGIES));
+        [Some(groups), topologies].into_iter().flatten().collect()
     }
 
     fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
@@ -174,14 +302,21 @@ impl Plugin for Coscheduling {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         match self.gangs.check(&cycle.pod.uid) {
             Ok(()) => PreFilter::Skip,
+            Err(Blocked::NoTopology) => self.gathered(cycle),
             Err(blocked) => PreFilter::Reject(Rejection::unresolvable(blocked.to_string())),
         }
     }
     fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScore {
         PreScore::Skip
     }
+    fn planning(&self) -> Option<&dyn Planning> {
+        self.topology.is_some().then_some(self)
+    }
 
-    fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, fx: &mut Effects) {
+    fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+        if change.kind == TOPOLOGIES {
+            self.on_topology(change, view, fx);
+        }
         if change.kind != POD_GROUPS {
             return;
         }
@@ -209,7 +344,8 @@ impl Plugin for Coscheduling {
             if let Some(groups) = &mut self.pod_groups {
                 groups.applied(&id, group);
             }
-            let (described, ignored) = spec::of_pod_group(group, &id, self.defaults.first());
+            let (described, ignored) =
+                spec::of_pod_group(group, &id, &self.settings.first().defaults);
             self.report(object, ignored, fx);
             self.gangs.declare(&id, Some(described), &mut moves);
         }
@@ -228,7 +364,8 @@ impl Plugin for Coscheduling {
         let gang = spec::id(&pod.namespace, name);
         let mut own = None;
         if !spec::has_pod_group(&pod.object) {
-            let (described, ignored) = spec::of_pod(&pod.object, &gang, self.defaults.of(pod));
+            let (described, ignored) =
+                spec::of_pod(&pod.object, &gang, &self.settings.of(pod).defaults);
             own = described;
             // One member that describes the gang well is enough.
             let ignored = if self.gangs.is_described(&gang) && own.is_none() {
@@ -267,14 +404,24 @@ impl Plugin for Coscheduling {
         self.reported.remove(uid);
         carry_out(moves, fx);
     }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        if let Some(topology) = &mut self.topology {
+            topology.node(node, view);
+        }
+    }
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         match &mut self.pod_groups {
             Some(groups) => groups.sync(&mut self.gangs, view.now, &mut fx.writes),
             None => drop(self.gangs.take_changed()),
         }
+        if let Some(topology) = &mut self.topology {
+            topology.sync(view.now, &mut fx.writes);
+        }
     }
     fn next_tick(&self) -> Option<Timestamp> {
-        self.pod_groups.as_ref().and_then(PodGroups::next)
+        let groups = self.pod_groups.as_ref().and_then(PodGroups::next);
+        let topology = self.topology.as_ref().and_then(Topology::next);
+        groups.into_iter().chain(topology).min()
     }
     fn after_post_filter(
         &mut self,
@@ -326,9 +473,17 @@ impl Plugin for Coscheduling {
         carry_out(moves, fx);
     }
 
+    fn planned(&mut self, plan: Option<Vec<(Arc<str>, Arc<str>)>>) {
+        self.plan = plan.and_then(|plan| {
+            let group = self.gangs.gathering(&plan.first()?.0)?.group;
+            let nodes = plan.into_iter().collect();
+            Some(Plan { group, nodes })
+        });
+    }
     fn next_pod(&mut self, view: View<'_>, fx: &mut Effects) -> Option<Arc<str>> {
         self.follow(None, view.now);
         if !self.gangs.is_trying() {
+            self.plan = None;
             return None;
         }
         let mut moves = Moves::default();

@@ -79,6 +79,10 @@ pub struct Args {
     /// Which controllers of plugins run: *, Name or -Name, comma-separated.
     #[arg(long, default_value = "*", value_parser = flags::selection)]
     pub controller_plugins: Selection,
+    /// Keep the tree of the ClusterNetworkTopology `default` and its status up to date.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub enable_network_topology_manager: bool,
     /// Address of the TLS server that shows the same as --address.
     #[arg(long, default_value = "0.0.0.0")]
     pub bind_address: String,
@@ -190,6 +194,7 @@ impl Args {
         options.build.gates = named.map(|(gate, on)| (gate.name.to_owned(), on)).collect();
         options.notes = self.accepted.notes().collect();
         options.build.controllers = self.controller_plugins.clone();
+        options.build.network_topology = self.enable_network_topology_manager;
         for (gate, on) in gates.iter().filter(|(gate, on)| *on != gate.default) {
             if let Some(reason) = gates::without_effect(gate.name) {
                 let name = gate.name;

@@ -2,9 +2,22 @@
 
 use super::status::Members;
 use super::{Gang, Gangs, Group, Stage};
-use koord_api::extension::{GangMatchPolicy, GangMode};
+use koord_api::extension::{GangMatchPolicy, GangMode, NetworkTopologySpec};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+
+/// Where a gang group wants to be in the network topology.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gathering {
+    /// Id of the group.
+    pub group: Arc<str>,
+    /// The word of the first of its gangs that says anything.
+    pub spec: Arc<NetworkTopologySpec>,
+    /// The members that are to be placed, by uid.
+    pub pending: Vec<Arc<str>>,
+    /// Whether some of them have been, just now.
+    pub trying: bool,
+}
 
 /// Why a member is not tried now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -193,7 +206,30 @@ impl Gangs {
         self.gangs.get(id).is_some_and(pending) && !self.passes(id)
     }
 
-    /// Whether the pod may be tried now; pods without a gang always may.
+    /// What the pod's group asks of the network topology; nothing where its members go without regard to
+    /// the others.
+    #[must_use]
+    pub fn gathering(&self, uid: &str) -> Option<Gathering> {
+        let (id, gang, _) = self.find(uid)?;
+        if self.passes(id) || self.collected(&gang.group).is_err() {
+            return None;
+        }
+        let group = gang.group.clone();
+        let specs = self.gangs_of(&group).filter_map(|gang| gang.spec.as_ref());
+        let spec = specs.filter_map(|spec| spec.topology.clone()).next()?;
+        let gangs = self.gangs_of(&group).filter(|gang| gang.group == group);
+        Some(Gathering {
+            pending: gangs
+                .flat_map(|gang| gang.pending.values().cloned())
+                .collect(),
+            trying: self.attempt.as_ref().is_some_and(|a| a.group == group),
+            group,
+            spec,
+        })
+    }
+
+    /// Whether the pod may be tried now; pods without a gang always may, and where a gang asks for a
+    /// network topology, that is for who knows it to say.
     ///
     /// # Errors
     /// Why not.
@@ -215,7 +251,11 @@ impl Gangs {
                 gang: id.clone(),
                 pod,
             })?;
-        if spec.topology {
+        let topology = |gang: &Gang| gang.spec.as_ref().and_then(|spec| spec.topology.clone());
+        if self
+            .gangs_of(&gang.group)
+            .any(|gang| topology(gang).is_some())
+        {
             return Err(Blocked::NoTopology);
         }
         Ok(())

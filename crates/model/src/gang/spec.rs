@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use koord_api::duration::GoDuration;
-use koord_api::extension::{GangMatchPolicy, GangMode};
+use koord_api::extension::{GangMatchPolicy, GangMode, NetworkTopologySpec};
 use koord_api::scheduling::PodGroup;
 use koord_api::{annotations, labels};
 use std::sync::Arc;
@@ -42,8 +42,8 @@ pub struct Spec {
     pub wait: Duration,
     /// Ids of the gangs that start together, this one included, sorted.
     pub group: Vec<Arc<str>>,
-    /// Whether it wants to be gathered in the network topology.
-    pub topology: bool,
+    /// How it wants to be gathered in the network topology, if it does.
+    pub topology: Option<Arc<NetworkTopologySpec>>,
     /// When the object that says all this was created.
     pub created: Option<Time>,
 }
@@ -221,12 +221,16 @@ fn common(
     group.push(id.clone());
     group.sort_unstable();
     group.dedup();
-    let mut topology = false;
+    let mut topology = None;
     let key = annotations::GANG_NETWORK_TOPOLOGY_SPEC;
     if let Some(value) = annotation(meta, key) {
-        topology = serde_json::from_str::<serde_json::Map<_, _>>(value).is_ok();
-        if !topology {
-            ignore(key, value, "not a JSON object: it is not used");
+        match serde_json::from_str::<NetworkTopologySpec>(value) {
+            Ok(spec) => topology = Some(Arc::new(spec)),
+            Err(_) => ignore(
+                key,
+                value,
+                "not a JSON object with a gatherStrategy: it is not used",
+            ),
         }
     }
     Spec {

@@ -15,7 +15,7 @@ fn described(min: usize, policy: &str, group: &[&str]) -> Spec {
         policy: policy.into(),
         wait: Duration::from_secs(10),
         group: ids(group),
-        topology: false,
+        topology: None,
         created: None,
     }
 }

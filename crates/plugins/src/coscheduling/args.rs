@@ -5,7 +5,7 @@ use crate::args::invalid;
 use koord_api::duration::GoDuration;
 use koord_api::extension::GangMatchPolicy;
 use koord_model::gang::Defaults;
-use koord_scheduler::framework::BuildError;
+use koord_scheduler::framework::{BuildContext, BuildError};
 use serde::Deserialize;
 
 /// Arguments with upstream's names and defaults.
@@ -35,9 +35,17 @@ impl Default for Args {
     }
 }
 
-impl Args {
+/// What one profile says.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
     /// What applies to gangs that do not say.
-    pub(super) fn defaults(&self) -> Result<Defaults, BuildError> {
+    pub(super) defaults: Defaults,
+    /// Whether gangs that ask for a network topology are placed in it.
+    pub(super) aware: bool,
+}
+
+impl Args {
+    pub(super) fn settings(&self) -> Result<Settings, BuildError> {
         let wait = self.default_timeout.to_std().ok_or_else(|| {
             let value = self.default_timeout;
             invalid(NAME, format!("args.defaultTimeout: {value} is negative"))
@@ -56,18 +64,21 @@ impl Args {
             );
             return Err(invalid(NAME, message));
         }
-        Ok(Defaults { wait, policy })
+        Ok(Settings {
+            defaults: Defaults { wait, policy },
+            aware: self.aware_network_topology,
+        })
     }
 
     /// What is asked for and not done.
-    pub(super) fn warn(&self) {
+    pub(super) fn warn(&self, context: &BuildContext) {
         if self.enable_preemption {
             tracing::warn!("{NAME}: enablePreemption has no effect: no pods are evicted for gangs");
         }
-        if self.aware_network_topology {
+        if self.aware_network_topology && !context.network_topology {
             tracing::warn!(
-                "{NAME}: awareNetworkTopology has no effect: gangs that ask for a network topology \
-                 are not placed"
+                "{NAME}: awareNetworkTopology has no effect without \
+                 --enable-network-topology-manager: gangs that ask for a network topology wait"
             );
         }
     }

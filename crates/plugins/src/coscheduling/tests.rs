@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 mod properties;
 mod scenarios;
+mod topology;
 
 const NOW: i64 = 1_700_000_000;
 
@@ -44,6 +45,10 @@ fn world(args: Value) -> World {
 }
 
 fn gated_world(args: Value, gates: BTreeMap<String, bool>) -> World {
+    built_world(args, &BuildContext::with_gates(gates))
+}
+
+fn built_world(args: Value, context: &BuildContext) -> World {
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -60,8 +65,7 @@ fn gated_world(args: Value, gates: BTreeMap<String, bool>) -> World {
         }]
     });
     let config = Configuration::parse(&config.to_string()).unwrap();
-    let context = BuildContext::with_gates(gates);
-    let profiles = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
+    let profiles = Profiles::build(&config, &crate::registry(), context, false).unwrap();
     World {
         engine: Engine::new(&config, profiles, EngineOptions::default()),
         now: 0,
@@ -250,9 +254,11 @@ fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
         now: at(0),
     };
     let mut plugin = Coscheduling {
-        defaults: PerProfile::new(Defaults::default()),
+        settings: PerProfile::new(Args::default().settings().unwrap()),
         explain_skipped: true,
         gangs: Gangs::default(),
+        topology: None,
+        plan: None,
         pod_groups: Some(PodGroups::default()),
         reported: FxHashMap::default(),
         attempts: metrics::Attempts::default(),

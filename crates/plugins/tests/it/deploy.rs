@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
     ConfigMap, Event, Node, PersistentVolume, PersistentVolumeClaim, ServiceAccount,
 };
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
-use koord_api::scheduling::{ElasticQuota, PodGroup, Reservation};
+use koord_api::scheduling::{ClusterNetworkTopology, ElasticQuota, PodGroup, Reservation};
 use koord_app::flags;
 use koord_kube::api::{Patch, PatchParams};
 use koord_kube::{Api, Change, Client, Informer, Scope};
@@ -389,6 +389,28 @@ async fn overuse(cluster: &Cluster) {
     tokio::time::timeout(patience, gone).await.unwrap();
 }
 
+/// The status of the topology is written.
+async fn topology(cluster: &Cluster) {
+    let object = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1",
+        "kind": "ClusterNetworkTopology", "metadata": {"name": "default"},
+        "spec": {"networkTopologySpec": [{"topologyLayer": "NodeTopologyLayer"}]}});
+    create(
+        cluster,
+        &format!("{KOORD}/clusternetworktopologies"),
+        object,
+    )
+    .await;
+    cluster
+        .until(
+            "the topology's status",
+            |topology: &ClusterNetworkTopology| {
+                let detail = &topology.status.as_ref()?.detail_status;
+                (detail.first()?.node_num == 1).then_some(())
+            },
+        )
+        .await;
+}
+
 /// A pod takes the place of another; one that fits nowhere says so twice.
 async fn refusals(cluster: &Cluster) {
     for (class, value) in [("low", 1), ("high", 1000)] {
@@ -468,12 +490,14 @@ async fn the_scheduler_uses_all_of_its_rights_and_no_others() {
     let (client, record) = limited(&cluster);
     let scheduler = cluster.schedule_through(client, |options: &mut Options| {
         options.leader_elect = true;
+        options.build.network_topology = true;
         options.config = Some(configuration());
     });
     volumes(&cluster).await;
     reservations(&cluster).await;
     groups_and_quotas(&cluster).await;
     overuse(&cluster).await;
+    topology(&cluster).await;
     refusals(&cluster).await;
     scheduler.stop().await;
 

@@ -1,10 +1,11 @@
 //! Gangs from the API server to the API server.
 
 use crate::api::{Cluster, room};
-use k8s_openapi::api::core::v1::Pod;
-use koord_api::scheduling::PodGroup;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_kube::Api;
 use koord_kube::api::{Patch, PatchParams, PostParams};
+use koord_scheduler::config::Configuration;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -137,5 +138,87 @@ async fn a_new_leader_completes_a_gang_of_which_one_member_is_bound() {
     cluster.all_bound(&["a", "b", "c"]).await;
     let status = cluster.phase("Scheduled").await;
     assert_eq!(status["scheduled"], 3);
+    scheduler.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gang_is_gathered_in_the_network_topology() {
+    let cluster = Cluster::start().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    // The second rack alone has room for three.
+    for (name, rack, cpu) in [("a", "r1", "2"), ("b", "r2", "2"), ("c", "r2", "1")] {
+        cluster.node(name, room(cpu), json!([])).await;
+        let labels = json!({"metadata": {"labels": {"example.com/rack": rack}}});
+        let patch = Patch::Merge(&labels);
+        nodes
+            .patch(name, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+    }
+    let config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
+        "profiles": [{
+            "schedulerName": "koord-scheduler",
+            "plugins": {"multiPoint": {"enabled": [{"name": "Coscheduling"}]}},
+            "pluginConfig": [{"name": "Coscheduling", "args": {"awareNetworkTopology": true}}]
+        }]
+    });
+    let scheduler = cluster.schedule(|options| {
+        options.build.network_topology = true;
+        options.config = Some(Configuration::parse(&config.to_string()).unwrap());
+    });
+    let spec = json!({"gatherStrategy": [{"layer": "Rack", "strategy": "MustGather"}]});
+    let group: PodGroup = serde_json::from_value(json!({
+        "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup",
+        "metadata": {"name": "gang", "namespace": "default", "annotations": {
+            "gang.scheduling.koordinator.sh/network-topology-spec": spec.to_string(),
+        }},
+        "spec": {"minMember": 3}
+    }))
+    .unwrap();
+    let groups: Api<PodGroup> = Api::namespaced(cluster.client.clone(), "default");
+    groups.create(&PostParams::default(), &group).await.unwrap();
+    let names = ["x", "y", "z"];
+    for name in names {
+        cluster.member(name, "gang", json!({})).await;
+    }
+    let waits = |text: &str| text.contains("no cluster network topology");
+    cluster.refused("x", waits).await;
+
+    let topology: ClusterNetworkTopology = serde_json::from_value(json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "ClusterNetworkTopology",
+        "metadata": {"name": "default"},
+        "spec": {"networkTopologySpec": [
+            {"topologyLayer": "Rack", "labelKey": ["example.com/rack"]},
+            {"topologyLayer": "NodeTopologyLayer", "parentTopologyLayer": "Rack"},
+        ]}
+    }))
+    .unwrap();
+    let api: Api<ClusterNetworkTopology> = Api::all(cluster.client.clone());
+    api.create(&PostParams::default(), &topology).await.unwrap();
+    let pods = cluster.all_bound(&names).await;
+    let on = |pod: &Pod| pod.spec.as_ref().unwrap().node_name.clone().unwrap();
+    let mut on: Vec<String> = pods.iter().map(on).collect();
+    on.sort_unstable();
+    assert_eq!(on, ["b", "b", "c"]);
+    let status = cluster
+        .until("a status", |topology: &ClusterNetworkTopology| {
+            let status = topology.status.as_ref()?;
+            serde_json::to_value(status).ok()
+        })
+        .await;
+    let rack = |name: &str, nodes: i32| {
+        json!({
+            "topologyInfo": {"topologyLayer": "Rack", "topologyName": name},
+            "parentTopologyInfo": {"topologyLayer": "ClusterTopologyLayer", "topologyName": ""},
+            "childTopologyLayer": "NodeTopologyLayer", "nodeNum": nodes,
+        })
+    };
+    let cluster_layer = json!({
+        "topologyInfo": {"topologyLayer": "ClusterTopologyLayer", "topologyName": ""},
+        "childTopologyLayer": "Rack", "childTopologyNames": ["r1", "r2"], "nodeNum": 3,
+    });
+    let expected = json!([cluster_layer, rack("r1", 1), rack("r2", 2)]);
+    assert_eq!(status["detailStatus"], expected);
     scheduler.stop().await;
 }

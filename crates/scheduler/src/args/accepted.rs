@@ -89,12 +89,6 @@ const ROWS: &[Row] = &[
     ("async-log-queue-length", Number, "10000", LOG),
     ("log-text-info-buffer-size", Text, "0", LOG),
     ("log-text-split-stream", Switch, "false", LOG),
-    (
-        "enable-network-topology-manager",
-        Switch,
-        "false",
-        "there is no network topology manager yet",
-    ),
     ("scheduling-drop-unhandled-timeout", Duration, "5s", QUICK),
     ("debug-diagnosis-blocking", Switch, "false", DUMP),
     ("debug-diagnosis-queue-size", Number, "1000", DUMP),

@@ -63,10 +63,6 @@ fn what_has_no_effect_says_so() {
             "--requestheader-client-ca-file=ca.crt",
         ),
         (
-            "--enable-network-topology-manager=true",
-            "--enable-network-topology-manager=true",
-        ),
-        (
             "--enable-workload-auditor",
             "--enable-workload-auditor=true",
         ),
@@ -79,6 +75,20 @@ fn what_has_no_effect_says_so() {
             notes.len() == 1 && notes[0].contains(expected),
             "{line}: {notes:?}"
         );
+    }
+}
+
+#[test]
+fn the_network_topology_is_kept_when_asked_for() {
+    for (line, on) in [
+        ("", false),
+        ("--enable-network-topology-manager", true),
+        ("--enable-network-topology-manager=true", true),
+        ("--enable-network-topology-manager=false", false),
+    ] {
+        let options = parse(line).unwrap();
+        assert_eq!(options.build.network_topology, on, "{line}");
+        assert_eq!(options.notes, [""; 0], "{line}");
     }
 }
 

@@ -171,6 +171,9 @@ impl Engine {
                 flushed: queued.flushed,
             });
         }
+        if let Err(stop) = self.plan_group(pod, profile, now) {
+            return self.look_for_room(pod, profile, stop, now);
+        }
         match self.select_by(pod, profile, now, None, asks) {
             Ok(choice) if asks => {
                 self.ask_about_nodes(pod, &choice.offers(), 0);

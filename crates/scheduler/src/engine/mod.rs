@@ -31,6 +31,7 @@ mod grouped;
 mod measure;
 mod nominator;
 mod opinion;
+mod plan;
 mod preempt;
 mod room;
 mod scope;

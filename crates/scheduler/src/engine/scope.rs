@@ -80,6 +80,46 @@ impl Scope<'_> {
         }
     }
 
+    /// As [`Self::judge_without`], as if the pods `beside` were there too; what is promised to `mates`, by
+    /// uid, is room for this pod as well.
+    pub(super) fn judge_beside(
+        &self,
+        node: NodeIndex,
+        victims: &[Arc<PodInfo>],
+        beside: &[Arc<PodInfo>],
+        mates: &FxHashSet<Arc<str>>,
+    ) -> RowVerdict {
+        if !self.nodes().is_present(node) {
+            return RowVerdict::Absent;
+        }
+        if let Some(only) = &self.prepared.only
+            && only.binary_search(&node).is_err()
+        {
+            let (by, rejection) = self.outside();
+            return RowVerdict::Refused(by, rejection);
+        }
+        let (removed, mut added) = self.imagined(node, victims);
+        added.retain(|other| !mates.contains(&other.uid));
+        let judge = |added: &[Arc<PodInfo>]| {
+            let cycle = self.imagine(&removed, added);
+            match self.chain(&cycle, node) {
+                RowVerdict::Fits(numa) => match self.moving(&cycle, node) {
+                    Some((plugin, rejection)) => RowVerdict::Refused(plugin, rejection),
+                    None => RowVerdict::Fits(numa),
+                },
+                refused => refused,
+            }
+        };
+        if !added.is_empty() {
+            added.extend_from_slice(beside);
+            let verdict = judge(&added);
+            if !matches!(verdict, RowVerdict::Fits(_)) {
+                return verdict;
+            }
+        }
+        judge(beside)
+    }
+
     /// The same without the volatile plugins: what pods of one shape share.
     fn judge_stable(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
         if !self.nodes().is_present(node) {

@@ -29,7 +29,7 @@ pub use index::{Index, IndexKind, Indexes};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
-pub use roles::{Alignment, Protection, Release, Volatile};
+pub use roles::{Alignment, Planning, Protection, Release, Volatile};
 pub use shared::PerProfile;
 pub use signature::{ShapeId, Signable, Signature};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
@@ -256,7 +256,7 @@ pub enum Holders {
 /// books of what it gives away serves all profiles there are ([`Plugin::join`]).
 ///
 /// What only a few do is a trait of its own, which they say they have: [`Release`], [`Alignment`],
-/// [`Volatile`], [`Protection`].
+/// [`Volatile`], [`Protection`], [`Planning`].
 ///
 /// Where a method asks about many nodes, nothing is imagined of any of them ([`Cycle::overlay`]) and no
 /// NUMA nodes are agreed on.
@@ -282,6 +282,10 @@ pub trait Plugin: Send + Sync {
     }
     /// See [`Protection`].
     fn protection(&self) -> Option<&dyn Protection> {
+        None
+    }
+    /// See [`Planning`].
+    fn planning(&self) -> Option<&dyn Planning> {
         None
     }
     /// What it makes of holders. At [`Holders::Judged`], it is asked at the points before reserve,
@@ -488,6 +492,8 @@ pub trait Plugin: Send + Sync {
     /// The pod is bound.
     fn post_bind(&mut self, _pod: &Arc<PodInfo>, _node: &str, _view: View<'_>, _fx: &mut Effects) {}
 
+    /// What became of [`Planning::plan`]: the members with their nodes, by uid and name, or none.
+    fn planned(&mut self, _plan: Option<Vec<(Arc<str>, Arc<str>)>>) {}
     /// The pod (by uid) to try next, whatever the queue says; so that a group goes in one piece.
     fn next_pod(&mut self, _view: View<'_>, _fx: &mut Effects) -> Option<Arc<str>> {
         None

@@ -13,6 +13,8 @@ pub struct BuildContext {
     /// The plugins whose controllers run: what they do beside deciding, such as keeping the status
     /// of their objects true.
     pub controllers: Selection,
+    /// Whether the network topology of the cluster is kept up to date.
+    pub network_topology: bool,
     /// The names of all profiles: pods of these are placed by this process.
     pub schedulers: BTreeSet<String>,
     /// Resources of which others than this process know how much a node has.

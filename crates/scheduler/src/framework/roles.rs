@@ -2,7 +2,7 @@
 
 #[cfg(doc)]
 use super::Plugin;
-use super::{Cycle, Groups, Rejection, State, Surroundings, Verdict};
+use super::{Cycle, Groups, Rejection, State, Surroundings, Verdict, View};
 use crate::state::{NodeIndex, PodInfo};
 use koord_model::numa::{NumaPolicy, Offers};
 use std::sync::Arc;
@@ -136,4 +136,25 @@ pub trait Protection {
     /// Whether `pod`, which is on `node`, has to stay there: its end would make no room, or nobody
     /// may end it. Asked for pods of lower priority than the one that looks for room.
     fn protects(&self, pod: &PodInfo, node: NodeIndex) -> bool;
+}
+
+/// Decides for a group of pods together where each goes, before the first of them is tried. Its pre-filter
+/// then leaves each member its node.
+pub trait Planning {
+    /// The pods that are to be placed by one plan, by uid, when `pod` is the first of them to be tried.
+    fn members(&self, pod: &PodInfo) -> Option<Vec<Arc<str>>>;
+    /// Puts members in the order in which nodes are dealt to them.
+    fn arrange(&self, members: &mut [Arc<PodInfo>]);
+    /// The node of each of `members`. `offers` says how many of them, from the first, each node can take;
+    /// `fit` why nodes take no more.
+    ///
+    /// # Errors
+    /// Why there is no plan, for the pods' conditions.
+    fn plan(
+        &self,
+        members: &[Arc<PodInfo>],
+        offers: &[(NodeIndex, usize)],
+        fit: &str,
+        view: View<'_>,
+    ) -> Result<Vec<Arc<str>>, String>;
 }

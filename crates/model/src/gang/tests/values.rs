@@ -176,7 +176,7 @@ fn a_pod_describes_its_gang_and_bad_values_fall_back() {
             policy: policy.into(),
             wait: Duration::from_secs(wait),
             group: ids(group),
-            topology: false,
+            topology: None,
             created: None,
         });
         assert_eq!(found, expected, "{name}");

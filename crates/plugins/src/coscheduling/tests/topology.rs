@@ -1,0 +1,298 @@
+//! Gangs that ask for a network topology; the clusters are those of upstream's
+//! `network_topology_workflow_test.go`.
+
+use super::*;
+use koord_scheduler::framework::Verb;
+
+const SPEC: &str = "network-topology-spec";
+const MUST: &str = r#"{"gatherStrategy":[{"layer":"SpineLayer","strategy":"MustGather"}]}"#;
+const PREFER: &str = r#"{"gatherStrategy":[{"layer":"BlockLayer","strategy":"PreferGather"},
+    {"layer":"SpineLayer","strategy":"PreferGather"}]}"#;
+
+/// Node, spine, block.
+const EIGHT: [(&str, &str, &str); 8] = [
+    ("node-8", "s1", "b1"),
+    ("node-1", "s1", "b1"),
+    ("node-7", "s1", "b2"),
+    ("node-2", "s1", "b2"),
+    ("node-6", "s2", "b3"),
+    ("node-3", "s2", "b3"),
+    ("node-5", "s2", "b4"),
+    ("node-4", "s2", "b4"),
+];
+
+fn layers() -> Value {
+    json!([
+        {"topologyLayer": "SpineLayer", "labelKey": ["spine"]},
+        {"topologyLayer": "BlockLayer", "parentTopologyLayer": "SpineLayer", "labelKey": ["block"]},
+        {"topologyLayer": "NodeTopologyLayer", "parentTopologyLayer": "BlockLayer"},
+    ])
+}
+
+impl World {
+    fn hang(&mut self, name: &str, spine: &str, block: &str, cpu: usize) {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": name, "uid": name, "labels": {"spine": spine, "block": block}},
+            "status": {"allocatable": {"cpu": cpu.to_string(), "pods": "110"}}
+        }))
+        .unwrap();
+        self.engine.node_applied(Arc::new(node), at(self.now));
+    }
+
+    fn topology(&mut self, name: &str, layers: Value, status: Value, action: Action) {
+        let object: ClusterNetworkTopology = serde_json::from_value(json!({
+            "metadata": {"name": name, "uid": name}, "spec": {"networkTopologySpec": layers},
+            "status": status,
+        }))
+        .unwrap();
+        let change = ObjectChange {
+            kind: TOPOLOGIES,
+            action,
+            old: None,
+            new: Arc::new(object),
+        };
+        self.engine.object_changed(&change, at(self.now));
+    }
+
+    fn statuses(&mut self) -> Vec<Value> {
+        let writes = std::mem::take(&mut self.writes).into_iter();
+        let writes = writes.filter(|write| write.plural == "clusternetworktopologies");
+        writes
+            .map(|write| match write.verb {
+                Verb::PatchStatus(body) => body["status"]["detailStatus"].clone(),
+                other => panic!("{other:?}"),
+            })
+            .collect()
+    }
+
+    fn nodes_of(&self, pods: &[&str]) -> Vec<&str> {
+        let nodes = pods.iter().map(|pod| self.bound.get(*pod));
+        nodes.map(|node| node.map_or("", String::as_str)).collect()
+    }
+}
+
+fn empty(aware: bool) -> World {
+    let context = BuildContext {
+        network_topology: true,
+        ..BuildContext::default()
+    };
+    built_world(json!({"awareNetworkTopology": aware}), &context)
+}
+
+/// The cluster with so many cores per node.
+fn eight(cpu: impl Fn(&str) -> usize) -> World {
+    let mut world = empty(true);
+    for (name, spine, block) in EIGHT {
+        world.hang(name, spine, block, cpu(name));
+    }
+    world.topology("default", layers(), Value::Null, Action::ADD);
+    world
+}
+
+fn four(spec: &str) -> Vec<Pod> {
+    let names = ["p1", "p2", "p3", "p4"];
+    let pods = names.map(|name| annotated(name, "a", 4, json!({SPEC: spec})));
+    pods.to_vec()
+}
+
+#[test]
+fn a_gang_goes_to_one_place_member_by_member() {
+    let names = ["p1", "p2", "p3", "p4"];
+    type Cores = fn(&str) -> usize;
+    let rows: [(&str, Cores, [&str; 4]); 4] = [
+        (PREFER, |_| 1, ["node-1", "node-8", "node-2", "node-7"]),
+        (MUST, |_| 1, ["node-1", "node-8", "node-2", "node-7"]),
+        (
+            MUST,
+            |node| if node == "node-4" { 4 } else { 1 },
+            ["node-4"; 4],
+        ),
+        // Only the second spine has four.
+        (
+            MUST,
+            |node| usize::from(node != "node-1"),
+            ["node-3", "node-6", "node-4", "node-5"],
+        ),
+    ];
+    for (spec, cpu, expected) in rows {
+        let mut world = eight(cpu);
+        // The last of them is tried first.
+        for pod in four(spec).into_iter().rev() {
+            world.apply(pod);
+        }
+        world.run();
+        assert_eq!(world.nodes_of(&names), expected, "{spec}");
+        assert_eq!(world.cycles, 4);
+    }
+}
+
+#[test]
+fn a_gang_without_a_place_waits_whole_and_says_what_places_offer() {
+    let mut world = eight(|node| usize::from(node != "node-1" && node != "node-4"));
+    for pod in four(MUST) {
+        world.apply(pod);
+    }
+    world.run();
+    let why = "0/8 nodes are available: no candidate topology nodes can accommodate job, \
+               desiredOfferSlot: 4, topology topologyNode SpineLayer/s1: 3;topology topologyNode \
+               SpineLayer/s2: 3, 0/8 nodes are available: 8 Insufficient cpu..";
+    // The one that completed the gang was tried.
+    assert_eq!(world.condition("p4"), why);
+    let told = &world.explained["p3"];
+    assert!(
+        told.contains("gets rejected due to member Pod \"ns/p4\""),
+        "{told}"
+    );
+    assert_eq!((world.bound.len(), world.booked()), (0, (0, 0)));
+    assert_eq!(world.cycles, 1, "no member is tried without a plan");
+    // Six pods would fit, but not in one spine; a core more in the second is enough.
+    world.hang("node-4", "s2", "b4", 1);
+    world.later(60);
+    let expected = ["node-3", "node-6", "node-4", "node-5"];
+    assert_eq!(world.nodes_of(&["p1", "p2", "p3", "p4"]), expected);
+}
+
+#[test]
+fn pods_that_are_there_count_and_places_move_with_labels() {
+    let mut world = eight(|_| 1);
+    world.apply(on_node(pod("other", json!({})), "node-2"));
+    for pod in four(MUST) {
+        world.apply(pod);
+    }
+    world.run();
+    let names = ["p1", "p2", "p3", "p4"];
+    assert_eq!(
+        world.nodes_of(&names),
+        ["node-3", "node-6", "node-4", "node-5"]
+    );
+    // A node that moves to the other spine makes room there, and wakes who waits for that.
+    let mut world = eight(|node| usize::from(!["node-7", "node-5"].contains(&node)));
+    for pod in four(MUST) {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!((world.bound.len(), world.cycles), (0, 1));
+    world.hang("node-1", "s2", "b4", 1);
+    world.later(60);
+    let expected = ["node-3", "node-6", "node-1", "node-4"];
+    assert_eq!(world.nodes_of(&names), expected);
+}
+
+#[test]
+fn members_are_dealt_nodes_by_their_index() {
+    let mut world = eight(|_| 1);
+    let index = |n: &str| json!({SPEC: MUST, "network-topology-index": n});
+    for (name, more) in [
+        ("p1", index("2")),
+        ("p2", index("first")),
+        ("p3", index("0")),
+        ("p4", index("10")),
+    ] {
+        world.apply(annotated(name, "a", 4, more));
+    }
+    world.run();
+    // 0, 2, 10, and last the one without.
+    let expected = ["node-1", "node-8", "node-2", "node-7"];
+    assert_eq!(world.nodes_of(&["p3", "p1", "p4", "p2"]), expected);
+}
+
+#[test]
+fn pods_join_those_with_the_same_selector() {
+    let near = |pod: Pod| {
+        let mut pod = pod;
+        let key = annotations::NETWORK_TOPOLOGY_SELECTOR.to_owned();
+        let all = pod.metadata.annotations.get_or_insert_default();
+        all.insert(key, "job".to_owned());
+        pod
+    };
+    let mut world = eight(|node| if node == "node-5" { 2 } else { 1 });
+    world.apply(near(on_node(pod("mate", json!({})), "node-5")));
+    for pod in four(PREFER) {
+        world.apply(near(pod));
+    }
+    world.run();
+    // The mate's node, then its block, then its spine.
+    let expected = ["node-5", "node-4", "node-3", "node-6"];
+    assert_eq!(world.nodes_of(&["p1", "p2", "p3", "p4"]), expected);
+}
+
+#[test]
+fn without_tree_or_argument_the_gang_waits_and_says_why() {
+    let mut world = empty(true);
+    world.hang("n", "s", "b", 9);
+    for pod in four(MUST) {
+        world.apply(pod);
+    }
+    world.run();
+    let none = "0/1 nodes are available: no cluster network topology.";
+    assert_eq!(world.condition("p4"), none);
+    // Another object than `default` says nothing.
+    world.topology("other", layers(), Value::Null, Action::ADD);
+    world.later(60);
+    assert_eq!(world.bound.len(), 0);
+    world.topology("default", layers(), Value::Null, Action::ADD);
+    world.later(60);
+    assert_eq!(world.bound.len(), 4);
+
+    let mut world = empty(false);
+    world.hang("n", "s", "b", 9);
+    world.topology("default", layers(), Value::Null, Action::ADD);
+    for pod in four(MUST) {
+        world.apply(pod);
+    }
+    world.run();
+    let off = format!("0/1 nodes are available: {UNAWARE}.");
+    assert_eq!(world.condition("p4"), off);
+}
+
+#[test]
+fn the_status_follows_the_nodes_no_faster_than_its_pace() {
+    let mut world = eight(|_| 1);
+    world.run();
+    let written = world.statuses();
+    assert_eq!(written.len(), 1);
+    assert_eq!(written[0].as_array().unwrap().len(), 7);
+    assert_eq!(written[0][0]["nodeNum"], 8);
+    let shown = json!({"detailStatus": written[0]});
+    world.topology("default", layers(), shown.clone(), Action::UPDATE);
+    world.later(60);
+    // A heartbeat is no news.
+    world.hang("node-1", "s1", "b1", 1);
+    world.later(60);
+    assert_eq!(world.statuses(), [Value::Null; 0]);
+    world.hang("node-9", "s3", "b9", 1);
+    world.later(0);
+    assert_eq!(world.statuses()[0][0]["nodeNum"], 9);
+    world.hang("node-10", "s3", "b9", 1);
+    world.later(1);
+    assert_eq!(world.statuses(), [Value::Null; 0], "too soon");
+    world.later(10);
+    assert_eq!(world.statuses()[0][0]["nodeNum"], 10);
+    // What nobody saw is written again; a node that goes is one less.
+    world.later(10);
+    assert_eq!(world.statuses().len(), 1);
+    world.engine.node_deleted("node-10", at(world.now));
+    world.later(10);
+    assert_eq!(world.statuses()[0][0]["nodeNum"], 9);
+    world.topology("default", layers(), shown, Action::DELETE);
+    world.later(60);
+    assert_eq!(world.statuses(), [Value::Null; 0]);
+}
+
+#[test]
+fn layers_that_are_no_line_are_reported_once() {
+    let mut world = empty(true);
+    world.hang("n", "s", "b", 9);
+    let bad = json!([{"topologyLayer": "SpineLayer"}]);
+    for _ in 0..2 {
+        world.topology("default", bad.clone(), Value::Null, Action::ADD);
+        world.run();
+    }
+    assert_eq!(world.problems.len(), 1, "{:?}", world.problems);
+    let expected = "topology layer \\\"NodeTopologyLayer\\\" is not listed";
+    assert!(world.problems[0].contains(expected), "{:?}", world.problems);
+    assert_eq!(world.statuses(), [Value::Null; 0]);
+    world.topology("default", layers(), Value::Null, Action::UPDATE);
+    world.run();
+    assert_eq!(world.statuses().len(), 1);
+}

@@ -1,0 +1,217 @@
+//! The network topology: the tree of the ClusterNetworkTopology `default`, its status, and the plan for the
+//! gang group that is tried.
+
+use jiff::{SignedDuration, Timestamp};
+use koord_api::annotations;
+use koord_api::scheduling::{ClusterNetworkTopology, NetworkTopologyDetail};
+use koord_model::gang::Gathering;
+use koord_model::network::{BadLayers, Layers, Offer, Tree, Wish};
+use koord_scheduler::framework::{Verb, View, Write};
+use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
+use rustc_hash::FxHashMap;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The only object that counts.
+pub(super) const DEFAULT: &str = "default";
+/// The least time between two writes of the status.
+const PACE: SignedDuration = SignedDuration::from_secs(10);
+
+#[derive(Debug)]
+struct Known {
+    uid: String,
+    layers: Option<Layers>,
+    shown: Vec<NetworkTopologyDetail>,
+}
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub(super) struct Topology {
+    known: Option<Known>,
+    /// By node, where it hangs; nodes that hang nowhere are not in it.
+    paths: BTreeMap<Arc<str>, Vec<Arc<str>>>,
+    /// The nodes in `paths` by row: one that went has no name any more.
+    rows: FxHashMap<usize, Arc<str>>,
+    tree: Option<Tree>,
+    /// The tree is not that of `paths`.
+    stale: bool,
+    /// The status is to be compared with the tree, at the earliest then.
+    due: Option<Timestamp>,
+    /// When the status was last written.
+    written: Option<Timestamp>,
+}
+
+/// Where the members of a gang group go, by uid.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) group: Arc<str>,
+    pub(super) nodes: FxHashMap<Arc<str>, Arc<str>>,
+}
+
+impl Topology {
+    /// The object appeared or changed.
+    pub(super) fn applied(
+        &mut self,
+        object: &ClusterNetworkTopology,
+        view: View<'_>,
+    ) -> Result<(), BadLayers> {
+        let layers = Layers::of(&object.spec.network_topology_spec);
+        let status = object.status.clone().unwrap_or_default();
+        let before = self.known.take().and_then(|known| known.layers);
+        let now_layers = layers.as_ref().ok();
+        let changed = before.as_ref() != now_layers;
+        self.known = Some(Known {
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+            layers: now_layers.cloned(),
+            shown: status.detail_status,
+        });
+        if changed {
+            self.paths.clear();
+            self.rows.clear();
+            self.stale = true;
+            for node in view.nodes.indices() {
+                self.node(node, view);
+            }
+        }
+        self.look(view.now);
+        layers.map(drop)
+    }
+
+    pub(super) fn deleted(&mut self) {
+        *self = Self::default();
+    }
+
+    /// A node appeared, changed or went.
+    pub(super) fn node(&mut self, node: NodeIndex, view: View<'_>) {
+        let layers = self.known.as_ref().and_then(|known| known.layers.as_ref());
+        let Some(layers) = layers else { return };
+        let info = view.nodes.info(node);
+        let path = info.and_then(|info: &Arc<NodeInfo>| {
+            let path = layers.path(&info.name, |key| info.label(key)).ok()?;
+            Some((info.name.clone(), path))
+        });
+        let before = self.rows.get(&node.row());
+        if before.and_then(|name| self.paths.get_key_value(name))
+            == path.as_ref().map(|(name, path)| (name, path))
+        {
+            return;
+        }
+        if let Some(before) = self.rows.remove(&node.row()) {
+            self.paths.remove(&before);
+        }
+        if let Some((name, path)) = path {
+            self.rows.insert(node.row(), name.clone());
+            self.paths.insert(name, path);
+        }
+        self.stale = true;
+        self.look(view.now);
+    }
+
+    /// Has the status compared with the tree, not too soon after the last write.
+    fn look(&mut self, now: Timestamp) {
+        let earliest = self.written.and_then(|at| at.checked_add(PACE).ok());
+        self.due = Some(earliest.map_or(now, |at| at.max(now)));
+    }
+
+    /// When the status is to be looked at.
+    pub(super) fn next(&self) -> Option<Timestamp> {
+        self.due
+    }
+
+    /// Brings the tree up to date, and the status if that is due.
+    pub(super) fn sync(&mut self, now: Timestamp, writes: &mut Vec<Write>) {
+        let Some(known) = &self.known else { return };
+        if std::mem::take(&mut self.stale) {
+            let paths = self.paths.values().map(Vec::as_slice);
+            self.tree = known.layers.clone().map(|layers| Tree::new(layers, paths));
+        }
+        if self.due.is_none_or(|due| due > now) {
+            return;
+        }
+        self.due = None;
+        let Some(status) = self.tree.as_ref().map(Tree::status) else {
+            return;
+        };
+        if status == known.shown {
+            return;
+        }
+        let mut body = json!({"status": {"detailStatus": status}});
+        if !known.uid.is_empty() {
+            body["metadata"] = json!({"uid": known.uid});
+        }
+        writes.push(Write {
+            group: "scheduling.koordinator.sh",
+            version: "v1alpha1",
+            plural: "clusternetworktopologies",
+            namespace: String::new(),
+            name: DEFAULT.to_owned(),
+            verb: Verb::PatchStatus(body),
+            timed: None,
+        });
+        self.written = Some(now);
+        // A write whose effect is not seen is sent again.
+        self.look(now);
+    }
+
+    /// The tree, if there is a topology.
+    pub(super) fn tree(&self) -> Option<&Tree> {
+        self.tree.as_ref()
+    }
+
+    /// The node of each of `members`, in this order.
+    pub(super) fn plan(
+        &self,
+        gathering: &Gathering,
+        members: &[Arc<PodInfo>],
+        offers: &[(NodeIndex, usize)],
+        fit: &str,
+        view: View<'_>,
+    ) -> Result<Vec<Arc<str>>, String> {
+        let Some(tree) = &self.tree else {
+            return Err("no cluster network topology".to_owned());
+        };
+        let wish = Wish::new(&gathering.spec, members.len(), tree.layers());
+        let near = members.first().and_then(|pod| selector(pod));
+        let offers = offers.iter().map(|(node, slots)| {
+            let existing = near.map_or(0, |near| {
+                let pods = view.nodes.pods(*node);
+                pods.filter(|pod| selector(pod) == Some(near)).count()
+            });
+            let offer = Offer {
+                slots: *slots,
+                existing,
+                score: 0,
+            };
+            (&**view.nodes.name(*node), offer)
+        });
+        let dealt = tree
+            .place(&wish, offers)
+            .map_err(|none| none.message(fit))?;
+        let dealt = dealt.into_iter();
+        Ok(dealt
+            .flat_map(|(node, pods)| std::iter::repeat_n(node, pods))
+            .collect())
+    }
+}
+
+/// Pods with the same word belong near each other.
+fn selector(pod: &PodInfo) -> Option<&str> {
+    let said = pod.annotation(annotations::NETWORK_TOPOLOGY_SELECTOR);
+    said.filter(|word| !word.is_empty())
+}
+
+/// Sorts pods as nodes are dealt to them: by their index, those without one last, then by name.
+pub(super) fn arrange(members: &mut [Arc<PodInfo>]) {
+    members.sort_by_cached_key(|pod| {
+        let said = pod.annotation(annotations::GANG_NETWORK_TOPOLOGY_INDEX);
+        let index = said.and_then(|text| text.parse::<i64>().ok());
+        let index = index.filter(|index| *index >= 0);
+        (
+            index.is_none(),
+            index,
+            pod.name.clone(),
+            pod.namespace.clone(),
+        )
+    });
+}

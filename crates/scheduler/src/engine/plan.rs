@@ -1,0 +1,164 @@
+//! A plan for a group of pods, before the first of them is tried.
+//!
+//! For each node it is found out how many of the members it takes, one beside the other; who plans says
+//! which node each gets. The members then go through ordinary cycles, in which they are left that node: what
+//! a plan overlooked is found there, and gives the whole group back.
+
+use super::Engine;
+use super::cycle::Stop;
+use super::diagnosis::{Diagnosis, RowVerdict, Tally};
+use super::scope::{Prepared, Scope};
+use crate::framework::{Code, Cycle, Instance, ShapeId, Signable, Signature, View};
+use crate::state::{NodeIndex, PodInfo};
+use jiff::Timestamp;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::Arc;
+
+/// The members of a group with what plugins prepared for them.
+pub(super) struct Members {
+    /// In the order in which they are dealt nodes.
+    pub(super) pods: Vec<Arc<PodInfo>>,
+    prepared: Vec<Prepared>,
+    /// By member, its place in `prepared`.
+    of: Vec<usize>,
+    uids: FxHashSet<Arc<str>>,
+}
+
+impl Engine {
+    /// Has the pod's group planned, if it is to be planned now.
+    pub(super) fn plan_group(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        now: Timestamp,
+    ) -> Result<(), Stop> {
+        let Some((instance, uids)) = self.group_to_plan(pod, profile) else {
+            return Ok(());
+        };
+        let view = view!(self, now);
+        let Some(planning) = self.plugins[instance].planning() else {
+            return Ok(());
+        };
+        let mut pods: Vec<Arc<PodInfo>> = uids
+            .iter()
+            .filter_map(|uid| Some(self.queue.get(uid)?.info.clone()))
+            .collect();
+        planning.arrange(&mut pods);
+        let members = self.prepare_members(pods, view)?;
+        let mut tally = Tally::default();
+        let mut helpable = Vec::new();
+        let mut offers = Vec::with_capacity(self.nodes.len());
+        for node in self.nodes.indices() {
+            let scope = |at: usize| self.member_scope(&members, at, view);
+            let (slots, refused) = members.slots(node, scope);
+            offers.push((node, slots));
+            if let Some(RowVerdict::Refused(plugin, rejection)) = refused {
+                tally.add(plugin, &rejection);
+                if rejection.code == Code::Unschedulable {
+                    helpable.push(node);
+                }
+            }
+        }
+        let mut diagnosis = tally.diagnosis(self.nodes.len(), &self.names);
+        let plan = planning.plan(&members.pods, &offers, &diagnosis.message(), view);
+        let plan = plan.map(|nodes| {
+            let uids = members.pods.iter().map(|pod| pod.uid.clone());
+            uids.zip(nodes).collect()
+        });
+        match plan {
+            Ok(plan) => {
+                self.plugins[instance].planned(Some(plan));
+                Ok(())
+            }
+            Err(message) => {
+                self.plugins[instance].planned(None);
+                diagnosis.by |= 1 << instance;
+                diagnosis.plugins = vec![self.names[instance]];
+                diagnosis.pre_filter_message = message;
+                diagnosis.pre_filter_by = Some(instance);
+                diagnosis.refusals = Vec::new();
+                diagnosis.candidates = helpable;
+                Err(Stop::Refused(Box::<Diagnosis>::new(diagnosis)))
+            }
+        }
+    }
+
+    /// Who plans for the pod's group, and for whom.
+    fn group_to_plan(&self, pod: &PodInfo, profile: usize) -> Option<(Instance, Vec<Arc<str>>)> {
+        let asked = self.judging(pod);
+        let instances = self.profiles[profile].pre_filter.iter();
+        instances
+            .filter(|at| asked & (1 << **at) != 0)
+            .find_map(|at| Some((*at, self.plugins[*at].planning()?.members(pod)?)))
+    }
+
+    /// Prepares members, those of one shape together.
+    ///
+    /// # Errors
+    /// One of them is refused before any node.
+    pub(super) fn prepare_members(
+        &self,
+        pods: Vec<Arc<PodInfo>>,
+        view: View<'_>,
+    ) -> Result<Members, Stop> {
+        let mut shapes: FxHashMap<(usize, ShapeId), usize> = FxHashMap::default();
+        let (mut prepared, mut of) = (Vec::<Prepared>::new(), Vec::with_capacity(pods.len()));
+        for pod in &pods {
+            let profile = self.profile_of(pod).unwrap_or_default();
+            let mut signature = Signature::default();
+            let shape = match self.sign(pod, profile, view, &mut signature) {
+                Signable::Yes => Some((profile, signature.finish())),
+                Signable::No => None,
+            };
+            if let Some(at) = shape.and_then(|shape| shapes.get(&shape)) {
+                of.push(*at);
+                continue;
+            }
+            let fresh = self.prepare_despite(&Cycle::new(pod, view), profile, None)?;
+            // What volatile plugins read of a pod is not signed.
+            if let Some(shape) = shape.filter(|_| fresh.moving.is_empty()) {
+                shapes.insert(shape, prepared.len());
+            }
+            of.push(prepared.len());
+            prepared.push(fresh);
+        }
+        let uids = pods.iter().map(|pod| pod.uid.clone()).collect();
+        Ok(Members {
+            pods,
+            prepared,
+            of,
+            uids,
+        })
+    }
+
+    fn member_scope<'a>(&'a self, members: &'a Members, at: usize, view: View<'a>) -> Scope<'a> {
+        Scope {
+            cycle: Cycle::new(&members.pods[at], view),
+            plugins: &self.plugins,
+            prepared: &members.prepared[members.of[at]],
+            nominator: &self.nominator,
+            opinion: None,
+            shared: false,
+            bare: false,
+            seed: self.options.seed,
+            parallel_rows: self.options.parallel_rows,
+        }
+    }
+}
+
+impl Members {
+    /// How many of them fit on `node`, from the first on, and why not the next.
+    fn slots<'a>(
+        &'a self,
+        node: NodeIndex,
+        scope: impl Fn(usize) -> Scope<'a>,
+    ) -> (usize, Option<RowVerdict>) {
+        for at in 0..self.pods.len() {
+            let verdict = scope(at).judge_beside(node, &[], &self.pods[..at], &self.uids);
+            if !matches!(verdict, RowVerdict::Fits(_)) {
+                return (at, Some(verdict));
+            }
+        }
+        (self.pods.len(), None)
+    }
+}
