@@ -2,6 +2,7 @@
 //! pod that waits, where the best of them is, who is evicted for whom. The runs are fixed by their
 //! seeds, and assert that they came to what they are about.
 
+mod aligned;
 mod draw;
 mod rules;
 

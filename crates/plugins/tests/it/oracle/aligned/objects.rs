@@ -1,0 +1,198 @@
+//! Objects of the API from what a run made up, and what is written on pods.
+
+use super::super::START;
+use super::rules::{Bind, Held, NUMAS, Node, Pod, Policy, THREADS};
+use crate::differential::preemption::{change, parsed};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1;
+use koord_api::scheduling::Device;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_scheduler::framework::ObjectChange;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const CORE: &str = "koordinator.sh/gpu-core";
+const RATIO: &str = "koordinator.sh/gpu-memory-ratio";
+const STATUS: &str = "scheduling.koordinator.sh/resource-status";
+const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
+
+pub(super) fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(START + seconds).unwrap()
+}
+
+/// The label's value, or what a node without it is called here.
+pub(super) fn policy(policy: Policy) -> &'static str {
+    match policy {
+        Policy::None => "none",
+        Policy::BestEffort => "BestEffort",
+        Policy::Restricted => "Restricted",
+        Policy::Single => "SingleNUMANode",
+    }
+}
+
+pub(super) fn node(name: &str, node: &Node) -> Arc<v1::Node> {
+    let mut labels = json!({});
+    if node.policy != Policy::None {
+        labels["node.koordinator.sh/numa-topology-policy"] = json!(policy(node.policy));
+    }
+    if node.whole_cores {
+        labels["node.koordinator.sh/cpu-bind-policy"] = json!("FullPCPUsOnly");
+    }
+    let gpus = node.gpus.len() * 100;
+    Arc::new(parsed(json!({
+        "metadata": {"name": name, "uid": name, "labels": labels},
+        "status": {"allocatable": {"cpu": node.cpus.to_string(), "pods": "110",
+            "memory": format!("{}Mi", node.memory * i64::from(NUMAS)),
+            CORE: gpus.to_string(), RATIO: gpus.to_string()}}
+    })))
+}
+
+pub(super) fn topology(name: &str, node: &Node) -> ObjectChange {
+    let cpu = |id: u32| {
+        let numa = node.numa_of_cpu(id);
+        json!({"id": id, "core": id / THREADS, "socket": numa, "node": numa})
+    };
+    let detail: Vec<Value> = (0..node.cpus).map(cpu).collect();
+    let zone = |id: u32| {
+        let amount = |name: &str, amount: String| json!({"name": name, "capacity": amount, "allocatable": amount, "available": amount});
+        json!({"name": format!("node-{id}"), "type": "Node", "resources": [
+            amount("cpu", (node.cpus / NUMAS).to_string()), amount("memory", format!("{}Mi", node.memory))]})
+    };
+    let zones: Vec<Value> = (0..NUMAS).map(zone).collect();
+    let reserved: Vec<String> = node.reserved.iter().map(u32::to_string).collect();
+    let kubelet = json!({"policy": "static", "reservedCPUs": reserved.join(",")});
+    let object: NodeResourceTopology = parsed(json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": {"name": name, "annotations": {
+            "node.koordinator.sh/cpu-topology": json!({"detail": detail}).to_string(),
+            "kubelet.koordinator.sh/cpu-manager-policy": kubelet.to_string()}},
+        "topologyPolicies": [], "zones": zones
+    }));
+    change(
+        "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
+        object,
+        false,
+    )
+}
+
+pub(super) fn devices(name: &str, node: &Node) -> ObjectChange {
+    let gpu = |(minor, well): (usize, &bool)| {
+        let numa = node.numa_of_gpu(u32::try_from(minor).unwrap());
+        json!({"type": "gpu", "id": format!("{name}-{minor}"), "minor": minor, "health": well,
+            "resources": {CORE: "100", RATIO: "100", "koordinator.sh/gpu-memory": "80Gi"},
+            "topology": {"socketID": numa, "nodeID": numa, "pcieID": format!("{numa}")}})
+    };
+    let list: Vec<Value> = node.gpus.iter().enumerate().map(gpu).collect();
+    let object: Device = parsed(json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
+        "metadata": {"name": name}, "spec": {"devices": list}
+    }));
+    change("devices.v1alpha1.scheduling.koordinator.sh", object, false)
+}
+
+pub(super) fn pod(pod: &Pod, held: Option<&Held>) -> Arc<v1::Pod> {
+    let mut requests = json!({"cpu": format!("{}m", pod.cpu)});
+    if pod.memory > 0 {
+        requests["memory"] = json!(format!("{}Mi", pod.memory));
+    }
+    if pod.gpu > 0 {
+        requests[CORE] = json!(pod.gpu.to_string());
+        requests[RATIO] = json!(pod.gpu.to_string());
+    }
+    let (mut labels, mut annotations) = (json!({}), json!({}));
+    if pod.bind != Bind::No {
+        labels = json!({"koordinator.sh/qosClass": "LSR", "koordinator.sh/priority-class": "koord-prod"});
+        let spec = match pod.bind {
+            Bind::Full => json!({"requiredCPUBindPolicy": "FullPCPUs"}),
+            Bind::Spread => json!({"requiredCPUBindPolicy": "SpreadByPCPUs"}),
+            Bind::Prefer | Bind::No => json!({"preferredCPUBindPolicy": "FullPCPUs"}),
+        };
+        annotations["scheduling.koordinator.sh/resource-spec"] = json!(spec.to_string());
+    }
+    let mut value = json!({
+        "metadata": {"name": pod.name, "namespace": "ns", "uid": pod.name, "labels": labels},
+        "spec": {"schedulerName": "koord-scheduler", "containers":
+            [{"name": "c", "image": "i", "resources": {"requests": requests, "limits": requests}}]}
+    });
+    if let Some(held) = held {
+        value["spec"]["nodeName"] = json!(held.node);
+        annotations[STATUS] = json!(status(held).to_string());
+        annotations[DEVICES] = json!(allocated(held).to_string());
+    }
+    value["metadata"]["annotations"] = annotations;
+    Arc::new(parsed(value))
+}
+
+fn status(held: &Held) -> Value {
+    let mut out = json!({});
+    if !held.cpus.is_empty() {
+        let cpus: Vec<String> = held.cpus.iter().map(u32::to_string).collect();
+        out["cpuset"] = json!(cpus.join(","));
+    }
+    let zone = |(numa, [cpu, memory]): (&u32, &[i64; 2])| {
+        let mut amounts = json!({"cpu": format!("{cpu}m")});
+        if *memory > 0 {
+            amounts["memory"] = json!(format!("{memory}Mi"));
+        }
+        json!({"node": numa, "resources": amounts})
+    };
+    if !held.numas.is_empty() {
+        out["numaNodeResources"] = held.numas.iter().map(zone).collect();
+    }
+    out
+}
+
+fn allocated(held: &Held) -> Value {
+    let one = |(minor, percent): (&u32, &i64)| {
+        let percent = percent.to_string();
+        json!({"minor": minor, "resources": {CORE: percent, RATIO: percent}})
+    };
+    let gpus: Vec<Value> = held.gpus.iter().map(one).collect();
+    if gpus.is_empty() {
+        json!({})
+    } else {
+        json!({"gpu": gpus})
+    }
+}
+
+/// Reads `0-3,8`.
+fn cpus(text: &str) -> impl Iterator<Item = u32> {
+    let parts = text.split(',').filter(|part| !part.is_empty());
+    parts.flat_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        first.parse().unwrap()..=last.parse().unwrap()
+    })
+}
+
+/// Thousandths.
+fn milli(value: &Value) -> i64 {
+    let Some(text) = value.as_str() else { return 0 };
+    let quantity: koord_api::quantity::Quantity = text.parse().unwrap();
+    quantity.milli_value()
+}
+
+pub(super) fn held(node: &str, annotations: &BTreeMap<String, String>) -> Held {
+    let read = |key: &str| -> Value {
+        let text = annotations.get(key).map_or("{}", String::as_str);
+        serde_json::from_str(text).unwrap()
+    };
+    let (status, devices) = (read(STATUS), read(DEVICES));
+    let zones = status["numaNodeResources"].as_array().into_iter().flatten();
+    let gpus = devices["gpu"].as_array().into_iter().flatten();
+    let id = |value: &Value| u32::try_from(value.as_u64().unwrap()).unwrap();
+    Held {
+        node: node.to_owned(),
+        cpus: cpus(status["cpuset"].as_str().unwrap_or("")).collect(),
+        numas: zones
+            .map(|zone| {
+                let amounts = &zone["resources"];
+                let mebibytes = milli(&amounts["memory"]) / 1000 / (1 << 20);
+                (id(&zone["node"]), [milli(&amounts["cpu"]), mebibytes])
+            })
+            .collect(),
+        gpus: gpus
+            .map(|gpu| (id(&gpu["minor"]), milli(&gpu["resources"][RATIO]) / 1000))
+            .collect(),
+    }
+}
