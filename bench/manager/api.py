@@ -43,8 +43,8 @@ class Api:
                 self.local.connection.request(method, path, data, {"Content-Type": kind})
                 answer = self.local.connection.getresponse()
                 text = answer.read().decode()
-                # As a server does whose storage of a new kind is not ready.
-                if answer.status != 429:
+                # As a server does whose storage of a new kind is not ready; a proxy may be in trouble for a moment.
+                if answer.status != 429 and (method != "GET" or answer.status < 500):
                     break
                 time.sleep(1)
             except (OSError, http.client.HTTPException):
