@@ -279,3 +279,68 @@ async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allo
     cluster.shows("a", "4", "4").await;
     scheduler.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tree_has_what_its_root_quota_says_also_after_a_restart() {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("10"), json!([])).await;
+    // As koord-manager writes it for a profile.
+    let root: ElasticQuota = serde_json::from_value(json!({
+        "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
+        "metadata": {
+            "name": "root", "namespace": "default",
+            "labels": {
+                labels::QUOTA_TREE_ID: "t", labels::QUOTA_IS_ROOT: "true",
+                labels::QUOTA_IS_PARENT: "true"
+            },
+            "annotations": {annotations::QUOTA_TOTAL_RESOURCE: "{\"cpu\":\"4\"}"}
+        },
+        "spec": {"min": {"cpu": "4"}, "max": {"cpu": "1000"}}
+    }))
+    .unwrap();
+    let params = PostParams::default();
+    cluster.quotas().create(&params, &root).await.unwrap();
+    cluster.quota("leaf", "root", "1000", "0").await;
+    let planted = json!({"metadata": {"labels": {labels::QUOTA_TREE_ID: "t"}}});
+    let planted = Patch::Merge(&planted);
+    let params = PatchParams::default();
+    cluster
+        .quotas()
+        .patch("leaf", &params, &planted)
+        .await
+        .unwrap();
+    cluster.quota("main", "", "1000", "0").await;
+    let gated = |options: &mut koord_scheduler::Options| {
+        options.build.gates.insert("MultiQuotaTree".into(), true);
+    };
+    let first = cluster.schedule(gated);
+    cluster.quota_pod("t-1", "leaf", "3", "").await;
+    assert_eq!(cluster.bound("t-1").await, "n");
+    cluster.quota_pod("t-2", "leaf", "2", "").await;
+    let full = |message: &str| message.contains("quotaName: leaf, runtime: cpu:4, used: cpu:3,");
+    cluster.refused("t-2", full).await;
+    cluster.quota_pod("m-1", "main", "7", "").await;
+    let rest = |message: &str| message.contains("quotaName: main, runtime: cpu:6, ");
+    cluster.refused("m-1", rest).await;
+    first.stop().await;
+
+    let second = cluster.schedule(gated);
+    cluster.quota_pod("m-2", "main", "6", "").await;
+    assert_eq!(
+        cluster.bound("m-2").await,
+        "n",
+        "what the tree does not have"
+    );
+    let more = json!({"metadata": {"annotations": {
+        annotations::QUOTA_TOTAL_RESOURCE: "{\"cpu\":\"3\"}"
+    }}});
+    let more = Patch::Merge(&more);
+    cluster
+        .quotas()
+        .patch("root", &params, &more)
+        .await
+        .unwrap();
+    cluster.shows("leaf", "3", "3").await;
+    cluster.shows("main", "6", "7").await;
+    second.stop().await;
+}
