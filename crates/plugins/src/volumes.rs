@@ -25,7 +25,7 @@ pub(crate) use restrictions::VolumeRestrictions;
 pub(crate) use zone::VolumeZone;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Volume};
-use koord_scheduler::framework::{Action, IndexKind, Interest, Subject, View};
+use koord_scheduler::framework::{Action, ClusterEvent, IndexKind, Interest, Subject, View};
 use koord_scheduler::state::PodInfo;
 use std::sync::LazyLock;
 use storage::Storage;
@@ -113,6 +113,18 @@ fn uses_claims(pod: &PodInfo) -> bool {
     volumes(pod)
         .iter()
         .any(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some())
+}
+
+/// Under which name pods that use it are found, for an event that is about a claim.
+fn claim_told(event: &ClusterEvent<'_>) -> Option<String> {
+    let claim: &PersistentVolumeClaim = event.object?.new_as()?;
+    let name = claim.metadata.name.as_deref()?;
+    Some(format!("{}/{name}", claim.metadata.namespace.as_deref()?))
+}
+
+/// The names of the claims that `pod` uses.
+fn claim_names(pod: &PodInfo) -> Vec<&str> {
+    claims(pod).iter().map(|used| &*used.key).collect()
 }
 
 /// Whether `pod` uses this claim.

@@ -51,6 +51,8 @@ pub(crate) struct QueuedPod {
     pub(crate) first_seen: Timestamp,
     /// Whether it is tried next only because it waited long enough.
     pub(crate) flushed: bool,
+    /// What it names, while it is refused.
+    names: Vec<Box<str>>,
     refusals: u32,
     errors: u32,
     since: Timestamp,
@@ -128,6 +130,8 @@ pub(crate) struct Queue {
     /// are tried in that order.
     waiting: BinaryHeap<Reverse<Wake>>,
     refused: FxHashMap<PluginSet, FxHashSet<Arc<str>>>,
+    /// Refused pods by what they name.
+    named: FxHashMap<Box<str>, FxHashSet<Arc<str>>>,
     tickets: u64,
     stale_checked: Timestamp,
     counts: Pending,
@@ -143,6 +147,7 @@ impl Queue {
             active: BinaryHeap::new(),
             waiting: BinaryHeap::new(),
             refused: FxHashMap::default(),
+            named: FxHashMap::default(),
             tickets: 0,
             stale_checked: Timestamp::UNIX_EPOCH,
             counts: Pending::default(),
@@ -222,6 +227,7 @@ impl Queue {
             attempts: 0,
             first_seen: now,
             flushed: false,
+            names: Vec::new(),
             refusals: 0,
             errors: 0,
             since: now,
@@ -319,6 +325,33 @@ impl Queue {
     /// Refused pods by the plugins that refused them.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (PluginSet, &FxHashSet<Arc<str>>)> {
         self.refused.iter().map(|(by, pods)| (*by, pods))
+    }
+
+    /// The refused pods that name `name`, with the plugins that refused them.
+    pub(crate) fn named(&self, name: &str) -> impl Iterator<Item = (PluginSet, &QueuedPod)> {
+        let uids = self.named.get(name).into_iter().flatten();
+        uids.filter_map(|uid| {
+            let pod = self.pods.get(uid)?;
+            match pod.place {
+                Place::Refused { by } => Some((by, pod)),
+                _ => None,
+            }
+        })
+    }
+
+    /// Finds a pod that was refused by `names`, until it is tried again.
+    pub(crate) fn name(&mut self, uid: &str, names: Vec<Box<str>>) {
+        let Some(pod) = self.pods.get_mut(uid) else {
+            return;
+        };
+        if !matches!(pod.place, Place::Refused { .. }) {
+            return;
+        }
+        for name in &names {
+            let pods = self.named.entry(name.clone()).or_default();
+            pods.insert(pod.info.uid.clone());
+        }
+        pod.names.extend(names);
     }
 
     /// Ends back-offs that are over, and wakes what has been refused for too long.
@@ -463,9 +496,17 @@ impl Queue {
     }
 
     fn leave(&mut self, uid: &str) {
-        let Some(pod) = self.pods.get(uid) else {
+        let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };
+        for name in std::mem::take(&mut pod.names) {
+            if let Some(pods) = self.named.get_mut(&name) {
+                pods.remove(uid);
+                if pods.is_empty() {
+                    self.named.remove(&name);
+                }
+            }
+        }
         match pod.place {
             Place::Active => self.counts.active -= 1,
             Place::Backoff { .. } => self.counts.backoff -= 1,

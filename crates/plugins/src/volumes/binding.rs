@@ -316,6 +316,12 @@ impl Plugin for VolumeBinding {
             _ => Helps::Queue,
         }
     }
+    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+        super::claim_told(event)
+    }
+    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+        super::claim_names(pod)
+    }
     fn sign(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         if !uses_claims(pod) {
             return Signable::Yes;

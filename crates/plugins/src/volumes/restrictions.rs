@@ -137,6 +137,12 @@ impl Plugin for VolumeRestrictions {
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
+    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+        super::claim_told(event)
+    }
+    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+        super::claim_names(pod)
+    }
     fn sign(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         for volume in volumes(pod).iter().filter(|volume| is_disk(volume)) {
             sign_disk(volume, signature);

@@ -113,6 +113,12 @@ impl Plugin for VolumeZone {
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
+    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+        super::claim_told(event)
+    }
+    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+        super::claim_names(pod)
+    }
     fn sign(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         if standing(pod).next().is_none() {
             return Signable::Yes;

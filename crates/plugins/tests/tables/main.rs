@@ -6,6 +6,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod claims;
 mod filters;
 mod nodes;
 mod places;

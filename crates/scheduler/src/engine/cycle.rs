@@ -454,6 +454,17 @@ impl Engine {
             }
         };
         self.queue.refuse(&pod.uid, refusal, now);
+        if let Refusal::Unschedulable { by, .. } = refusal {
+            let refusing = self.plugins.iter().enumerate();
+            let refusing = refusing.filter(|(instance, _)| by & (1 << instance) != 0);
+            let mut names: Vec<&str> = refusing.flat_map(|(_, it)| it.names(pod)).collect();
+            names.sort_unstable();
+            names.dedup();
+            if !names.is_empty() {
+                let names = names.into_iter().map(Box::from).collect();
+                self.queue.name(&pod.uid, names);
+            }
+        }
         self.outbox.push(Output::Failed(failure));
         error
     }

@@ -62,9 +62,36 @@ impl Engine {
                 beyond |= 1 << instance;
             }
         }
+        // Plugins that know whom alone it may help.
+        let (mut narrow, mut names): (PluginSet, Vec<(PluginSet, String)>) = (0, Vec::new());
+        for (instance, plugin) in self.plugins.iter().enumerate() {
+            let bit = 1 << instance;
+            if interested & bit != 0
+                && let Some(name) = plugin.about(event)
+            {
+                narrow |= bit;
+                match names.iter_mut().find(|(_, known)| *known == name) {
+                    Some((plugins, _)) => *plugins |= bit,
+                    None => names.push((bit, name)),
+                }
+            }
+        }
         let hinted = std::cell::Cell::new(false);
         let view = view!(self, now);
+        let any_of = |asked: PluginSet, pod: &PodInfo| {
+            (0..self.plugins.len()).any(|instance| {
+                asked & (1 << instance) != 0 && self.helps(instance, pod, event, view, &hinted)
+            })
+        };
         let mut wake = Vec::new();
+        for (plugins, name) in &names {
+            for (by, queued) in self.queue.named(name) {
+                let pod = &queued.info;
+                if pod.priority <= priority && any_of(by & plugins, pod) {
+                    wake.push(pod.uid.clone());
+                }
+            }
+        }
         for (by, pods) in self.queue.refused() {
             // Refused by nobody in particular (no nodes): anything may help.
             // Nobody says what may change an extender's mind.
@@ -72,7 +99,7 @@ impl Engine {
             let asked = if any {
                 PluginSet::MAX
             } else {
-                by & interested | beyond
+                by & interested & !narrow | beyond
             };
             if asked == 0 {
                 continue;
@@ -84,12 +111,7 @@ impl Engine {
                 if queued.info.priority > priority {
                     continue;
                 }
-                let helps = any
-                    || (0..self.plugins.len()).any(|instance| {
-                        asked & (1 << instance) != 0
-                            && self.helps(instance, &queued.info, event, view, &hinted)
-                    });
-                if helps {
+                if any || any_of(asked, &queued.info) {
                     wake.push(uid.clone());
                 }
             }

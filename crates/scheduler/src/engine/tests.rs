@@ -4,13 +4,20 @@ mod measure;
 use super::*;
 use crate::framework::Signature;
 use crate::framework::{
-    BindPlan, BuildContext, BuildError, Cycle, Factory, ObjectChange, Permit, Registry, Rejection,
-    Signable, State, Verdict,
+    BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Factory, Helps, ObjectChange, Permit,
+    Registry, Rejection, Signable, State, Verdict,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_model::resources::CPU;
 use serde_json::{Value, json};
 use std::time::Duration;
+
+const THINGS: &str = "things.v1.test";
+
+thread_local! {
+    /// How many pods were asked about an object.
+    static QUESTIONS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
 
 /// Room by CPU, and a knob for every test.
 struct Knobs;
@@ -33,7 +40,27 @@ impl Plugin for Knobs {
                 subject: Subject::AssignedPod,
                 actions: Action::DELETE,
             },
+            Interest {
+                subject: Subject::Object(THINGS),
+                actions: Action::ADD,
+            },
         ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let Some(about) = event.object.and_then(ObjectChange::new_as::<String>) else {
+            return Helps::Queue;
+        };
+        QUESTIONS.set(QUESTIONS.get() + 1);
+        match self.names(pod).contains(&&**about) {
+            true => Helps::Queue,
+            false => Helps::Skip,
+        }
+    }
+    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+        event.object?.new_as::<String>().cloned()
+    }
+    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+        pod.annotation("thing").into_iter().collect()
     }
     fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         signature.amounts(&pod.requests);
@@ -523,4 +550,47 @@ fn a_shared_evaluation_that_is_wrong_costs_time_not_correctness() {
     engine.pod_applied(pod("p-again", "1"), at(2));
     assert!(schedule(&mut engine, 2)[0].1.is_some());
     assert_eq!(engine.booked(), (2, 2));
+}
+
+/// With thousands that wait for a claim each, their claims come one after another.
+#[test]
+fn only_those_who_wait_for_a_thing_are_asked_about_it() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    let waiting = |at: usize| {
+        pod_with(&format!("p{at}"), "2", |value| {
+            value["metadata"]["annotations"] = json!({"thing": format!("thing-{}", at / 2)});
+        })
+    };
+    for at_ in 0..200 {
+        engine.pod_applied(waiting(at_), at(0));
+    }
+    while engine.schedule_one(at(1)).is_some() {}
+    let come = |engine: &mut Engine, thing: &str, seconds: i64| {
+        QUESTIONS.set(0);
+        let change = ObjectChange {
+            kind: THINGS,
+            action: Action::ADD,
+            old: None,
+            new: Arc::new(thing.to_owned()),
+        };
+        engine.object_changed(&change, at(seconds));
+        let mut tried = Vec::new();
+        while let Some(outcome) = engine.schedule_one(at(seconds)) {
+            tried.push(outcome.pod.name.to_string());
+        }
+        tried.sort();
+        (QUESTIONS.get(), tried.join(" "))
+    };
+    let two = |names: &str| (2, names.to_owned());
+    assert_eq!(come(&mut engine, "thing-7", 60), two("p14 p15"));
+    assert_eq!(come(&mut engine, "thing-0", 61), two("p0 p1"));
+    assert_eq!(
+        come(&mut engine, "thing-7", 120),
+        two("p14 p15"),
+        "refused anew"
+    );
+    assert_eq!(come(&mut engine, "nothing", 121), (0, String::new()));
+    engine.pod_deleted(&waiting(14), at(122));
+    assert_eq!(come(&mut engine, "thing-7", 180), (1, "p15".to_owned()));
 }

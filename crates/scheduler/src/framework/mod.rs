@@ -316,6 +316,15 @@ pub trait Plugin: Send + Sync {
     fn hint(&self, _pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         Helps::Queue
     }
+    /// The one thing that `event` is about, where it helps only pods that name it: no others are asked
+    /// about. Thousands may wait for a claim each, and every one of these claims comes alone.
+    fn about(&self, _event: &ClusterEvent<'_>) -> Option<String> {
+        None
+    }
+    /// What `pod` names, so that it is found by [`Plugin::about`]. It stays the same while the pod waits.
+    fn names<'a>(&self, _pod: &'a PodInfo) -> Vec<&'a str> {
+        Vec::new()
+    }
     /// Whether `event` may also help pods that only other plugins refused, because of what this one
     /// does for them: then [`Plugin::hint`] is asked about those, too.
     fn reaches_further(&self, _event: &ClusterEvent<'_>) -> bool {

@@ -1,0 +1,93 @@
+//! Whom news of a claim may help: those who are found by its name, and nobody else.
+
+use super::*;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use koord_scheduler::framework::{ClusterEvent, Helps, Subject};
+
+const CLAIMS: &str = "persistentvolumeclaims.v1.";
+const VOLUMES: &str = "persistentvolumes.v1.";
+
+fn pod(name: &str, namespace: &str, volumes: Value) -> Value {
+    json!({"metadata": {"name": name, "uid": name, "namespace": namespace},
+        "spec": {"containers": [], "volumes": volumes}})
+}
+
+#[test]
+fn news_of_a_claim_is_for_those_who_name_it() {
+    let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
+    let ephemeral =
+        |name: &str| json!({"name": name, "ephemeral": {"volumeClaimTemplate": {"spec": {}}}});
+    // Of claim `data` in `ns`.
+    let rows = [
+        ("its claim", pod("p", "ns", json!([claim("data")])), true),
+        (
+            "among others",
+            pod("p", "ns", json!([claim("a"), claim("data"), claim("z")])),
+            true,
+        ),
+        (
+            "in another namespace",
+            pod("p", "other", json!([claim("data")])),
+            false,
+        ),
+        (
+            "another claim",
+            pod("p", "ns", json!([claim("date")])),
+            false,
+        ),
+        ("no claim", pod("p", "ns", json!([])), false),
+        (
+            "made for it",
+            pod("da", "ns", json!([ephemeral("ta")])),
+            false,
+        ),
+        (
+            "made for another pod",
+            pod("x", "ns", json!([ephemeral("data")])),
+            false,
+        ),
+    ];
+    let object: PersistentVolumeClaim =
+        serde_json::from_value(json!({"metadata": {"name": "data", "namespace": "ns"}})).unwrap();
+    let of = |kind: &'static str, new: Arc<dyn Any + Send + Sync>| ObjectChange {
+        kind,
+        action: Action::ADD,
+        old: None,
+        new,
+    };
+    let change = of(CLAIMS, Arc::new(object));
+    let volume = of(VOLUMES, Arc::new(PersistentVolume::default()));
+    let event = |change| ClusterEvent {
+        subject: Subject::Object(CLAIMS),
+        action: Action::ADD,
+        node: None,
+        pod: None,
+        object: Some(change),
+    };
+    for plugin in [
+        "VolumeBinding",
+        "VolumeZone",
+        "NodeVolumeLimits",
+        "VolumeRestrictions",
+    ] {
+        let alone = Alone::new(plugin, json!({}));
+        let about = alone.plugin.about(&event(&change));
+        assert_eq!(about.as_deref(), Some("ns/data"), "{plugin}");
+        assert_eq!(alone.plugin.about(&event(&volume)), None, "{plugin}");
+        for (name, pod, expected) in &rows {
+            let pod = Arc::new(serde_json::from_value(pod.clone()).unwrap());
+            let pod = PodInfo::new(pod, alone.engine.resources()).unwrap();
+            let found = alone.plugin.names(&pod).contains(&"ns/data");
+            let helps = alone.plugin.hint(&pod, &event(&change), alone.view()) == Helps::Queue;
+            assert_eq!((found, helps), (*expected, *expected), "{plugin}: {name}");
+        }
+    }
+    // A claim that is made for a pod has the names of both.
+    let alone = Alone::new("VolumeBinding", json!({}));
+    let pod = pod("p", "ns", json!([ephemeral("data")]));
+    let pod = PodInfo::new(
+        Arc::new(serde_json::from_value(pod).unwrap()),
+        alone.engine.resources(),
+    );
+    assert_eq!(alone.plugin.names(&pod.unwrap()), ["ns/p-data"]);
+}
