@@ -1,3 +1,4 @@
+mod cache;
 mod rows;
 mod seen;
 

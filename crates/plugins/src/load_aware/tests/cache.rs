@@ -1,0 +1,166 @@
+//! What of the pods on a node counts beside its report: upstream's cache of assigned pods, seen by what
+//! still fits.
+
+use super::*;
+
+/// `spec.nodeName`, phase, and more.
+fn there(name: &str, node: &str, phase: &str, change: Value) -> Arc<Pod> {
+    let mut value = json!({
+        "metadata": {"name": name, "namespace": "default", "uid": "123456789"},
+        "spec": {"schedulerName": "another", "containers": [{"name": "c"}]},
+        "status": {"phase": phase}
+    });
+    if !node.is_empty() {
+        value["spec"]["nodeName"] = json!(node);
+    }
+    for (key, part) in change.as_object().into_iter().flatten() {
+        for (field, content) in part.as_object().into_iter().flatten() {
+            value[key][field] = content.clone();
+        }
+    }
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+fn asks(requests: Value) -> Value {
+    json!({"spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}})
+}
+
+fn mid() -> Value {
+    let mut out = asks(json!({"kubernetes.io/mid-cpu": "1k", "kubernetes.io/mid-memory": "4Gi"}));
+    out["spec"]["priority"] = json!(7500);
+    out
+}
+
+fn scheduled(more: bool) -> Value {
+    let condition = |kind: &str, seconds: i64| json!({"type": kind, "status": "True", "lastTransitionTime": at(seconds).to_string()});
+    let mut out = vec![condition("PodScheduled", 1)];
+    if more {
+        out.push(condition("Initialized", 3));
+    }
+    json!({"status": {"conditions": out}})
+}
+
+/// Whether a pod of so many milli-cores still fits, of ten cores to be half used at most, beside these
+/// pods, each told in turn.
+fn fits(pods: &[Arc<Pod>], node_name: &str, prod: bool, milli: i64) -> bool {
+    let threshold = if prod {
+        "prodUsageThresholds"
+    } else {
+        "usageThresholds"
+    };
+    let mut args = json!({"usageThresholds": {"cpu": 0, "memory": 0},
+        "estimatedScalingFactors": {"cpu": 100, "memory": 100}});
+    args[threshold] = json!({"cpu": 50});
+    let mut engine = engine_beside(&["NodeUnschedulable"], args);
+    for name in ["a", "b"] {
+        let mut node = Arc::unwrap_or_clone(node(name, json!({})));
+        let allocatable = json!({"cpu": "10", "memory": "500Gi", "pods": "110"});
+        node.spec = serde_json::from_value(json!({"unschedulable": name != node_name})).unwrap();
+        node.status = serde_json::from_value(json!({"allocatable": allocatable})).unwrap();
+        engine.node_applied(Arc::new(node), at(0));
+        let no_prod = json!({"nodeMetric": {"nodeUsage": {"resources": {"cpu": "0", "memory": "0"}}},
+            "podsMetric": []});
+        engine.object_changed(&metric(name, "0", no_prod), at(0));
+    }
+    for pod in pods {
+        engine.pod_applied(pod.clone(), at(1));
+    }
+    let requests = json!({"cpu": format!("{milli}m"), "memory": "1"});
+    let probe = pod("probe", asks(requests));
+    place(&mut engine, probe, 2) == node_name
+}
+
+#[test]
+fn what_is_new_on_a_node_counts_once_as_it_is_now() {
+    let bare = || there("test", "a", "Running", json!({}));
+    let one = || asks(json!({"cpu": "1", "memory": "4Gi"}));
+    // A pod that asks for nothing is estimated at 250 milli-cores.
+    // What is told in turn, then milli-cores on a, of production on a, and on b.
+    let rows = [
+        (
+            "pending",
+            vec![there("test", "", "Pending", json!({}))],
+            [0, 0, 0],
+        ),
+        (
+            "ended",
+            vec![there("test", "a", "Failed", json!({}))],
+            [0, 0, 0],
+        ),
+        ("asks for nothing", vec![bare()], [250, 0, 0]),
+        (
+            "production",
+            vec![there("test", "a", "Pending", one())],
+            [1000, 1000, 0],
+        ),
+        (
+            "not production",
+            vec![there("test", "a", "Pending", mid())],
+            [1000, 0, 0],
+        ),
+        (
+            "update: ended",
+            vec![bare(), there("test", "a", "Failed", json!({}))],
+            [0, 0, 0],
+        ),
+        (
+            "update: labels and annotations",
+            vec![
+                bare(),
+                there(
+                    "test",
+                    "a",
+                    "Running",
+                    json!({"metadata": {"labels": {"foo": "bar"}, "annotations": {"foo": "bar"}}}),
+                ),
+            ],
+            [250, 0, 0],
+        ),
+        (
+            "update: conditions",
+            vec![
+                there("test", "a", "Running", scheduled(false)),
+                there("test", "a", "Running", scheduled(true)),
+            ],
+            [250, 0, 0],
+        ),
+        (
+            "update: resources",
+            vec![
+                there("test", "a", "Running", scheduled(false)),
+                there("test", "a", "Running", one()),
+            ],
+            [1000, 1000, 0],
+        ),
+        (
+            "moved",
+            vec![bare(), there("test", "b", "Running", json!({}))],
+            [0, 0, 250],
+        ),
+        (
+            "moved, with resources",
+            vec![
+                there("test", "a", "Running", one()),
+                there("test", "b", "Running", one()),
+            ],
+            [0, 0, 1000],
+        ),
+    ];
+    for (name, pods, used) in rows {
+        for (node, prod, used) in [
+            ("a", false, used[0]),
+            ("a", true, used[1]),
+            ("b", false, used[2]),
+        ] {
+            // 50.49 % rounds to 50, 50.5 % to 51.
+            assert!(
+                fits(&pods, node, prod, 5049 - used),
+                "{name}: {node} {prod} is at most {used}"
+            );
+            assert!(
+                !fits(&pods, node, prod, 5050 - used),
+                "{name}: {node} {prod} is at least {used}"
+            );
+        }
+    }
+}
