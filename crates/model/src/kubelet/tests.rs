@@ -2,3 +2,4 @@
 
 mod admission;
 mod merge;
+mod prediction;

@@ -7,10 +7,10 @@ use crate::cpuset::{Cpu, Topology};
 use crate::numa::NumaMask;
 use proptest::prelude::*;
 
-const GI: u64 = 1 << 30;
+pub(super) const GI: u64 = 1 << 30;
 
 /// NUMA nodes of so many CPUs each, two threads to a core, and so many bytes of memory.
-fn machine(nodes: u8, cpus: u32, memory: u64) -> Machine {
+pub(super) fn machine(nodes: u8, cpus: u32, memory: u64) -> Machine {
     let cpu = |id: u32| {
         let node = (id / cpus) as u8;
         Cpu::new(id, id % cpus / 2, i32::from(node), node)
@@ -30,7 +30,7 @@ fn machine(nodes: u8, cpus: u32, memory: u64) -> Machine {
 }
 
 /// Devices of one resource, by the NUMA nodes that they are near.
-fn devices(machine: &mut Machine, resource: &str, near: &[Option<u8>]) {
+pub(super) fn devices(machine: &mut Machine, resource: &str, near: &[Option<u8>]) {
     let device = |(at, near): (usize, &Option<u8>)| Device {
         id: format!("{resource}-{at}"),
         nodes: near.map(|node| NumaMask::from_iter([node])),
@@ -53,12 +53,12 @@ fn settings(policy: Policy, scope: Scope) -> Settings {
     }
 }
 
-fn kubelet(machine: Machine, policy: Policy, scope: Scope) -> Kubelet {
+pub(super) fn kubelet(machine: Machine, policy: Policy, scope: Scope) -> Kubelet {
     Kubelet::new(machine, settings(policy, scope)).unwrap()
 }
 
 /// Containers by role, CPUs and GiB of memory.
-fn pod(uid: &str, containers: &[(Role, u64, u64)]) -> Pod {
+pub(super) fn pod(uid: &str, containers: &[(Role, u64, u64)]) -> Pod {
     let container = |(at, (role, cpus, memory)): (usize, &(Role, u64, u64))| Container {
         name: format!("c{at}"),
         role: *role,
@@ -73,7 +73,7 @@ fn pod(uid: &str, containers: &[(Role, u64, u64)]) -> Pod {
     }
 }
 
-fn with_devices(mut pod: Pod, wants: &[(&str, u64)]) -> Pod {
+pub(super) fn with_devices(mut pod: Pod, wants: &[(&str, u64)]) -> Pod {
     let wants = wants
         .iter()
         .map(|(name, count)| ((*name).to_owned(), *count));

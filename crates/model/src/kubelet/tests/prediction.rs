@@ -1,0 +1,183 @@
+//! What the scheduler predicts, and what the kubelet does: no pod is placed to be refused.
+
+use super::super::*;
+use super::admission::{GI, devices, kubelet, machine, pod, with_devices};
+use crate::alignment::{Ask, Free, Kind, Want, Zone, single};
+use crate::resources::{Amounts, CPU, MEMORY, ResourceId, ResourceTable};
+use Role::{Init, Main, Sidecar};
+use proptest::prelude::*;
+
+const DEVICE: &str = "ex.com/a";
+
+/// What an exporter would say of the kubelet.
+fn zones(kubelet: &Kubelet, device: ResourceId) -> Vec<Zone> {
+    let shared = kubelet.shared_cpus();
+    let zone = |node: u8| {
+        let cpus = kubelet.machine().topology.members(&shared);
+        let mut available = Amounts::new();
+        let cpus = cpus.filter(|cpu| cpu.node == node).count();
+        available.set(CPU, cpus as i64 * 1000);
+        available.set(MEMORY, kubelet.free_memory(node, "memory") as i64);
+        let mut near = kubelet.machine().devices[DEVICE].iter();
+        if near.any(|device| device.nodes.is_some_and(|nodes| nodes.has(node))) {
+            available.set(device, kubelet.free_devices(node, DEVICE) as i64);
+        }
+        Zone {
+            id: u32::from(node),
+            available,
+            costs: Vec::new(),
+        }
+    };
+    kubelet.machine().nodes().ids().map(zone).collect()
+}
+
+fn ask(pod: &Pod, device: ResourceId) -> Ask {
+    let wants = |amounts: BTreeMap<String, u64>| {
+        let want = |(name, amount): (String, u64)| {
+            let id = match name.as_str() {
+                "cpu" => CPU,
+                "memory" => MEMORY,
+                _ => device,
+            };
+            Want {
+                id,
+                amount: amount as i64,
+                kind: Kind::of(&name),
+            }
+        };
+        let mut wants: Vec<Want> = amounts.into_iter().map(want).collect();
+        wants.sort_by_key(|want| want.id);
+        wants
+    };
+    let all = |container: &Container| {
+        let mut all = container.memory.clone();
+        all.extend(container.devices.clone());
+        all.insert("cpu".to_owned(), container.cpu);
+        all
+    };
+    Ask {
+        guaranteed: pod.guaranteed,
+        whole: wants(pod.peak(all)),
+        containers: pod
+            .containers
+            .iter()
+            .map(|container| (container.role, wants(all(container))))
+            .collect(),
+    }
+}
+
+fn predicted(kubelet: &Kubelet, pod: &Pod) -> bool {
+    let table = ResourceTable::new();
+    let device = table.intern(DEVICE);
+    let zones = zones(kubelet, device);
+    let none = Amounts::new();
+    let there = !kubelet.machine().devices[DEVICE].is_empty();
+    let on_node = |id| id != device || there;
+    let free = Free::new(&zones, &none);
+    single(&ask(pod, device), kubelet.settings().scope, free, on_node).is_ok()
+}
+
+/// Two NUMA nodes of ten CPUs; on the first, so many are taken.
+fn busy(taken: u64) -> Kubelet {
+    let mut machine = machine(2, 10, 32 * GI);
+    devices(&mut machine, DEVICE, &[Some(0), Some(1), Some(1)]);
+    let mut kubelet = kubelet(machine, Policy::SingleNumaNode, Scope::Container);
+    if taken > 0 {
+        kubelet.admit(&pod("busy", &[(Main, taken, 1)])).unwrap();
+    }
+    kubelet
+}
+
+/// Of pods whose init containers leave CPUs or devices: whether they are predicted and admitted.
+#[test]
+fn what_an_init_container_leaves_binds_those_after_it() {
+    let judge = |taken: u64, pod: &Pod| {
+        let mut kubelet = busy(taken);
+        (predicted(&kubelet, pod), kubelet.admit(pod).is_ok())
+    };
+    type Containers = [(Role, u64, u64)];
+    let cases: &[(u64, &Containers, (bool, bool))] = &[
+        // Upstream's filter lets the first one in.
+        (6, &[(Init, 2, 1), (Main, 10, 1)], (false, false)),
+        (
+            6,
+            &[(Init, 2, 1), (Sidecar, 10, 1), (Main, 1, 1)],
+            (false, false),
+        ),
+        (6, &[(Init, 6, 1), (Main, 10, 1)], (true, true)),
+        (
+            0,
+            &[(Init, 10, 1), (Main, 6, 1), (Main, 4, 1)],
+            (true, true),
+        ),
+        // The first main container leaves nothing of it.
+        (
+            0,
+            &[(Init, 4, 1), (Main, 10, 1), (Main, 6, 1)],
+            (true, true),
+        ),
+        // Whether it leaves something depends on which CPUs are whose: not risked.
+        (
+            0,
+            &[(Init, 2, 1), (Main, 6, 1), (Main, 6, 1)],
+            (false, true),
+        ),
+    ];
+    for (taken, containers, want) in cases {
+        let found = judge(*taken, &pod("p", containers));
+        assert_eq!(found, *want, "{taken} {containers:?}");
+    }
+    let device = with_devices(pod("p", &[(Init, 1, 1), (Main, 1, 1)]), &[(DEVICE, 1)]);
+    let mut two = device.clone();
+    two.containers[1].devices = BTreeMap::from([(DEVICE.to_owned(), 2)]);
+    assert_eq!(
+        judge(0, &two),
+        (false, false),
+        "the device is on the other NUMA node"
+    );
+    assert_eq!(judge(0, &device), (true, true));
+}
+
+fn role() -> impl Strategy<Value = Role> {
+    prop_oneof![3 => Just(Main), 1 => Just(Init), 1 => Just(Sidecar)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Guaranteed pods of whole CPUs, one after the other, each with a report of its own: what is
+    /// predicted is admitted; and of pods without init containers, what is admitted was predicted.
+    #[test]
+    fn what_is_placed_is_admitted(
+        (nodes, cores) in (1u8..5, 1u32..6),
+        scope in prop_oneof![Just(Scope::Container), Just(Scope::Pod)],
+        near in proptest::collection::vec(0u8..4, 0..6),
+        pods in proptest::collection::vec(
+            (proptest::collection::vec((role(), 1u64..9, 1u64..7, 0u64..3), 1..5), 0usize..20), 1..10),
+    ) {
+        let mut machine = machine(nodes, cores * 2, 8 * GI);
+        let near: Vec<_> = near.into_iter().map(|node| Some(node % nodes)).collect();
+        devices(&mut machine, DEVICE, &near);
+        let mut kubelet = kubelet(machine, Policy::SingleNumaNode, scope);
+        for (at, (mut containers, leaves)) in pods.into_iter().enumerate() {
+            containers.sort_by_key(|(role, ..)| *role == Main);
+            let sizes: Vec<_> = containers.iter().map(|(role, cpu, memory, _)| (*role, *cpu, *memory)).collect();
+            let mut pod = pod(&format!("p{at}"), &sizes);
+            for (container, (.., count)) in pod.containers.iter_mut().zip(&containers) {
+                if *count > 0 {
+                    container.devices.insert(DEVICE.to_owned(), *count);
+                }
+            }
+            let predicted = predicted(&kubelet, &pod);
+            let admitted = kubelet.admit(&pod);
+            let plain = containers.iter().all(|(role, ..)| *role == Main);
+            if predicted || plain {
+                prop_assert_eq!(predicted, admitted.is_ok(), "{:?} {:?}", admitted, pod);
+            }
+            let uids: Vec<String> = kubelet.pods().map(str::to_owned).collect();
+            if let Some(uid) = uids.get(leaves) {
+                kubelet.release(uid);
+            }
+        }
+    }
+}
