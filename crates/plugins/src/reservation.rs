@@ -410,6 +410,11 @@ impl Plugin for Reservations {
         Some(self)
     }
 
+    fn indexes(&self) -> Vec<IndexKind> {
+        let index = self.budgets.index().filter(|_| self.preempts());
+        index.into_iter().collect()
+    }
+
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         let besides = self.counts(cycle);
         let args = self.args.of(cycle.pod);
@@ -434,10 +439,6 @@ impl Plugin for Reservations {
         Some(budgets::version(view))
     }
 
-    fn indexes(&self) -> Vec<IndexKind> {
-        let index = self.budgets.index().filter(|_| self.preempts());
-        index.into_iter().collect()
-    }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Ok(object) = change.new.clone().downcast::<Reservation>() else {
             return;
