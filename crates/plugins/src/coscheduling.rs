@@ -20,10 +20,10 @@ use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, spec};
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
-    NotShown, ObjectChange, PerProfile, Permit, Planning, Plugin, PodPatch, Points, PreFilter,
-    PreScore, Problem, Readings, Reason, Rejection, Signable, Signature, State, Subject, Verdict,
-    View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
+    Interest, NotShown, ObjectChange, PerProfile, Permit, Planning, Plugin, PodPatch, Points,
+    PreFilter, PreScore, Problem, Readings, Reason, Rejection, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -252,6 +252,9 @@ impl Plugin for Coscheduling {
             .or(Points::PRE_BIND)
             .or(Points::POST_BIND)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Booked
     }
@@ -312,7 +315,90 @@ impl Plugin for Coscheduling {
     fn planning(&self) -> Option<&dyn Planning> {
         self.topology.is_some().then_some(self)
     }
+    fn next_pod(&mut self, view: View<'_>, fx: &mut Effects) -> Option<Arc<str>> {
+        self.follow(None, view.now);
+        if !self.gangs.is_trying() {
+            self.plan = None;
+            return None;
+        }
+        let mut moves = Moves::default();
+        let next = self.gangs.next(&mut moves);
+        self.follow(Some(metrics::ALL_TRIED), view.now);
+        carry_out(moves, fx);
+        next
+    }
+    fn is_grouped(&self, pod: &PodInfo) -> bool {
+        self.gangs.knows(&pod.uid)
+    }
 
+    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
+        let uid = &cycle.pod.uid;
+        if !self.gangs.knows(uid) {
+            return Permit::Allow;
+        }
+        let mut moves = Moves::default();
+        let permission = self.gangs.permit(uid, &mut moves);
+        self.follow(Some(metrics::PLACED), cycle.view.now);
+        carry_out(moves, fx);
+        match permission {
+            Permission::Go => Permit::Allow,
+            Permission::Wait(longest) => Permit::Wait(longest),
+            Permission::NotFound => Permit::Reject(Rejection::unschedulable("Gang not found")),
+        }
+    }
+
+    fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
+        if let Some((group, count)) = self.gangs.binding(&cycle.pod.uid) {
+            for (key, value) in [
+                (annotations::BIND_GANG_GROUP_ID, group.to_string()),
+                (
+                    annotations::BIND_GANG_GROUP_ID_DEPRECATED,
+                    group.to_string(),
+                ),
+                (annotations::BIND_GANG_MEMBER_COUNT, count.to_string()),
+                (
+                    annotations::BIND_GANG_MEMBER_COUNT_DEPRECATED,
+                    count.to_string(),
+                ),
+            ] {
+                patch.annotations.insert(key.to_owned(), value);
+            }
+        }
+        Ok(())
+    }
+
+    fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
+        self.gangs.explain(&pod.uid)
+    }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["gang/:namespace/:name", "gangs"]
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &BTreeMap<String, String>,
+        _view: View<'_>,
+    ) -> Result<Value, NotShown> {
+        match path {
+            ["gangs"] => {
+                let ids = self.gangs.ids();
+                let all = ids.filter_map(|id| Some((id.to_string(), self.gangs.summary(id)?)));
+                Ok(Value::Object(all.collect()))
+            }
+            ["gang", namespace, name] => {
+                let gang = self.gangs.summary(&spec::id(namespace, name));
+                gang.ok_or_else(|| NotShown::missing(format_args!("gang {namespace}/{name}")))
+            }
+            _ => Err(NotShown::NoSuchPath),
+        }
+    }
+
+    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+        self.measured(out);
+    }
+}
+
+impl Bookkeeping for Coscheduling {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if change.kind == TOPOLOGIES {
             self.on_topology(change, view, fx);
@@ -479,86 +565,5 @@ impl Plugin for Coscheduling {
             let nodes = plan.into_iter().collect();
             Some(Plan { group, nodes })
         });
-    }
-    fn next_pod(&mut self, view: View<'_>, fx: &mut Effects) -> Option<Arc<str>> {
-        self.follow(None, view.now);
-        if !self.gangs.is_trying() {
-            self.plan = None;
-            return None;
-        }
-        let mut moves = Moves::default();
-        let next = self.gangs.next(&mut moves);
-        self.follow(Some(metrics::ALL_TRIED), view.now);
-        carry_out(moves, fx);
-        next
-    }
-    fn is_grouped(&self, pod: &PodInfo) -> bool {
-        self.gangs.knows(&pod.uid)
-    }
-
-    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
-        let uid = &cycle.pod.uid;
-        if !self.gangs.knows(uid) {
-            return Permit::Allow;
-        }
-        let mut moves = Moves::default();
-        let permission = self.gangs.permit(uid, &mut moves);
-        self.follow(Some(metrics::PLACED), cycle.view.now);
-        carry_out(moves, fx);
-        match permission {
-            Permission::Go => Permit::Allow,
-            Permission::Wait(longest) => Permit::Wait(longest),
-            Permission::NotFound => Permit::Reject(Rejection::unschedulable("Gang not found")),
-        }
-    }
-
-    fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
-        if let Some((group, count)) = self.gangs.binding(&cycle.pod.uid) {
-            for (key, value) in [
-                (annotations::BIND_GANG_GROUP_ID, group.to_string()),
-                (
-                    annotations::BIND_GANG_GROUP_ID_DEPRECATED,
-                    group.to_string(),
-                ),
-                (annotations::BIND_GANG_MEMBER_COUNT, count.to_string()),
-                (
-                    annotations::BIND_GANG_MEMBER_COUNT_DEPRECATED,
-                    count.to_string(),
-                ),
-            ] {
-                patch.annotations.insert(key.to_owned(), value);
-            }
-        }
-        Ok(())
-    }
-
-    fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
-        self.gangs.explain(&pod.uid)
-    }
-    fn inspections(&self) -> &'static [&'static str] {
-        &["gang/:namespace/:name", "gangs"]
-    }
-    fn inspect(
-        &self,
-        path: &[&str],
-        _query: &BTreeMap<String, String>,
-        _view: View<'_>,
-    ) -> Result<Value, NotShown> {
-        match path {
-            ["gangs"] => {
-                let ids = self.gangs.ids();
-                let all = ids.filter_map(|id| Some((id.to_string(), self.gangs.summary(id)?)));
-                Ok(Value::Object(all.collect()))
-            }
-            ["gang", namespace, name] => {
-                let gang = self.gangs.summary(&spec::id(namespace, name));
-                gang.ok_or_else(|| NotShown::missing(format_args!("gang {namespace}/{name}")))
-            }
-            _ => Err(NotShown::NoSuchPath),
-        }
-    }
-
-    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
-        self.measured(out);
     }
 }

@@ -26,10 +26,10 @@ use koord_model::device::{
 };
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_scheduler::framework::{
-    Action, Alignment, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    IndexKind, Interest, Lack, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch,
-    Points, PreFilter, PreScore, Problem, Readings, Rejection, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, Alignment, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
+    Holders, IndexKind, Interest, Lack, Normalize, NotShown, ObjectChange, PerProfile, Plugin,
+    PodPatch, Points, PreFilter, PreScore, Problem, Readings, Rejection, Signable, Signature,
+    State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -238,6 +238,9 @@ impl Plugin for DeviceShare {
     fn alignment(&self) -> Option<&dyn Alignment> {
         Some(self)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Booked
     }
@@ -362,6 +365,71 @@ impl Plugin for DeviceShare {
         Normalize::Max
     }
 
+    fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
+        let key = annotations::DEVICE_ALLOCATED;
+        let row = self.rows.get(node.row());
+        let held = row.and_then(|row| Some((row, row.books.get(&cycle.pod.uid)?)));
+        let Some((row, held)) = held else {
+            take_back(cycle.pod, key, patch);
+            return Ok(());
+        };
+        let said = held.devices.to_annotation(row.inventory.as_deref());
+        let text =
+            serde_json::to_string(&said).map_err(|error| Rejection::error(error.to_string()))?;
+        patch.annotations.insert(key.to_owned(), text);
+        Ok(())
+    }
+
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
+        let pod = state.get::<Incoming>()?;
+        let row = self.rows.get(node.row())?;
+        let inventory = row.managed()?;
+        let used = row.books.without(|uid| cycle.overlay.removes(uid));
+        let site = site(inventory, &used, cycle.view, node);
+        lack(&pod.need, &site, &self.rules(cycle.pod, How::default()))
+    }
+    fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
+        let held = self.rows.iter().find_map(|row| {
+            let held = row.books.get(&pod.uid)?;
+            Some((row, held))
+        });
+        let (row, held) = held?;
+        let devices = held.devices.to_annotation(row.inventory.as_deref());
+        Some(serde_json::json!({"node": &*row.name, "devices": devices}))
+    }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["nodeDeviceSummaries", "nodeDeviceSummaries/:name"]
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &BTreeMap<String, String>,
+        _view: View<'_>,
+    ) -> Result<Value, NotShown> {
+        let managed = |row: &&Row| row.managed().is_some();
+        match path {
+            ["nodeDeviceSummaries"] => {
+                let rows = self.rows.iter().filter(managed);
+                Ok(rows
+                    .map(|row| (row.name.to_string(), row.summary()))
+                    .collect())
+            }
+            ["nodeDeviceSummaries", name] => {
+                let mut rows = self.rows.iter().filter(managed);
+                let row = rows.find(|row| *row.name == **name);
+                row.map(Row::summary)
+                    .ok_or_else(|| NotShown::missing(format_args!("node {name}")))
+            }
+            _ => Err(NotShown::NoSuchPath),
+        }
+    }
+
+    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+        self.measured(out);
+    }
+}
+
+impl Bookkeeping for DeviceShare {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if change.kind == DEVICES {
             self.device_changed(change, view, fx);
@@ -445,69 +513,6 @@ impl Plugin for DeviceShare {
     fn unreserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) {
         self.row(node, cycle.view).forget(&cycle.pod.uid);
         fx.touched.push(node);
-    }
-
-    fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
-        let key = annotations::DEVICE_ALLOCATED;
-        let row = self.rows.get(node.row());
-        let held = row.and_then(|row| Some((row, row.books.get(&cycle.pod.uid)?)));
-        let Some((row, held)) = held else {
-            take_back(cycle.pod, key, patch);
-            return Ok(());
-        };
-        let said = held.devices.to_annotation(row.inventory.as_deref());
-        let text =
-            serde_json::to_string(&said).map_err(|error| Rejection::error(error.to_string()))?;
-        patch.annotations.insert(key.to_owned(), text);
-        Ok(())
-    }
-
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
-        let pod = state.get::<Incoming>()?;
-        let row = self.rows.get(node.row())?;
-        let inventory = row.managed()?;
-        let used = row.books.without(|uid| cycle.overlay.removes(uid));
-        let site = site(inventory, &used, cycle.view, node);
-        lack(&pod.need, &site, &self.rules(cycle.pod, How::default()))
-    }
-    fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
-        let held = self.rows.iter().find_map(|row| {
-            let held = row.books.get(&pod.uid)?;
-            Some((row, held))
-        });
-        let (row, held) = held?;
-        let devices = held.devices.to_annotation(row.inventory.as_deref());
-        Some(serde_json::json!({"node": &*row.name, "devices": devices}))
-    }
-    fn inspections(&self) -> &'static [&'static str] {
-        &["nodeDeviceSummaries", "nodeDeviceSummaries/:name"]
-    }
-    fn inspect(
-        &self,
-        path: &[&str],
-        _query: &BTreeMap<String, String>,
-        _view: View<'_>,
-    ) -> Result<Value, NotShown> {
-        let managed = |row: &&Row| row.managed().is_some();
-        match path {
-            ["nodeDeviceSummaries"] => {
-                let rows = self.rows.iter().filter(managed);
-                Ok(rows
-                    .map(|row| (row.name.to_string(), row.summary()))
-                    .collect())
-            }
-            ["nodeDeviceSummaries", name] => {
-                let mut rows = self.rows.iter().filter(managed);
-                let row = rows.find(|row| *row.name == **name);
-                row.map(Row::summary)
-                    .ok_or_else(|| NotShown::missing(format_args!("node {name}")))
-            }
-            _ => Err(NotShown::NoSuchPath),
-        }
-    }
-
-    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
-        self.measured(out);
     }
 }
 

@@ -26,9 +26,9 @@ use koord_model::quota::{Forest, Options, Spec};
 use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest,
-    NotShown, ObjectChange, PerProfile, Plugin, Points, Pool, PostFilter, PreFilter, Preemption,
-    Readings, Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind,
+    Interest, NotShown, ObjectChange, PerProfile, Plugin, Points, Pool, PostFilter, PreFilter,
+    Preemption, Readings, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -305,6 +305,9 @@ impl Plugin for ElasticQuotas {
             .or(Points::POST_FILTER)
             .or(Points::RESERVE)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
 
     fn interests(&self) -> Vec<Interest> {
         let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
@@ -398,6 +401,64 @@ impl Plugin for ElasticQuotas {
         })
     }
 
+    fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
+        let name = self.quota_of(pod)?;
+        let verdict = self.admit(pod, &name, &Shift::default(), view.resources);
+        // A quota that nobody set up is worth a word only when it is in the way.
+        if verdict.is_ok() && [DEFAULT_QUOTA, SYSTEM_QUOTA].contains(&&*name) {
+            return None;
+        }
+        Some(json!({
+            "quota": self.summary(&name, false, view.resources)?,
+            "placed": self.ledger.get(&pod.uid).is_some_and(|charge| charge.placed),
+            "refusal": verdict.err().map(|rejection| rejection.message()),
+        }))
+    }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["quotas", "quotas/:name"]
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        query: &BTreeMap<String, String>,
+        view: View<'_>,
+    ) -> Result<Value, NotShown> {
+        let pods = query
+            .get("includePods")
+            .is_some_and(|value| value == "true");
+        match path {
+            ["quotas", name] => {
+                let quota = self.summary(name, pods, view.resources);
+                quota.ok_or_else(|| NotShown::missing(format_args!("quota {name}")))
+            }
+            ["quotas"] => {
+                let mut out = serde_json::Map::new();
+                let tree = query.get("tree").map_or("", String::as_str);
+                let names = {
+                    let trees = self.trees();
+                    let mut names = trees.names();
+                    names.retain(|name| tree.is_empty() || trees.tree_of(name) == tree);
+                    names
+                };
+                for name in &names {
+                    if **name != *ROOT_QUOTA
+                        && let Some(summary) = self.summary(name, pods, view.resources)
+                    {
+                        out.insert(name.to_string(), summary);
+                    }
+                }
+                Ok(Value::Object(out))
+            }
+            _ => Err(NotShown::NoSuchPath),
+        }
+    }
+
+    fn read(&mut self, view: View<'_>, out: &mut Readings) {
+        self.measured(view.resources, out);
+    }
+}
+
+impl Bookkeeping for ElasticQuotas {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Ok(object) = change.new.clone().downcast::<ElasticQuota>() else {
             return;
@@ -527,61 +588,5 @@ impl Plugin for ElasticQuotas {
         if diagnosis.plugins.contains(&NAME) && self.ledger.get(uid).is_some() {
             self.refused.insert(cycle.pod.uid.clone());
         }
-    }
-
-    fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
-        let name = self.quota_of(pod)?;
-        let verdict = self.admit(pod, &name, &Shift::default(), view.resources);
-        // A quota that nobody set up is worth a word only when it is in the way.
-        if verdict.is_ok() && [DEFAULT_QUOTA, SYSTEM_QUOTA].contains(&&*name) {
-            return None;
-        }
-        Some(json!({
-            "quota": self.summary(&name, false, view.resources)?,
-            "placed": self.ledger.get(&pod.uid).is_some_and(|charge| charge.placed),
-            "refusal": verdict.err().map(|rejection| rejection.message()),
-        }))
-    }
-    fn inspections(&self) -> &'static [&'static str] {
-        &["quotas", "quotas/:name"]
-    }
-    fn inspect(
-        &self,
-        path: &[&str],
-        query: &BTreeMap<String, String>,
-        view: View<'_>,
-    ) -> Result<Value, NotShown> {
-        let pods = query
-            .get("includePods")
-            .is_some_and(|value| value == "true");
-        match path {
-            ["quotas", name] => {
-                let quota = self.summary(name, pods, view.resources);
-                quota.ok_or_else(|| NotShown::missing(format_args!("quota {name}")))
-            }
-            ["quotas"] => {
-                let mut out = serde_json::Map::new();
-                let tree = query.get("tree").map_or("", String::as_str);
-                let names = {
-                    let trees = self.trees();
-                    let mut names = trees.names();
-                    names.retain(|name| tree.is_empty() || trees.tree_of(name) == tree);
-                    names
-                };
-                for name in &names {
-                    if **name != *ROOT_QUOTA
-                        && let Some(summary) = self.summary(name, pods, view.resources)
-                    {
-                        out.insert(name.to_string(), summary);
-                    }
-                }
-                Ok(Value::Object(out))
-            }
-            _ => Err(NotShown::NoSuchPath),
-        }
-    }
-
-    fn read(&mut self, view: View<'_>, out: &mut Readings) {
-        self.measured(view.resources, out);
     }
 }

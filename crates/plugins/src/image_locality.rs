@@ -5,8 +5,8 @@
 //! an image that few nodes have cannot reach a point, and such pods cost nothing.
 
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Effects, Holders, Normalize, Plugin, Points, PreScore, State,
-    View, Volatile,
+    Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, Normalize, Plugin, Points,
+    PreScore, State, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -123,6 +123,9 @@ impl Plugin for ImageLocality {
     fn volatile(&self) -> Option<&dyn Volatile> {
         Some(self)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
     }
@@ -140,7 +143,9 @@ impl Plugin for ImageLocality {
     fn normalization(&self) -> Normalize {
         Normalize::None
     }
+}
 
+impl Bookkeeping for ImageLocality {
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let row = node.row();
         if self.rows.len() <= row {

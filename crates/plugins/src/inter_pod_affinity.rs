@@ -12,9 +12,9 @@ use crate::topology::{Census, CounterId, Labels, NONE};
 use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps, Holders,
-    Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature,
-    State, Subject, Verdict, View, Volatile,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps,
+    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection,
+    Signature, State, Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -265,6 +265,9 @@ impl Plugin for InterPodAffinity {
     fn volatile(&self) -> Option<&dyn Volatile> {
         Some(self)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Booked
     }
@@ -458,7 +461,9 @@ impl Plugin for InterPodAffinity {
             };
         }
     }
+}
 
+impl Bookkeeping for InterPodAffinity {
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
         let Some(namespace) = change.new_as::<Namespace>() else {
             return;

@@ -17,9 +17,9 @@ use koord_api::quantity::ResourceList;
 use koord_api::slo::NodeMetric;
 use koord_model::estimate;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
-    NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection, Signable,
-    Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
+    Interest, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -349,6 +349,9 @@ impl Plugin for LoadAware {
             .or(Points::SCORE)
             .or(Points::RESERVE)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
     }
@@ -464,6 +467,25 @@ impl Plugin for LoadAware {
         }
     }
 
+    fn inspections(&self) -> &'static [&'static str] {
+        &["node/:nodeName"]
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &BTreeMap<String, String>,
+        view: View<'_>,
+    ) -> Result<Value, NotShown> {
+        let ["node", name] = path else {
+            return Err(NotShown::NoSuchPath);
+        };
+        let node = view.nodes.find(name);
+        let load = node.and_then(|node| self.loads.get(node.row()));
+        Ok(load.map_or_else(|| json!({}), |load| load.show((&self.args, &self.dims))))
+    }
+}
+
+impl Bookkeeping for LoadAware {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if change.kind != NODE_METRICS {
             return;
@@ -551,23 +573,6 @@ impl Plugin for LoadAware {
                 }
             }
         }
-    }
-
-    fn inspections(&self) -> &'static [&'static str] {
-        &["node/:nodeName"]
-    }
-    fn inspect(
-        &self,
-        path: &[&str],
-        _query: &BTreeMap<String, String>,
-        view: View<'_>,
-    ) -> Result<Value, NotShown> {
-        let ["node", name] = path else {
-            return Err(NotShown::NoSuchPath);
-        };
-        let node = view.nodes.find(name);
-        let load = node.and_then(|node| self.loads.get(node.row()));
-        Ok(load.map_or_else(|| json!({}), |load| load.show((&self.args, &self.dims))))
     }
 }
 

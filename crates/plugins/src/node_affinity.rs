@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::{
     NodeAffinity as Affinity, NodeSelectorRequirement, NodeSelectorTerm,
 };
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
-    Normalize, Plugin, Points, PreFilter, PreScore, Rejection, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
+    Interest, Normalize, Plugin, Points, PreFilter, PreScore, Rejection, Signable, Signature,
+    State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use serde::Deserialize;
@@ -215,6 +215,9 @@ impl Plugin for NodeAffinity {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
     }
@@ -323,7 +326,9 @@ impl Plugin for NodeAffinity {
     fn normalization(&self) -> Normalize {
         Normalize::Max
     }
+}
 
+impl Bookkeeping for NodeAffinity {
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let info = view.nodes.info(node);
         self.hosts.set(node, info.map(|info| &**info));

@@ -2,8 +2,9 @@
 
 use k8s_openapi::api::core::v1::ContainerPort;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders, Interest,
-    Plugin, Points, PreFilter, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
+    Interest, Plugin, Points, PreFilter, Rejection, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -101,6 +102,9 @@ impl Plugin for NodePorts {
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Booked
     }
@@ -152,7 +156,9 @@ impl Plugin for NodePorts {
         }
         Ok(())
     }
+}
 
+impl Bookkeeping for NodePorts {
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,

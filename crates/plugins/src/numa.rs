@@ -29,9 +29,9 @@ use koord_model::resources::{
     BATCH_MEMORY, CPU, EPHEMERAL_STORAGE, MEMORY, MID_MEMORY, ResourceId, ResourceTable,
 };
 use koord_scheduler::framework::{
-    Action, Alignment, BuildContext, BuildError, Cycle, Effects, Holders, IndexKind, Interest,
-    Lack, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore,
-    Problem, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, Alignment, Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, IndexKind,
+    Interest, Lack, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter,
+    PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -173,6 +173,9 @@ impl Plugin for Numa {
             .or(Points::PRE_BIND)
     }
     fn alignment(&self) -> Option<&dyn Alignment> {
+        Some(self)
+    }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
     fn holders(&self) -> Holders {
@@ -383,6 +386,75 @@ impl Plugin for Numa {
         }
     }
 
+    fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
+        let known = self.known(node).filter(|_| !self.is_empty_on(node));
+        let given = known.and_then(|(book, side)| Some((book.pods.get(&cycle.pod.uid)?, side)));
+        let Some((given, side)) = given else {
+            take_back(cycle.pod, annotations::RESOURCE_STATUS, patch);
+            return Ok(());
+        };
+        let failed = |error: serde_json::Error| Rejection::error(error.to_string());
+        if let Ok(Some(incoming)) = self.incoming(cycle.pod, cycle.view)
+            && let Ok(plan) = self.plan(&incoming, side)
+            && let Some((bind, required)) = plan.bind
+            && let Some(spec) = completed(cycle.pod, bind, required)
+        {
+            let key = annotations::RESOURCE_SPEC;
+            extension::write(&mut patch.annotations, key, &spec).map_err(failed)?;
+        }
+        let status = ResourceStatus {
+            cpuset: given.cpus.to_string(),
+            numa_node_resources: given
+                .zones
+                .iter()
+                .map(|(id, amounts)| extension::NumaNodeResource {
+                    node: i32::from(*id),
+                    resources: amounts
+                        .iter()
+                        .map(|(id, amount)| {
+                            let name = cycle.view.resources.name(id);
+                            let quantity = quantity_of(id, amount, &name, Some(cycle.pod));
+                            (name.to_string(), quantity)
+                        })
+                        .collect(),
+                })
+                .collect(),
+        };
+        let key = annotations::RESOURCE_STATUS;
+        extension::write(&mut patch.annotations, key, &status).map_err(failed)
+    }
+
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
+        let incoming = state.get::<Incoming>()?;
+        let (book, side) = self.known(node)?;
+        let plan = self.plan(incoming, side).ok()?;
+        plan.bind?;
+        let (needed, missing) = (incoming.cpus(), self.missing(cycle, book, &plan));
+        (missing > 0).then(|| Lack {
+            text: format!("exclusive cpus: needs {needed}, free {}", needed - missing),
+            distance: missing as f64 / needed as f64,
+        })
+    }
+    fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
+        inspect::explain(self, pod, view)
+    }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["nodes/:nodeName"]
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &std::collections::BTreeMap<String, String>,
+        view: View<'_>,
+    ) -> Result<Value, NotShown> {
+        match path {
+            ["nodes", name] => inspect::node(self, name, view),
+            _ => Err(NotShown::NoSuchPath),
+        }
+    }
+}
+
+impl Bookkeeping for Numa {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let gone = change.action == Action::DELETE;
         let Some(object) = change.new_as::<NodeResourceTopology>() else {
@@ -495,73 +567,6 @@ impl Plugin for Numa {
     }
     fn unreserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) {
         self.book(node).take_back(&cycle.pod.uid);
-    }
-
-    fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
-        let known = self.known(node).filter(|_| !self.is_empty_on(node));
-        let given = known.and_then(|(book, side)| Some((book.pods.get(&cycle.pod.uid)?, side)));
-        let Some((given, side)) = given else {
-            take_back(cycle.pod, annotations::RESOURCE_STATUS, patch);
-            return Ok(());
-        };
-        let failed = |error: serde_json::Error| Rejection::error(error.to_string());
-        if let Ok(Some(incoming)) = self.incoming(cycle.pod, cycle.view)
-            && let Ok(plan) = self.plan(&incoming, side)
-            && let Some((bind, required)) = plan.bind
-            && let Some(spec) = completed(cycle.pod, bind, required)
-        {
-            let key = annotations::RESOURCE_SPEC;
-            extension::write(&mut patch.annotations, key, &spec).map_err(failed)?;
-        }
-        let status = ResourceStatus {
-            cpuset: given.cpus.to_string(),
-            numa_node_resources: given
-                .zones
-                .iter()
-                .map(|(id, amounts)| extension::NumaNodeResource {
-                    node: i32::from(*id),
-                    resources: amounts
-                        .iter()
-                        .map(|(id, amount)| {
-                            let name = cycle.view.resources.name(id);
-                            let quantity = quantity_of(id, amount, &name, Some(cycle.pod));
-                            (name.to_string(), quantity)
-                        })
-                        .collect(),
-                })
-                .collect(),
-        };
-        let key = annotations::RESOURCE_STATUS;
-        extension::write(&mut patch.annotations, key, &status).map_err(failed)
-    }
-
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
-        let incoming = state.get::<Incoming>()?;
-        let (book, side) = self.known(node)?;
-        let plan = self.plan(incoming, side).ok()?;
-        plan.bind?;
-        let (needed, missing) = (incoming.cpus(), self.missing(cycle, book, &plan));
-        (missing > 0).then(|| Lack {
-            text: format!("exclusive cpus: needs {needed}, free {}", needed - missing),
-            distance: missing as f64 / needed as f64,
-        })
-    }
-    fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
-        inspect::explain(self, pod, view)
-    }
-    fn inspections(&self) -> &'static [&'static str] {
-        &["nodes/:nodeName"]
-    }
-    fn inspect(
-        &self,
-        path: &[&str],
-        _query: &std::collections::BTreeMap<String, String>,
-        view: View<'_>,
-    ) -> Result<Value, NotShown> {
-        match path {
-            ["nodes", name] => inspect::node(self, name, view),
-            _ => Err(NotShown::NoSuchPath),
-        }
     }
 }
 

@@ -31,10 +31,10 @@ use koord_api::scheduling::Reservation;
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    IndexKind, Interest, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points,
-    PostFilter, PreFilter, PreScore, Preemption, Protection, Readings, Rejection, Release, Remark,
-    RulesVersion, Signable, Signature, State, Subject, Verb, Verdict, View, Write,
+    Action, BindPlan, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
+    Holders, IndexKind, Interest, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch,
+    Points, PostFilter, PreFilter, PreScore, Preemption, Protection, Readings, Rejection, Release,
+    Remark, RulesVersion, Signable, Signature, State, Subject, Verb, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -218,6 +218,9 @@ impl Plugin for Reservations {
             .or(Points::BIND)
     }
     fn release(&self) -> Option<&dyn Release> {
+        Some(self)
+    }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
     fn holders(&self) -> Holders {
@@ -439,6 +442,74 @@ impl Plugin for Reservations {
         Some(budgets::version(view))
     }
 
+    fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
+        let pod = cycle.pod;
+        let used = self.table.used_by(&pod.uid);
+        let record = used.and_then(|uid| self.table.record(self.table.find(uid)?));
+        let key = annotations::RESERVATION_ALLOCATED;
+        if let Some(record) = record {
+            let text =
+                allocated_text(record).map_err(|error| Rejection::error(error.to_string()))?;
+            patch.annotations.insert(key.to_owned(), text);
+        } else if !pod.is_holder() {
+            take_back(pod, key, patch);
+        }
+        Ok(())
+    }
+    fn bind(&self, cycle: &Cycle<'_>, node: NodeIndex) -> BindPlan {
+        let pod = cycle.pod;
+        if !pod.is_holder() {
+            return BindPlan::Skip;
+        }
+        let Some(record) = self
+            .table
+            .find(&pod.uid)
+            .and_then(|at| self.table.record(at))
+        else {
+            return BindPlan::Skip;
+        };
+        let view = cycle.view;
+        let reserved = pod::reserved_on_bind(&record.object, &record.terms, view.resources);
+        let Ok(reserved) = reserved else {
+            return BindPlan::Skip;
+        };
+        let status = control::placed(view.nodes.name(node), &reserved, view.now);
+        let mut writes = self.writes_ahead(record);
+        writes.push(control::placement(record, status));
+        BindPlan::Writes(writes)
+    }
+
+    fn remark(&self, pod: &PodInfo, message: &str) -> Option<Remark> {
+        pod.annotation(annotations::RESERVATION_AFFINITY)?;
+        let message = koord_model::reservation::failure_of_reservations(message)?;
+        let reason = "FailedScheduling-Reservation";
+        Some(Remark { reason, message })
+    }
+    fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
+        self.story(pod, view)
+    }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["nodeReservations/:nodeName", "reservationSelectorIndex"]
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &BTreeMap<String, String>,
+        view: View<'_>,
+    ) -> Result<Value, NotShown> {
+        match path {
+            ["nodeReservations", node] => Ok(self.on_node_named(node, view)),
+            ["reservationSelectorIndex"] => Ok(show::selector_index()),
+            _ => Err(NotShown::NoSuchPath),
+        }
+    }
+
+    fn read(&mut self, view: View<'_>, out: &mut Readings) {
+        self.measured(view.now, out);
+    }
+}
+
+impl Bookkeeping for Reservations {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Ok(object) = change.new.clone().downcast::<Reservation>() else {
             return;
@@ -554,72 +625,6 @@ impl Plugin for Reservations {
         } else {
             self.table.disown(&cycle.pod.uid, fx);
         }
-    }
-
-    fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
-        let pod = cycle.pod;
-        let used = self.table.used_by(&pod.uid);
-        let record = used.and_then(|uid| self.table.record(self.table.find(uid)?));
-        let key = annotations::RESERVATION_ALLOCATED;
-        if let Some(record) = record {
-            let text =
-                allocated_text(record).map_err(|error| Rejection::error(error.to_string()))?;
-            patch.annotations.insert(key.to_owned(), text);
-        } else if !pod.is_holder() {
-            take_back(pod, key, patch);
-        }
-        Ok(())
-    }
-    fn bind(&self, cycle: &Cycle<'_>, node: NodeIndex) -> BindPlan {
-        let pod = cycle.pod;
-        if !pod.is_holder() {
-            return BindPlan::Skip;
-        }
-        let Some(record) = self
-            .table
-            .find(&pod.uid)
-            .and_then(|at| self.table.record(at))
-        else {
-            return BindPlan::Skip;
-        };
-        let view = cycle.view;
-        let reserved = pod::reserved_on_bind(&record.object, &record.terms, view.resources);
-        let Ok(reserved) = reserved else {
-            return BindPlan::Skip;
-        };
-        let status = control::placed(view.nodes.name(node), &reserved, view.now);
-        let mut writes = self.writes_ahead(record);
-        writes.push(control::placement(record, status));
-        BindPlan::Writes(writes)
-    }
-
-    fn remark(&self, pod: &PodInfo, message: &str) -> Option<Remark> {
-        pod.annotation(annotations::RESERVATION_AFFINITY)?;
-        let message = koord_model::reservation::failure_of_reservations(message)?;
-        let reason = "FailedScheduling-Reservation";
-        Some(Remark { reason, message })
-    }
-    fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
-        self.story(pod, view)
-    }
-    fn inspections(&self) -> &'static [&'static str] {
-        &["nodeReservations/:nodeName", "reservationSelectorIndex"]
-    }
-    fn inspect(
-        &self,
-        path: &[&str],
-        _query: &BTreeMap<String, String>,
-        view: View<'_>,
-    ) -> Result<Value, NotShown> {
-        match path {
-            ["nodeReservations", node] => Ok(self.on_node_named(node, view)),
-            ["reservationSelectorIndex"] => Ok(show::selector_index()),
-            _ => Err(NotShown::NoSuchPath),
-        }
-    }
-
-    fn read(&mut self, view: View<'_>, out: &mut Readings) {
-        self.measured(view.now, out);
     }
 }
 

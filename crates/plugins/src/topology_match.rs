@@ -19,9 +19,9 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_model::alignment::{self, Ask, Policy, Unfit};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Effects, Holders, Interest, Lack, NotShown,
-    ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature,
-    State, Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, Interest, Lack,
+    NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -263,6 +263,9 @@ impl Plugin for TopologyMatch {
             .or(Points::RESERVE)
             .or(Points::POST_BIND)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
     }
@@ -339,6 +342,58 @@ impl Plugin for TopologyMatch {
         }
     }
 
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
+        let ask = state.get::<Ask>()?;
+        let Refusal::Unfit(unfit) = self.judge(cycle, ask, node).err()? else {
+            return None;
+        };
+        let desk = self.desk(node, cycle.view)?;
+        let held = self.held(desk, cycle);
+        let free = desk.free(&held)?;
+        let wants = match unfit.container {
+            Some(at) => &ask.containers.get(at)?.1,
+            None => &ask.whole,
+        };
+        let want = wants.iter().find(|want| want.id == unfit.resource)?;
+        let zones = (0..free.len()).filter_map(|at| free.get(at, want.id));
+        let zones: Vec<i64> = zones.collect();
+        let most = zones.iter().copied().max().unwrap_or(0);
+        let show = |amount: i64| shown(want.id, amount);
+        let each: Vec<String> = zones.iter().map(|free| show(*free)).collect();
+        Some(Lack {
+            text: format!(
+                "{} in one NUMA node: needs {}, free {}",
+                cycle.view.resources.name(want.id),
+                show(want.amount),
+                if each.is_empty() {
+                    "none".to_owned()
+                } else {
+                    each.join(" and ")
+                },
+            ),
+            distance: (want.amount.saturating_sub(most)).max(0) as f64 / want.amount.max(1) as f64,
+        })
+    }
+    fn inspections(&self) -> &'static [&'static str] {
+        &["nodes/:nodeName"]
+    }
+    fn inspect(
+        &self,
+        path: &[&str],
+        _query: &std::collections::BTreeMap<String, String>,
+        view: View<'_>,
+    ) -> Result<Value, NotShown> {
+        let ["nodes", name] = path else {
+            return Err(NotShown::NoSuchPath);
+        };
+        let desk = self.desks.get(*name).ok_or_else(|| {
+            NotShown::missing(format_args!("a NodeResourceTopology of node {name:?}"))
+        })?;
+        Ok(desk.describe(view.resources))
+    }
+}
+
+impl Bookkeeping for TopologyMatch {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Some(object) = change.new_as::<NodeResourceTopology>() else {
             return;
@@ -470,56 +525,6 @@ impl Plugin for TopologyMatch {
         if self.settings.books == Books::Discard {
             self.bound(&pod.uid, node, view, fx);
         }
-    }
-
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
-        let ask = state.get::<Ask>()?;
-        let Refusal::Unfit(unfit) = self.judge(cycle, ask, node).err()? else {
-            return None;
-        };
-        let desk = self.desk(node, cycle.view)?;
-        let held = self.held(desk, cycle);
-        let free = desk.free(&held)?;
-        let wants = match unfit.container {
-            Some(at) => &ask.containers.get(at)?.1,
-            None => &ask.whole,
-        };
-        let want = wants.iter().find(|want| want.id == unfit.resource)?;
-        let zones = (0..free.len()).filter_map(|at| free.get(at, want.id));
-        let zones: Vec<i64> = zones.collect();
-        let most = zones.iter().copied().max().unwrap_or(0);
-        let show = |amount: i64| shown(want.id, amount);
-        let each: Vec<String> = zones.iter().map(|free| show(*free)).collect();
-        Some(Lack {
-            text: format!(
-                "{} in one NUMA node: needs {}, free {}",
-                cycle.view.resources.name(want.id),
-                show(want.amount),
-                if each.is_empty() {
-                    "none".to_owned()
-                } else {
-                    each.join(" and ")
-                },
-            ),
-            distance: (want.amount.saturating_sub(most)).max(0) as f64 / want.amount.max(1) as f64,
-        })
-    }
-    fn inspections(&self) -> &'static [&'static str] {
-        &["nodes/:nodeName"]
-    }
-    fn inspect(
-        &self,
-        path: &[&str],
-        _query: &std::collections::BTreeMap<String, String>,
-        view: View<'_>,
-    ) -> Result<Value, NotShown> {
-        let ["nodes", name] = path else {
-            return Err(NotShown::NoSuchPath);
-        };
-        let desk = self.desks.get(*name).ok_or_else(|| {
-            NotShown::missing(format_args!("a NodeResourceTopology of node {name:?}"))
-        })?;
-        Ok(desk.describe(view.resources))
     }
 }
 

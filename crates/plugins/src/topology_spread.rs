@@ -13,9 +13,9 @@ use args::Args;
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps, Holders,
-    Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection, Signature,
-    State, Subject, Surroundings, Verdict, View, Volatile,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps,
+    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection,
+    Signature, State, Subject, Surroundings, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
@@ -260,6 +260,9 @@ impl Plugin for TopologySpread {
     fn volatile(&self) -> Option<&dyn Volatile> {
         Some(self)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Booked
     }
@@ -396,7 +399,9 @@ impl Plugin for TopologySpread {
             *score = last.1;
         }
     }
+}
 
+impl Bookkeeping for TopologySpread {
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
         self.owners.changed(change);
     }

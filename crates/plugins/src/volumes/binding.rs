@@ -21,9 +21,9 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest,
-    ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter, PreScore, Readings, Reason,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind,
+    Interest, ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter, PreScore, Readings,
+    Reason, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -298,6 +298,9 @@ impl Plugin for VolumeBinding {
             None => points,
         }
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn interests(&self) -> Vec<Interest> {
         let change = Action::ADD.or(Action::UPDATE);
         vec![
@@ -405,6 +408,44 @@ impl Plugin for VolumeBinding {
         plan::score(&steps, shape)
     }
 
+    fn ready_to_bind(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
+        let now = cycle.view.now;
+        let storage = storage(cycle.view);
+        let Some(plan) = self.plans.get_mut(&cycle.pod.uid) else {
+            return Permit::Allow;
+        };
+        let since = match plan.sent {
+            Some((first, _)) => first,
+            None => {
+                plan.sent = Some((now, now));
+                self.resend.push_back((now, cycle.pod.uid.clone()));
+                fx.writes.extend(plan.writes(storage));
+                now
+            }
+        };
+        match plan.progress(storage, node_info(&plan.node, cycle.view).as_deref()) {
+            Progress::Done => {
+                self.let_go(storage, &cycle.pod.uid, fx);
+                Permit::Allow
+            }
+            Progress::Pending => {
+                let waited = Duration::try_from(now.duration_since(since)).unwrap_or_default();
+                let timeout = self.settings.of(cycle.pod).timeout;
+                Permit::Wait(timeout.saturating_sub(waited))
+            }
+            Progress::Failed(problem) => {
+                let reason = format!("binding volumes: {problem}");
+                Permit::Reject(Rejection::unschedulable(reason))
+            }
+        }
+    }
+
+    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+        self.failures.read(out);
+    }
+}
+
+impl Bookkeeping for VolumeBinding {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if matches!(change.kind, CLAIMS | VOLUMES) {
             let hosts = storage(view).moved().iter();
@@ -485,41 +526,5 @@ impl Plugin for VolumeBinding {
             Failures::count(&self.failures.bind);
         }
         self.let_go(storage(cycle.view), &cycle.pod.uid, fx);
-    }
-
-    fn ready_to_bind(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
-        let now = cycle.view.now;
-        let storage = storage(cycle.view);
-        let Some(plan) = self.plans.get_mut(&cycle.pod.uid) else {
-            return Permit::Allow;
-        };
-        let since = match plan.sent {
-            Some((first, _)) => first,
-            None => {
-                plan.sent = Some((now, now));
-                self.resend.push_back((now, cycle.pod.uid.clone()));
-                fx.writes.extend(plan.writes(storage));
-                now
-            }
-        };
-        match plan.progress(storage, node_info(&plan.node, cycle.view).as_deref()) {
-            Progress::Done => {
-                self.let_go(storage, &cycle.pod.uid, fx);
-                Permit::Allow
-            }
-            Progress::Pending => {
-                let waited = Duration::try_from(now.duration_since(since)).unwrap_or_default();
-                let timeout = self.settings.of(cycle.pod).timeout;
-                Permit::Wait(timeout.saturating_sub(waited))
-            }
-            Progress::Failed(problem) => {
-                let reason = format!("binding volumes: {problem}");
-                Permit::Reject(Rejection::unschedulable(reason))
-            }
-        }
-    }
-
-    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
-        self.failures.read(out);
     }
 }

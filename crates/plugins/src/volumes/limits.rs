@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, ObjectChange, Plugin, Points,
-    PreFilter, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, ObjectChange,
+    Plugin, Points, PreFilter, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::borrow::Cow;
@@ -226,6 +226,9 @@ impl Plugin for NodeVolumeLimits {
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn interests(&self) -> Vec<Interest> {
         vec![
             interest(Subject::Object(CSI_NODES), Action::ADD.or(Action::UPDATE)),
@@ -323,7 +326,9 @@ impl Plugin for NodeVolumeLimits {
         }
         Ok(())
     }
+}
 
+impl Bookkeeping for NodeVolumeLimits {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let storage = storage(view);
         match change.kind {

@@ -5,8 +5,8 @@ use super::{CLAIMS, Key, indexes, interest, standing, storage, uses, volumes};
 use k8s_openapi::api::core::v1::Volume;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, Plugin, Points, PreFilter,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, Plugin, Points,
+    PreFilter, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -117,6 +117,9 @@ impl Plugin for VolumeRestrictions {
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn interests(&self) -> Vec<Interest> {
         let change = Action::ADD.or(Action::UPDATE);
         vec![
@@ -208,7 +211,9 @@ impl Plugin for VolumeRestrictions {
         }
         Ok(())
     }
+}
 
+impl Bookkeeping for VolumeRestrictions {
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,

@@ -19,8 +19,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{Engine, EngineOptions};
 use koord_scheduler::framework::{
-    Action, BuildContext, Code, Cycle, Effects, Indexes, Normalize, ObjectChange, Plugin,
-    PreFilter, PreScore, Profiles, Rejection, State, View,
+    Action, Bookkeeping, BuildContext, Code, Cycle, Effects, Indexes, Normalize, ObjectChange,
+    Plugin, PreFilter, PreScore, Profiles, Rejection, State, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -82,12 +82,14 @@ impl Alone {
         }
     }
 
-    fn tell(&mut self, news: impl FnOnce(&mut dyn Plugin, View<'_>, &mut Effects)) {
+    fn tell(&mut self, news: impl FnOnce(&mut dyn Bookkeeping, View<'_>, &mut Effects)) {
         let view = View {
             indexes: &self.indexes,
             ..self.engine.view(now())
         };
-        news(&mut *self.plugin, view, &mut Effects::default());
+        if let Some(books) = self.plugin.books() {
+            news(books, view, &mut Effects::default());
+        }
     }
 
     fn node(&mut self, name: &str, labels: Value, rest: Value) {
@@ -98,7 +100,7 @@ impl Alone {
         let node: Node = serde_json::from_value(value).unwrap();
         self.engine.node_applied(Arc::new(node), now());
         let row = self.engine.nodes().find(name).unwrap();
-        self.tell(|plugin, view, fx| plugin.on_node(row, view, fx));
+        self.tell(|books, view, fx| books.on_node(row, view, fx));
     }
 
     fn object(&mut self, kind: &'static str, object: Arc<dyn Any + Send + Sync>) {
@@ -109,12 +111,10 @@ impl Alone {
             new: object,
         };
         self.indexes.on_object(&change, &mut Effects::default());
-        self.tell(|plugin, view, fx| {
-            let watches = plugin.watches();
-            let watch = watches.iter().find(|watch| watch.kind() == kind);
-            let change = watch.map_or_else(|| change.clone(), |watch| watch.kept(change.clone()));
-            plugin.on_object(&change, view, fx);
-        });
+        let watches = self.plugin.watches();
+        let watch = watches.iter().find(|watch| watch.kind() == kind);
+        let change = watch.map_or_else(|| change.clone(), |watch| watch.kept(change.clone()));
+        self.tell(|books, view, fx| books.on_object(&change, view, fx));
     }
 
     /// A pod on a node.
@@ -130,7 +130,7 @@ impl Alone {
         let mut pods = self.engine.nodes().pods(row);
         let info = pods.find(|pod| *pod.name == *name).unwrap().clone();
         drop(pods);
-        self.tell(|plugin, view, fx| plugin.on_assigned(&info, row, view, fx));
+        self.tell(|books, view, fx| books.on_assigned(&info, row, view, fx));
     }
 
     fn row(&self, node: &str) -> NodeIndex {

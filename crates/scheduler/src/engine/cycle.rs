@@ -8,7 +8,7 @@ use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
     BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, Rejection, Remark,
 };
-use crate::queue::{QueuedPod, Refusal};
+use crate::queue::{PluginSet, QueuedPod, Refusal};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::{SignedDuration, Timestamp};
 use std::cmp::Reverse;
@@ -236,7 +236,10 @@ impl Engine {
                 nominated: choice.nominated.as_ref(),
                 ..Cycle::new(pod, view!(self, now))
             };
-            let verdict = self.plugins[*instance].reserve(&cycle, choice.node, &mut fx);
+            let verdict = match self.plugins[*instance].books() {
+                Some(books) => books.reserve(&cycle, choice.node, &mut fx),
+                None => Ok(()),
+            };
             laps.lap(*instance, || measure::of_verdict(&verdict));
             if let Err(rejection) = verdict {
                 refused = Some((*instance, rejection));
@@ -501,9 +504,9 @@ impl Engine {
     /// Lets plugins and permissions react to the passing of time.
     fn tick(&mut self, now: Timestamp) {
         let mut fx = Effects::default();
-        for plugin in &mut self.plugins {
+        for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
             let view = view!(self, now);
-            plugin.tick(view, &mut fx);
+            books.tick(view, &mut fx);
         }
         self.apply(fx, now);
         while let Some(Reverse((until, _))) = self.deadlines.peek() {

@@ -2,6 +2,7 @@
 
 use super::{BindError, Engine, Output, Point, Record};
 use crate::framework::{Action, ClusterEvent, Effects, ObjectChange, Problem, Subject};
+use crate::queue::PluginSet;
 use crate::state::{NodeInfo, PodInfo, SeenPod};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -33,9 +34,9 @@ impl Engine {
         let mut fx = Effects::default();
         self.indexes.on_pod(&info);
         let told = self.booking(&info);
-        for plugin in super::among(told, &mut self.plugins) {
+        for books in super::books_of(told, &mut self.plugins) {
             let view = view!(self, now);
-            plugin.on_pod(&info, view, &mut fx);
+            books.on_pod(&info, view, &mut fx);
         }
         self.apply(fx, now);
         if info.terminal {
@@ -58,9 +59,9 @@ impl Engine {
     pub(super) fn info_removed(&mut self, uid: &str, now: Timestamp) {
         let mut fx = Effects::default();
         self.indexes.on_pod_gone(uid);
-        for plugin in &mut self.plugins {
+        for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
             let view = view!(self, now);
-            plugin.on_pod_gone(uid, view, &mut fx);
+            books.on_pod_gone(uid, view, &mut fx);
         }
         self.apply(fx, now);
         self.pod_gone(uid, now);
@@ -120,9 +121,9 @@ impl Engine {
         self.nodes.update_pod(index, info.clone());
         let mut fx = Effects::default();
         let told = self.booking(&info);
-        for plugin in super::among(told, &mut self.plugins) {
+        for books in super::books_of(told, &mut self.plugins) {
             let view = view!(self, now);
-            plugin.on_updated(&old, &info, index, view, &mut fx);
+            books.on_updated(&old, &info, index, view, &mut fx);
         }
         self.apply(fx, now);
         if was_assumed {
@@ -221,9 +222,9 @@ impl Engine {
         let info = Arc::new(info);
         let index = self.nodes.set_node(info.clone());
         let mut fx = Effects::default();
-        for plugin in &mut self.plugins {
+        for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
             let view = view!(self, now);
-            plugin.on_node(index, view, &mut fx);
+            books.on_node(index, view, &mut fx);
         }
         self.apply(fx, now);
         if action.0 == 0 {
@@ -249,9 +250,9 @@ impl Engine {
         };
         self.nodes.remove_node(name);
         let mut fx = Effects::default();
-        for plugin in &mut self.plugins {
+        for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
             let view = view!(self, now);
-            plugin.on_node(index, view, &mut fx);
+            books.on_node(index, view, &mut fx);
         }
         self.apply(fx, now);
         let event = ClusterEvent {
@@ -281,9 +282,9 @@ impl Engine {
             ..Effects::default()
         };
         self.indexes.on_object(change, &mut fx);
-        for plugin in &mut self.plugins {
+        for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
             let view = view!(self, now);
-            plugin.on_object(change, view, &mut fx);
+            books.on_object(change, view, &mut fx);
         }
         self.apply(fx, now);
         let event = ClusterEvent {
@@ -314,7 +315,9 @@ impl Engine {
                     let instances = self.profiles[at].post_bind.iter();
                     for instance in instances.filter(|at| told & (1 << **at) != 0) {
                         let view = view!(self, now);
-                        self.plugins[*instance].post_bind(&pod, &node, view, &mut fx);
+                        if let Some(books) = self.plugins[*instance].books() {
+                            books.post_bind(&pod, &node, view, &mut fx);
+                        }
                         laps.lap(*instance, || "Success");
                     }
                 }

@@ -48,9 +48,9 @@ pub use measure::{Measured, Measures, Point};
 
 use crate::config::Configuration;
 use crate::framework::{
-    Action, BindPlan, Cycle, Effects, EventNames, Holders, Indexes, Instance, Interest, NotShown,
-    Plugin, PodPatch, Points, Problem, Profile, Profiles, Readings, Remark, ShapeId, Subject, View,
-    Write,
+    Action, BindPlan, Bookkeeping, Cycle, Effects, EventNames, Holders, Indexes, Instance,
+    Interest, NotShown, Plugin, PodPatch, Points, Problem, Profile, Profiles, Readings, Remark,
+    ShapeId, Subject, View, Write,
 };
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -518,9 +518,10 @@ impl Engine {
 
     /// When time alone will make a pod ready or end a wait, as far as is known.
     #[must_use]
-    pub fn next_deadline(&self) -> Option<Timestamp> {
+    pub fn next_deadline(&mut self) -> Option<Timestamp> {
         let waits = self.deadlines.peek().map(|Reverse((until, _))| *until);
-        let ticks = self.plugins.iter().filter_map(|plugin| plugin.next_tick());
+        let books = books_of(PluginSet::MAX, &mut self.plugins);
+        let ticks = books.filter_map(|books| books.next_tick());
         let queue = self.queue.next_deadline().into_iter();
         queue.chain(waits).chain(ticks).min()
     }
@@ -577,9 +578,9 @@ impl Engine {
         self.count_priority(&pod, true);
         let mut fx = Effects::default();
         let told = self.booking(&pod);
-        for plugin in among(told, &mut self.plugins) {
+        for books in books_of(told, &mut self.plugins) {
             let view = view!(self, now);
-            plugin.on_assigned(&pod, index, view, &mut fx);
+            books.on_assigned(&pod, index, view, &mut fx);
         }
         self.apply(fx, now);
     }
@@ -598,15 +599,17 @@ impl Engine {
             let instances = self.profiles[profile].reserve.iter().rev();
             for instance in instances.filter(|instance| told & (1 << **instance) != 0) {
                 let cycle = Cycle::new(&record.info, view);
-                self.plugins[*instance].unreserve(&cycle, record.node, &mut fx);
+                if let Some(books) = self.plugins[*instance].books() {
+                    books.unreserve(&cycle, record.node, &mut fx);
+                }
             }
             self.apply(fx, now);
         }
         // The row may be released with its last pod: plugins hear of it while it still has a name.
         let mut fx = Effects::default();
-        for plugin in among(told, &mut self.plugins) {
+        for books in books_of(told, &mut self.plugins) {
             let view = view!(self, now);
-            plugin.on_unassigned(&record.info, record.node, view, &mut fx);
+            books.on_unassigned(&record.info, record.node, view, &mut fx);
         }
         self.nodes.remove_pod(record.node, uid);
         self.apply(fx, now);
@@ -627,15 +630,15 @@ impl Engine {
     }
 }
 
-/// Those plugins that are in `set`.
-fn among(
+/// The books of those plugins that are in `set` and keep any.
+fn books_of(
     set: PluginSet,
     plugins: &mut [Box<dyn Plugin>],
-) -> impl Iterator<Item = &mut Box<dyn Plugin>> {
+) -> impl Iterator<Item = &mut dyn Bookkeeping> {
     let numbered = plugins.iter_mut().enumerate();
     numbered
         .filter(move |(instance, _)| set & (1 << instance) != 0)
-        .map(|(_, plugin)| plugin)
+        .filter_map(|(_, plugin)| plugin.books())
 }
 
 /// The plugins whose answers pods share, each once.

@@ -67,11 +67,15 @@ impl Engine {
         });
         match plan {
             Ok(plan) => {
-                self.plugins[instance].planned(Some(plan));
+                if let Some(books) = self.plugins[instance].books() {
+                    books.planned(Some(plan));
+                }
                 Ok(())
             }
             Err(message) => {
-                self.plugins[instance].planned(None);
+                if let Some(books) = self.plugins[instance].books() {
+                    books.planned(None);
+                }
                 diagnosis.by |= 1 << instance;
                 diagnosis.plugins = vec![self.names[instance]];
                 diagnosis.pre_filter_message = message;

@@ -159,7 +159,9 @@ impl Engine {
         let instances = self.profiles[profile].post_filter.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view!(self, now));
-            self.plugins[*instance].after_post_filter(&cycle, &mut diagnosis, &mut fx);
+            if let Some(books) = self.plugins[*instance].books() {
+                books.after_post_filter(&cycle, &mut diagnosis, &mut fx);
+            }
         }
         self.apply(fx, now);
         diagnosis

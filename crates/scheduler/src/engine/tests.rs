@@ -4,7 +4,7 @@ mod measure;
 use super::*;
 use crate::framework::Signature;
 use crate::framework::{
-    BindPlan, BuildContext, BuildError, ClusterEvent, Cycle, Factory, Helps, ObjectChange, Permit,
+    BindPlan, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Factory, Helps, ObjectChange, Permit,
     Registry, Rejection, Signable, State, Verdict,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -29,6 +29,9 @@ impl Plugin for Knobs {
     fn points(&self) -> Points {
         let judge = Points::PRE_ENQUEUE.or(Points::FILTER).or(Points::RESERVE);
         judge.or(Points::PERMIT).or(Points::BIND)
+    }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
     }
     fn interests(&self) -> Vec<Interest> {
         vec![
@@ -86,6 +89,19 @@ impl Plugin for Knobs {
         Ok(())
     }
 
+    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Permit {
+        match cycle.pod.name.starts_with("wait") {
+            true => Permit::Wait(Duration::from_secs(30)),
+            false => Permit::Allow,
+        }
+    }
+
+    fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
+        BindPlan::Binding
+    }
+}
+
+impl Bookkeeping for Knobs {
     fn reserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Verdict {
         if cycle.pod.name.starts_with("unreservable") {
             return Err(Rejection::unschedulable("nothing left"));
@@ -101,17 +117,6 @@ impl Plugin for Knobs {
         if let Some(uid) = change.new_as::<&'static str>() {
             fx.allow.push(((*uid).into(), "Knobs"));
         }
-    }
-
-    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Permit {
-        match cycle.pod.name.starts_with("wait") {
-            true => Permit::Wait(Duration::from_secs(30)),
-            false => Permit::Allow,
-        }
-    }
-
-    fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
-        BindPlan::Binding
     }
 }
 

@@ -6,6 +6,7 @@
 //! scores, until the plugin or the engine touches a node.
 
 mod answer;
+mod books;
 mod effects;
 mod event;
 mod groups;
@@ -22,6 +23,7 @@ pub use answer::{
     BindPlan, Judge, Lack, Normalize, NotShown, Permit, PodPatch, Pool, PostFilter, PreFilter,
     PreScore, Preemption, RulesVersion,
 };
+pub use books::Bookkeeping;
 pub use effects::{Effects, Problem, Remark, Timed, Verb, Write};
 pub use event::{Action, ClusterEvent, EventNames, Helps, Interest, ObjectChange, Subject};
 pub use groups::{Groups, Label, Surroundings};
@@ -288,15 +290,19 @@ pub trait Plugin: Send + Sync {
     fn planning(&self) -> Option<&dyn Planning> {
         None
     }
+    /// See [`Bookkeeping`].
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        None
+    }
     /// What it makes of holders. At [`Holders::Judged`], it is asked at the points before reserve,
     /// and by [`Plugin::explain`]; at [`Holders::Booked`], also at the points from there on, and told
-    /// by [`Plugin::on_pod`], [`Plugin::on_assigned`], [`Plugin::on_updated`] and
-    /// [`Plugin::on_unassigned`].
+    /// by [`Bookkeeping::on_pod`], [`Bookkeeping::on_assigned`], [`Bookkeeping::on_updated`] and
+    /// [`Bookkeeping::on_unassigned`].
     fn holders(&self) -> Holders {
         Holders::Ignored
     }
 
-    /// Takes on the arguments of one more profile. Whoever books in [`Plugin::reserve`] what can be given
+    /// Takes on the arguments of one more profile. Whoever books in [`Bookkeeping::reserve`] what can be given
     /// once does so, and asks [`PerProfile`] what applies to a pod: of two instances, neither would
     /// know what the other gave away. `None`: other arguments make another instance.
     fn join(
@@ -345,46 +351,6 @@ pub trait Plugin: Send + Sync {
     fn indexes(&self) -> Vec<IndexKind> {
         Vec::new()
     }
-    /// An object of a watched kind changed. Indexes know of it already.
-    fn on_object(&mut self, _change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {}
-    /// A pod appeared or changed: pending, on a node or finished, of whatever scheduler. Comes
-    /// before the engine acts on it, so that [`Plugin::pre_enqueue`] already knows.
-    fn on_pod(&mut self, _pod: &Arc<PodInfo>, _view: View<'_>, _fx: &mut Effects) {}
-    /// The pod with this uid does not exist any more, or cannot be read any more. Comes before the
-    /// engine forgets it.
-    fn on_pod_gone(&mut self, _uid: &str, _view: View<'_>, _fx: &mut Effects) {}
-    /// A node appeared, changed or went. The engine has touched it already.
-    fn on_node(&mut self, _node: NodeIndex, _view: View<'_>, _fx: &mut Effects) {}
-    /// A pod was assumed on or found bound to a node. The engine has touched the node already.
-    fn on_assigned(
-        &mut self,
-        _pod: &Arc<PodInfo>,
-        _node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-    }
-    /// A pod on a node changed.
-    fn on_updated(
-        &mut self,
-        _old: &Arc<PodInfo>,
-        _new: &Arc<PodInfo>,
-        _node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-    }
-    /// A pod left a node: deleted, finished, or its binding failed.
-    fn on_unassigned(
-        &mut self,
-        _pod: &Arc<PodInfo>,
-        _node: NodeIndex,
-        _view: View<'_>,
-        _fx: &mut Effects,
-    ) {
-    }
-    /// Before each cycle: touch the nodes whose verdicts change by the passing of time alone.
-    fn tick(&mut self, _view: View<'_>, _fx: &mut Effects) {}
 
     /// Whether the pod may enter the active queue.
     fn pre_enqueue(&self, _pod: &PodInfo) -> Verdict {
@@ -440,14 +406,6 @@ pub trait Plugin: Send + Sync {
     fn preemption_state(&self, _view: View<'_>) -> Option<RulesVersion> {
         None
     }
-    /// The pod was refused, at whatever point, after all post-filters; `diagnosis` may be amended.
-    fn after_post_filter(
-        &mut self,
-        _cycle: &Cycle<'_>,
-        _diagnosis: &mut Diagnosis,
-        _fx: &mut Effects,
-    ) {
-    }
     /// Prepares scoring.
     fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScore {
         PreScore::Ready(State::default())
@@ -474,13 +432,6 @@ pub trait Plugin: Send + Sync {
     }
     /// Brings raw scores, in order of node index, to 0..=100. For [`Normalize::Custom`].
     fn normalize(&self, _cycle: &Cycle<'_>, _scores: &mut [i64]) {}
-
-    /// Books what the pod takes beyond plain resources. Undone by [`Plugin::unreserve`].
-    fn reserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Verdict {
-        Ok(())
-    }
-    /// Gives back what [`Plugin::reserve`] booked; must tolerate that it booked nothing.
-    fn unreserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) {}
     /// Whether the pod may bind now.
     fn permit(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Permit {
         Permit::Allow
@@ -498,11 +449,7 @@ pub trait Plugin: Send + Sync {
     fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
         BindPlan::Skip
     }
-    /// The pod is bound.
-    fn post_bind(&mut self, _pod: &Arc<PodInfo>, _node: &str, _view: View<'_>, _fx: &mut Effects) {}
 
-    /// What became of [`Planning::plan`]: the members with their nodes, by uid and name, or none.
-    fn planned(&mut self, _plan: Option<Vec<(Arc<str>, Arc<str>)>>) {}
     /// The pod (by uid) to try next, whatever the queue says; so that a group goes in one piece.
     fn next_pod(&mut self, _view: View<'_>, _fx: &mut Effects) -> Option<Arc<str>> {
         None
@@ -511,10 +458,6 @@ pub trait Plugin: Send + Sync {
     /// asked about one of them, no pod of another group is tried.
     fn is_grouped(&self, _pod: &PodInfo) -> bool {
         false
-    }
-    /// When [`Plugin::tick`] next has something to do by the passing of time alone.
-    fn next_tick(&self) -> Option<Timestamp> {
-        None
     }
 
     /// What `node` lacks for this pod that it refused, with figures, for people: `cpu: needs 4,

@@ -558,7 +558,7 @@ impl Owner {
     }
 
     /// Until time alone makes something ready.
-    fn pause(&self) -> Duration {
+    fn pause(&mut self) -> Duration {
         let now = self.ctx.clock.now();
         let until = self.engine.next_deadline().map(|at| at.duration_since(now));
         let wait = until.and_then(|wait| Duration::try_from(wait).ok());

@@ -6,7 +6,7 @@ use crate::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::Factory;
-use koord_scheduler::framework::Release;
+use koord_scheduler::framework::{Bookkeeping, Release};
 
 const HOLDS: &str = "holds.v1.test";
 
@@ -29,9 +29,15 @@ impl Plugin for Holder {
     fn release(&self) -> Option<&dyn Release> {
         Some(self)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn sign(&self, _pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
         Signable::No
     }
+}
+
+impl Bookkeeping for Holder {
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, fx: &mut Effects) {
         if let Some(pod) = change.new_as::<PodInfo>() {
             fx.apply.push(Arc::new(pod.clone()));

@@ -4,7 +4,7 @@ use super::*;
 use crate::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_api::scheduling::Reservation;
-use koord_scheduler::framework::{Factory, Registry, Release};
+use koord_scheduler::framework::{Bookkeeping, Factory, Registry, Release};
 
 /// Books reservations as pods, and lets a pod with label `use` into the reservations it names.
 struct StandIn;
@@ -34,6 +34,9 @@ impl Plugin for StandIn {
     fn release(&self) -> Option<&dyn Release> {
         Some(self)
     }
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
     fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         for (key, value) in pod.object.metadata.labels.iter().flatten() {
             signature.text(key);
@@ -41,6 +44,9 @@ impl Plugin for StandIn {
         }
         Signable::Yes
     }
+}
+
+impl Bookkeeping for StandIn {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Some(reservation) = change.new_as::<Reservation>() else {
             return;

@@ -257,7 +257,10 @@ fn who_says_otherwise_is_not_taken_in() {
             build(None, &BuildContext::default()).unwrap(),
         );
         for pod in &pods {
-            plugin.on_assigned(pod, row, bench.view(), &mut fx);
+            plugin
+                .books()
+                .unwrap()
+                .on_assigned(pod, row, bench.view(), &mut fx);
         }
         bench.plugin = plugin;
         let got = said_of(&bench, &[], &[]);

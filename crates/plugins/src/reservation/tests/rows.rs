@@ -102,7 +102,10 @@ impl Bench {
         self.engine.object_changed(&change, self.now);
         let mut fx = Effects::default();
         let mut plugin = std::mem::replace(&mut self.plugin, nothing());
-        plugin.on_object(&change, self.view(), &mut fx);
+        plugin
+            .books()
+            .unwrap()
+            .on_object(&change, self.view(), &mut fx);
         self.plugin = plugin;
         self.said
             .extend(fx.problems.into_iter().map(|problem| problem.message));
@@ -133,7 +136,10 @@ impl Bench {
         let mut plugin = std::mem::replace(&mut self.plugin, nothing());
         let (row, mut fx) = (self.row(), Effects::default());
         for pod in self.engine.nodes().booked(row) {
-            plugin.on_assigned(pod, row, self.view(), &mut fx);
+            plugin
+                .books()
+                .unwrap()
+                .on_assigned(pod, row, self.view(), &mut fx);
         }
         self.plugin = plugin;
         self

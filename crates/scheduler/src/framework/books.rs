@@ -1,0 +1,76 @@
+//! What a plugin keeps count of.
+
+use super::{Cycle, Effects, ObjectChange, Verdict, View};
+#[cfg(doc)]
+use super::{Planning, Plugin};
+use crate::engine::Diagnosis;
+use crate::state::{NodeIndex, PodInfo};
+use jiff::Timestamp;
+use std::sync::Arc;
+
+/// What a plugin keeps count of, for its rules to judge by: what there is, and what was given to whom. Its
+/// books follow what happens in the cluster and what the engine decides; no rule changes them.
+pub trait Bookkeeping {
+    /// An object of a watched kind changed. Indexes know of it already.
+    fn on_object(&mut self, _change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {}
+    /// A pod appeared or changed: pending, on a node or finished, of whatever scheduler. Comes
+    /// before the engine acts on it, so that [`Plugin::pre_enqueue`] already knows.
+    fn on_pod(&mut self, _pod: &Arc<PodInfo>, _view: View<'_>, _fx: &mut Effects) {}
+    /// The pod with this uid does not exist any more, or cannot be read any more. Comes before the
+    /// engine forgets it.
+    fn on_pod_gone(&mut self, _uid: &str, _view: View<'_>, _fx: &mut Effects) {}
+    /// A node appeared, changed or went. The engine has touched it already.
+    fn on_node(&mut self, _node: NodeIndex, _view: View<'_>, _fx: &mut Effects) {}
+    /// A pod was assumed on or found bound to a node. The engine has touched the node already.
+    fn on_assigned(
+        &mut self,
+        _pod: &Arc<PodInfo>,
+        _node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+    }
+    /// A pod on a node changed.
+    fn on_updated(
+        &mut self,
+        _old: &Arc<PodInfo>,
+        _new: &Arc<PodInfo>,
+        _node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+    }
+    /// A pod left a node: deleted, finished, or its binding failed.
+    fn on_unassigned(
+        &mut self,
+        _pod: &Arc<PodInfo>,
+        _node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+    }
+    /// Before each cycle: touch the nodes whose verdicts change by the passing of time alone.
+    fn tick(&mut self, _view: View<'_>, _fx: &mut Effects) {}
+    /// When [`Bookkeeping::tick`] next has something to do by the passing of time alone.
+    fn next_tick(&self) -> Option<Timestamp> {
+        None
+    }
+    /// Books what the pod takes beyond plain resources. Undone by [`Bookkeeping::unreserve`].
+    fn reserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Verdict {
+        Ok(())
+    }
+    /// Gives back what [`Bookkeeping::reserve`] booked; must tolerate that it booked nothing.
+    fn unreserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) {}
+    /// The pod was refused, at whatever point, after all post-filters; `diagnosis` may be amended.
+    fn after_post_filter(
+        &mut self,
+        _cycle: &Cycle<'_>,
+        _diagnosis: &mut Diagnosis,
+        _fx: &mut Effects,
+    ) {
+    }
+    /// The pod is bound.
+    fn post_bind(&mut self, _pod: &Arc<PodInfo>, _node: &str, _view: View<'_>, _fx: &mut Effects) {}
+    /// What became of [`Planning::plan`]: the members with their nodes, by uid and name, or none.
+    fn planned(&mut self, _plan: Option<Vec<(Arc<str>, Arc<str>)>>) {}
+}
