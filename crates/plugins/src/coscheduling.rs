@@ -21,9 +21,9 @@ use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen,
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Interest, NotShown, ObjectChange, PerProfile, Permit, Planning, Plugin, PodPatch, Points,
-    PreFilter, PreScore, Problem, Readings, Reason, Rejection, Signable, Signature, State, Subject,
-    Verdict, View,
+    Insight, Interest, Metered, NotShown, ObjectChange, PerProfile, Permit, Planning, Plugin,
+    PodPatch, Points, PreFilter, PreScore, Problem, Readings, Reason, Rejection, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -255,6 +255,12 @@ impl Plugin for Coscheduling {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
+    fn metered(&mut self) -> Option<&mut dyn Metered> {
+        Some(self)
+    }
+    fn insight(&self) -> Option<&dyn Insight> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Booked
     }
@@ -366,7 +372,9 @@ impl Plugin for Coscheduling {
         }
         Ok(())
     }
+}
 
+impl Insight for Coscheduling {
     fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
         self.gangs.explain(&pod.uid)
     }
@@ -392,7 +400,9 @@ impl Plugin for Coscheduling {
             _ => Err(NotShown::NoSuchPath),
         }
     }
+}
 
+impl Metered for Coscheduling {
     fn read(&mut self, _view: View<'_>, out: &mut Readings) {
         self.measured(out);
     }

@@ -27,9 +27,9 @@ use koord_model::device::{
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_scheduler::framework::{
     Action, Alignment, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
-    Holders, IndexKind, Interest, Lack, Normalize, NotShown, ObjectChange, PerProfile, Plugin,
-    PodPatch, Points, PreFilter, PreScore, Problem, Readings, Rejection, Signable, Signature,
-    State, Subject, Verdict, View,
+    Holders, IndexKind, Insight, Interest, Lack, Metered, Normalize, NotShown, ObjectChange,
+    PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -241,6 +241,12 @@ impl Plugin for DeviceShare {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
+    fn metered(&mut self) -> Option<&mut dyn Metered> {
+        Some(self)
+    }
+    fn insight(&self) -> Option<&dyn Insight> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Booked
     }
@@ -379,7 +385,9 @@ impl Plugin for DeviceShare {
         patch.annotations.insert(key.to_owned(), text);
         Ok(())
     }
+}
 
+impl Insight for DeviceShare {
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
         let pod = state.get::<Incoming>()?;
         let row = self.rows.get(node.row())?;
@@ -423,7 +431,9 @@ impl Plugin for DeviceShare {
             _ => Err(NotShown::NoSuchPath),
         }
     }
+}
 
+impl Metered for DeviceShare {
     fn read(&mut self, _view: View<'_>, out: &mut Readings) {
         self.measured(out);
     }

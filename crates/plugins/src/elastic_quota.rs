@@ -27,8 +27,9 @@ use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind,
-    Interest, NotShown, ObjectChange, PerProfile, Plugin, Points, Pool, PostFilter, PreFilter,
-    Preemption, Readings, Signable, Signature, State, Subject, Verdict, View,
+    Insight, Interest, Metered, NotShown, ObjectChange, PerProfile, Plugin, Points, Pool,
+    PostFilter, PreFilter, Preemption, Readings, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -308,6 +309,12 @@ impl Plugin for ElasticQuotas {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
+    fn metered(&mut self) -> Option<&mut dyn Metered> {
+        Some(self)
+    }
+    fn insight(&self) -> Option<&dyn Insight> {
+        Some(self)
+    }
 
     fn interests(&self) -> Vec<Interest> {
         let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
@@ -400,7 +407,9 @@ impl Plugin for ElasticQuotas {
             pool,
         })
     }
+}
 
+impl Insight for ElasticQuotas {
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         let name = self.quota_of(pod)?;
         let verdict = self.admit(pod, &name, &Shift::default(), view.resources);
@@ -452,7 +461,9 @@ impl Plugin for ElasticQuotas {
             _ => Err(NotShown::NoSuchPath),
         }
     }
+}
 
+impl Metered for ElasticQuotas {
     fn read(&mut self, view: View<'_>, out: &mut Readings) {
         self.measured(view.resources, out);
     }

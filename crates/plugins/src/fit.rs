@@ -7,9 +7,9 @@ use koord_api::priority::PriorityClass;
 use koord_api::resources::class_of;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Holders, Interest, Lack,
-    Plugin, Points, PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature, State,
-    Subject, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Holders, Insight, Interest,
+    Lack, Plugin, Points, PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature,
+    State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo, ResourceColumn};
 use serde_json::Value;
@@ -114,6 +114,9 @@ impl Plugin for Fit {
             .or(Points::FILTER)
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
+    }
+    fn insight(&self) -> Option<&dyn Insight> {
+        Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Judged
@@ -278,7 +281,9 @@ impl Plugin for Fit {
             }));
         }
     }
+}
 
+impl Insight for Fit {
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
         let nodes = cycle.view.nodes;
         let (mut texts, mut distance) = (Vec::new(), 0.0);

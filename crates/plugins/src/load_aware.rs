@@ -18,8 +18,8 @@ use koord_api::slo::NodeMetric;
 use koord_model::estimate;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Interest, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    Insight, Interest, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem,
+    Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -352,6 +352,9 @@ impl Plugin for LoadAware {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
+    fn insight(&self) -> Option<&dyn Insight> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
     }
@@ -466,7 +469,9 @@ impl Plugin for LoadAware {
             scores[at] = self.points(load, incoming, cycle.view.now);
         }
     }
+}
 
+impl Insight for LoadAware {
     fn inspections(&self) -> &'static [&'static str] {
         &["node/:nodeName"]
     }

@@ -30,8 +30,8 @@ use koord_model::resources::{
 };
 use koord_scheduler::framework::{
     Action, Alignment, Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, IndexKind,
-    Interest, Lack, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter,
-    PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Insight, Interest, Lack, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points,
+    PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -176,6 +176,9 @@ impl Plugin for Numa {
         Some(self)
     }
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
+    fn insight(&self) -> Option<&dyn Insight> {
         Some(self)
     }
     fn holders(&self) -> Holders {
@@ -423,7 +426,9 @@ impl Plugin for Numa {
         let key = annotations::RESOURCE_STATUS;
         extension::write(&mut patch.annotations, key, &status).map_err(failed)
     }
+}
 
+impl Insight for Numa {
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
         let incoming = state.get::<Incoming>()?;
         let (book, side) = self.known(node)?;

@@ -32,9 +32,10 @@ use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, BindPlan, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
-    Holders, IndexKind, Interest, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch,
-    Points, PostFilter, PreFilter, PreScore, Preemption, Protection, Readings, Rejection, Release,
-    Remark, RulesVersion, Signable, Signature, State, Subject, Verb, Verdict, View, Write,
+    Holders, IndexKind, Insight, Interest, Metered, Normalize, NotShown, ObjectChange, PerProfile,
+    Plugin, PodPatch, Points, PostFilter, PreFilter, PreScore, Preemption, Protection, Readings,
+    Rejection, Release, Remark, RulesVersion, Signable, Signature, State, Subject, Verb, Verdict,
+    View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -221,6 +222,12 @@ impl Plugin for Reservations {
         Some(self)
     }
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
+    fn metered(&mut self) -> Option<&mut dyn Metered> {
+        Some(self)
+    }
+    fn insight(&self) -> Option<&dyn Insight> {
         Some(self)
     }
     fn holders(&self) -> Holders {
@@ -478,7 +485,9 @@ impl Plugin for Reservations {
         writes.push(control::placement(record, status));
         BindPlan::Writes(writes)
     }
+}
 
+impl Insight for Reservations {
     fn remark(&self, pod: &PodInfo, message: &str) -> Option<Remark> {
         pod.annotation(annotations::RESERVATION_AFFINITY)?;
         let message = koord_model::reservation::failure_of_reservations(message)?;
@@ -503,7 +512,9 @@ impl Plugin for Reservations {
             _ => Err(NotShown::NoSuchPath),
         }
     }
+}
 
+impl Metered for Reservations {
     fn read(&mut self, view: View<'_>, out: &mut Readings) {
         self.measured(view.now, out);
     }

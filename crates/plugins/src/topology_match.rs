@@ -19,9 +19,9 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_model::alignment::{self, Ask, Policy, Unfit};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, Interest, Lack,
-    NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection, Signable,
-    Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, Insight, Interest,
+    Lack, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -266,6 +266,9 @@ impl Plugin for TopologyMatch {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
+    fn insight(&self) -> Option<&dyn Insight> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
     }
@@ -341,7 +344,9 @@ impl Plugin for TopologyMatch {
             }
         }
     }
+}
 
+impl Insight for TopologyMatch {
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
         let ask = state.get::<Ask>()?;
         let Refusal::Unfit(unfit) = self.judge(cycle, ask, node).err()? else {

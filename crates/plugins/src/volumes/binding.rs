@@ -22,8 +22,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind,
-    Interest, ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter, PreScore, Readings,
-    Reason, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Interest, Metered, ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter, PreScore,
+    Readings, Reason, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -301,6 +301,9 @@ impl Plugin for VolumeBinding {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
+    fn metered(&mut self) -> Option<&mut dyn Metered> {
+        Some(self)
+    }
     fn interests(&self) -> Vec<Interest> {
         let change = Action::ADD.or(Action::UPDATE);
         vec![
@@ -439,7 +442,9 @@ impl Plugin for VolumeBinding {
             }
         }
     }
+}
 
+impl Metered for VolumeBinding {
     fn read(&mut self, _view: View<'_>, out: &mut Readings) {
         self.failures.read(out);
     }

@@ -475,7 +475,7 @@ impl Engine {
     fn remarks(&self, pod: &PodInfo, message: &str) -> Vec<Remark> {
         let plugins = self.plugins.iter();
         plugins
-            .filter_map(|plugin| plugin.remark(pod, message))
+            .filter_map(|plugin| plugin.insight()?.remark(pod, message))
             .collect()
     }
 

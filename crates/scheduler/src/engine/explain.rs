@@ -204,7 +204,8 @@ impl Engine {
         let asked = self.judging(&pod);
         let numbered = self.plugins.iter().enumerate();
         for (_, plugin) in numbered.filter(|(at, _)| asked & (1 << at) != 0) {
-            if let Some(said) = plugin.explain(&pod, view!(self, now)) {
+            let insight = plugin.insight();
+            if let Some(said) = insight.and_then(|it| it.explain(&pod, view!(self, now))) {
                 plugins.insert(plugin.name().to_owned(), said);
             }
         }
@@ -287,9 +288,9 @@ impl Engine {
         let mut out: Vec<String> = self
             .plugins
             .iter()
-            .flat_map(|plugin| {
-                let name = plugin.name();
-                let paths = plugin.inspections().iter();
+            .filter_map(|plugin| Some((plugin.name(), plugin.insight()?)))
+            .flat_map(|(name, insight)| {
+                let paths = insight.inspections().iter();
                 paths.map(move |path| format!("/apis/v1/plugins/{name}/{path}"))
             })
             .collect();
@@ -312,7 +313,8 @@ impl Scope<'_> {
         for (plugin, state) in self.prepared.filters.iter().chain(&self.prepared.moving) {
             let plugin = &self.plugins[*plugin];
             if let Err(rejection) = plugin.filter(&cycle, state, node) {
-                let lack = plugin.lack(&cycle, state, node);
+                let insight = plugin.insight();
+                let lack = insight.and_then(|it| it.lack(&cycle, state, node));
                 out.push(lack.unwrap_or_else(|| in_words(&rejection)));
             }
         }

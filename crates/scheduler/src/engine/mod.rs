@@ -454,7 +454,9 @@ impl Engine {
     pub fn read(&mut self, now: Timestamp) -> Readings {
         let mut out = Readings::default();
         for plugin in &mut self.plugins {
-            plugin.read(view!(self, now), &mut out);
+            if let Some(metered) = plugin.metered() {
+                metered.read(view!(self, now), &mut out);
+            }
         }
         out
     }
@@ -513,7 +515,8 @@ impl Engine {
     ) -> Result<serde_json::Value, NotShown> {
         let known = self.names.iter().position(|name| *name == plugin);
         let at = known.ok_or(NotShown::NoSuchPath)?;
-        self.plugins[at].inspect(path, query, view!(self, now))
+        let insight = self.plugins[at].insight().ok_or(NotShown::NoSuchPath)?;
+        insight.inspect(path, query, view!(self, now))
     }
 
     /// When time alone will make a pod ready or end a wait, as far as is known.

@@ -158,7 +158,7 @@ impl PodPatch {
     }
 }
 
-/// Why [`Plugin::inspect`] shows nothing.
+/// Why [`Insight::inspect`] shows nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotShown {
     /// The plugin has no such path.

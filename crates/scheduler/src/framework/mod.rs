@@ -31,7 +31,7 @@ pub use index::{Index, IndexKind, Indexes};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
-pub use roles::{Alignment, Planning, Protection, Release, Volatile};
+pub use roles::{Alignment, Insight, Metered, Planning, Protection, Release, Volatile};
 pub use shared::PerProfile;
 pub use signature::{ShapeId, Signable, Signature};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
@@ -294,8 +294,16 @@ pub trait Plugin: Send + Sync {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         None
     }
+    /// See [`Insight`].
+    fn insight(&self) -> Option<&dyn Insight> {
+        None
+    }
+    /// See [`Metered`].
+    fn metered(&mut self) -> Option<&mut dyn Metered> {
+        None
+    }
     /// What it makes of holders. At [`Holders::Judged`], it is asked at the points before reserve,
-    /// and by [`Plugin::explain`]; at [`Holders::Booked`], also at the points from there on, and told
+    /// and by [`Insight::explain`]; at [`Holders::Booked`], also at the points from there on, and told
     /// by [`Bookkeeping::on_pod`], [`Bookkeeping::on_assigned`], [`Bookkeeping::on_updated`] and
     /// [`Bookkeeping::on_unassigned`].
     fn holders(&self) -> Holders {
@@ -355,10 +363,6 @@ pub trait Plugin: Send + Sync {
     /// Whether the pod may enter the active queue.
     fn pre_enqueue(&self, _pod: &PodInfo) -> Verdict {
         Ok(())
-    }
-    /// What to say, in an event of its own, of a pod that was refused with `message`.
-    fn remark(&self, _pod: &PodInfo, _message: &str) -> Option<Remark> {
-        None
     }
     /// Looks at the pod once, before any node.
     fn pre_filter(&self, _cycle: &Cycle<'_>) -> PreFilter {
@@ -458,34 +462,5 @@ pub trait Plugin: Send + Sync {
     /// asked about one of them, no pod of another group is tried.
     fn is_grouped(&self, _pod: &PodInfo) -> bool {
         false
-    }
-
-    /// What `node` lacks for this pod that it refused, with figures, for people: `cpu: needs 4,
-    /// free 2.5`. `None`: the reasons of the refusal say it all.
-    fn lack(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Option<Lack> {
-        None
-    }
-    /// Adds what the plugin measures of itself; asked every few seconds. Observations are handed over
-    /// once.
-    fn read(&mut self, _view: View<'_>, _out: &mut Readings) {}
-    /// The plugin's own view of a pod (gang, quota, reservation …), for explanations.
-    fn explain(&self, _pod: &PodInfo, _view: View<'_>) -> Option<serde_json::Value> {
-        None
-    }
-    /// The paths of [`Plugin::inspect`], parameters as `:name`.
-    fn inspections(&self) -> &'static [&'static str] {
-        &[]
-    }
-    /// Answers `GET /apis/v1/plugins/<name>/<path>?<query>`.
-    ///
-    /// # Errors
-    /// There is no such path, or nothing to show there.
-    fn inspect(
-        &self,
-        _path: &[&str],
-        _query: &std::collections::BTreeMap<String, String>,
-        _view: View<'_>,
-    ) -> Result<serde_json::Value, NotShown> {
-        Err(NotShown::NoSuchPath)
     }
 }

@@ -35,7 +35,7 @@ pub struct Reading {
     pub value: f64,
 }
 
-/// What was read from plugins: see [`super::Plugin::read`].
+/// What was read from plugins: see [`super::Metered::read`].
 #[derive(Debug, Default)]
 pub struct Readings {
     renewed: Vec<&'static Family>,

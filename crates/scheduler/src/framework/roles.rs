@@ -2,9 +2,12 @@
 
 #[cfg(doc)]
 use super::Plugin;
-use super::{Cycle, Groups, Rejection, State, Surroundings, Verdict, View};
+use super::{
+    Cycle, Groups, Lack, NotShown, Readings, Rejection, Remark, State, Surroundings, Verdict, View,
+};
 use crate::state::{NodeIndex, PodInfo};
 use koord_model::numa::{NumaPolicy, Offers};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Lets pods take the place of others, like owners that of their reservation. Asked wherever the
@@ -157,4 +160,44 @@ pub trait Planning {
         fit: &str,
         view: View<'_>,
     ) -> Result<Vec<Arc<str>>, String>;
+}
+
+/// Tells people what it knows of pods and nodes.
+pub trait Insight {
+    /// What to say, in an event of its own, of a pod that was refused with `message`.
+    fn remark(&self, _pod: &PodInfo, _message: &str) -> Option<Remark> {
+        None
+    }
+    /// What `node` lacks for this pod that it refused, with figures, for people: `cpu: needs 4,
+    /// free 2.5`. `None`: the reasons of the refusal say it all.
+    fn lack(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Option<Lack> {
+        None
+    }
+    /// The plugin's own view of a pod (gang, quota, reservation …), for explanations.
+    fn explain(&self, _pod: &PodInfo, _view: View<'_>) -> Option<serde_json::Value> {
+        None
+    }
+    /// The paths of [`Insight::inspect`], parameters as `:name`.
+    fn inspections(&self) -> &'static [&'static str] {
+        &[]
+    }
+    /// Answers `GET /apis/v1/plugins/<name>/<path>?<query>`.
+    ///
+    /// # Errors
+    /// There is no such path, or nothing to show there.
+    fn inspect(
+        &self,
+        _path: &[&str],
+        _query: &BTreeMap<String, String>,
+        _view: View<'_>,
+    ) -> Result<serde_json::Value, NotShown> {
+        Err(NotShown::NoSuchPath)
+    }
+}
+
+/// Has metrics of its own.
+pub trait Metered {
+    /// Adds what the plugin measures of itself; asked every few seconds. Observations are handed over
+    /// once.
+    fn read(&mut self, view: View<'_>, out: &mut Readings);
 }
