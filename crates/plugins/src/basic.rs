@@ -3,8 +3,8 @@
 use crate::taints::tolerates;
 use k8s_openapi::api::core::v1::Taint;
 use koord_scheduler::framework::{
-    Action, BindPlan, Cycle, Helps, Holders, Interest, Plugin, Points, PreFilter, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, BindPlan, Binding, Cycle, Helps, Holders, Interest, Plugin, Points, PreFilter,
+    Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 
@@ -228,6 +228,12 @@ impl Plugin for DefaultBinder {
     fn points(&self) -> Points {
         Points::BIND
     }
+    fn binding(&self) -> Option<&dyn Binding> {
+        Some(self)
+    }
+}
+
+impl Binding for DefaultBinder {
     fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
         BindPlan::Binding
     }

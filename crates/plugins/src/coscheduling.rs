@@ -20,10 +20,10 @@ use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, spec};
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Insight, Interest, Metered, NotShown, ObjectChange, PerProfile, Permit, Planning, Plugin,
-    PodPatch, Points, PreFilter, PreScore, Problem, Readings, Reason, Rejection, Signable,
-    Signature, State, Subject, Verdict, View,
+    Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects,
+    Grouping, Helps, Holders, Insight, Interest, Metered, NotShown, ObjectChange, PerProfile,
+    Permit, Planning, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings, Reason,
+    Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -261,6 +261,15 @@ impl Plugin for Coscheduling {
     fn insight(&self) -> Option<&dyn Insight> {
         Some(self)
     }
+    fn binding(&self) -> Option<&dyn Binding> {
+        Some(self)
+    }
+    fn consent(&mut self) -> Option<&mut dyn Consent> {
+        Some(self)
+    }
+    fn grouping(&mut self) -> Option<&mut dyn Grouping> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Booked
     }
@@ -321,6 +330,9 @@ impl Plugin for Coscheduling {
     fn planning(&self) -> Option<&dyn Planning> {
         self.topology.is_some().then_some(self)
     }
+}
+
+impl Grouping for Coscheduling {
     fn next_pod(&mut self, view: View<'_>, fx: &mut Effects) -> Option<Arc<str>> {
         self.follow(None, view.now);
         if !self.gangs.is_trying() {
@@ -336,7 +348,9 @@ impl Plugin for Coscheduling {
     fn is_grouped(&self, pod: &PodInfo) -> bool {
         self.gangs.knows(&pod.uid)
     }
+}
 
+impl Consent for Coscheduling {
     fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
         let uid = &cycle.pod.uid;
         if !self.gangs.knows(uid) {
@@ -352,7 +366,9 @@ impl Plugin for Coscheduling {
             Permission::NotFound => Permit::Reject(Rejection::unschedulable("Gang not found")),
         }
     }
+}
 
+impl Binding for Coscheduling {
     fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         if let Some((group, count)) = self.gangs.binding(&cycle.pod.uid) {
             for (key, value) in [

@@ -26,10 +26,10 @@ use koord_model::device::{
 };
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_scheduler::framework::{
-    Action, Alignment, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
-    Holders, IndexKind, Insight, Interest, Lack, Metered, Normalize, NotShown, ObjectChange,
-    PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
+    Effects, Helps, Holders, IndexKind, Insight, Interest, Lack, Metered, Normalize, NotShown,
+    ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings,
+    Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -247,6 +247,9 @@ impl Plugin for DeviceShare {
     fn insight(&self) -> Option<&dyn Insight> {
         Some(self)
     }
+    fn binding(&self) -> Option<&dyn Binding> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Booked
     }
@@ -370,7 +373,9 @@ impl Plugin for DeviceShare {
     fn normalization(&self) -> Normalize {
         Normalize::Max
     }
+}
 
+impl Binding for DeviceShare {
     fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         let key = annotations::DEVICE_ALLOCATED;
         let row = self.rows.get(node.row());

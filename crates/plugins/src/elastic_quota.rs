@@ -27,9 +27,9 @@ use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind,
-    Insight, Interest, Metered, NotShown, ObjectChange, PerProfile, Plugin, Points, Pool,
-    PostFilter, PreFilter, Preemption, Readings, Signable, Signature, State, Subject, Verdict,
-    View,
+    Insight, Interest, LastResort, Metered, NotShown, ObjectChange, PerProfile, Plugin, Points,
+    Pool, PostFilter, PreFilter, Preemption, Readings, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -315,6 +315,9 @@ impl Plugin for ElasticQuotas {
     fn insight(&self) -> Option<&dyn Insight> {
         Some(self)
     }
+    fn last_resort(&self) -> Option<&dyn LastResort> {
+        Some(self)
+    }
 
     fn interests(&self) -> Vec<Interest> {
         let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
@@ -374,7 +377,9 @@ impl Plugin for ElasticQuotas {
             Err(rejection) => PreFilter::Reject(rejection),
         }
     }
+}
 
+impl LastResort for ElasticQuotas {
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         let quota = self.quota_of(cycle.pod);
         let (same, own) = (quota.clone(), quota.clone());

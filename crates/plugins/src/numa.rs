@@ -29,9 +29,10 @@ use koord_model::resources::{
     BATCH_MEMORY, CPU, EPHEMERAL_STORAGE, MEMORY, MID_MEMORY, ResourceId, ResourceTable,
 };
 use koord_scheduler::framework::{
-    Action, Alignment, Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, IndexKind,
-    Insight, Interest, Lack, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points,
-    PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders,
+    IndexKind, Insight, Interest, Lack, NotShown, ObjectChange, PerProfile, Plugin, PodPatch,
+    Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -179,6 +180,9 @@ impl Plugin for Numa {
         Some(self)
     }
     fn insight(&self) -> Option<&dyn Insight> {
+        Some(self)
+    }
+    fn binding(&self) -> Option<&dyn Binding> {
         Some(self)
     }
     fn holders(&self) -> Holders {
@@ -388,7 +392,9 @@ impl Plugin for Numa {
             *score = allocate::average(strategy, usages);
         }
     }
+}
 
+impl Binding for Numa {
     fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         let known = self.known(node).filter(|_| !self.is_empty_on(node));
         let given = known.and_then(|(book, side)| Some((book.pods.get(&cycle.pod.uid)?, side)));

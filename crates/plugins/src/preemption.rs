@@ -7,8 +7,8 @@ use crate::budgets::{self, is_spared};
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Holders, IndexKind, Interest, Plugin, Points,
-    PostFilter, Preemption, RulesVersion, Subject, View,
+    Action, BuildContext, BuildError, Cycle, Holders, IndexKind, Interest, LastResort, Plugin,
+    Points, PostFilter, Preemption, RulesVersion, Subject, View,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -83,6 +83,9 @@ impl Plugin for DefaultPreemption {
     fn points(&self) -> Points {
         Points::POST_FILTER
     }
+    fn last_resort(&self) -> Option<&dyn LastResort> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
     }
@@ -98,6 +101,9 @@ impl Plugin for DefaultPreemption {
     fn indexes(&self) -> Vec<IndexKind> {
         self.budgets.index().into_iter().collect()
     }
+}
+
+impl LastResort for DefaultPreemption {
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         let view = cycle.view;
         PostFilter::Preempt(Preemption {

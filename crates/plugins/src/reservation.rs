@@ -31,11 +31,11 @@ use koord_api::scheduling::Reservation;
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BindPlan, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
-    Holders, IndexKind, Insight, Interest, Metered, Normalize, NotShown, ObjectChange, PerProfile,
-    Plugin, PodPatch, Points, PostFilter, PreFilter, PreScore, Preemption, Protection, Readings,
-    Rejection, Release, Remark, RulesVersion, Signable, Signature, State, Subject, Verb, Verdict,
-    View, Write,
+    Action, BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
+    Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered, Normalize, NotShown,
+    ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter, PreFilter, PreScore,
+    Preemption, Protection, Readings, Rejection, Release, Remark, RulesVersion, Signable,
+    Signature, State, Subject, Verb, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -228,6 +228,12 @@ impl Plugin for Reservations {
         Some(self)
     }
     fn insight(&self) -> Option<&dyn Insight> {
+        Some(self)
+    }
+    fn binding(&self) -> Option<&dyn Binding> {
+        Some(self)
+    }
+    fn last_resort(&self) -> Option<&dyn LastResort> {
         Some(self)
     }
     fn holders(&self) -> Holders {
@@ -424,7 +430,9 @@ impl Plugin for Reservations {
         let index = self.budgets.index().filter(|_| self.preempts());
         index.into_iter().collect()
     }
+}
 
+impl LastResort for Reservations {
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
         let besides = self.counts(cycle);
         let args = self.args.of(cycle.pod);
@@ -448,7 +456,9 @@ impl Plugin for Reservations {
     fn preemption_state(&self, view: View<'_>) -> Option<RulesVersion> {
         Some(budgets::version(view))
     }
+}
 
+impl Binding for Reservations {
     fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         let pod = cycle.pod;
         let used = self.table.used_by(&pod.uid);

@@ -21,9 +21,9 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind,
-    Interest, Metered, ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter, PreScore,
-    Readings, Reason, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects, Helps,
+    IndexKind, Interest, Metered, ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter,
+    PreScore, Readings, Reason, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -304,6 +304,9 @@ impl Plugin for VolumeBinding {
     fn metered(&mut self) -> Option<&mut dyn Metered> {
         Some(self)
     }
+    fn consent(&mut self) -> Option<&mut dyn Consent> {
+        Some(self)
+    }
     fn interests(&self) -> Vec<Interest> {
         let change = Action::ADD.or(Action::UPDATE);
         vec![
@@ -410,7 +413,9 @@ impl Plugin for VolumeBinding {
         }
         plan::score(&steps, shape)
     }
+}
 
+impl Consent for VolumeBinding {
     fn ready_to_bind(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
         let now = cycle.view.now;
         let storage = storage(cycle.view);

@@ -289,7 +289,8 @@ impl Engine {
             return Turn::Decide;
         }
         let set = set_of(&all.concerned(pod, |it| judges_nodes(it) || judges_victims(it)));
-        let grouped = self.plugins.iter().any(|plugin| plugin.is_grouped(pod));
+        let mut groupings = self.plugins.iter_mut().filter_map(|it| it.grouping());
+        let grouped = groupings.any(|grouping| grouping.is_grouped(pod));
         let behind = |member: &Arc<str>| *member != pod.uid;
         if grouped && all.member.as_ref().is_some_and(behind) {
             all.park(pod, set | GROUPED);

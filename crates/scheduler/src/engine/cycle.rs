@@ -269,7 +269,10 @@ impl Engine {
         let instances = self.profiles[profile].permit.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view!(self, now));
-            let answer = self.plugins[*instance].permit(&cycle, node, &mut fx);
+            let answer = match self.plugins[*instance].consent() {
+                Some(consent) => consent.permit(&cycle, node, &mut fx),
+                None => Permit::Allow,
+            };
             laps.lap(*instance, || measure::of_permit(&answer));
             match answer {
                 Permit::Allow => {}
@@ -325,8 +328,11 @@ impl Engine {
         let told = self.booking(pod);
         let instances = self.profiles[profile].pre_bind.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
+            let Some(consent) = self.plugins[*instance].consent() else {
+                continue;
+            };
             let cycle = Cycle::new(pod, view!(self, now));
-            match self.plugins[*instance].ready_to_bind(&cycle, node, &mut fx) {
+            match consent.ready_to_bind(&cycle, node, &mut fx) {
                 Permit::Allow => {}
                 Permit::Wait(longest) => {
                     let longest = SignedDuration::try_from(longest).unwrap_or(MAX_WAIT);
@@ -372,7 +378,10 @@ impl Engine {
         let mut laps = self.meter.start(&self.names, profile, Point::PreBind);
         let instances = self.profiles[profile].pre_bind.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let verdict = self.plugins[*instance].pre_bind(&cycle, node, &mut patch);
+            let verdict = match self.plugins[*instance].binding() {
+                Some(binding) => binding.pre_bind(&cycle, node, &mut patch),
+                None => Ok(()),
+            };
             laps.lap(*instance, || measure::of_verdict(&verdict));
             if let Err(rejection) = verdict {
                 return Err(self.stop_at("PreBind", *instance, &rejection));
@@ -382,7 +391,7 @@ impl Engine {
         let plans = self.profiles[profile].bind.iter();
         let plan = plans
             .filter(|at| told & (1 << **at) != 0)
-            .map(|instance| (self.plugins[*instance].bind(&cycle, node), *instance))
+            .filter_map(|at| Some((self.plugins[*at].binding()?.bind(&cycle, node), *at)))
             .find(|(plan, _)| *plan != BindPlan::Skip);
         let Some((plan, binder)) = plan else {
             return Err(Stop::Failed("every bind plugin skipped the pod".to_owned()));
@@ -484,7 +493,10 @@ impl Engine {
         for instance in 0..self.plugins.len() {
             loop {
                 let mut fx = Effects::default();
-                let next = self.plugins[instance].next_pod(view!(self, now), &mut fx);
+                let Some(grouping) = self.plugins[instance].grouping() else {
+                    break;
+                };
+                let next = grouping.next_pod(view!(self, now), &mut fx);
                 self.apply(fx, now);
                 let Some(uid) = next else { break };
                 // A member that is not ours to place, or that others keep back, is passed over.

@@ -136,7 +136,8 @@ impl Engine {
         view: View<'_>,
         is_stable: bool,
     ) -> Option<(MemoKey, u64)> {
-        let version = self.plugins[asked.owner].preemption_state(view)?;
+        let rules = self.plugins[asked.owner].last_resort()?;
+        let version = rules.preemption_state(view)?;
         let mut shape = Signature::default();
         let shared = is_stable
             && self.caching

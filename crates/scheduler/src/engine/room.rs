@@ -63,7 +63,11 @@ impl Engine {
         for instance in instances.filter(|at| asked & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view);
             let mut besides = String::new();
-            let text = match self.plugins[*instance].post_filter(&cycle, &diagnosis) {
+            let answer = match self.plugins[*instance].last_resort() {
+                Some(last_resort) => last_resort.post_filter(&cycle, &diagnosis),
+                None => PostFilter::Unhelpful(String::new()),
+            };
+            let text = match answer {
                 PostFilter::Nominated(node) => {
                     diagnosis.nominated = Some(node.to_string());
                     break;

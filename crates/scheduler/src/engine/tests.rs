@@ -4,8 +4,8 @@ mod measure;
 use super::*;
 use crate::framework::Signature;
 use crate::framework::{
-    BindPlan, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Factory, Helps, ObjectChange, Permit,
-    Registry, Rejection, Signable, State, Verdict,
+    BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle,
+    Factory, Helps, ObjectChange, Permit, Registry, Rejection, Signable, State, Verdict,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_model::resources::CPU;
@@ -31,6 +31,12 @@ impl Plugin for Knobs {
         judge.or(Points::PERMIT).or(Points::BIND)
     }
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
+    }
+    fn binding(&self) -> Option<&dyn Binding> {
+        Some(self)
+    }
+    fn consent(&mut self) -> Option<&mut dyn Consent> {
         Some(self)
     }
     fn interests(&self) -> Vec<Interest> {
@@ -88,14 +94,18 @@ impl Plugin for Knobs {
         }
         Ok(())
     }
+}
 
+impl Consent for Knobs {
     fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Permit {
         match cycle.pod.name.starts_with("wait") {
             true => Permit::Wait(Duration::from_secs(30)),
             false => Permit::Allow,
         }
     }
+}
 
+impl Binding for Knobs {
     fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
         BindPlan::Binding
     }

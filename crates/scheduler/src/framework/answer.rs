@@ -107,7 +107,7 @@ impl std::fmt::Debug for Preemption<'_> {
     }
 }
 
-/// Answer of [`Plugin::post_filter`].
+/// Answer of [`LastResort::post_filter`].
 #[derive(Debug)]
 pub enum PostFilter<'a> {
     /// Room will be made on this node; the pod is nominated to it.
@@ -118,7 +118,7 @@ pub enum PostFilter<'a> {
     Unhelpful(String),
 }
 
-/// Answer of [`Plugin::permit`].
+/// Answer of [`Consent::permit`].
 #[derive(Debug)]
 pub enum Permit {
     /// Bind now.

@@ -31,13 +31,15 @@ pub use index::{Index, IndexKind, Indexes};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
-pub use roles::{Alignment, Insight, Metered, Planning, Protection, Release, Volatile};
+pub use roles::{
+    Alignment, Binding, Consent, Grouping, Insight, LastResort, Metered, Planning, Protection,
+    Release, Volatile,
+};
 pub use shared::PerProfile;
 pub use signature::{ShapeId, Signable, Signature};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
 
 use crate::Watch;
-use crate::engine::Diagnosis;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use jiff::Timestamp;
 use koord_model::numa::NumaMask;
@@ -254,11 +256,15 @@ pub enum Holders {
     Booked,
 }
 
-/// A scheduling rule. One instance serves all profiles that give it the same arguments; one that keeps
-/// books of what it gives away serves all profiles there are ([`Plugin::join`]).
+/// A scheduling rule: what it says of a pod and of nodes, which changes nothing. One instance serves all
+/// profiles that give it the same arguments; one that keeps books of what it gives away serves all profiles
+/// there are ([`Plugin::join`]).
 ///
-/// What only a few do is a trait of its own, which they say they have: [`Release`], [`Alignment`],
-/// [`Volatile`], [`Protection`], [`Planning`].
+/// Whatever else a plugin does is a trait of its own, which it says it has: it judges nodes in ways that
+/// only few do ([`Release`], [`Alignment`], [`Volatile`]), has a say when no node fits ([`LastResort`],
+/// [`Protection`]), keeps books ([`Bookkeeping`]), decides who goes next, who waits and how it is bound
+/// ([`Planning`], [`Grouping`], [`Consent`], [`Binding`]), or shows people what it knows ([`Insight`],
+/// [`Metered`]).
 ///
 /// Where a method asks about many nodes, nothing is imagined of any of them ([`Cycle::overlay`]) and no
 /// NUMA nodes are agreed on.
@@ -282,6 +288,10 @@ pub trait Plugin: Send + Sync {
     fn volatile(&self) -> Option<&dyn Volatile> {
         None
     }
+    /// See [`LastResort`].
+    fn last_resort(&self) -> Option<&dyn LastResort> {
+        None
+    }
     /// See [`Protection`].
     fn protection(&self) -> Option<&dyn Protection> {
         None
@@ -292,6 +302,18 @@ pub trait Plugin: Send + Sync {
     }
     /// See [`Bookkeeping`].
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        None
+    }
+    /// See [`Grouping`].
+    fn grouping(&mut self) -> Option<&mut dyn Grouping> {
+        None
+    }
+    /// See [`Consent`].
+    fn consent(&mut self) -> Option<&mut dyn Consent> {
+        None
+    }
+    /// See [`Binding`].
+    fn binding(&self) -> Option<&dyn Binding> {
         None
     }
     /// See [`Insight`].
@@ -310,9 +332,9 @@ pub trait Plugin: Send + Sync {
         Holders::Ignored
     }
 
-    /// Takes on the arguments of one more profile. Whoever books in [`Bookkeeping::reserve`] what can be given
-    /// once does so, and asks [`PerProfile`] what applies to a pod: of two instances, neither would
-    /// know what the other gave away. `None`: other arguments make another instance.
+    /// Takes on the arguments of one more profile. Whoever books in [`Bookkeeping::reserve`] what can
+    /// be given once does so, and asks [`PerProfile`] what applies to a pod: of two instances, neither
+    /// would know what the other gave away. `None`: other arguments make another instance.
     fn join(
         &mut self,
         _profile: &str,
@@ -401,15 +423,6 @@ pub trait Plugin: Send + Sync {
             }
         }
     }
-    /// No node fits: make room, or say why that is impossible.
-    fn post_filter<'a>(&'a self, _cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
-        PostFilter::Unhelpful(String::new())
-    }
-    /// The version of the rules in [`PostFilter::Preempt`]; `None` when their answers depend on more
-    /// than a pod's shape and priority, or change all the time.
-    fn preemption_state(&self, _view: View<'_>) -> Option<RulesVersion> {
-        None
-    }
     /// Prepares scoring.
     fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScore {
         PreScore::Ready(State::default())
@@ -436,31 +449,4 @@ pub trait Plugin: Send + Sync {
     }
     /// Brings raw scores, in order of node index, to 0..=100. For [`Normalize::Custom`].
     fn normalize(&self, _cycle: &Cycle<'_>, _scores: &mut [i64]) {}
-    /// Whether the pod may bind now.
-    fn permit(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Permit {
-        Permit::Allow
-    }
-    /// Whether what must precede the binding has happened: asked once the pod has every permission,
-    /// and again when this plugin allows a pod that it made wait.
-    fn ready_to_bind(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Permit {
-        Permit::Allow
-    }
-    /// Adds to the patch that precedes the binding.
-    fn pre_bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex, _patch: &mut PodPatch) -> Verdict {
-        Ok(())
-    }
-    /// How to bind.
-    fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
-        BindPlan::Skip
-    }
-
-    /// The pod (by uid) to try next, whatever the queue says; so that a group goes in one piece.
-    fn next_pod(&mut self, _view: View<'_>, _fx: &mut Effects) -> Option<Arc<str>> {
-        None
-    }
-    /// Whether `pod` is of a group whose members this plugin has tried in one piece: while an extender is
-    /// asked about one of them, no pod of another group is tried.
-    fn is_grouped(&self, _pod: &PodInfo) -> bool {
-        false
-    }
 }

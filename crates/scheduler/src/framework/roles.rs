@@ -1,10 +1,13 @@
-//! What only a few plugins do; each is found by a method of [`Plugin`] that names it.
+//! What not every plugin does, one trait each; they are found by methods of [`Plugin`]. What plugins keep
+//! count of is in `books`.
 
 #[cfg(doc)]
 use super::Plugin;
 use super::{
-    Cycle, Groups, Lack, NotShown, Readings, Rejection, Remark, State, Surroundings, Verdict, View,
+    BindPlan, Cycle, Effects, Groups, Lack, NotShown, Permit, PodPatch, PostFilter, Readings,
+    Rejection, Remark, RulesVersion, State, Surroundings, Verdict, View,
 };
+use crate::engine::Diagnosis;
 use crate::state::{NodeIndex, PodInfo};
 use koord_model::numa::{NumaPolicy, Offers};
 use std::collections::BTreeMap;
@@ -200,4 +203,49 @@ pub trait Metered {
     /// Adds what the plugin measures of itself; asked every few seconds. Observations are handed over
     /// once.
     fn read(&mut self, view: View<'_>, out: &mut Readings);
+}
+
+/// Has something to say when no node fits a pod.
+pub trait LastResort {
+    /// No node fits: make room, or say why that is impossible.
+    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, diagnosis: &Diagnosis) -> PostFilter<'a>;
+    /// The version of the rules in [`PostFilter::Preempt`]; `None` when their answers depend on more
+    /// than a pod's shape and priority, or change all the time.
+    fn preemption_state(&self, _view: View<'_>) -> Option<RulesVersion> {
+        None
+    }
+}
+
+/// Has pods of a group placed in one piece, whatever the queue's order.
+pub trait Grouping {
+    /// The pod (by uid) to try next, whatever the queue says; so that a group goes in one piece.
+    fn next_pod(&mut self, view: View<'_>, fx: &mut Effects) -> Option<Arc<str>>;
+    /// Whether `pod` is of a group whose members this plugin has tried in one piece: while an extender is
+    /// asked about one of them, no pod of another group is tried.
+    fn is_grouped(&self, pod: &PodInfo) -> bool;
+}
+
+/// May make a pod that is booked on a node wait before it is bound.
+pub trait Consent {
+    /// Whether the pod may bind now.
+    fn permit(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Permit {
+        Permit::Allow
+    }
+    /// Whether what must precede the binding has happened: asked once the pod has every permission,
+    /// and again when this plugin allows a pod that it made wait.
+    fn ready_to_bind(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Permit {
+        Permit::Allow
+    }
+}
+
+/// Says how a pod is bound, and what is written to it before.
+pub trait Binding {
+    /// Adds to the patch that precedes the binding.
+    fn pre_bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex, _patch: &mut PodPatch) -> Verdict {
+        Ok(())
+    }
+    /// How to bind.
+    fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
+        BindPlan::Skip
+    }
 }
