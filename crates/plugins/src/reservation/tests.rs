@@ -9,6 +9,7 @@ use koord_scheduler::state::Booked;
 mod ahead;
 mod beside;
 mod books;
+mod late;
 mod lifecycle;
 mod preemption;
 mod rows;

@@ -25,8 +25,9 @@ impl Census {
             let mut present = std::collections::BTreeSet::new();
             let rows = (0..u32::try_from(nodes.rows()).unwrap()).map(NodeIndex);
             let same = rows.clone().all(|node| {
+                // Holders count: what is reserved is as if it were there.
                 let found = nodes
-                    .pods(node)
+                    .booked(node)
                     .filter(|pod| counter.matches(pod, labels_of));
                 let found = i32::try_from(found.count()).unwrap();
                 let domain = self.domains.domain(counter.frame, node);

@@ -1,0 +1,243 @@
+//! What changes between a decision and its being written, and what holders have that pods have, too.
+
+use super::*;
+
+/// Decides one thing, and hands over what is to be done for it.
+fn decide(world: &mut World) -> Vec<Output> {
+    world.engine.schedule_one(world.now);
+    world.engine.take_outputs()
+}
+
+#[test]
+fn a_reservation_that_is_gone_before_it_is_bound_leaves_nothing() {
+    let mut world = World::new();
+    world.node("n", 8);
+    world.reserve("r", "6", "web", json!({}));
+    let outputs = decide(&mut world);
+    assert_eq!(world.booked("n"), 6_000);
+    world.unreserve("r");
+    assert_eq!(world.booked("n"), 0);
+    for output in outputs {
+        let Output::Bind(request) = output else {
+            continue;
+        };
+        let gone = BindError {
+            message: "not found".to_owned(),
+            gone: true,
+        };
+        world
+            .engine
+            .bind_finished(&request.pod.uid, Err(gone), world.now);
+    }
+    world.later(60);
+    assert_eq!(world.booked("n"), 0);
+    assert!(world.engine.queued("r-1").is_none());
+    // Its namesake is another one.
+    world.reserve("r", "6", "web", json!({}));
+    world.run();
+    assert_eq!(world.booked("n"), 6_000);
+}
+
+#[test]
+fn a_reservation_that_is_over_is_not_placed() {
+    let mut world = World::new();
+    world.reserve("r", "6", "web", json!({}));
+    world.run();
+    world.edit("r", json!({"status": {"phase": "Failed"}}));
+    world.node("n", 8);
+    world.later(60);
+    assert_eq!(world.status("r").get("nodeName"), None);
+    assert_eq!(world.booked("n"), 0);
+}
+
+#[test]
+fn a_reservation_is_bound_with_the_amounts_it_was_resized_to() {
+    let mut world = World::new();
+    world.reserve("r", "6", "web", json!({}));
+    world.run();
+    let key = annotations::RESERVATION_RESIZE_ALLOCATABLE;
+    let text = json!({"resources": {"cpu": "4"}}).to_string();
+    world.edit("r", json!({"metadata": {"annotations": {key: text}}}));
+    world.node("n", 8);
+    world.later(60);
+    assert_eq!(world.status("r")["allocatable"], json!({"cpu": "4"}));
+    assert_eq!(world.booked("n"), 4_000);
+}
+
+#[test]
+fn an_owner_whose_binding_failed_and_who_runs_all_the_same_stays_one() {
+    let mut world = World::new();
+    world.node("n", 8);
+    world.reserve("r", "6", "web", json!({}));
+    world.run();
+    world.pod("p", "2", "web", json!({}));
+    for output in decide(&mut world) {
+        let Output::Bind(request) = output else {
+            continue;
+        };
+        // The answer is lost, and what it would have said is seen.
+        world.bind("p", &request.node, &request.patch);
+        let lost = BindError {
+            message: "timeout".to_owned(),
+            gone: false,
+        };
+        world
+            .engine
+            .bind_finished(&request.pod.uid, Err(lost), world.now);
+    }
+    world.later(60);
+    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
+    assert_eq!(world.booked("n"), 6_000);
+}
+
+#[test]
+fn all_reservations_of_a_node_end_with_it() {
+    let mut world = World::new();
+    world.node("n", 8);
+    world.node("m", 8);
+    for (name, node) in [("a", "n"), ("b", "n"), ("c", "m")] {
+        let at = json!({"spec": {"template": {"spec": {"nodeName": node}}}});
+        world.reserve(name, "2", "web", at);
+    }
+    world.pod("p", "1", "web", json!({"spec": {"nodeSelector": {}}}));
+    world.run();
+    let kept = if world.fate("p").starts_with('m') {
+        "m"
+    } else {
+        "n"
+    };
+    world.node_gone("n");
+    world.later(60);
+    let phases = ["a", "b", "c"].map(|name| world.status(name)["phase"].clone());
+    assert_eq!(phases, ["Failed", "Failed", "Available"]);
+    // Its owner outlives it as far as the API says so.
+    assert!(world.fate("p").starts_with(kept));
+    world.later(86_500);
+    let mut left: Vec<&String> = world.reservations.keys().collect();
+    left.sort();
+    // The third has just ended, by age.
+    assert_eq!(left, ["c"]);
+    assert_eq!(world.status("c")["phase"], "Failed");
+}
+
+#[test]
+fn an_owner_that_changes_its_reservation_is_counted_where_it_is_now() {
+    let mut world = World::new();
+    world.node("n", 16);
+    for name in ["a", "b"] {
+        world.reserve(name, "4", "web", json!({}));
+        world.run();
+    }
+    world.pod("p", "3", "web", json!({}));
+    world.run();
+    let (now, then) = if world.fate("p") == "n (a)" {
+        ("b", "a")
+    } else {
+        ("a", "b")
+    };
+    let uid = world.reservations[now]["metadata"]["uid"].clone();
+    let text = json!({"name": now, "uid": uid}).to_string();
+    let note = json!({"metadata": {"annotations": {annotations::RESERVATION_ALLOCATED: text}}});
+    merge(world.pods.get_mut("p").unwrap(), &note);
+    world.see("p");
+    world.run();
+    assert_eq!(world.status(now)["currentOwners"][0]["name"], "p");
+    assert_eq!(world.status(then).get("currentOwners"), None);
+    assert_eq!(world.status(then)["allocated"], Value::Null);
+    assert_eq!(world.booked("n"), 8_000);
+}
+
+#[test]
+fn who_ignores_reservations_of_two_policies_uses_what_both_hold() {
+    let mut world = World::new();
+    world.node("n", 8);
+    for (name, policy) in [("a", "Aligned"), ("b", "Restricted")] {
+        world.reserve(
+            name,
+            "4",
+            "web",
+            json!({"spec": {"allocatePolicy": policy}}),
+        );
+    }
+    world.run();
+    let label = json!({"metadata": {"labels": {koord_api::labels::RESERVATION_IGNORED: "true"}}});
+    world.pod("p", "7", "other", label);
+    world.run();
+    assert_eq!(world.fate("p"), "n");
+}
+
+/// Runs a reservation with this in its template, then a pod with the same, of `app`.
+fn same_for_both(plugin: &str, app: &str, more: Value) -> String {
+    let mut world = World::beside(&[plugin]);
+    let host = |name: &str| json!({"kubernetes.io/hostname": name});
+    world.node_with("n", 16, host("n"));
+    let labels = json!({"set": "one"});
+    let template = json!({"metadata": {"namespace": "ns", "labels": labels}, "spec": more});
+    world.reserve("r", "4", "web", json!({"spec": {"template": template}}));
+    world.run();
+    assert_eq!(world.status("r")["phase"], "Available");
+    let mut pod = json!({"spec": more});
+    pod["metadata"] = json!({ "labels": labels });
+    world.pod("p", "2", app, pod);
+    world.run();
+    world.fate("p")
+}
+
+#[test]
+fn only_owners_may_be_where_a_reservation_wants_nobody_like_it() {
+    let term = json!({"topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {"set": "one"}}});
+    let lonely = json!({"affinity": {"podAntiAffinity":
+        {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}});
+    assert_eq!(
+        same_for_both("InterPodAffinity", "web", lonely.clone()),
+        "n (r)"
+    );
+    let got = same_for_both("InterPodAffinity", "other", lonely);
+    assert!(got.contains("anti-affinity rules"), "{got}");
+}
+
+#[test]
+fn only_owners_may_use_the_port_that_is_reserved() {
+    let port = json!({"containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 80}],
+        "resources": {"requests": {"cpu": "2"}}}]});
+    assert_eq!(same_for_both("NodePorts", "web", port.clone()), "n (r)");
+    let got = same_for_both("NodePorts", "other", port);
+    assert!(got.contains("didn't have free ports"), "{got}");
+}
+
+#[test]
+fn owners_spread_as_if_the_reservation_were_one_of_them() {
+    let mut world = World::beside(&["PodTopologySpread"]);
+    for name in ["n", "m"] {
+        world.node_with(name, 16, json!({ "zone": name }));
+    }
+    let spread = json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchExpressions": [{"key": "set", "operator": "Exists"}]}}]});
+    let labels = json!({"set": ""});
+    let template = json!({"metadata": {"namespace": "ns", "labels": labels}, "spec": spread});
+    let restricted = json!({"spec": {"allocatePolicy": "Restricted", "template": template}});
+    world.reserve("r", "4", "web", restricted);
+    world.run();
+    assert_eq!(world.status("r")["phase"], "Available");
+    for name in ["a", "b", "c", "d"] {
+        let mut pod = json!({"spec": spread});
+        pod["metadata"] = json!({ "labels": labels });
+        world.pod(name, "4", "web", pod);
+    }
+    world.later(60);
+    let fates = ["a", "b", "c", "d"].map(|name| world.fate(name));
+    let on = |node: &str| fates.iter().filter(|fate| fate.starts_with(node)).count();
+    assert_eq!((on("n "), on("n"), on("m")), (on("n "), 2, 2), "{fates:?}");
+    assert_eq!(
+        fates.iter().filter(|fate| fate.ends_with("(r)")).count(),
+        1,
+        "{fates:?}"
+    );
+    assert_eq!(
+        world.status("r")["currentOwners"].as_array().map(Vec::len),
+        Some(1)
+    );
+}
