@@ -182,7 +182,7 @@ def numa(of):
         cpu, memory = of.draw.choice([12, 16]), of.draw.randint(16000, 30000) // 2 * 2
         node = of.node({"cpu": str(cpu), "memory": f"{memory}Mi"}, {"node.koordinator.sh/numa-topology-policy": policy})
         of.topology(node, cpu, memory=memory)
-    # Where a NUMA node has a fraction of a CPU left, ours gives its whole ones to those that bind, theirs refuses.
+    # No fractions of a CPU: with them ours has bound a pod that theirs refused, and why is not known yet.
     bound = of.some(0.6)
     for _ in range(7):
         labels, more = ({}, {})
