@@ -107,7 +107,7 @@ impl std::fmt::Debug for Preemption<'_> {
     }
 }
 
-/// Answer of [`LastResort::post_filter`].
+/// Answer of [`LastResort::post_filter`](super::LastResort::post_filter).
 #[derive(Debug)]
 pub enum PostFilter<'a> {
     /// Room will be made on this node; the pod is nominated to it.
@@ -118,7 +118,7 @@ pub enum PostFilter<'a> {
     Unhelpful(String),
 }
 
-/// Answer of [`Consent::permit`].
+/// Answer of [`Consent::permit`](super::Consent::permit).
 #[derive(Debug)]
 pub enum Permit {
     /// Bind now.
@@ -158,7 +158,7 @@ impl PodPatch {
     }
 }
 
-/// Why [`Insight::inspect`] shows nothing.
+/// Why [`Insight::inspect`](super::Insight::inspect) shows nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotShown {
     /// The plugin has no such path.
