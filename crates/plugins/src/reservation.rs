@@ -255,7 +255,10 @@ impl Plugin for Reservations {
         vec![
             Interest {
                 subject: Subject::AssignedPod,
-                actions: Action::DELETE.or(Action::ADD).or(Action::POD_LABEL),
+                actions: Action::DELETE
+                    .or(Action::POD_SCALE_DOWN)
+                    .or(Action::ADD)
+                    .or(Action::POD_LABEL),
             },
             Interest {
                 subject: Subject::Object(RESERVATIONS),
@@ -270,7 +273,11 @@ impl Plugin for Reservations {
         ]
     }
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        if event.subject == Subject::AssignedPod && event.action != Action::DELETE {
+        if event.subject == Subject::AssignedPod
+            && !event
+                .action
+                .meets(Action::DELETE.or(Action::POD_SCALE_DOWN))
+        {
             // A running pod helps no one but a reservation that may be placed over it.
             let other = event.pod.filter(|other| self.may_take(pod, other));
             return other.map_or(Helps::Skip, |_| Helps::Queue);

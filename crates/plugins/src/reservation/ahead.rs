@@ -93,7 +93,7 @@ fn offers_itself(table: &Table, args: &Args, record: &Record, pod: &PodInfo) -> 
         }
         _ => is_owner(&record.object.spec.owners, pod),
     };
-    pod.node.is_some() && !pod.is_holder() && chosen() && free()
+    pod.node.is_some() && !pod.deleting && !pod.is_holder() && chosen() && free()
 }
 
 /// How early a pod is tried in cluster mode: a text that is no integer counts as 0.

@@ -24,6 +24,10 @@ use tower::{BoxError, ServiceExt, service_fn};
 /// Rights that nothing below uses, and what does.
 const OTHERWISE_USED: &[(&str, &str)] = &[
     (
+        "get reservations.scheduling.koordinator.sh",
+        "asked when one changes while it is placed, which one_write.rs tests",
+    ),
+    (
         "create tokenreviews.authentication.k8s.io",
         "asked by the TLS server, which koord tests by itself",
     ),

@@ -152,8 +152,13 @@ impl Engine {
             // Our binding is under way; this is an echo of before, or of a status change. A pod that
             // only waits for it still can be let go.
             let leaves = info.deleting || self.profile_of(&info).is_none();
-            if leaves && self.waiting.contains_key(&info.uid) {
-                self.pod_gone(&info.uid, now);
+            if leaves {
+                if self.waiting.contains_key(&info.uid) {
+                    self.pod_gone(&info.uid, now);
+                } else {
+                    // Should the binding fail, it is not tried again.
+                    self.queue.remove(&info.uid);
+                }
             }
             return;
         }

@@ -289,6 +289,25 @@ fn a_failed_binding_gives_the_room_back_and_is_retried_after_backoff() {
 }
 
 #[test]
+fn a_pod_that_begins_to_go_while_it_is_bound_is_not_tried_again() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.pod_applied(pod("a", "1"), at(0));
+    assert_eq!(schedule(&mut engine, 1).len(), 1);
+    let mut going = pod("a", "1").as_ref().clone();
+    going.metadata.deletion_timestamp =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(2)));
+    engine.pod_applied(Arc::new(going), at(2));
+    let failed = BindError {
+        message: "being deleted".to_owned(),
+        gone: false,
+    };
+    engine.bind_finished("a", Err(failed), at(3));
+    assert_eq!(engine.booked(), (0, 0));
+    assert_eq!(schedule(&mut engine, 600), []);
+}
+
+#[test]
 fn a_panicking_plugin_costs_one_cycle_not_the_scheduler() {
     let mut engine = engine();
     engine.node_applied(node("n", "4"), at(0));

@@ -562,7 +562,7 @@ const PLACEMENTS: u8 = 5;
 
 /// Sends the writes that place what `pod` stands for, the last with `extra`. The object is as the plugin
 /// saw it, where that write says the version; else it is looked at again, and not placed when it is being
-/// deleted or is another one of that name.
+/// deleted, is over (its phase says so) or is another one of that name.
 async fn send_placement(
     client: &Client,
     pod: &PodInfo,
@@ -591,12 +591,19 @@ async fn send_placement(
             return Err(error);
         }
         let failed = |error: koord_kube::Error| WriteError::of(&error);
-        let metadata = api.get(&write.name).await.map_err(failed)?.metadata;
+        let object = api.get(&write.name).await.map_err(failed)?;
+        let metadata = object.metadata;
         let gone = metadata.uid.as_deref() != Some(&*pod.uid);
-        if gone || metadata.deletion_timestamp.is_some() {
-            let what = if gone { "gone" } else { "being deleted" };
+        let phase = object.data["status"]["phase"].as_str();
+        let over = matches!(phase, Some("Failed" | "Succeeded"));
+        if gone || over || metadata.deletion_timestamp.is_some() {
+            let what = match (gone, over) {
+                (true, _) => "gone",
+                (_, true) => "over",
+                _ => "being deleted",
+            };
             return Err(WriteError {
-                gone,
+                gone: gone || over,
                 conflict: false,
                 message: format!("{} {:?} is {what}", write.plural, write.name),
             });

@@ -238,11 +238,16 @@ fn who_says_otherwise_is_not_taken_in() {
         ("cannot be read", json!({annotations::RESERVATION_AFFINITY: "{"}), "[] 0"),
         ("has one", json!({annotations::RESERVATION_ALLOCATED: r#"{"name":"s","uid":"s"}"#}), "[] 0"),
         ("has this one", json!({annotations::RESERVATION_ALLOCATED: r#"{"name":"r","uid":"r"}"#}), "[p] 66"),
+        ("goes", json!("goes"), "[] 0"),
         ("has who knows what", json!({annotations::RESERVATION_ALLOCATED: "{"}), "[] 0"),
     ];
     for (name, notes, expected) in rows {
         let bench = Bench::new("cpu=16 pods=9");
-        let bench = bench.on_node("p", "cpu=4", json!({"metadata": {"annotations": notes}}));
+        let metadata = match notes == "goes" {
+            true => json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}),
+            false => json!({"annotations": notes}),
+        };
+        let bench = bench.on_node("p", "cpu=4", json!({"metadata": metadata}));
         let mut change = wish(false, false, false);
         change["metadata"]["labels"]["team"] = json!("a");
         // That it is closed to new owners does not matter.
