@@ -134,6 +134,12 @@ impl Forest {
         self.home_mut(name).runtime(name)
     }
 
+    /// See [`Tree::hangs`].
+    #[must_use]
+    pub fn hangs(&self, name: &str) -> bool {
+        self.home(name).hangs(name)
+    }
+
     /// See [`Tree::parent`]: a quota's parent is in its own tree.
     pub fn parent(&mut self, name: &str) -> Option<&Quota> {
         self.home_mut(name).parent(name)

@@ -5,6 +5,22 @@ use crate::resources::{Amounts, ResourceId};
 use std::collections::BTreeMap;
 
 impl Tree {
+    /// Whether somebody divides resources for the quota: it hangs under the root, or is one of those
+    /// beside the tree. A quota whose parent is missing, or is its own child, has nobody.
+    #[must_use]
+    pub fn hangs(&self, name: &str) -> bool {
+        let Some(mut id) = self.ids.get(name).copied() else {
+            return false;
+        };
+        if self.get(id).is_some_and(Quota::is_outside) {
+            return true;
+        }
+        while let Some(parent) = self.get(id).and_then(|quota| quota.parent) {
+            id = parent;
+        }
+        id == ROOT
+    }
+
     /// A quota with its sums and what it may use now.
     ///
     /// The root and the quotas outside the division have no runtime: nothing but their maximum

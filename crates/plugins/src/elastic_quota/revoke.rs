@@ -87,6 +87,11 @@ impl ElasticQuotas {
             if [ROOT_QUOTA, SYSTEM_QUOTA].contains(&&*name) {
                 continue;
             }
+            // Nobody divides anything for a quota that hangs under none: its share is what it is
+            // guaranteed, which is no reason to take what it was given while it had a parent.
+            if !trees.hangs(&name) {
+                continue;
+            }
             let Some(quota) = trees.runtime(&name) else {
                 continue;
             };

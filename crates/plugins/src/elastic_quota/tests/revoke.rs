@@ -155,3 +155,18 @@ fn controllers_that_run_elsewhere_evict_elsewhere() {
         assert_eq!(evicted(&mut engine, 200).len(), count, "{controllers}");
     }
 }
+
+#[test]
+fn a_quota_without_its_parent_gives_nothing_back() {
+    let mut engine = engine_with(&on(), &[]);
+    engine.node_applied(node("n", 100, 1000), at(0));
+    apply(&mut engine, &quota("top", "", (100, 1000), (0, 0)), 0);
+    apply(&mut engine, &quota("leaf", "top", (100, 1000), (0, 0)), 0);
+    add(&mut engine, &bound(pod("p", "leaf", 10, 1)), 0);
+    assert_eq!(evicted(&mut engine, 200), [""; 0]);
+    // Nothing is guaranteed to it, and nobody divides anything: upstream evicts all of it.
+    let gone = change(&quota("top", "", (100, 1000), (0, 0)), Action::DELETE);
+    engine.object_changed(&gone, at(300));
+    assert_eq!(evicted(&mut engine, 301), [""; 0]);
+    assert_eq!(evicted(&mut engine, 900), [""; 0]);
+}
