@@ -178,13 +178,15 @@ impl Coscheduling {
         if !self.settings.of(cycle.pod).aware {
             return reject(UNAWARE.to_owned());
         }
-        let group = self.gangs.gathering(&cycle.pod.uid).map(|g| g.group);
-        let Some(plan) = self
-            .plan
-            .as_ref()
-            .filter(|plan| Some(&plan.group) == group.as_ref())
-        else {
-            return PreFilter::Skip;
+        let gathering = self.gangs.gathering(&cycle.pod.uid);
+        let group = gathering.as_ref().map(|g| &g.group);
+        let Some(plan) = self.plan.as_ref().filter(|plan| Some(&plan.group) == group) else {
+            // While its group is tried, a member goes where the plan says or nowhere: a gang that is
+            // not strict tries the others even when it got none.
+            return match gathering.is_some_and(|g| g.trying) {
+                true => reject("no planned pods".to_owned()),
+                false => PreFilter::Skip,
+            };
         };
         let node = plan.nodes.get(&cycle.pod.uid);
         match node.and_then(|node| cycle.view.nodes.find(node)) {

@@ -8,10 +8,10 @@ use super::Engine;
 use super::cycle::Stop;
 use super::diagnosis::{Diagnosis, RowVerdict, Tally};
 use super::scope::{Prepared, Scope};
-use crate::framework::{Code, Cycle, Instance, ShapeId, Signable, Signature, View};
+use crate::framework::{Code, Cycle, Instance, View};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
 /// The members of a group with what plugins prepared for them.
@@ -19,8 +19,6 @@ pub(super) struct Members {
     /// In the order in which they are dealt nodes.
     pub(super) pods: Vec<Arc<PodInfo>>,
     prepared: Vec<Prepared>,
-    /// By member, its place in `prepared`.
-    of: Vec<usize>,
     uids: FxHashSet<Arc<str>>,
 }
 
@@ -96,7 +94,7 @@ impl Engine {
             .find_map(|at| Some((*at, self.plugins[*at].planning()?.members(pod)?)))
     }
 
-    /// Prepares members, those of one shape together.
+    /// Prepares members.
     ///
     /// # Errors
     /// One of them is refused before any node.
@@ -105,32 +103,16 @@ impl Engine {
         pods: Vec<Arc<PodInfo>>,
         view: View<'_>,
     ) -> Result<Members, Stop> {
-        let mut shapes: FxHashMap<(usize, ShapeId), usize> = FxHashMap::default();
-        let (mut prepared, mut of) = (Vec::<Prepared>::new(), Vec::with_capacity(pods.len()));
-        for pod in &pods {
+        // Each by itself: what volatile plugins read of a pod is not signed.
+        let prepare = |pod: &Arc<PodInfo>| {
             let profile = self.profile_of(pod).unwrap_or_default();
-            let mut signature = Signature::default();
-            let shape = match self.sign(pod, profile, view, &mut signature) {
-                Signable::Yes => Some((profile, signature.finish())),
-                Signable::No => None,
-            };
-            if let Some(at) = shape.and_then(|shape| shapes.get(&shape)) {
-                of.push(*at);
-                continue;
-            }
-            let fresh = self.prepare_despite(&Cycle::new(pod, view), profile, None)?;
-            // What volatile plugins read of a pod is not signed.
-            if let Some(shape) = shape.filter(|_| fresh.moving.is_empty()) {
-                shapes.insert(shape, prepared.len());
-            }
-            of.push(prepared.len());
-            prepared.push(fresh);
-        }
+            self.prepare_despite(&Cycle::new(pod, view), profile, None)
+        };
+        let prepared: Vec<Prepared> = pods.iter().map(prepare).collect::<Result<_, _>>()?;
         let uids = pods.iter().map(|pod| pod.uid.clone()).collect();
         Ok(Members {
             pods,
             prepared,
-            of,
             uids,
         })
     }
@@ -139,7 +121,7 @@ impl Engine {
         Scope {
             cycle: Cycle::new(&members.pods[at], view),
             plugins: &self.plugins,
-            prepared: &members.prepared[members.of[at]],
+            prepared: &members.prepared[at],
             nominator: &self.nominator,
             opinion: None,
             shared: false,

@@ -153,6 +153,19 @@ fn a_gang_without_a_place_waits_whole_and_says_what_places_offer() {
 }
 
 #[test]
+fn a_gang_that_is_not_strict_is_gathered_all_the_same() {
+    let mut world = eight(|node| usize::from(node != "node-1" && node != "node-4"));
+    for name in ["p1", "p2", "p3", "p4"] {
+        let more = json!({SPEC: MUST, "mode": "NonStrict"});
+        world.apply(annotated(name, "a", 3, more));
+    }
+    // No spine has room for all; three of them anywhere would do for the gang's minimum.
+    world.run();
+    world.later(60);
+    assert_eq!((world.bound.len(), world.booked()), (0, (0, 0)));
+}
+
+#[test]
 fn pods_that_are_there_count_and_places_move_with_labels() {
     let mut world = eight(|_| 1);
     world.apply(on_node(pod("other", json!({})), "node-2"));
