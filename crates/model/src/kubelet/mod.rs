@@ -2,7 +2,7 @@
 //! and which CPUs, memory and devices its containers hold from then on.
 //!
 //! This is the judge of [`crate::alignment`], which predicts the same from less, and shares no rule
-//! with it. [`Kubelet`] is one kubelet: providers ([`cpus`], [`memory`], [`devices`]) say which NUMA
+//! with it. [`Kubelet`] is one kubelet: providers (`cpus`, `memory`, `devices`) say which NUMA
 //! nodes could serve a request, [`hint`] merges what they say and decides, then each provider takes.
 //!
 //! Source of rules and words: `kubernetes/kubernetes` v1.35, `pkg/kubelet/cm/topologymanager`,
