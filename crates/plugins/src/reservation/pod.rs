@@ -237,7 +237,7 @@ fn pod(object: &Reservation, phase: Phase, node: Option<&str>) -> Result<Pod, Te
             .as_ref()
             .and_then(|all| all.get(labels::POD_PRIORITY));
         let parsed = labelled.and_then(|text| text.parse::<i32>().ok());
-        // As high as can be: never a victim of preemption.
+        // As high as can be: never a victim of preemption, and with `enablePreemption` above every pod.
         spec.priority = Some(parsed.unwrap_or(i32::MAX));
     }
     let metadata = ObjectMeta {
