@@ -171,8 +171,10 @@ impl Reservations {
         counts.text(side.affinity.is_some())
     }
 
-    fn forget_owners(&self, uid: &str, fx: &mut Effects) {
-        for owner in self.table.owners(uid) {
+    /// Takes back from pods on other nodes than `but` that they use the reservation with this uid.
+    fn forget_owners(&self, uid: &str, but: Option<&str>, fx: &mut Effects) {
+        let owners = self.table.owners(uid);
+        for owner in owners.filter(|owner| but.is_none_or(|node| *owner.node != *node)) {
             let nothing = json!({annotations::RESERVATION_ALLOCATED: null});
             let pod = &owner.pod;
             fx.writes.push(Write {
@@ -288,6 +290,10 @@ impl Plugin for Reservations {
         let Some(new) = change.new_as::<Reservation>() else {
             return Helps::Skip;
         };
+        // Its owners may be taken in by another one.
+        if change.action.meets(Action::DELETE) && self.record_of(pod).is_some_and(is_ahead) {
+            return Helps::Queue;
+        }
         // What is over or gone gives its room back, which is an event of its own.
         let old = change::old_of(change);
         let useful = change::opens(old, new) && owners::is_owner(&new.spec.owners, pod);
@@ -542,14 +548,26 @@ impl Bookkeeping for Reservations {
         let Ok(object) = change.new.clone().downcast::<Reservation>() else {
             return;
         };
-        if change.action != Action::DELETE {
-            return self.table.apply(object, view, fx);
-        }
-        let Some(uid) = object.metadata.uid.as_deref() else {
+        let Some(uid) = object.metadata.uid.clone() else {
             return;
         };
-        if self.clean_owners {
-            self.forget_owners(uid, fx);
+        let uid = uid.as_str();
+        let known = self.table.find(uid).and_then(|at| self.table.record(at));
+        let was_hoped_for = known.is_some_and(|record| record.may_still_come());
+        if change.action != Action::DELETE {
+            self.table.apply(object, view, fx);
+            let record = self.table.find(uid).and_then(|at| self.table.record(at));
+            // Whoever was told of it where it did not come.
+            if let Some(record) =
+                record.filter(|record| self.controls && was_hoped_for && !record.may_still_come())
+            {
+                let node = record.terms.node.clone();
+                self.forget_owners(uid, node.as_deref(), fx);
+            }
+            return;
+        }
+        if self.clean_owners || (self.controls && was_hoped_for) {
+            self.forget_owners(uid, None, fx);
         }
         self.agenda.drop(&object, uid);
         self.table.delete(uid, fx);

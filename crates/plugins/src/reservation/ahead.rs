@@ -11,7 +11,7 @@ use super::args::Args;
 use super::owners::{self, is_owner};
 use super::pod::AllocatePolicy;
 use super::side::{self, PodSide, Unmatched};
-use super::table::{Owner, Record, Table};
+use super::table::{Owner, Record, Table, allocated};
 use koord_api::scheduling::PreAllocationMode;
 use koord_api::{annotations, labels};
 use koord_model::reservation::{Restricted, score};
@@ -77,12 +77,18 @@ pub(super) fn is_ahead(record: &Record) -> bool {
 }
 
 /// Whether `pod` is of those that `record` may be placed over, whatever else they say. A pod that
-/// uses another reservation is not, nor is one of which it cannot be read which one it uses.
+/// uses another reservation is not, nor is one of which it cannot be read which one it uses. What it
+/// was told of a placement that came to nothing does not count.
 fn offers_itself(table: &Table, args: &Args, record: &Record, pod: &PodInfo) -> bool {
+    let node = pod.node.as_deref().unwrap_or_default();
+    let void = |uid: &str| *uid == *record.uid || table.is_void(uid, node);
     let used = table.used_by(&pod.uid);
     let free = || match side::given(pod, annotations::RESERVATION_ALLOCATED) {
         None => used.is_none_or(|uid| *uid == record.uid),
-        Some(_) => used.is_some_and(|uid| *uid == record.uid),
+        Some(_) => {
+            let said = allocated(pod).ok().flatten();
+            said.is_some_and(|said| void(&said.uid)) && used.is_none_or(|uid| void(uid))
+        }
     };
     let chosen = || match mode(record) {
         PreAllocationMode::Cluster => {

@@ -36,7 +36,11 @@ fn placing(object: &Reservation) -> Option<(&str, &ResourceList)> {
     Some((&status.node_name, &status.allocatable))
 }
 
-/// Whether a reservation on a node may hold less than before.
+/// Whether a reservation on a node may hold less than before. One that was placed over running pods does:
+/// until then they counted beside it.
 pub(super) fn shrinks(old: Option<&Reservation>, new: &Reservation) -> bool {
-    old.is_some_and(|old| is_available(old) && is_available(new) && placing(old) != placing(new))
+    match old.filter(|old| is_available(old)) {
+        Some(old) => is_available(new) && placing(old) != placing(new),
+        None => is_available(new) && new.spec.pre_allocation == Some(true),
+    }
 }

@@ -43,6 +43,11 @@ impl Record {
             && !(self.terms.once && self.pods > 0)
     }
 
+    /// Whether it is not placed, and may be.
+    pub(super) fn may_still_come(&self) -> bool {
+        self.terms.node.is_none() && self.terms.phase != Phase::Over
+    }
+
     /// What its owners use of the resources that it gives alone. What they use of others may be
     /// listed, too.
     pub(super) fn allocated(&self) -> Cow<'_, Amounts> {
@@ -181,6 +186,18 @@ impl Table {
     pub(super) fn is_confirmed(&self, uid: &str, pod: &str) -> bool {
         let owner = self.owners.get(uid).and_then(|all| all.get(pod));
         owner.is_some_and(|owner| owner.confirmed)
+    }
+
+    /// Whether the word of a pod on `node`, that it uses the reservation with this uid, is what a placement
+    /// left behind that came to nothing: that reservation is not there, or never will be on the node.
+    pub(super) fn is_void(&self, uid: &str, node: &str) -> bool {
+        let Some(record) = self.find(uid).and_then(|at| self.record(at)) else {
+            return true;
+        };
+        match &record.terms.node {
+            Some(placed) => **placed != *node,
+            None => record.terms.phase == Phase::Over,
+        }
     }
 
     /// The uid of the reservation that is being placed over the pod with this uid.
@@ -498,29 +515,25 @@ impl Table {
         view: View<'_>,
         fx: &mut Effects,
     ) {
+        let name = view.nodes.name(node);
+        let owner = |ahead: bool| Owner {
+            pod: pod.clone(),
+            node: name.clone(),
+            confirmed: !ahead,
+            ahead,
+        };
         match allocated(pod) {
-            Ok(Some(allocated)) => {
-                let owner = Owner {
-                    pod: pod.clone(),
-                    node: view.nodes.name(node).clone(),
-                    confirmed: true,
-                    ahead: false,
-                };
-                self.own(&allocated.uid, owner, fx);
-            }
-            Ok(None) => match self.taken_ahead(&pod.uid) {
-                // It does not know yet.
-                Some(uid) => {
-                    let owner = Owner {
-                        pod: pod.clone(),
-                        node: view.nodes.name(node).clone(),
-                        confirmed: false,
-                        ahead: true,
-                    };
-                    self.own(&uid, owner, fx);
+            Ok(said) => {
+                let said = said.map(|said| said.uid);
+                // As long as it does not know yet, it says nothing, or what is void.
+                let counts = said.as_ref().is_some_and(|uid| !self.is_void(uid, name));
+                let taken = self.taken_ahead(&pod.uid).filter(|_| !counts);
+                match (taken, said) {
+                    (Some(uid), _) => self.own(&uid, owner(true), fx),
+                    (None, Some(uid)) => self.own(&uid, owner(false), fx),
+                    (None, None) => self.disown(&pod.uid, fx),
                 }
-                None => self.disown(&pod.uid, fx),
-            },
+            }
             Err(message) => {
                 fx.problems.push(Problem {
                     kind: "Pod",

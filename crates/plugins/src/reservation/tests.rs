@@ -26,6 +26,8 @@ struct World {
     said: Vec<(String, String)>,
     /// Writes and bindings that fail instead.
     broken: bool,
+    /// Bindings of several writes that fail at the last.
+    half: bool,
     /// Whether everything that can be decided is decided before anything is written.
     slow: bool,
     cached: bool,
@@ -87,6 +89,7 @@ impl World {
             nodes: BTreeMap::new(),
             said: Vec::new(),
             broken: false,
+            half: false,
             slow: false,
             cached: true,
             uids: 0,
@@ -263,18 +266,25 @@ impl World {
         match output {
             Output::Bind(request) => {
                 let uid = request.pod.uid.clone();
-                let result = if self.broken {
-                    let message = "no".to_owned();
-                    Err(BindError {
-                        message,
-                        gone: false,
-                    })
-                } else {
-                    match &request.plan {
-                        BindPlan::Writes(writes) => writes.iter().for_each(|w| self.write(w)),
-                        _ => self.bind(&request.pod.uid, &request.node, &request.patch),
+                let failed = || BindError {
+                    message: "no".to_owned(),
+                    gone: false,
+                };
+                let result = match &request.plan {
+                    _ if self.broken => Err(failed()),
+                    BindPlan::Writes(writes) if self.half => {
+                        let told = writes.split_last().map_or(&[][..], |(_, told)| told);
+                        told.iter().for_each(|w| self.write(w));
+                        Err(failed())
                     }
-                    Ok(())
+                    BindPlan::Writes(writes) => {
+                        writes.iter().for_each(|w| self.write(w));
+                        Ok(())
+                    }
+                    _ => {
+                        self.bind(&request.pod.uid, &request.node, &request.patch);
+                        Ok(())
+                    }
                 };
                 self.engine.bind_finished(&uid, result, self.now);
             }

@@ -2,6 +2,7 @@
 
 use super::rows::Bench;
 use super::*;
+use crate::reservation::ahead::NO_POD;
 use koord_api::labels::{POD_PRE_ALLOCATABLE, RESERVATION_PRE_ALLOCATION_REQUIRED};
 use koord_scheduler::framework::Overlay;
 
@@ -144,7 +145,7 @@ fn a_pod_is_taken_in_if_node_and_reservation_have_room() {
     let rest = "unfit=8/8@1 fit=4/8@1 others=20/1";
     let none: &[&str] = &[];
     let (nobody, nothing_meets) = (
-        crate::reservation::ahead::NO_POD,
+        NO_POD,
         "node(s) no pod(s) to meet the pre-allocation requirements",
     );
     #[rustfmt::skip]
@@ -204,10 +205,7 @@ fn what_cannot_be_done_is_said() {
     // It may take nobody in, and has to.
     let label = json!({RESERVATION_PRE_ALLOCATION_REQUIRED: "true"});
     let only = json!({"metadata": {"labels": label}});
-    assert_eq!(
-        judged(none(), "Restricted", only),
-        crate::reservation::ahead::NO_POD
-    );
+    assert_eq!(judged(none(), "Restricted", only), NO_POD);
     // Keys of its own.
     let config = json!({"enableClusterMode": true, "clusterLabelKey": "app",
         "clusterPriorityAnnotationKey": "first"});
@@ -238,6 +236,7 @@ fn who_says_otherwise_is_not_taken_in() {
         ("cannot be read", json!({annotations::RESERVATION_AFFINITY: "{"}), "[] 0"),
         ("has one", json!({annotations::RESERVATION_ALLOCATED: r#"{"name":"s","uid":"s"}"#}), "[] 0"),
         ("has this one", json!({annotations::RESERVATION_ALLOCATED: r#"{"name":"r","uid":"r"}"#}), "[p] 66"),
+        ("had one", json!({annotations::RESERVATION_ALLOCATED: r#"{"name":"t","uid":"t"}"#}), "[p] 66"),
         ("goes", json!("goes"), "[] 0"),
         ("has who knows what", json!({annotations::RESERVATION_ALLOCATED: "{"}), "[] 0"),
     ];
@@ -253,6 +252,7 @@ fn who_says_otherwise_is_not_taken_in() {
         // That it is closed to new owners does not matter.
         change["spec"]["unschedulable"] = json!(true);
         let bench = bench.reservation("r", "Restricted", "cpu=6", change);
+        let bench = bench.reservation("s", "Restricted", "cpu=1", json!({}));
         let mut bench = bench.settle();
         let row = bench.row();
         let mut fx = Effects::default();
@@ -410,11 +410,7 @@ fn a_reservation_waits_for_somebody_to_take_in() {
     let must = json!({"metadata": {"labels": {RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}}});
     ahead(&mut world, "r", "2", "web", must);
     world.run();
-    assert!(
-        world.word("r").contains(crate::reservation::ahead::NO_POD),
-        "{}",
-        world.word("r")
-    );
+    assert!(world.word("r").contains(NO_POD), "{}", world.word("r"));
     running(&mut world, "other", "1", "other");
     world.later(1);
     assert_eq!(world.status("r")["phase"], Value::Null);
@@ -483,4 +479,121 @@ fn a_pod_that_was_not_told_yet_stays_taken() {
     assert_eq!(world.status("s")["phase"], "Available");
     assert_eq!(world.status("s").get("currentOwners"), None);
     assert_eq!(world.booked("n"), 12_000);
+}
+
+/// A reservation `r` that told pod `p` on `n` that it takes it in, and then was not placed.
+fn half_placed(gates: &[&str]) -> World {
+    let mut world = World::with(&json!({}), gates);
+    world.node("n", 10);
+    running(&mut world, "p", "4", "web");
+    world.half = true;
+    ahead(&mut world, "r", "6", "web", json!({}));
+    world.run();
+    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.status("r")["phase"], Value::Null);
+    world.half = false;
+    world
+}
+
+fn cordon(world: &mut World, name: &str, on: bool) {
+    let node = world.nodes.get_mut(name).unwrap();
+    merge(node, &json!({"spec": {"unschedulable": on}}));
+    let node: Node = serde_json::from_value(node.clone()).unwrap();
+    world.engine.node_applied(Arc::new(node), world.now);
+}
+
+/// Another reservation takes `p` in, and yet another finds it taken.
+fn takes_it(world: &mut World) {
+    ahead(world, "s", "6", "web", json!({}));
+    while world.engine.schedule_one(world.now).is_some() {}
+    // Its kubelet reports before it is told.
+    world.see("p");
+    ahead(world, "t", "4", "web", json!({}));
+    while world.engine.schedule_one(world.now).is_some() {}
+    world.later(60);
+    assert_eq!(world.fate("p"), "n (s)");
+    assert_eq!(world.status("s")["currentOwners"][0]["name"], "p");
+    assert_eq!(world.status("t")["phase"], "Available");
+    assert_eq!(world.status("t").get("currentOwners"), None);
+    assert_eq!(world.booked("n"), 10_000);
+}
+
+#[test]
+fn who_was_told_of_another_place_is_told_again() {
+    let mut world = half_placed(&[]);
+    cordon(&mut world, "n", true);
+    world.node("m", 8);
+    world.later(60);
+    assert_eq!(world.status("r")["nodeName"], "m");
+    assert_eq!(world.status("r").get("currentOwners"), None);
+    assert_eq!(world.fate("p"), "n");
+    cordon(&mut world, "n", false);
+    takes_it(&mut world);
+}
+
+#[test]
+fn who_was_told_of_what_never_came_is_told_again() {
+    let mut world = half_placed(&[]);
+    world.unreserve("r");
+    world.run();
+    assert_eq!(world.fate("p"), "n");
+    takes_it(&mut world);
+    let mut world = half_placed(&["ExpirePendingReservations"]);
+    cordon(&mut world, "n", true);
+    world.later(25 * 3600);
+    assert_eq!(world.status("r")["phase"], "Failed");
+    assert_eq!(world.fate("p"), "n");
+    cordon(&mut world, "n", false);
+    takes_it(&mut world);
+    // One that was placed and goes is another matter: its owners are told by a gate.
+    world.unreserve("s");
+    world.run();
+    assert_eq!(world.fate("p"), "n (s)");
+}
+
+#[test]
+fn a_word_that_is_void_keeps_nobody() {
+    // Whoever should have told it was not heard either.
+    let mut world = half_placed(&[]);
+    world.unreserve("r");
+    drop(world.engine.take_outputs());
+    assert_eq!(world.fate("p"), "n (r)");
+    takes_it(&mut world);
+    for pods_first in [false, true] {
+        world.restart(pods_first);
+        assert_eq!(world.booked("n"), 10_000);
+    }
+    let mut world = half_placed(&[]);
+    cordon(&mut world, "n", true);
+    world.node("m", 8);
+    let told = world.pods["p"].clone();
+    world.later(60);
+    world.pods.insert("p".to_owned(), told);
+    world.see("p");
+    cordon(&mut world, "n", false);
+    takes_it(&mut world);
+    // As long as it may still come, it keeps whom it told.
+    let mut world = half_placed(&[]);
+    world.half = true;
+    world.later(60);
+    ahead(&mut world, "s", "3", "web", json!({}));
+    world.half = false;
+    world.run();
+    assert_eq!(world.status("s")["nodeName"], "n");
+    assert_eq!(world.fate("p"), "n (r)");
+}
+
+#[test]
+fn who_waits_hears_of_what_came_to_nothing() {
+    let mut world = half_placed(&[]);
+    world.half = true;
+    let must = json!({"metadata": {"labels": {RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}}});
+    ahead(&mut world, "s", "6", "web", must);
+    world.run();
+    assert!(world.word("s").contains(NO_POD), "{}", world.word("s"));
+    world.half = false;
+    world.unreserve("r");
+    drop(world.engine.take_outputs());
+    world.later(20);
+    assert_eq!(world.fate("p"), "n (s)");
 }
