@@ -33,7 +33,13 @@ pub enum BadLayers {
     /// A layer hangs under itself.
     #[error("topology layer {0:?} hangs under itself")]
     Circle(String),
+    /// More than [`MAX_LAYERS`].
+    #[error("{0} topology layers are listed, at most {MAX_LAYERS} are possible")]
+    TooMany(usize),
 }
+
+/// How many layers a topology may have. Each takes a place in every node's path; clusters have a handful.
+pub const MAX_LAYERS: usize = 16;
 
 /// The layers of a topology below the whole cluster, from the top down; the last is the nodes'.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,8 +57,11 @@ impl Layers {
     /// and the topmost none that is listed.
     ///
     /// # Errors
-    /// They do not make one line.
+    /// They do not make one line, or are too many.
     pub fn of(spec: &[NetworkTopologyLayerSpec]) -> Result<Self, BadLayers> {
+        if spec.len() > MAX_LAYERS {
+            return Err(BadLayers::TooMany(spec.len()));
+        }
         let mut by_name: FxHashMap<&str, &NetworkTopologyLayerSpec> = FxHashMap::default();
         for layer in spec {
             if by_name.insert(&layer.topology_layer, layer).is_some() {
@@ -79,6 +88,9 @@ impl Layers {
                 keys: layer.label_key.clone(),
             });
             name = &layer.parent_topology_layer;
+        }
+        if passed.contains(name) {
+            return Err(BadLayers::Circle(name.to_owned()));
         }
         layers.reverse();
         Ok(Self(layers))

@@ -93,7 +93,16 @@ const EIGHT: [[&str; 3]; 8] = [
 #[test]
 fn layers_make_one_line_or_say_what_is_wrong() {
     let node = |parent| layer(NODE_TOPOLOGY_LAYER, parent, &[]);
-    let rows: [(Vec<NetworkTopologyLayerSpec>, BadLayers); 6] = [
+    let line = |count: usize| -> Vec<NetworkTopologyLayerSpec> {
+        let name = |at: usize| match at {
+            0 => NODE_TOPOLOGY_LAYER.to_owned(),
+            at => format!("L{at}"),
+        };
+        let of = |at| layer(&name(at), &name(at + 1), &[]);
+        (0..count).map(of).collect()
+    };
+    let circle = || BadLayers::Circle(NODE_TOPOLOGY_LAYER.into());
+    let rows: [(Vec<NetworkTopologyLayerSpec>, BadLayers); 9] = [
         (vec![], BadLayers::Missing(NODE_TOPOLOGY_LAYER.into())),
         (
             vec![layer("A", "", &[])],
@@ -115,10 +124,22 @@ fn layers_make_one_line_or_say_what_is_wrong() {
             vec![node(""), node("")],
             BadLayers::Twice(NODE_TOPOLOGY_LAYER.into()),
         ),
+        (vec![node(NODE_TOPOLOGY_LAYER)], circle()),
+        (
+            vec![node("A"), layer("A", NODE_TOPOLOGY_LAYER, &[])],
+            circle(),
+        ),
+        (line(MAX_LAYERS + 1), BadLayers::TooMany(MAX_LAYERS + 1)),
     ];
     for (spec, error) in rows {
         assert_eq!(Layers::of(&spec), Err(error), "{spec:?}");
     }
+    assert_eq!(
+        BadLayers::TooMany(17).to_string(),
+        "17 topology layers are listed, at most 16 are possible"
+    );
+    let most = Layers::of(&line(16)).unwrap();
+    assert_eq!(most.depth(NODE_TOPOLOGY_LAYER), Some(16));
     let layers = Layers::of(&spines()).unwrap();
     let depths = [
         "SpineLayer",
