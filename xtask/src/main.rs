@@ -133,7 +133,7 @@ const NO_CIRCLES: [&str; 6] = [
 ];
 
 /// What any crate's tests may use besides its edges: the embedded API server is the test cluster, and
-/// the runtime's proxy asks koordlet.
+/// the runtime's proxy asks koordlet; simulated nodes say what becomes of pods.
 const DEV: &[&str] = &[
     "koord-apiserver",
     "koord-kube",
@@ -142,6 +142,7 @@ const DEV: &[&str] = &[
     "koord-api",
     "koord-host",
     "koord-runtime-proxy",
+    "koord-sim",
 ];
 
 /// Lines of a source file, tests and generated ones aside, after which it wants a split by meaning.

@@ -10,6 +10,7 @@ pub mod cpuset_rule;
 pub mod device;
 pub mod estimate;
 pub mod evict;
+pub mod export;
 pub mod field;
 pub mod gang;
 pub mod gpu_env;

@@ -2,13 +2,15 @@
 
 use crate::kept::Kept;
 use crate::lifecycle::{self, Addresses, Step};
+use crate::numa::{Admission, Floors};
 use crate::telemetry::Telemetry;
 use crate::{Error, Options, heartbeat, node, refusal};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::{NodeMetric, NodeMetricStatus};
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_app::Context;
-use koord_kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use koord_kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use koord_kube::events::{Recorder, Severity};
 use koord_kube::kube_core::Resource as _;
 use koord_kube::patch::{is_conflict, is_not_found, is_status, merge_node_status, merge_status};
@@ -17,7 +19,7 @@ use koord_kube::{Api, Change, Client, Informer, Mirrored, ObjectKey, Scope, Stor
 use serde_json::json;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -32,6 +34,13 @@ const WAITING_REPORTS: usize = 4096;
 /// How long containers take to stop when their pod is deleted: long enough to be seen.
 const STOPPING: Duration = Duration::from_millis(200);
 
+/// From a change of what a kubelet lists to the exporter's report of it.
+const EXPORTED_AFTER: Duration = Duration::from_millis(100);
+/// After which a pod is looked at again whose node's kubelet has not started.
+const KUBELET_STARTS: Duration = Duration::from_millis(50);
+/// Who owns the fields of a simulated node's NodeResourceTopology.
+const EXPORTER: &str = "koord-sim";
+
 /// So many pods get an Event that says what a simulated node is.
 const TOLD: u32 = 100;
 
@@ -44,6 +53,11 @@ struct Shared {
     pods: Store<Kept>,
     pod_queue: WorkQueue<ObjectKey>,
     node_queue: WorkQueue<String>,
+    floors: Floors,
+    /// Nodes whose kubelet lists something else than before.
+    export_queue: WorkQueue<String>,
+    /// Whether all pods of before are known.
+    listed: AtomicBool,
     next_address: AtomicU32,
     recorder: Recorder,
     /// Pods that an Event called simulated.
@@ -78,6 +92,9 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         pods: pods.store.clone(),
         pod_queue: WorkQueue::default(),
         node_queue: WorkQueue::default(),
+        floors: Floors::default(),
+        export_queue: WorkQueue::default(),
+        listed: AtomicBool::new(false),
         next_address: AtomicU32::new(0),
         recorder: Recorder::start(
             client.clone(),
@@ -91,6 +108,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     let mut tasks = JoinSet::new();
     for _ in 0..options.concurrency {
         tasks.spawn(work_on_pods(Arc::clone(&shared)));
+        tasks.spawn(work_on_exports(Arc::clone(&shared)));
     }
     tasks.spawn(work_on_nodes(Arc::clone(&shared)));
     let heartbeat = heartbeat::run(
@@ -129,6 +147,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     }
     shared.pod_queue.close();
     shared.node_queue.close();
+    shared.export_queue.close();
     drop(reports);
     tasks.shutdown().await;
     Ok(())
@@ -209,7 +228,11 @@ fn on_node(change: Change<Node>, telemetry: &mut Telemetry, shared: &Shared) {
     match change {
         Change::Applied { new, .. } => {
             let managed = node::is_managed(&new);
-            for pod in telemetry.node(&new, managed) {
+            let pods = telemetry.node(&new, managed);
+            if managed {
+                shared.start_kubelet(&new, &pods);
+            }
+            for pod in pods {
                 shared.pod_queue.add(pod);
             }
             if managed && !node::is_ready(&new) {
@@ -219,7 +242,9 @@ fn on_node(change: Change<Node>, telemetry: &mut Telemetry, shared: &Shared) {
             }
         }
         Change::Deleted(last) => {
-            telemetry.node_gone(last.metadata.name.as_deref().unwrap_or_default());
+            let name = last.metadata.name.as_deref().unwrap_or_default();
+            shared.floors.remove(name);
+            telemetry.node_gone(name);
         }
         Change::Synced => {}
     }
@@ -232,14 +257,22 @@ fn on_pod(change: Change<Kept>, telemetry: &mut Telemetry, shared: &Shared) {
             let pod = new.pod();
             telemetry.pod(&key, &pod);
             shared.remember_address(&pod);
+            if refusal::ended(&pod) {
+                shared.release(&pod);
+            } else if has_started(&pod) {
+                shared.readmit(&pod);
+            }
             if new.deleting && old.is_some_and(|old| !old.deleting) {
                 shared.pod_queue.add_after(key, STOPPING);
             } else {
                 shared.pod_queue.add(key);
             }
         }
-        Change::Deleted(last) => telemetry.pod_gone(&last.key()),
-        Change::Synced => {}
+        Change::Deleted(last) => {
+            shared.release(&last.pod());
+            telemetry.pod_gone(&last.key());
+        }
+        Change::Synced => shared.listed.store(true, Ordering::Release),
     }
 }
 
@@ -257,6 +290,77 @@ fn on_metric(change: &Change<NodeMetric>, telemetry: &mut Telemetry) {
 }
 
 impl Shared {
+    /// Starts the kubelet of a node with NUMA nodes; `pods` are those on the node.
+    fn start_kubelet(&self, node: &Node, pods: &[ObjectKey]) {
+        match self.floors.add(node) {
+            Ok(false) => {}
+            Ok(true) => {
+                for kept in pods.iter().filter_map(|key| self.pods.get(key)) {
+                    let pod = kept.pod();
+                    if has_started(&pod) && !refusal::ended(&pod) {
+                        self.readmit(&pod);
+                    }
+                }
+                self.export(node.metadata.name.as_deref().unwrap_or_default());
+            }
+            Err(error) => {
+                let message = format!("{error}; the node has no NUMA nodes");
+                self.recorder.event(
+                    node.object_ref(&()),
+                    Severity::Warning,
+                    "Simulated",
+                    message,
+                );
+            }
+        }
+    }
+
+    /// A pod that runs keeps its place, also when the simulation is started again.
+    fn readmit(&self, pod: &Pod) {
+        let name = node_of(pod);
+        let Some(node) = self.nodes.get(&ObjectKey::new("", name)) else {
+            return;
+        };
+        match self.floors.admit(&node, pod) {
+            Admission::Admitted(true) => self.export(name),
+            Admission::Refused(reason, _) => {
+                let pod = pod.metadata.name.as_deref().unwrap_or_default();
+                tracing::warn!(node = name, pod, reason, "simulated pod runs unaligned");
+            }
+            Admission::Admitted(false) | Admission::NotYet => {}
+        }
+    }
+
+    fn release(&self, pod: &Pod) {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let node = node_of(pod);
+        if self.floors.release(node, uid) {
+            self.export(node);
+        }
+    }
+
+    fn export(&self, node: &str) {
+        self.export_queue.add_after(node.to_owned(), EXPORTED_AFTER);
+    }
+
+    /// What the kubelet of a node with NUMA nodes says of a new pod.
+    fn admit(&self, key: &ObjectKey, pod: &Pod, node: &Node) -> Admission {
+        // Pods that run come first, and are all known once all are listed.
+        if !self.listed.load(Ordering::Acquire) {
+            return Admission::NotYet;
+        }
+        let admission = self.floors.admit(node, pod);
+        if admission == Admission::Admitted(true) {
+            self.export(node_of(pod));
+            let now = self.pods.get(key).map(|kept| kept.pod().metadata.uid);
+            if now.as_ref() != Some(&pod.metadata.uid) {
+                // Gone meanwhile, and nobody will say so again.
+                self.release(pod);
+            }
+        }
+        admission
+    }
+
     /// Keeps addresses of pods from an earlier run out of use.
     fn remember_address(&self, pod: &Pod) {
         let address = pod
@@ -306,6 +410,17 @@ impl Shared {
                 let all = self.pods.list();
                 all.into_iter().map(|kept| kept.pod())
             });
+            let refused = match refused {
+                Some(refused) => Some(refused),
+                None => match self.admit(key, &pod, &node) {
+                    Admission::Admitted(_) => None,
+                    Admission::Refused(reason, message) => Some((reason, message)),
+                    Admission::NotYet => {
+                        self.pod_queue.add_after(key.clone(), KUBELET_STARTS);
+                        return Ok(());
+                    }
+                },
+            };
             if let Some((reason, message)) = refused {
                 let generation = pod.metadata.generation;
                 let patch = json!({ "status": { "phase": "Failed", "reason": reason,
@@ -384,6 +499,28 @@ async fn work_on_nodes(shared: Arc<Shared>) {
     }
 }
 
+/// Writes what exporters find.
+async fn work_on_exports(shared: Arc<Shared>) {
+    let api: Api<NodeResourceTopology> = Api::all(shared.client.clone());
+    let params = PatchParams::apply(EXPORTER).force();
+    while let Some(work) = shared.export_queue.next().await {
+        let name = work.key();
+        let Some(report) = shared.floors.report(name) else {
+            continue;
+        };
+        match api.patch(name, &params, &Patch::Apply(&report)).await {
+            Ok(_) => {
+                shared.floors.reported(name, report);
+                shared.export_queue.forget(name);
+            }
+            Err(error) => {
+                tracing::warn!(node = %name, %error, "simulated node: NodeResourceTopology not written, tried again");
+                shared.export_queue.add_rate_limited(name.clone());
+            }
+        }
+    }
+}
+
 /// Writes reports until the channel closes. A failed report is not repeated: the next one is newer.
 async fn write_reports(
     waiting: mpsc::Receiver<(String, NodeMetricStatus)>,
@@ -407,6 +544,11 @@ async fn write_reports(
         }
     };
     reports.for_each_concurrent(concurrency, write).await;
+}
+
+fn node_of(pod: &Pod) -> &str {
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    node.unwrap_or_default()
 }
 
 fn has_started(pod: &Pod) -> bool {

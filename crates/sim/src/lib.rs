@@ -4,6 +4,7 @@
 //! ```text
 //! Options ──► nodes ───► Node objects, conditions, leases
 //! Pod watch ─► lifecycle ► Running / Succeeded / deleted
+//!          ├─► numa ─────► Failed with TopologyAffinityError, NodeResourceTopology
 //!          └─► telemetry ► usage by pod and node ──► NodeMetric.status ──► manager: batch resources
 //! ```
 //!
@@ -19,11 +20,13 @@ mod heartbeat;
 mod kept;
 mod lifecycle;
 mod node;
+mod numa;
 mod refusal;
 mod telemetry;
 pub mod usage;
 
 pub use node::{NodeTemplate, is_managed as is_simulated, is_surplus};
+pub use numa::{Layout, LayoutError};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -33,6 +36,9 @@ use std::time::Duration;
 pub const NODE_ANNOTATION: &str = "sim.koordinator.sh/node";
 /// Label of a node that is simulated, for selectors: the text `true`.
 pub const NODE_LABEL: &str = "sim.koordinator.sh/node";
+/// Annotation of a simulated node with NUMA nodes: JSON of a [`Layout`], read when the node appears.
+/// Its kubelet refuses pods that cannot be aligned, and a NodeResourceTopology says what is free.
+pub const TOPOLOGY_ANNOTATION: &str = "sim.koordinator.sh/topology";
 /// Annotation of kwok with the same meaning, whatever its value.
 pub const KWOK_NODE_ANNOTATION: &str = "kwok.x-k8s.io/node";
 /// Pod annotation: a Go duration a pod of a Job runs before it succeeds. Without it, its command says

@@ -1,6 +1,6 @@
 //! The Node objects.
 
-use crate::{KWOK_NODE_ANNOTATION, NODE_ANNOTATION, NODE_LABEL};
+use crate::{KWOK_NODE_ANNOTATION, Layout, NODE_ANNOTATION, NODE_LABEL, TOPOLOGY_ANNOTATION};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::quantity::{Quantity, ResourceList};
@@ -17,6 +17,19 @@ pub struct NodeTemplate {
     pub architecture: String,
     /// `status.nodeInfo.kubeletVersion`.
     pub kubelet_version: String,
+    /// Its NUMA nodes, if it has any.
+    pub numa: Option<Layout>,
+}
+
+impl NodeTemplate {
+    /// A machine with these NUMA nodes, and as much CPU, memory and devices as they have together.
+    #[must_use]
+    pub fn with_numa(layout: Layout) -> Self {
+        let mut template = Self::default();
+        template.capacity.extend(layout.capacity());
+        template.numa = Some(layout);
+        template
+    }
 }
 
 impl Default for NodeTemplate {
@@ -36,6 +49,7 @@ impl Default for NodeTemplate {
                 .into(),
             architecture: "amd64".to_owned(),
             kubelet_version: "v1.35.0-sim".to_owned(),
+            numa: None,
         }
     }
 }
@@ -90,7 +104,7 @@ pub fn is_surplus(node: &Node, nodes: usize) -> bool {
 /// The object to create for node `index`; its status is set by [`ready_status`].
 pub(crate) fn object(index: usize, template: &NodeTemplate) -> Value {
     let name = name(index);
-    json!({
+    let mut object = json!({
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
@@ -110,7 +124,11 @@ pub(crate) fn object(index: usize, template: &NodeTemplate) -> Value {
             "capacity": template.capacity,
             "allocatable": template.capacity,
         },
-    })
+    });
+    if let Some(layout) = &template.numa {
+        object["metadata"]["annotations"][TOPOLOGY_ANNOTATION] = json!(json!(layout).to_string());
+    }
+    object
 }
 
 /// The conditions of a healthy kubelet: type, status, reason, message.

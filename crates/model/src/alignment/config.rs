@@ -1,5 +1,7 @@
 //! How a node's kubelet aligns, as its report says.
 
+use std::str::FromStr;
+
 /// `topologyManagerPolicy` of the kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
@@ -22,6 +24,77 @@ pub enum Scope {
     Container,
     /// The pod.
     Pod,
+}
+
+/// A name that is none of a kubelet's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{value:?} is none of {known}")]
+pub struct UnknownName {
+    value: String,
+    known: String,
+}
+
+impl UnknownName {
+    fn new<T>(value: &str, all: &[T], name: impl Fn(&T) -> &'static str) -> Self {
+        let names: Vec<&str> = all.iter().map(name).collect();
+        Self {
+            value: value.to_owned(),
+            known: names.join(", "),
+        }
+    }
+}
+
+impl Policy {
+    /// All of them, from the laxest to the strictest.
+    pub const ALL: [Self; 4] = [
+        Self::None,
+        Self::BestEffort,
+        Self::Restricted,
+        Self::SingleNumaNode,
+    ];
+
+    /// As the kubelet's configuration names it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::BestEffort => "best-effort",
+            Self::Restricted => "restricted",
+            Self::SingleNumaNode => "single-numa-node",
+        }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let found = Self::ALL.into_iter().find(|one| one.as_str() == text);
+        found.ok_or_else(|| UnknownName::new(text, &Self::ALL, |one| one.as_str()))
+    }
+}
+
+impl Scope {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Container, Self::Pod];
+
+    /// As the kubelet's configuration names it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Container => "container",
+            Self::Pod => "pod",
+        }
+    }
+}
+
+impl FromStr for Scope {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let found = Self::ALL.into_iter().find(|one| one.as_str() == text);
+        found.ok_or_else(|| UnknownName::new(text, &Self::ALL, |one| one.as_str()))
+    }
 }
 
 /// The kubelet's configuration.

@@ -16,7 +16,7 @@ mod strategy;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Config, Policy, Scope};
+pub use config::{Config, Policy, Scope, UnknownName};
 pub use least::least;
 pub use single::{Unfit, single};
 pub use strategy::{Strategy, strategy};

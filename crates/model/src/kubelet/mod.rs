@@ -13,6 +13,7 @@
 mod cpus;
 mod devices;
 pub mod hint;
+mod list;
 mod machine;
 mod memory;
 mod pod;

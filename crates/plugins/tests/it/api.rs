@@ -62,14 +62,32 @@ impl Cluster {
         cluster
     }
 
+    /// As [`Cluster::start_virtual`], with the controllers of Kubernetes.
+    pub(crate) async fn start_virtual_with_controllers() -> Self {
+        let epoch = "2026-01-01T00:00:00Z".parse().unwrap();
+        let controllers = koord_app::flags::Selection::all();
+        let cluster = Self::open(Clock::following_tokio(epoch), controllers).await;
+        cluster.install().await;
+        cluster
+    }
+
+    /// For another component of this cluster.
+    pub(crate) fn context(&self) -> Context {
+        Context::with_clock(self.clock.clone())
+    }
+
     /// Without custom resources.
     pub(crate) async fn bare() -> Self {
         Self::with(Clock::system()).await
     }
 
     async fn with(clock: Clock) -> Self {
+        Self::open(clock, koord_app::flags::Selection::none()).await
+    }
+
+    async fn open(clock: Clock, controllers: koord_app::flags::Selection) -> Self {
         let mut config = Config::memory(clock.clone());
-        config.controllers = koord_app::flags::Selection::none();
+        config.controllers = controllers;
         let server = ApiServer::open(config).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
         Self {

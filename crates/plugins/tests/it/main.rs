@@ -16,6 +16,7 @@ mod extender;
 mod failover;
 mod gang;
 mod inspection;
+mod kubelets;
 mod metrics;
 mod numa;
 mod one_write;

@@ -4,4 +4,5 @@
 
 mod cluster;
 mod nodes;
+mod numa;
 mod pods;

@@ -3,7 +3,8 @@
 use super::super::*;
 use super::admission::{GI, devices, kubelet, machine, pod, with_devices};
 use crate::alignment::{Ask, Free, Kind, Want, Zone, single};
-use crate::resources::{Amounts, CPU, MEMORY, ResourceId, ResourceTable};
+use crate::export;
+use crate::resources::{Amounts, CPU, MEMORY, ResourceId, ResourceTable, amount};
 use Role::{Init, Main, Sidecar};
 use proptest::prelude::*;
 
@@ -29,6 +30,27 @@ fn zones(kubelet: &Kubelet, device: ResourceId) -> Vec<Zone> {
         }
     };
     kubelet.machine().nodes().ids().map(zone).collect()
+}
+
+/// The same, as an exporter finds it in what the kubelet lists.
+fn exported(kubelet: &Kubelet, table: &ResourceTable) -> Vec<Zone> {
+    let listed = kubelet.pods().flat_map(|uid| kubelet.listed(uid));
+    let listed: Vec<_> = listed.map(|(_, share)| share).collect();
+    let found = export::zones(&kubelet.exported(), &kubelet.allocatable(), &listed);
+    assert_eq!(found.problems, Vec::<String>::new());
+    let zone = |(zone, id): (koord_api::topology::Zone, u32)| {
+        let mut available = Amounts::new();
+        for resource in &zone.resources {
+            let id = table.intern(&resource.name);
+            available.set(id, amount(id, &resource.available));
+        }
+        Zone {
+            id,
+            available,
+            costs: Vec::new(),
+        }
+    };
+    found.zones.into_iter().zip(0..).map(zone).collect()
 }
 
 fn ask(pod: &Pod, device: ResourceId) -> Ask {
@@ -173,6 +195,13 @@ proptest! {
             let plain = containers.iter().all(|(role, ..)| *role == Main);
             if predicted || plain {
                 prop_assert_eq!(predicted, admitted.is_ok(), "{:?} {:?}", admitted, pod);
+            }
+            // What init containers leave behind is taken, and not listed.
+            let ended = kubelet.pods.values().flatten().any(|held| held.ended);
+            if !ended {
+                let table = ResourceTable::new();
+                let device = table.intern(DEVICE);
+                prop_assert_eq!(exported(&kubelet, &table), zones(&kubelet, device));
             }
             let uids: Vec<String> = kubelet.pods().map(str::to_owned).collect();
             if let Some(uid) = uids.get(leaves) {

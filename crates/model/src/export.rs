@@ -1,0 +1,550 @@
+//! What an exporter says of a node: the zones and attributes of a NodeResourceTopology v1alpha2, made
+//! of the machine and of what the kubelet's PodResources service lists.
+//!
+//! The community's exporter is `nfd-topology-updater` of kubernetes-sigs/node-feature-discovery; rules
+//! and names are its own. Here zones and resources come in order, a CPU or device that is listed twice
+//! counts once, one near several NUMA nodes is taken from each of them, nothing goes below 0, and what
+//! makes no sense is told ([`Zones::problems`]) and passed over.
+
+use crate::alignment::{Policy, Scope};
+use crate::cpuset::CpuSet;
+use crate::numa::NumaMask;
+use koord_api::quantity::Quantity;
+use koord_api::resources;
+use koord_api::topology::{AttributeInfo, CostInfo, ResourceInfo, ZONE_TYPE_NODE, Zone, zone_name};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The attribute that says which pods a report has counted.
+pub const FINGERPRINT: &str = "nodeTopologyPodsFingerprint";
+/// The attribute that says which pods are in the fingerprint.
+pub const FINGERPRINT_METHOD: &str = "nodeTopologyPodsFingerprintMethod";
+
+/// A NUMA node of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Node {
+    /// Its CPUs; none where there is only memory.
+    pub cpus: CpuSet,
+    /// Its memory in bytes, by kind: `memory` (without what is set aside as huge pages),
+    /// `hugepages-2Mi`.
+    pub memory: BTreeMap<String, u64>,
+    /// Distance to NUMA nodes by number, as in the ACPI SLIT (10 is local).
+    pub distances: BTreeMap<u8, u32>,
+}
+
+/// A machine: its NUMA nodes by number, below 64.
+pub type Machine = BTreeMap<u8, Node>;
+
+/// Devices of one resource that are near the same NUMA nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Devices {
+    /// The resource.
+    pub resource: String,
+    /// Their ids, unique in the resource.
+    pub ids: Vec<String>,
+    /// The NUMA nodes; none if nobody knows.
+    pub nodes: NumaMask,
+}
+
+/// Memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// Which: `memory`, `hugepages-2Mi`.
+    pub kind: String,
+    /// How much, in bytes.
+    pub size: u64,
+    /// The NUMA nodes that it is in; none if nobody knows.
+    pub nodes: NumaMask,
+}
+
+/// What PodResources lists: all that containers can have, or what one of them has for itself alone.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Share {
+    /// CPUs.
+    pub cpus: CpuSet,
+    /// Memory.
+    pub memory: Vec<Block>,
+    /// Devices.
+    pub devices: Vec<Devices>,
+}
+
+/// What [`zones`] found.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Zones {
+    /// One for each NUMA node, by number; their resources by name.
+    pub zones: Vec<Zone>,
+    /// What was passed over, and why.
+    pub problems: Vec<String>,
+}
+
+/// Amounts of one resource in one NUMA node.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    capacity: u64,
+    allocatable: u64,
+    available: u64,
+}
+
+impl Tally {
+    fn more(&mut self, amount: u64) {
+        self.allocatable = self.allocatable.saturating_add(amount);
+        self.available = self.allocatable;
+    }
+}
+
+/// The zones of `machine`, whose kubelet lists `allocatable` for all and `taken` for containers.
+#[must_use]
+pub fn zones(machine: &Machine, allocatable: &Share, taken: &[Share]) -> Zones {
+    let mut books = Books::open(machine, allocatable);
+    for share in taken {
+        books.take(share);
+    }
+    let costs = |node: &Node| {
+        let cost = |(other, distance): (&u8, &u32)| CostInfo {
+            name: zone_name(u32::from(*other)),
+            value: i64::from(*distance),
+        };
+        node.distances.iter().map(cost).collect()
+    };
+    let zone = |(number, node): (&u8, &Node)| Zone {
+        name: zone_name(u32::from(*number)),
+        type_: ZONE_TYPE_NODE.to_owned(),
+        costs: costs(node),
+        resources: books
+            .nodes
+            .get(number)
+            .into_iter()
+            .flatten()
+            .map(|(name, tally)| tally.info(name))
+            .collect(),
+        ..Zone::default()
+    };
+    Zones {
+        zones: machine.iter().map(zone).collect(),
+        problems: books.problems.into_iter().collect(),
+    }
+}
+
+impl Tally {
+    fn info(self, name: &str) -> ResourceInfo {
+        let amount = |amount: u64| {
+            let amount = i64::try_from(amount).unwrap_or(i64::MAX);
+            if is_memory(name) {
+                Quantity::from_bytes(amount)
+            } else {
+                Quantity::from_value(amount)
+            }
+        };
+        ResourceInfo {
+            name: name.to_owned(),
+            capacity: amount(self.capacity),
+            allocatable: amount(self.allocatable),
+            available: amount(self.available),
+        }
+    }
+}
+
+fn is_memory(name: &str) -> bool {
+    name == resources::MEMORY || name.starts_with("hugepages-")
+}
+
+/// All amounts, while they are counted.
+struct Books<'a> {
+    machine: &'a Machine,
+    nodes: BTreeMap<u8, BTreeMap<String, Tally>>,
+    /// CPUs that containers can have.
+    cpus: &'a CpuSet,
+    /// Where each device is, by resource and id.
+    devices: BTreeMap<&'a str, BTreeMap<&'a str, NumaMask>>,
+    used_cpus: CpuSet,
+    used_devices: BTreeSet<(String, String)>,
+    problems: BTreeSet<String>,
+}
+
+impl<'a> Books<'a> {
+    fn open(machine: &'a Machine, allocatable: &'a Share) -> Self {
+        let mut books = Self {
+            machine,
+            nodes: BTreeMap::new(),
+            cpus: &allocatable.cpus,
+            devices: BTreeMap::new(),
+            used_cpus: CpuSet::new(),
+            used_devices: BTreeSet::new(),
+            problems: BTreeSet::new(),
+        };
+        let mut known = CpuSet::new();
+        for (number, node) in machine {
+            known.add(&node.cpus);
+            let mine = node.cpus.and(&allocatable.cpus).len() as u64;
+            let tally = Tally {
+                capacity: node.cpus.len() as u64,
+                allocatable: mine,
+                available: mine,
+            };
+            let all = books.nodes.entry(*number).or_default();
+            all.insert(resources::CPU.to_owned(), tally);
+        }
+        let foreign = allocatable.cpus.without(&known);
+        if !foreign.is_empty() {
+            books.wrong(format!("allocatable CPUs {foreign} are in no NUMA node"));
+        }
+        for block in &allocatable.memory {
+            books.open_memory(block);
+        }
+        for devices in &allocatable.devices {
+            books.open_devices(devices);
+        }
+        books
+    }
+
+    fn wrong(&mut self, problem: String) {
+        self.problems.insert(problem);
+    }
+
+    fn open_memory(&mut self, block: &Block) {
+        for number in block.nodes.ids() {
+            let Some(all) = self.nodes.get_mut(&number) else {
+                let kind = &block.kind;
+                self.wrong(format!(
+                    "allocatable {kind} in NUMA node {number}, which there is not"
+                ));
+                continue;
+            };
+            let tally = all.entry(block.kind.clone()).or_default();
+            tally.more(block.size);
+            let there = self.machine.get(&number);
+            let there = there.and_then(|node| node.memory.get(&block.kind));
+            tally.capacity = there.copied().unwrap_or(tally.allocatable);
+        }
+    }
+
+    fn open_devices(&mut self, devices: &'a Devices) {
+        let resource = devices.resource.as_str();
+        for id in &devices.ids {
+            let known = self.devices.entry(resource).or_default();
+            if known.contains_key(id.as_str()) {
+                self.wrong(format!("device {id:?} of {resource} is allocatable twice"));
+                continue;
+            }
+            known.insert(id, devices.nodes);
+            for number in devices.nodes.ids() {
+                let Some(all) = self.nodes.get_mut(&number) else {
+                    self.wrong(format!(
+                        "device {id:?} of {resource} is near NUMA node {number}, which there is not"
+                    ));
+                    continue;
+                };
+                let tally = all.entry(resource.to_owned()).or_default();
+                tally.more(1);
+                tally.capacity = tally.allocatable;
+            }
+        }
+    }
+
+    fn take(&mut self, share: &Share) {
+        let foreign = share.cpus.without(self.cpus);
+        if !foreign.is_empty() {
+            self.wrong(format!(
+                "a container has CPUs {foreign}, which are not allocatable"
+            ));
+        }
+        let mine = share.cpus.and(self.cpus);
+        let twice = mine.and(&self.used_cpus);
+        if !twice.is_empty() {
+            self.wrong(format!("two containers have CPUs {twice}"));
+        }
+        let fresh = mine.without(&self.used_cpus);
+        self.used_cpus.add(&fresh);
+        for (number, node) in self.machine {
+            let count = node.cpus.and(&fresh).len() as u64;
+            self.less(*number, resources::CPU, count);
+        }
+        for block in &share.memory {
+            self.take_memory(block);
+        }
+        for devices in &share.devices {
+            for id in &devices.ids {
+                self.take_device(&devices.resource, id);
+            }
+        }
+    }
+
+    /// Takes as much of it as is there, and says how much that is.
+    fn less(&mut self, number: u8, name: &str, amount: u64) -> u64 {
+        let tally = self
+            .nodes
+            .get_mut(&number)
+            .and_then(|all| all.get_mut(name));
+        let Some(tally) = tally else {
+            return 0;
+        };
+        let taken = amount.min(tally.available);
+        tally.available -= taken;
+        taken
+    }
+
+    /// A block of several NUMA nodes uses up one after the other, as the kubelet does.
+    fn take_memory(&mut self, block: &Block) {
+        let mut left = block.size;
+        for number in block.nodes.ids() {
+            left -= self.less(number, &block.kind, left);
+        }
+        if left > 0 && block.nodes.count() > 0 {
+            let (kind, nodes) = (&block.kind, block.nodes);
+            self.wrong(format!(
+                "containers have {left} bytes of {kind} more in NUMA nodes {nodes} than is allocatable"
+            ));
+        }
+    }
+
+    fn take_device(&mut self, resource: &str, id: &str) {
+        let known = self.devices.get(resource).and_then(|all| all.get(id));
+        let Some(nodes) = known.copied() else {
+            self.wrong(format!(
+                "a container has device {id:?} of {resource}, which is not allocatable"
+            ));
+            return;
+        };
+        if !self
+            .used_devices
+            .insert((resource.to_owned(), id.to_owned()))
+        {
+            self.wrong(format!("two containers have device {id:?} of {resource}"));
+            return;
+        }
+        for number in nodes.ids() {
+            self.less(number, resource, 1);
+        }
+    }
+}
+
+/// The attributes of a node: how its kubelet aligns, and which pods were counted, as
+/// [`crate::alignment::fingerprint::of`] says it.
+#[must_use]
+pub fn attributes(policy: Policy, scope: Scope, fingerprint: Option<String>) -> Vec<AttributeInfo> {
+    let mut all = vec![
+        ("topologyManagerPolicy", policy.as_str().to_owned()),
+        ("topologyManagerScope", scope.as_str().to_owned()),
+    ];
+    if let Some(fingerprint) = fingerprint {
+        all.push((FINGERPRINT, fingerprint));
+        all.push((FINGERPRINT_METHOD, "all".to_owned()));
+    }
+    let attribute = |(name, value): (&str, String)| AttributeInfo {
+        name: name.to_owned(),
+        value,
+    };
+    all.into_iter().map(attribute).collect()
+}
+
+/// The deprecated name in `topologyPolicies` of a policy and its scope.
+#[must_use]
+pub fn policy_name(policy: Policy, scope: Scope) -> &'static str {
+    match (policy, scope) {
+        (Policy::None, _) => "None",
+        (Policy::BestEffort, Scope::Container) => "BestEffortContainerLevel",
+        (Policy::BestEffort, Scope::Pod) => "BestEffortPodLevel",
+        (Policy::Restricted, Scope::Container) => "RestrictedContainerLevel",
+        (Policy::Restricted, Scope::Pod) => "RestrictedPodLevel",
+        (Policy::SingleNumaNode, Scope::Container) => "SingleNUMANodeContainerLevel",
+        (Policy::SingleNumaNode, Scope::Pod) => "SingleNUMANodePodLevel",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alignment::Config;
+
+    const GI: u64 = 1 << 30;
+
+    fn mask(nodes: &[u8]) -> NumaMask {
+        nodes.iter().copied().collect()
+    }
+
+    fn cpus(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    fn block(size: u64, nodes: &[u8]) -> Block {
+        Block {
+            kind: "memory".to_owned(),
+            size,
+            nodes: mask(nodes),
+        }
+    }
+
+    fn devices(ids: &[&str], nodes: &[u8]) -> Devices {
+        Devices {
+            resource: "ex.com/a".to_owned(),
+            ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+            nodes: mask(nodes),
+        }
+    }
+
+    /// Two NUMA nodes of four CPUs and 8 GiB; the first CPU of each is reserved, and a GiB.
+    fn machine() -> (Machine, Share) {
+        let node = |list: &str, near: u8| Node {
+            cpus: cpus(list),
+            memory: BTreeMap::from([("memory".to_owned(), 8 * GI)]),
+            distances: (0..2)
+                .map(|to| (to, if to == near { 10 } else { 21 }))
+                .collect(),
+        };
+        let machine = BTreeMap::from([(0, node("0-3", 0)), (1, node("4-7", 1))]);
+        let share = Share {
+            cpus: cpus("1-3,5-7"),
+            memory: vec![block(7 * GI, &[0]), block(7 * GI, &[1])],
+            devices: vec![devices(&["a", "b"], &[0]), devices(&["c"], &[1])],
+        };
+        (machine, share)
+    }
+
+    /// `name capacity/allocatable/available` of each zone.
+    fn text(zones: &[Zone]) -> Vec<String> {
+        let resource = |one: &ResourceInfo| {
+            let (capacity, allocatable) = (&one.capacity, &one.allocatable);
+            format!("{} {capacity}/{allocatable}/{}", one.name, one.available)
+        };
+        let zone = |zone: &Zone| {
+            let all: Vec<String> = zone.resources.iter().map(resource).collect();
+            format!("{} {}: {}", zone.name, zone.type_, all.join(", "))
+        };
+        zones.iter().map(zone).collect()
+    }
+
+    #[test]
+    fn an_idle_machine_has_what_is_allocatable() {
+        let (machine, all) = machine();
+        let found = zones(&machine, &all, &[]);
+        assert_eq!(
+            text(&found.zones),
+            [
+                "node-0 Node: cpu 4/3/3, ex.com/a 2/2/2, memory 8Gi/7Gi/7Gi",
+                "node-1 Node: cpu 4/3/3, ex.com/a 1/1/1, memory 8Gi/7Gi/7Gi",
+            ]
+        );
+        let costs: Vec<_> = found.zones[1]
+            .costs
+            .iter()
+            .map(|it| (&*it.name, it.value))
+            .collect();
+        assert_eq!(costs, [("node-0", 21), ("node-1", 10)]);
+        assert!(found.problems.is_empty(), "{:?}", found.problems);
+    }
+
+    #[test]
+    fn what_containers_have_is_not_available() {
+        let (machine, all) = machine();
+        let one = Share {
+            cpus: cpus("1-2,5"),
+            memory: vec![block(9 * GI, &[0, 1])],
+            devices: vec![devices(&["b", "c"], &[])],
+        };
+        let found = zones(&machine, &all, &[one]);
+        assert_eq!(
+            text(&found.zones),
+            [
+                "node-0 Node: cpu 4/3/1, ex.com/a 2/2/1, memory 8Gi/7Gi/0",
+                "node-1 Node: cpu 4/3/2, ex.com/a 1/1/0, memory 8Gi/7Gi/5Gi",
+            ]
+        );
+        assert!(found.problems.is_empty(), "{:?}", found.problems);
+    }
+
+    /// Memory without CPUs (CXL), CPUs all reserved, memory that the manager does not speak of.
+    #[test]
+    fn numa_nodes_without_cpus_or_memory_are_zones_all_the_same() {
+        let (mut machine, mut all) = machine();
+        machine.insert(
+            4,
+            Node {
+                memory: BTreeMap::from([("memory".to_owned(), 32 * GI)]),
+                ..Node::default()
+            },
+        );
+        all.cpus = cpus("1-3");
+        all.memory = vec![block(32 * GI, &[4])];
+        let found = zones(&machine, &all, &[]);
+        assert_eq!(
+            text(&found.zones),
+            [
+                "node-0 Node: cpu 4/3/3, ex.com/a 2/2/2",
+                "node-1 Node: cpu 4/0/0, ex.com/a 1/1/1",
+                "node-4 Node: cpu 0/0/0, memory 32Gi/32Gi/32Gi",
+            ]
+        );
+    }
+
+    /// Lists that contradict each other or the machine give nothing away twice, and do not go below 0.
+    #[test]
+    fn contradictions_are_told_and_counted_once() {
+        let (machine, mut all) = machine();
+        all.cpus.insert(9);
+        all.devices.push(devices(&["a"], &[1]));
+        all.devices.push(devices(&["d"], &[7]));
+        all.memory.push(block(GI, &[7]));
+        let one = Share {
+            cpus: cpus("0-2"),
+            memory: vec![block(6 * GI, &[0])],
+            devices: vec![devices(&["a", "x"], &[0])],
+        };
+        let two = Share {
+            cpus: cpus("2-3,44"),
+            memory: vec![block(2 * GI, &[0])],
+            devices: vec![devices(&["a"], &[0])],
+        };
+        let found = zones(&machine, &all, &[one, two]);
+        assert_eq!(
+            text(&found.zones),
+            [
+                "node-0 Node: cpu 4/3/0, ex.com/a 2/2/1, memory 8Gi/7Gi/0",
+                "node-1 Node: cpu 4/3/3, ex.com/a 1/1/1, memory 8Gi/7Gi/7Gi",
+            ]
+        );
+        assert_eq!(
+            found.problems,
+            [
+                "a container has CPUs 0, which are not allocatable",
+                "a container has CPUs 44, which are not allocatable",
+                "a container has device \"x\" of ex.com/a, which is not allocatable",
+                "allocatable CPUs 9 are in no NUMA node",
+                "allocatable memory in NUMA node 7, which there is not",
+                "containers have 1073741824 bytes of memory more in NUMA nodes 01 than is allocatable",
+                "device \"a\" of ex.com/a is allocatable twice",
+                "device \"d\" of ex.com/a is near NUMA node 7, which there is not",
+                "two containers have CPUs 2",
+                "two containers have device \"a\" of ex.com/a",
+            ]
+        );
+    }
+
+    /// What is written is read back as the same by the scheduler's side.
+    #[test]
+    fn policies_and_attributes_say_the_same() {
+        for policy in Policy::ALL {
+            for scope in Scope::ALL {
+                let said = attributes(policy, scope, Some("pfp0v001ef46db3751d8e999".to_owned()));
+                let pairs = said.iter().map(|it| (it.name.as_str(), it.value.as_str()));
+                let (read, unread) = Config::read([], pairs);
+                assert_eq!((read.policy, read.scope), (policy, scope));
+                assert!(unread.is_empty(), "{unread:?}");
+                let (read, _) = Config::read([policy_name(policy, scope)], []);
+                // Without a policy there is no scope.
+                let scope = if policy == Policy::None {
+                    Scope::Container
+                } else {
+                    scope
+                };
+                assert_eq!((read.policy, read.scope), (policy, scope));
+                assert_eq!(policy.as_str().parse(), Ok(policy));
+            }
+        }
+        assert!(
+            "strict"
+                .parse::<Policy>()
+                .unwrap_err()
+                .to_string()
+                .contains("\"strict\"")
+        );
+    }
+}

@@ -1,0 +1,117 @@
+//! What the kubelet's PodResources service lists: what containers can have, and what they have.
+//!
+//! Source: `kubernetes/kubernetes` v1.35, `pkg/kubelet/apis/podresources`: init containers that ended
+//! are not listed, though what nobody took over from them stays theirs until the pod ends.
+
+use super::{CpuManager, Held, Kubelet};
+use crate::export::{Block, Devices, Machine, Node, Share};
+use crate::numa::NumaMask;
+use std::collections::BTreeMap;
+
+impl Kubelet {
+    /// The machine as the kernel describes it.
+    #[must_use]
+    pub fn exported(&self) -> Machine {
+        let nodes = self.machine.nodes();
+        let node = |number: u8| {
+            let cpus = self.machine.topology.on_node(number);
+            let memory = self.machine.memory.get(&number).into_iter().flatten();
+            let distance = |other: u8| (other, self.machine.distance(number, other));
+            let node = Node {
+                cpus: cpus.cloned().unwrap_or_default(),
+                memory: memory
+                    .map(|(kind, memory)| (kind.clone(), memory.capacity))
+                    .collect(),
+                distances: nodes.ids().map(distance).collect(),
+            };
+            (number, node)
+        };
+        nodes.ids().map(node).collect()
+    }
+
+    /// `GetAllocatableResources`: CPUs whatever the CPU manager's policy; memory with the static one.
+    #[must_use]
+    pub fn allocatable(&self) -> Share {
+        let mut share = Share {
+            cpus: match self.settings.cpu {
+                CpuManager::None => self.machine.topology.all().clone(),
+                CpuManager::Static { .. } => self.allocatable_cpus(),
+            },
+            ..Share::default()
+        };
+        if self.settings.memory {
+            for (number, memory) in &self.machine.memory {
+                share
+                    .memory
+                    .extend(memory.iter().map(|(kind, memory)| Block {
+                        kind: kind.clone(),
+                        size: memory.allocatable,
+                        nodes: NumaMask::from_iter([*number]),
+                    }));
+            }
+        }
+        for (resource, all) in &self.machine.devices {
+            let healthy = all.iter().filter(|device| device.healthy);
+            share.devices.extend(grouped(
+                resource,
+                healthy.map(|device| (device.id.clone(), device.nodes)),
+            ));
+        }
+        share
+    }
+
+    /// `List`: what each container of the pod has, by name; none of a pod that is not known.
+    #[must_use]
+    pub fn listed(&self, uid: &str) -> Vec<(String, Share)> {
+        let held = self.held(uid).unwrap_or_default().iter();
+        let lasting = held.filter(|held| !held.ended);
+        lasting
+            .map(|held| (held.container.clone(), self.share(held)))
+            .collect()
+    }
+
+    fn share(&self, held: &Held) -> Share {
+        let near = |resource: &str, id: &String| {
+            let all = self.machine.devices.get(resource).into_iter().flatten();
+            let mut of_id = all.filter(|device| device.id == *id);
+            of_id.next().and_then(|device| device.nodes)
+        };
+        let devices = held.devices.iter().flat_map(|(resource, ids)| {
+            let ids = ids.iter().map(|id| (id.clone(), near(resource, id)));
+            grouped(resource, ids)
+        });
+        Share {
+            cpus: held.cpus.clone(),
+            memory: held
+                .memory
+                .iter()
+                .map(|block| Block {
+                    kind: block.kind.clone(),
+                    size: block.size,
+                    nodes: block.nodes,
+                })
+                .collect(),
+            devices: devices.collect(),
+        }
+    }
+}
+
+/// One entry for each set of NUMA nodes.
+fn grouped(
+    resource: &str,
+    devices: impl Iterator<Item = (String, Option<NumaMask>)>,
+) -> Vec<Devices> {
+    let mut by_nodes: BTreeMap<NumaMask, Vec<String>> = BTreeMap::new();
+    for (id, nodes) in devices {
+        by_nodes
+            .entry(nodes.unwrap_or_default())
+            .or_default()
+            .push(id);
+    }
+    let entry = |(nodes, ids)| Devices {
+        resource: resource.to_owned(),
+        ids,
+        nodes,
+    };
+    by_nodes.into_iter().map(entry).collect()
+}

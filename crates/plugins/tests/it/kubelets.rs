@@ -1,0 +1,215 @@
+//! Pods that a kubelet refuses for their NUMA nodes: what becomes of a Deployment without a word of
+//! the topology, and with it. Simulated nodes, controllers and scheduler in one process, paused time.
+
+use crate::api::{Cluster, Scheduler};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_kube::Api;
+use koord_kube::api::{ListParams, PostParams};
+use koord_scheduler::config::Configuration;
+use koord_sim::{Layout, NodeTemplate};
+use serde_json::json;
+use std::time::Duration;
+
+const MATCH: &str = "NodeResourceTopologyMatch";
+
+/// How pods are placed.
+#[derive(Clone, Copy, PartialEq)]
+enum Chain {
+    /// As kube-scheduler does: by sums over the node.
+    Default,
+    /// By what an exporter says is free in each NUMA node, and what came since.
+    Community,
+    /// By the scheduler's own books of NUMA nodes.
+    Koordinator,
+}
+
+impl Chain {
+    fn profile(self) -> Configuration {
+        // Without a word about plugins a profile has those of kube-scheduler.
+        let enabled = match self {
+            Self::Default => json!([]),
+            Self::Community => json!([{"name": MATCH}]),
+            Self::Koordinator => json!([{"name": "NodeNUMAResource"}]),
+        };
+        let mut arguments = Vec::new();
+        if self == Self::Community {
+            arguments.push(json!({"name": MATCH, "args": {"cacheResyncPeriodSeconds": 5}}));
+        }
+        let config = json!({
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "profiles": [{
+                "schedulerName": "koord-scheduler",
+                "plugins": {"multiPoint": {"enabled": enabled}},
+                "pluginConfig": arguments,
+            }]
+        });
+        Configuration::parse(&config.to_string()).unwrap()
+    }
+}
+
+/// Simulated nodes of two NUMA nodes with eight CPUs each, and a scheduler.
+struct Stage {
+    cluster: Cluster,
+    scheduler: Scheduler,
+    sim: (
+        tokio_util::sync::CancellationToken,
+        tokio::task::JoinHandle<Result<(), koord_sim::Error>>,
+    ),
+}
+
+impl Stage {
+    async fn set(chain: Chain, scope: &str, nodes: usize) -> Self {
+        let cluster = Cluster::start_virtual_with_controllers().await;
+        let mut layout: Layout = "2x8".parse().unwrap();
+        layout.scope = scope.to_owned();
+        let options = koord_sim::Options {
+            nodes,
+            template: NodeTemplate::with_numa(layout),
+            ..koord_sim::Options::default()
+        };
+        let context = cluster.context();
+        let stop = context.shutdown.clone();
+        let run = koord_sim::run(options, cluster.client.clone(), context);
+        let sim = (stop, tokio::spawn(run));
+        for node in 0..nodes {
+            let name = format!("sim-{node}");
+            cluster
+                .until(&name, |report: &NodeResourceTopology| {
+                    (report.metadata.name.as_ref() == Some(&name)).then_some(())
+                })
+                .await;
+        }
+        let scheduler = cluster.schedule(|options| options.config = Some(chain.profile()));
+        Self {
+            cluster,
+            scheduler,
+            sim,
+        }
+    }
+
+    /// Pods of one container with so many CPUs for itself.
+    async fn deploy(&self, replicas: u32, cpu: &str) {
+        let amounts = json!({"cpu": cpu, "memory": "1Gi"});
+        let labels = json!({"app": "web"});
+        let deployment: Deployment = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"replicas": replicas, "selector": {"matchLabels": labels}, "template": {
+                "metadata": {"labels": labels},
+                "spec": {"schedulerName": "koord-scheduler", "containers": [{
+                    "name": "web", "image": "web",
+                    "resources": {"requests": amounts, "limits": amounts}}]},
+            }},
+        }))
+        .unwrap();
+        let api: Api<Deployment> = Api::namespaced(self.cluster.client.clone(), "default");
+        api.create(&PostParams::default(), &deployment)
+            .await
+            .unwrap();
+    }
+
+    async fn pods(&self) -> Vec<Pod> {
+        let all = self.cluster.pods().list(&ListParams::default()).await;
+        all.unwrap().items
+    }
+
+    async fn count(&self, of: impl Fn(&Pod) -> bool) -> usize {
+        self.pods().await.iter().filter(|pod| of(pod)).count()
+    }
+
+    /// Looks every second of the cluster's time, for an hour.
+    async fn until(&self, what: &str, at_least: usize, of: impl Fn(&Pod) -> bool + Copy) {
+        for _ in 0..3600 {
+            let pods = self.pods().await;
+            if pods.iter().filter(|pod| of(pod)).count() >= at_least {
+                return;
+            }
+            // A runaway takes no time, and would not end.
+            let failed: Vec<&Pod> = pods.iter().filter(|pod| refused(pod)).collect();
+            assert!(
+                failed.len() < 200,
+                "{} refused: {:?}",
+                failed.len(),
+                failed[0]
+            );
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let statuses: Vec<_> = self
+            .pods()
+            .await
+            .into_iter()
+            .map(|pod| pod.status)
+            .collect();
+        panic!("not {at_least} {what} in an hour: {statuses:#?}");
+    }
+
+    async fn stop(self) {
+        self.scheduler.stop().await;
+        self.sim.0.cancel();
+        self.sim.1.await.unwrap().unwrap();
+    }
+}
+
+fn refused(pod: &Pod) -> bool {
+    let status = pod.status.as_ref().unwrap();
+    status.phase.as_deref() == Some("Failed")
+        && status.reason.as_deref() == Some("TopologyAffinityError")
+}
+
+fn runs(pod: &Pod) -> bool {
+    pod.status.as_ref().unwrap().phase.as_deref() == Some("Running")
+}
+
+/// Why the pod waits.
+fn waits(pod: &Pod) -> Option<String> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let condition = conditions.iter().find(|c| c.type_ == "PodScheduled")?;
+    (condition.status == "False").then(|| condition.message.clone().unwrap_or_default())
+}
+
+/// Two nodes take two pods of five CPUs each, and three by the sum of their CPUs.
+#[tokio::test(start_paused = true)]
+async fn without_a_word_of_the_topology_a_deployment_runs_away() {
+    let stage = Stage::set(Chain::Default, "container", 2).await;
+    stage.deploy(5, "5").await;
+    // One pod after the other, for ever.
+    stage.until("refused pods", 50, refused).await;
+    assert_eq!(stage.count(runs).await, 4);
+    stage.stop().await;
+}
+
+async fn all_that_fits_runs_and_nothing_is_refused(chain: Chain, scope: &str, why: &str) {
+    let stage = Stage::set(chain, scope, 4).await;
+    stage.deploy(10, "5").await;
+    stage.until("running pods", 8, runs).await;
+    stage
+        .until("waiting pods", 2, |pod| waits(pod).is_some())
+        .await;
+    // Long enough for any report and retry.
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(stage.count(refused).await, 0);
+    assert_eq!(stage.count(runs).await, 8);
+    let pods = stage.pods().await;
+    let waiting: Vec<String> = pods.iter().filter_map(waits).collect();
+    assert_eq!(waiting.len(), 2);
+    for message in waiting {
+        assert!(message.contains(why), "{message}");
+    }
+    stage.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_the_communitys_chain_no_pod_is_refused() {
+    let why = "4 cannot align container";
+    all_that_fits_runs_and_nothing_is_refused(Chain::Community, "container", why).await;
+    let why = "4 cannot align pod";
+    all_that_fits_runs_and_nothing_is_refused(Chain::Community, "pod", why).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_koordinators_chain_no_pod_is_refused() {
+    let why = "4 Unaligned NUMA Hint cause cpu";
+    all_that_fits_runs_and_nothing_is_refused(Chain::Koordinator, "pod", why).await;
+}

@@ -1,0 +1,252 @@
+//! Simulated nodes with NUMA nodes: their kubelets admit pods or refuse them, and an exporter says in
+//! a NodeResourceTopology what is left.
+//!
+//! The kubelet is [`koord_model::kubelet`], the exporter [`koord_model::export`]. A kubelet lives as
+//! long as this process knows its node. One that is started again gives the pods that run already
+//! what they need before any other: which CPUs these had is not remembered.
+
+mod layout;
+
+pub use layout::{Layout, LayoutError};
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::annotations;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_kube::kube_core::Resource as _;
+use koord_model::alignment::fingerprint;
+use koord_model::export;
+use koord_model::kubelet::{self, CpuManager, Kubelet};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+/// One node's kubelet.
+struct Floor {
+    kubelet: Kubelet,
+    /// What each pod that it knows adds to the fingerprint, by uid.
+    prints: FxHashMap<String, u64>,
+    owner: Value,
+    /// What was written last.
+    written: Option<Value>,
+}
+
+/// The kubelets by node. Workers admit, the loop of events releases: each holds the lock for one pod.
+#[derive(Default)]
+pub(crate) struct Floors(Mutex<FxHashMap<String, Floor>>);
+
+/// What becomes of a pod.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// Nothing here speaks against it. `true` if what is free has changed.
+    Admitted(bool),
+    /// Reason and message of its status.
+    Refused(String, String),
+    /// Its kubelet is not up yet.
+    NotYet,
+}
+
+impl Floors {
+    /// A node is there. `Ok(true)` if its kubelet has just started.
+    pub(crate) fn add(&self, node: &Node) -> Result<bool, LayoutError> {
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let Some(layout) = Layout::of(node)? else {
+            return Ok(false);
+        };
+        let mut floors = self.0.lock();
+        if floors.contains_key(name) {
+            return Ok(false);
+        }
+        let floor = Floor {
+            kubelet: layout.kubelet()?,
+            prints: FxHashMap::default(),
+            owner: json!(node.controller_owner_ref(&())),
+            written: None,
+        };
+        floors.insert(name.to_owned(), floor);
+        Ok(true)
+    }
+
+    pub(crate) fn remove(&self, node: &str) {
+        self.0.lock().remove(node);
+    }
+
+    /// Asks the kubelet of `node` about a pod.
+    pub(crate) fn admit(&self, node: &Node, pod: &Pod) -> Admission {
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let mut floors = self.0.lock();
+        let Some(floor) = floors.get_mut(name) else {
+            return match Layout::of(node) {
+                Ok(Some(_)) => Admission::NotYet,
+                _ => Admission::Admitted(false),
+            };
+        };
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        if floor.prints.contains_key(&uid) {
+            return Admission::Admitted(false);
+        }
+        let machine = floor.kubelet.machine();
+        let read = kubelet::Pod::read(pod, |name| machine.devices.contains_key(name));
+        match floor.kubelet.admit(&read) {
+            Ok(()) => {
+                let text = |field: &Option<String>| field.clone().unwrap_or_default();
+                let meta = &pod.metadata;
+                let print = fingerprint::pod(&text(&meta.namespace), &text(&meta.name));
+                floor.prints.insert(uid, print);
+                Admission::Admitted(true)
+            }
+            Err(refusal) => Admission::Refused(
+                refusal.reason.to_owned(),
+                format!("Pod was rejected: {}", refusal.message),
+            ),
+        }
+    }
+
+    /// A pod has ended or is gone. Whether the kubelet of `node` knew it.
+    pub(crate) fn release(&self, node: &str, uid: &str) -> bool {
+        let mut floors = self.0.lock();
+        let Some(floor) = floors.get_mut(node) else {
+            return false;
+        };
+        floor.kubelet.release(uid);
+        floor.prints.remove(uid).is_some()
+    }
+
+    /// What there is to write about `node`; `None` if that was written last.
+    pub(crate) fn report(&self, node: &str) -> Option<Value> {
+        let floors = self.0.lock();
+        let floor = floors.get(node)?;
+        let report = floor.report(node);
+        (floor.written.as_ref() != Some(&report)).then_some(report)
+    }
+
+    /// The report was written.
+    pub(crate) fn reported(&self, node: &str, report: Value) {
+        if let Some(floor) = self.0.lock().get_mut(node) {
+            floor.written = Some(report);
+        }
+    }
+}
+
+impl Floor {
+    /// The object as an exporter and koordlet write it together.
+    fn report(&self, node: &str) -> Value {
+        let kubelet = &self.kubelet;
+        let listed = kubelet.pods().flat_map(|uid| kubelet.listed(uid));
+        let taken: Vec<export::Share> = listed.map(|(_, share)| share).collect();
+        let found = export::zones(&kubelet.exported(), &kubelet.allocatable(), &taken);
+        let settings = kubelet.settings();
+        let print = fingerprint::of(self.prints.values().copied());
+        let cpu = |cpu: &koord_model::cpuset::Cpu| {
+            let core = cpu.core & u64::from(u32::MAX);
+            json!({"id": cpu.id, "core": core, "socket": cpu.socket, "node": cpu.node})
+        };
+        let cpus = kubelet.machine().topology.cpus();
+        let manager = match &settings.cpu {
+            CpuManager::None => json!({"policy": "none"}),
+            CpuManager::Static { reserved, .. } => {
+                json!({"policy": "static", "reservedCPUs": reserved.to_string()})
+            }
+        };
+        json!({
+            "apiVersion": NodeResourceTopology::api_version(&()),
+            "kind": NodeResourceTopology::kind(&()),
+            "metadata": {
+                "name": node,
+                "ownerReferences": [self.owner],
+                "annotations": {
+                    annotations::NODE_CPU_TOPOLOGY:
+                        json!({"detail": cpus.iter().map(cpu).collect::<Vec<_>>()}).to_string(),
+                    annotations::KUBELET_CPU_MANAGER_POLICY: manager.to_string(),
+                },
+            },
+            "topologyPolicies": [export::policy_name(settings.policy, settings.scope)],
+            "attributes": export::attributes(settings.policy, settings.scope, Some(print)),
+            "zones": found.zones,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(layout: &Value) -> Node {
+        let node = json!({"metadata": {"name": "n", "uid": "u", "annotations": {
+            crate::TOPOLOGY_ANNOTATION: layout.to_string()}}});
+        serde_json::from_value(node).unwrap()
+    }
+
+    fn pod(name: &str, cpu: &str) -> Pod {
+        let amounts = json!({"cpu": cpu, "memory": "1Gi"});
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "default", "uid": name},
+            "spec": {"nodeName": "n", "containers": [
+                {"name": "c", "resources": {"requests": amounts, "limits": amounts}}]}
+        }))
+        .unwrap()
+    }
+
+    fn free(report: &Value) -> Vec<&str> {
+        let zones = report["zones"].as_array().unwrap().iter();
+        zones
+            .map(|zone| zone["resources"][0]["available"].as_str().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn a_kubelet_admits_refuses_and_reports() {
+        let floors = Floors::default();
+        let node = node(&json!({"numaNodes": 2, "cpusPerNode": 8}));
+        let first = pod("pod1", "5");
+        assert_eq!(floors.admit(&node, &first), Admission::NotYet);
+        assert_eq!(floors.add(&node), Ok(true));
+        assert_eq!(floors.add(&node), Ok(false));
+        assert_eq!(floors.admit(&node, &first), Admission::Admitted(true));
+        assert_eq!(floors.admit(&node, &first), Admission::Admitted(false));
+        let report = floors.report("n").unwrap();
+        assert_eq!(free(&report), ["3", "8"]);
+        assert_eq!(
+            report["topologyPolicies"],
+            json!(["SingleNUMANodeContainerLevel"])
+        );
+        // Only pod1 of namespace default, by an independent implementation.
+        assert_eq!(report["attributes"][2]["value"], "pfp0v001a5e1c50c557adb9d");
+        floors.reported("n", report);
+        assert_eq!(floors.report("n"), None);
+
+        assert_eq!(
+            floors.admit(&node, &pod("b", "5")),
+            Admission::Admitted(true)
+        );
+        let refused = floors.admit(&node, &pod("c", "5"));
+        let Admission::Refused(reason, message) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(reason, "TopologyAffinityError");
+        assert_eq!(
+            message,
+            "Pod was rejected: Resources cannot be allocated with Topology locality"
+        );
+        assert!(floors.release("n", "pod1") && !floors.release("n", "pod1"));
+        assert_eq!(free(&floors.report("n").unwrap()), ["8", "3"]);
+        assert_eq!(
+            floors.admit(&node, &pod("c", "5")),
+            Admission::Admitted(true)
+        );
+    }
+
+    #[test]
+    fn what_is_reported_is_a_report() {
+        let floors = Floors::default();
+        let layout = json!({"numaNodes": 2, "cpusPerNode": 4, "policy": "restricted",
+            "scope": "pod", "memoryPerNode": "32Gi", "devices": {"ex.com/a": [0, 1, 1]}});
+        assert_eq!(floors.add(&node(&layout)), Ok(true));
+        let report = floors.report("n").unwrap();
+        let read: NodeResourceTopology = serde_json::from_value(report.clone()).unwrap();
+        assert_eq!(read.spec.topology_policies, ["RestrictedPodLevel"]);
+        let devices = &read.spec.zones[1].resources[1];
+        assert_eq!((&*devices.name, devices.capacity.value()), ("ex.com/a", 2));
+        assert_eq!(report["zones"][0]["resources"][2]["capacity"], "32Gi");
+        assert_eq!(report["metadata"]["ownerReferences"][0]["name"], "n");
+    }
+}

@@ -1,0 +1,106 @@
+use crate::cluster::Cluster;
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_kube::api::DeleteParams;
+use koord_kube::{Api, ResourceExt};
+use koord_sim::TOPOLOGY_ANNOTATION;
+use serde_json::{Value, json};
+
+fn node(layout: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": "n", "annotations": {
+            koord_sim::NODE_ANNOTATION: "true", TOPOLOGY_ANNOTATION: layout.to_string()}},
+    })
+}
+
+fn pod(name: &str, cpu: &str) -> Value {
+    let amounts = json!({"cpu": cpu, "memory": "1Gi"});
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"nodeName": "n", "containers": [
+            {"name": "c", "image": "i", "resources": {"requests": amounts, "limits": amounts}}]},
+    })
+}
+
+fn phase<'a>(pod: &'a Pod, name: &str) -> &'a str {
+    let status = pod.status.as_ref().filter(|_| pod.name_any() == name);
+    status
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
+}
+
+/// The report says that so many CPUs are available in the NUMA nodes.
+fn free(report: &NodeResourceTopology, want: [i64; 2]) -> bool {
+    let of = |zone: usize| &report.spec.zones[zone].resources[0];
+    let found = [of(0), of(1)].map(|cpu| (&*cpu.name, cpu.available.value()));
+    found == want.map(|cpus| ("cpu", cpus))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
+    let mut cluster = Cluster::start().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let layout = json!({"numaNodes": 2, "cpusPerNode": 8});
+    cluster.create(nodes, node(&layout)).await;
+    cluster.simulate(0);
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    for name in ["a", "b"] {
+        cluster.create(pods.clone(), pod(name, "5")).await;
+        cluster
+            .until_is::<Pod>(|pod| phase(pod, name) == "Running")
+            .await;
+    }
+    cluster.create(pods.clone(), pod("c", "5")).await;
+    let refused = cluster
+        .until_is::<Pod>(|pod| phase(pod, "c") == "Failed")
+        .await;
+    let status = refused.status.clone().unwrap();
+    assert_eq!(status.reason.as_deref(), Some("TopologyAffinityError"));
+    assert_eq!(
+        status.message.as_deref(),
+        Some("Pod was rejected: Resources cannot be allocated with Topology locality")
+    );
+    assert!(status.container_statuses.is_none());
+    cluster
+        .until_is::<NodeResourceTopology>(|report| free(report, [3, 3]))
+        .await;
+
+    // What runs keeps its place when the simulation is started again.
+    cluster.stop_simulation().await;
+    cluster.create(pods.clone(), pod("d", "5")).await;
+    cluster.simulate(0);
+    cluster
+        .until_is::<Pod>(|pod| phase(pod, "d") == "Failed")
+        .await;
+    pods.delete("b", &DeleteParams::default()).await.unwrap();
+    cluster
+        .until_is::<NodeResourceTopology>(|report| free(report, [3, 8]) || free(report, [8, 3]))
+        .await;
+    cluster.create(pods.clone(), pod("e", "8")).await;
+    cluster
+        .until_is::<Pod>(|pod| phase(pod, "e") == "Running")
+        .await;
+    cluster.stop_simulation().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layout_that_cannot_be_is_told_on_the_node() {
+    let mut cluster = Cluster::start().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let layout = json!({"numaNodes": 20, "cpusPerNode": 8});
+    cluster.create(nodes, node(&layout)).await;
+    cluster.simulate(0);
+    let event = cluster
+        .until_is::<Event>(|event| event.involved_object.kind.as_deref() == Some("Node"))
+        .await;
+    let message = event.message.as_deref().unwrap();
+    assert!(message.contains("numaNodes: 20: not 1 to 8"), "{message}");
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    cluster.create(pods, pod("a", "5")).await;
+    cluster
+        .until_is::<Pod>(|pod| phase(pod, "a") == "Running")
+        .await;
+    cluster.stop_simulation().await;
+}
