@@ -2,9 +2,9 @@
 //! guaranteed and do not ask for.
 //!
 //! [`Tree`] holds what quotas may have ([`Spec`]) and what their pods ask for and use. Sums move up
-//! the tree with every change, in O(depth). What a quota may use now ([`Tree::runtime`]) is divided
-//! from the root down, and only where something changed since the last question. A [`Forest`] is
-//! several of them.
+//! the tree with every change, in O(depth). What a quota may use now is divided from the root down when
+//! its owner asks for it ([`Tree::refresh`]), and only where something changed since; readers find it as
+//! it was divided last. A [`Forest`] is several of them.
 
 mod forest;
 mod revoke;
@@ -92,7 +92,7 @@ pub struct Quota {
     pub guaranteed: Amounts,
     /// The minimum, scaled.
     pub scaled_min: Amounts,
-    /// What it may use, as of the last question.
+    /// What it may use, as of the last [`Tree::refresh`].
     pub runtime: Amounts,
     /// How often its children's shares were divided.
     pub version: u64,
@@ -100,6 +100,8 @@ pub struct Quota {
     children: Vec<Id>,
     /// What was divided among the children last; `None` when something changed since.
     divided: Option<Amounts>,
+    /// How often the tree had changed when this was refreshed last.
+    refreshed: Option<u64>,
 }
 
 impl Quota {
@@ -178,6 +180,8 @@ pub struct Tree {
     keys: BTreeSet<ResourceId>,
     /// Parents have to be looked up again.
     stale: bool,
+    /// How often anything changed that a share depends on.
+    changes: u64,
 }
 
 impl Tree {
@@ -192,6 +196,7 @@ impl Tree {
             total: Amounts::new(),
             keys: BTreeSet::new(),
             stale: true,
+            changes: 0,
         };
         let root = Spec {
             is_parent: true,
@@ -213,6 +218,7 @@ impl Tree {
         for amounts in [&mut spec.min, &mut spec.max, &mut spec.weight] {
             *amounts = amounts.iter().map(|(id, n)| (id, n.max(0))).collect();
         }
+        self.changes += 1;
         if let Some(id) = self.ids.get(name) {
             if let Some(quota) = &mut self.quotas[*id]
                 && quota.spec != spec
@@ -250,6 +256,7 @@ impl Tree {
             return None;
         }
         let id = self.ids.remove(name)?;
+        self.changes += 1;
         let quota = self.quotas[id].take();
         self.free.push(id);
         self.stale = true;
@@ -261,6 +268,7 @@ impl Tree {
         let id = self.ids.get(name).copied();
         if let Some(quota) = id.and_then(|id| self.get_mut(id)) {
             quota.own = own;
+            self.changes += 1;
             self.stale = true;
         }
     }
@@ -288,6 +296,7 @@ impl Tree {
     /// Sets what the cluster has.
     pub fn set_total(&mut self, total: Amounts) {
         self.total = total;
+        self.changes += 1;
     }
 
     /// What the cluster has.
@@ -326,6 +335,7 @@ impl Tree {
         let Some(id) = self.ids.get(name).copied() else {
             return;
         };
+        self.changes += 1;
         let signed: Amounts = amounts
             .iter()
             .map(|(id, n)| (id, if back { n.saturating_neg() } else { n }))
@@ -429,15 +439,17 @@ impl Tree {
         }
     }
 
-    /// A quota with its sums; its runtime as of the last question.
-    pub fn quota(&mut self, name: &str) -> Option<&Quota> {
-        self.settle();
+    /// A quota with its sums as of the last [`Tree::settle`], its runtime as of the last
+    /// [`Tree::refresh`].
+    #[must_use]
+    pub fn quota(&self, name: &str) -> Option<&Quota> {
         self.get(*self.ids.get(name)?)
     }
 
-    /// The parent of `name`: the root has none, and so has a quota whose parent does not exist.
-    pub fn parent(&mut self, name: &str) -> Option<&Quota> {
-        self.settle();
+    /// The parent of `name` as of the last [`Tree::settle`]: the root has none, and so has a quota whose
+    /// parent does not exist.
+    #[must_use]
+    pub fn parent(&self, name: &str) -> Option<&Quota> {
         let id = *self.ids.get(name)?;
         self.get(self.get(id)?.parent?)
     }

@@ -40,8 +40,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 use status::Writer;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use totals::Totals;
 
 const NAME: &str = "ElasticQuota";
@@ -60,12 +59,10 @@ pub(crate) struct ElasticQuotas {
     ledger: Ledger,
     budgets: budgets::Looks,
     started: bool,
-    /// Shares are divided when somebody asks, also where the plugin is only read.
-    trees: Mutex<Forest>,
+    /// Shares are divided for those who are about to be judged or shown; rules find them as they are.
+    trees: Forest,
     /// What nodes and root quotas have.
     totals: Totals,
-    /// The tree without an id has not been told what it has now.
-    recount: AtomicBool,
     writer: Writer,
     revoker: Revoker,
     /// Whether the objects are kept showing what is used.
@@ -118,9 +115,8 @@ pub(crate) fn build(
         budgets: budgets::Looks::of(context),
         started: false,
         ledger: Ledger::new(gates),
-        trees: Mutex::new(trees),
+        trees,
         totals: Totals::default(),
-        recount: AtomicBool::new(true),
         writer: Writer::default(),
         controls,
         refused: FxHashSet::default(),
@@ -131,15 +127,6 @@ pub(crate) fn build(
 }
 
 impl ElasticQuotas {
-    /// The trees, up to date.
-    fn trees(&self) -> MutexGuard<'_, Forest> {
-        let mut trees = self.trees.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.recount.swap(false, Ordering::Relaxed) {
-            trees.set_total("", self.totals.of(""));
-        }
-        trees
-    }
-
     /// Notes that requests, use or quotas changed.
     fn moved(&mut self) {
         self.moved = true;
@@ -172,14 +159,14 @@ impl ElasticQuotas {
         let object = self.objects.of(name);
         let tree = object.map_or("", |object| &object.tree);
         let root = object.and_then(|object| object.root.clone());
-        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let trees = &mut self.trees;
         let before = trees.tree_of(name).to_owned();
         match spec {
             Some(spec) => trees.set(name, tree, spec),
             None => trees.remove(name),
         }
         if self.totals.set_root(name, root) {
-            self.recount.store(true, Ordering::Relaxed);
+            trees.set_total("", self.totals.of(""));
         }
         for id in [before.as_str(), tree] {
             if !id.is_empty() {
@@ -197,7 +184,7 @@ impl ElasticQuotas {
         }
     }
 
-    /// Whether the quota of `pod` has room for it; if not, why.
+    /// Whether the quota of `pod` has room for it; if not, why. Its share was divided before.
     fn admit(&self, pod: &PodInfo, quota: &str, shift: &Shift, table: &ResourceTable) -> Verdict {
         let amounts = self.ledger.amounts(pod, table);
         let request = Request {
@@ -205,9 +192,8 @@ impl ElasticQuotas {
             amounts: &amounts,
             non_preemptible: is_non_preemptible(pod),
         };
-        let mut trees = self.trees();
         let Manners { rules, .. } = self.manners.of(pod);
-        rules.admit(&request, shift, &mut trees, Some(table))
+        rules.admit(&request, shift, &self.trees, Some(table))
     }
 
     /// The same without the reason, of a pod in the books.
@@ -217,15 +203,14 @@ impl ElasticQuotas {
             amounts: &charge.amounts,
             non_preemptible: charge.non_preemptible,
         };
-        let mut trees = self.trees();
         let Manners { rules, .. } = self.manners.of(&charge.info);
-        rules.admit(&request, shift, &mut trees, None).is_ok()
+        rules.admit(&request, shift, &self.trees, None).is_ok()
     }
 
     fn quota_of(&self, pod: &PodInfo) -> Option<Arc<str>> {
         match self.ledger.get(&pod.uid) {
             Some(charge) => charge.quota.clone(),
-            None => self.ledger.resolve(pod, &self.objects, &self.trees()),
+            None => self.ledger.resolve(pod, &self.objects, &self.trees),
         }
     }
 
@@ -265,6 +250,12 @@ impl ElasticQuotas {
                 .then(a.created.cmp(&b.created))
                 .then(a.uid.cmp(&b.uid))
         });
+        for charge in &pods {
+            if let Some(quota) = &charge.quota {
+                let Manners { rules, .. } = self.manners.of(&charge.info);
+                rules.refresh(quota, &mut self.trees);
+            }
+        }
         let mut planned: FxHashMap<&str, Shift> = FxHashMap::default();
         let mut woken = Vec::new();
         for charge in pods {
@@ -333,18 +324,12 @@ impl Plugin for ElasticQuotas {
         .map(|(subject, actions)| Interest { subject, actions })
         .into()
     }
-    fn hint(&self, pod: &PodInfo, _event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         if self.refused.contains(&pod.uid) {
             // The next tick wakes as many as there is room for.
             return Helps::Skip;
         }
-        let Some(quota) = self.quota_of(pod) else {
-            return Helps::Queue;
-        };
-        match self.admit(pod, &quota, &Shift::default(), view.resources) {
-            Ok(()) => Helps::Queue,
-            Err(_) => Helps::Skip,
-        }
+        Helps::Queue
     }
     fn sign(&self, _pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
         Signable::Yes
@@ -448,12 +433,8 @@ impl Insight for ElasticQuotas {
             ["quotas"] => {
                 let mut out = serde_json::Map::new();
                 let tree = query.get("tree").map_or("", String::as_str);
-                let names = {
-                    let trees = self.trees();
-                    let mut names = trees.names();
-                    names.retain(|name| tree.is_empty() || trees.tree_of(name) == tree);
-                    names
-                };
+                let mut names = self.trees.names();
+                names.retain(|name| tree.is_empty() || self.trees.tree_of(name) == tree);
                 for name in &names {
                     if **name != *ROOT_QUOTA
                         && let Some(summary) = self.summary(name, pods, view.resources)
@@ -475,6 +456,20 @@ impl Metered for ElasticQuotas {
 }
 
 impl Bookkeeping for ElasticQuotas {
+    fn prepare(&mut self, cycle: &Cycle<'_>) {
+        if let Some(quota) = self.quota_of(cycle.pod) {
+            let Manners { rules, .. } = self.manners.of(cycle.pod);
+            rules.refresh(&quota, &mut self.trees);
+        }
+    }
+    fn prepare_to_show(&mut self, _view: View<'_>) {
+        self.trees.settle();
+        if self.args.enable_runtime_quota {
+            for name in self.trees.names() {
+                self.trees.refresh(&name);
+            }
+        }
+    }
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Ok(object) = change.new.clone().downcast::<ElasticQuota>() else {
             return;
@@ -493,7 +488,7 @@ impl Bookkeeping for ElasticQuotas {
         if key.0 == key.1 {
             namespaces.push(key.0);
         }
-        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let trees = &mut self.trees;
         let namespaces = namespaces.iter().map(String::as_str);
         self.ledger
             .move_pods(&key.1, namespaces, &self.objects, trees);
@@ -508,7 +503,7 @@ impl Bookkeeping for ElasticQuotas {
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let now = view.nodes.info(node).map(|info| &info.allocatable);
         if self.totals.set(node, now) {
-            self.recount.store(true, Ordering::Relaxed);
+            self.trees.set_total("", self.totals.of(""));
             self.moved();
         }
     }
@@ -520,7 +515,7 @@ impl Bookkeeping for ElasticQuotas {
         } else {
             "OnPodAdd"
         };
-        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let trees = &mut self.trees;
         let changed = self
             .ledger
             .apply(pod, view.resources, &self.objects, trees, view.now);
@@ -532,7 +527,7 @@ impl Bookkeeping for ElasticQuotas {
     fn on_pod_gone(&mut self, uid: &str, _view: View<'_>, _fx: &mut Effects) {
         self.refused.remove(uid);
         let began = self.times.sometimes();
-        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let trees = &mut self.trees;
         let removed = self.ledger.remove(uid, trees);
         self.times.done("OnPodDelete", began);
         if removed {
@@ -548,7 +543,7 @@ impl Bookkeeping for ElasticQuotas {
     ) {
         self.refused.remove(&pod.uid);
         let began = self.times.sometimes();
-        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let trees = &mut self.trees;
         let placed = self.ledger.place(&pod.uid, true, trees);
         self.times.done("ReservePod", began);
         if placed {
@@ -563,7 +558,7 @@ impl Bookkeeping for ElasticQuotas {
         _fx: &mut Effects,
     ) {
         let began = self.times.sometimes();
-        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let trees = &mut self.trees;
         let released = self.ledger.place(&pod.uid, false, trees);
         self.times.done("UnreservePod", began);
         if released {
@@ -573,7 +568,7 @@ impl Bookkeeping for ElasticQuotas {
 
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         self.start(view.resources);
-        let trees = self.trees.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let trees = &mut self.trees;
         if self.ledger.end(trees, view.now) {
             self.moved();
         }

@@ -8,6 +8,7 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
+use crate::UNPREPARED;
 use crate::topology::{Census, CounterId, Labels, NONE};
 use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
@@ -20,7 +21,7 @@ use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use serde_json::Value;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 const NAME: &str = "InterPodAffinity";
 const NAMESPACES: &str = "namespaces.v1.";
@@ -49,9 +50,21 @@ impl Default for Args {
 pub(crate) struct InterPodAffinity {
     args: Args,
     namespaces: FxHashMap<String, Labels>,
-    wanted: RwLock<Census>,
+    wanted: Census,
     kept_away: Census,
     drawn: Census,
+    own: Own,
+}
+
+/// The counters of `wanted` for the terms of the pod that the rules are asked about.
+#[derive(Debug, Default)]
+struct Own {
+    pod: Option<Arc<PodInfo>>,
+    /// One per topology key; pods count that match all terms.
+    affinity: Vec<CounterId>,
+    anti_affinity: Vec<CounterId>,
+    /// With weights.
+    preferred: Vec<(CounterId, i64)>,
 }
 
 /// What the pod that is placed asks for, and what is asked of it.
@@ -87,29 +100,27 @@ pub(crate) fn build(
     Ok(Box::new(InterPodAffinity {
         args,
         namespaces: FxHashMap::default(),
-        wanted: RwLock::default(),
+        wanted: Census::default(),
         kept_away: Census::default(),
         drawn: Census::default(),
+        own: Own::default(),
     }))
 }
 
 impl InterPodAffinity {
-    fn read(&self) -> RwLockReadGuard<'_, Census> {
-        self.wanted.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Census> {
-        self.wanted.write().unwrap_or_else(PoisonError::into_inner)
+    /// What was prepared for the cycle's pod.
+    fn own(&self, cycle: &Cycle<'_>) -> Option<&Own> {
+        let is_it = |pod: &Arc<PodInfo>| Arc::ptr_eq(pod, cycle.pod);
+        self.own
+            .pod
+            .as_ref()
+            .is_some_and(is_it)
+            .then_some(&self.own)
     }
 
     /// The counter of the pods that match all of `all`, terms of the cycle's pod, by the domains of
     /// the first one.
-    fn counter(
-        &self,
-        census: &mut Census,
-        all: &[&PodAffinityTerm],
-        cycle: &Cycle<'_>,
-    ) -> Option<CounterId> {
+    fn counter(&mut self, all: &[&PodAffinityTerm], cycle: &Cycle<'_>) -> Option<CounterId> {
         let first = all.first()?;
         let mut key = Signature::default();
         key.text(&first.topology_key);
@@ -117,16 +128,20 @@ impl InterPodAffinity {
             terms::sign(term, cycle.pod, &mut key);
         }
         let key = key.finish();
-        if let Some(known) = census.find(key) {
+        if let Some(known) = self.wanted.find(key) {
             return Some(known);
         }
         let parsed = all
             .iter()
             .map(|term| terms::parse(term, cycle.pod))
             .collect();
-        let labels_of = |name: &str| self.namespaces.get(name).cloned();
+        let namespaces = &self.namespaces;
+        let labels_of = |name: &str| namespaces.get(name).cloned();
         let (frame, nodes) = (terms::frame(first), cycle.view.nodes);
-        Some(census.count(key, parsed, false, frame, nodes, &labels_of))
+        Some(
+            self.wanted
+                .count(key, parsed, false, frame, nodes, &labels_of),
+        )
     }
 
     /// Counts, or no longer counts, a pod at a node: as one that others want, and as the owner of
@@ -134,11 +149,7 @@ impl InterPodAffinity {
     fn book(&mut self, pod: &PodInfo, node: NodeIndex, view: View<'_>, sign: i32) {
         let namespaces = &self.namespaces;
         let labels_of = |name: &str| namespaces.get(name).cloned();
-        let wanted = self
-            .wanted
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        wanted.add_pod(pod, node, sign, &labels_of);
+        self.wanted.add_pod(pod, node, sign, &labels_of);
         if !terms::has_any(pod) {
             return;
         }
@@ -321,7 +332,7 @@ impl Plugin for InterPodAffinity {
         #[cfg(test)]
         {
             let nodes = cycle.view.nodes;
-            assert!(self.read().balances(nodes, true, &labels_of));
+            assert!(self.wanted.balances(nodes, true, &labels_of));
             assert!(self.kept_away.balances(nodes, false, &labels_of));
             assert!(self.drawn.balances(nodes, false, &labels_of));
         }
@@ -330,37 +341,16 @@ impl Plugin for InterPodAffinity {
             ..Asked::default()
         };
         if terms::has_any(cycle.pod) {
-            let mut census = self.write();
+            let Some(own) = self.own(cycle) else {
+                return PreFilter::Reject(Rejection::error(UNPREPARED));
+            };
             let affinity = terms::required(cycle.pod, false);
-            for (at, term) in affinity.iter().enumerate() {
-                // The same pods for each of the keys; they match all terms.
-                if affinity[..at]
-                    .iter()
-                    .any(|t| t.topology_key == term.topology_key)
-                {
-                    continue;
-                }
-                let mut all = vec![term];
-                all.extend(
-                    affinity
-                        .iter()
-                        .enumerate()
-                        .filter(|(i, _)| *i != at)
-                        .map(|(_, t)| t),
-                );
-                asked
-                    .affinity
-                    .extend(self.counter(&mut census, &all, cycle));
-            }
+            asked.affinity.clone_from(&own.affinity);
+            asked.anti_affinity.clone_from(&own.anti_affinity);
             asked.matches_itself = !affinity.is_empty()
                 && affinity
                     .iter()
                     .all(|term| terms::parse(term, cycle.pod).matches(cycle.pod, &labels_of));
-            for term in terms::required(cycle.pod, true) {
-                asked
-                    .anti_affinity
-                    .extend(self.counter(&mut census, &[term], cycle));
-            }
         }
         if asked.existing.is_empty() && asked.affinity.is_empty() && asked.anti_affinity.is_empty()
         {
@@ -372,7 +362,7 @@ impl Plugin for InterPodAffinity {
         let Some(asked) = state.get::<Asked>() else {
             return Ok(());
         };
-        let census = self.read();
+        let census = &self.wanted;
         let counters =
             |ids: &[CounterId]| -> Vec<_> { ids.iter().filter_map(|id| census.get(*id)).collect() };
         let near = counters(&asked.affinity);
@@ -389,7 +379,7 @@ impl Plugin for InterPodAffinity {
                 .first()
                 .map_or(0, |counter| self.imagined(counter, cycle));
             let is_first = if imagined == 0 {
-                Self::is_first(asked, &census)
+                Self::is_first(asked, census)
             } else {
                 asked.matches_itself
                     && near
@@ -424,17 +414,8 @@ impl Plugin for InterPodAffinity {
             drawn: self.drawn.matching(cycle.pod, &labels_of),
             ..Preferred::default()
         };
-        if constrained {
-            let mut census = self.write();
-            for (anti, direction) in own {
-                for term in terms::preferred(cycle.pod, anti) {
-                    let weight = direction * i64::from(term.weight);
-                    let counter = self.counter(&mut census, &[&term.pod_affinity_term], cycle);
-                    preferred
-                        .wanted
-                        .extend(counter.map(|counter| (counter, weight)));
-                }
-            }
+        if let Some(own) = self.own(cycle).filter(|_| constrained) {
+            preferred.wanted.clone_from(&own.preferred);
         }
         if preferred.drawn.is_empty() && preferred.wanted.is_empty() {
             return PreScore::Skip;
@@ -464,6 +445,39 @@ impl Plugin for InterPodAffinity {
 }
 
 impl Bookkeeping for InterPodAffinity {
+    fn prepare(&mut self, cycle: &Cycle<'_>) {
+        if !terms::has_any(cycle.pod) {
+            return;
+        }
+        let mut own = Own {
+            pod: Some(cycle.pod.clone()),
+            ..Own::default()
+        };
+        let affinity = terms::required(cycle.pod, false);
+        for (at, term) in affinity.iter().enumerate() {
+            // The same pods for each of the keys; they match all terms.
+            let mut before = affinity[..at].iter();
+            if before.any(|other| other.topology_key == term.topology_key) {
+                continue;
+            }
+            let others = affinity.iter().enumerate().filter(|(i, _)| *i != at);
+            let mut all = vec![term];
+            all.extend(others.map(|(_, other)| other));
+            own.affinity.extend(self.counter(&all, cycle));
+        }
+        for term in terms::required(cycle.pod, true) {
+            own.anti_affinity.extend(self.counter(&[term], cycle));
+        }
+        for (anti, direction) in [(false, 1), (true, -1)] {
+            for term in terms::preferred(cycle.pod, anti) {
+                let weight = direction * i64::from(term.weight);
+                let counter = self.counter(&[&term.pod_affinity_term], cycle);
+                own.preferred
+                    .extend(counter.map(|counter| (counter, weight)));
+            }
+        }
+        self.own = own;
+    }
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
         let Some(namespace) = change.new_as::<Namespace>() else {
             return;
@@ -477,12 +491,12 @@ impl Bookkeeping for InterPodAffinity {
         };
         if old.is_none_or(|old| *old != labels) || change.action == Action::DELETE {
             // Counted again when asked for.
-            self.write().drop_by_namespace_labels();
+            self.wanted.drop_by_namespace_labels();
         }
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let info = view.nodes.info(node).map(|info| &**info);
-        self.write().node_changed(node, info);
+        self.wanted.node_changed(node, info);
         self.kept_away.node_changed(node, info);
         self.drawn.node_changed(node, info);
     }
@@ -534,15 +548,15 @@ impl Volatile for InterPodAffinity {
         let Some(asked) = state.get::<Asked>() else {
             return;
         };
-        let census = self.read();
-        let is_first = Self::is_first(asked, &census);
+        let census = &self.wanted;
+        let is_first = Self::is_first(asked, census);
         for counter in asked.affinity.iter().filter_map(|id| census.get(*id)) {
-            each(&census, counter, rows, fits, |labelled, count| {
+            each(census, counter, rows, fits, |labelled, count| {
                 labelled && (count > 0 || is_first)
             });
         }
         for counter in asked.anti_affinity.iter().filter_map(|id| census.get(*id)) {
-            each(&census, counter, rows, fits, |_, count| count <= 0);
+            each(census, counter, rows, fits, |_, count| count <= 0);
         }
         for counter in asked
             .existing
@@ -554,7 +568,7 @@ impl Volatile for InterPodAffinity {
     }
     fn filter_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
         let asked = state.get::<Asked>()?;
-        let census = self.read();
+        let census = &self.wanted;
         let mut groups = Groups::default();
         for counter in asked.affinity.iter().filter_map(|id| census.get(*id)) {
             // A node without the label is refused, and may be unlike one that counts nothing.
@@ -583,7 +597,7 @@ impl Volatile for InterPodAffinity {
         let Some(preferred) = state.get::<Preferred>() else {
             return;
         };
-        let census = self.read();
+        let census = &self.wanted;
         let mut add = |census: &Census, id: CounterId, weight: i64| {
             let Some(counter) = census.get(id).filter(|counter| !counter.is_zero()) else {
                 return;
@@ -595,7 +609,7 @@ impl Volatile for InterPodAffinity {
             }
         };
         for (id, weight) in &preferred.wanted {
-            add(&census, *id, *weight);
+            add(census, *id, *weight);
         }
         for id in &preferred.drawn {
             add(&self.drawn, *id, 1);
@@ -603,7 +617,7 @@ impl Volatile for InterPodAffinity {
     }
     fn score_groups(&self, _cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
         let preferred = state.get::<Preferred>()?;
-        let census = self.read();
+        let census = &self.wanted;
         let mut groups = Groups::default();
         for counter in preferred
             .wanted

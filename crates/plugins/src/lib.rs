@@ -38,6 +38,9 @@ use std::collections::BTreeMap;
 /// Plugins of Kubernetes and Koordinator that configurations may name and that are not here yet.
 const ACCEPTED: &[&str] = &["GangScheduling"];
 
+/// Why a rule refuses a pod for which its books were not prepared.
+const UNPREPARED: &str = "the books were not prepared for the pod";
+
 /// All plugins of this build, in the order in which they run by default, with kube-scheduler's
 /// weights and the weights of the profile that is used without a configuration file.
 #[must_use]

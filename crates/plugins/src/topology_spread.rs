@@ -5,6 +5,7 @@ mod owners;
 #[cfg(test)]
 mod tests;
 
+use crate::UNPREPARED;
 use crate::node_affinity::{self, Wanted};
 use crate::topology::{
     Census, Counter, CounterId, Frame, NONE, Namespaces, Selector, Term, sign_selector,
@@ -20,7 +21,7 @@ use koord_scheduler::framework::{
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
 use serde_json::Value;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 const NAME: &str = "PodTopologySpread";
 const HOSTNAME: &str = "kubernetes.io/hostname";
@@ -37,7 +38,16 @@ pub(crate) struct TopologySpread {
     /// Whether the defaults are the built-in ones: they let nodes without a zone take part.
     system: bool,
     owners: Owners,
-    census: RwLock<Census>,
+    census: Census,
+    asked: Asked,
+}
+
+/// The constraints of the pod that the rules are asked about; their counters exist.
+#[derive(Debug, Default)]
+struct Asked {
+    pod: Option<Arc<PodInfo>>,
+    hard: Vec<Constraint>,
+    soft: Vec<Constraint>,
 }
 
 /// One constraint of the pod that is placed.
@@ -73,7 +83,8 @@ pub(crate) fn build(
         defaults: args.constraints(),
         system: args.is_system(),
         owners: Owners::default(),
-        census: RwLock::default(),
+        census: Census::default(),
+        asked: Asked::default(),
     }))
 }
 
@@ -100,22 +111,18 @@ fn no_labels(_: &str) -> Option<crate::topology::Labels> {
 }
 
 impl TopologySpread {
-    fn read(&self) -> RwLockReadGuard<'_, Census> {
-        self.census.read().unwrap_or_else(PoisonError::into_inner)
+    /// What was prepared for the cycle's pod.
+    fn asked(&self, cycle: &Cycle<'_>) -> Option<&Asked> {
+        let is_it = |pod: &Arc<PodInfo>| Arc::ptr_eq(pod, cycle.pod);
+        self.asked
+            .pod
+            .as_ref()
+            .is_some_and(is_it)
+            .then_some(&self.asked)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Census> {
-        self.census.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn census(&mut self) -> &mut Census {
-        self.census
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The constraints of `pod` with this action, its own or else the default ones.
-    fn constraints(&self, cycle: &Cycle<'_>, action: &str) -> Vec<Constraint> {
+    /// The constraints of the cycle's pod with this action, its own or else the default ones.
+    fn constraints(&mut self, cycle: &Cycle<'_>, action: &str) -> Vec<Constraint> {
         let pod = cycle.pod;
         let own = listed(pod);
         let (all, belongs) = if own.is_empty() {
@@ -140,11 +147,11 @@ impl TopologySpread {
         } else {
             Vec::new()
         };
-        let mut census = self.write();
+        let census = &mut self.census;
         chosen
             .iter()
             .map(|constraint| {
-                let counter = counter(&mut census, constraint, belongs.as_ref(), &needs, cycle);
+                let counter = counter(census, constraint, belongs.as_ref(), &needs, cycle);
                 let counts = |counter: &crate::topology::Counter| {
                     // The pod counts by its labels, whatever else is said of it.
                     counter.selects(pod)
@@ -322,15 +329,15 @@ impl Plugin for TopologySpread {
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         #[cfg(test)]
-        assert!(self.read().balances(cycle.view.nodes, true, &no_labels));
-        let hard = self.constraints(cycle, DO_NOT_SCHEDULE);
-        if hard.is_empty() {
-            return PreFilter::Skip;
+        assert!(self.census.balances(cycle.view.nodes, true, &no_labels));
+        match self.asked(cycle) {
+            Some(asked) if asked.hard.is_empty() => PreFilter::Skip,
+            Some(asked) => PreFilter::ready(Hard(asked.hard.clone())),
+            None => PreFilter::Reject(Rejection::error(UNPREPARED)),
         }
-        PreFilter::ready(Hard(hard))
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let census = self.read();
+        let census = &self.census;
         for constraint in state.get::<Hard>().into_iter().flat_map(|hard| &hard.0) {
             let Some(counter) = census.get(constraint.counter) else {
                 continue;
@@ -367,10 +374,10 @@ impl Plugin for TopologySpread {
     }
 
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
-        let constraints = self.constraints(cycle, SCHEDULE_ANYWAY);
-        if constraints.is_empty() {
+        let asked = self.asked(cycle).filter(|asked| !asked.soft.is_empty());
+        let Some(constraints) = asked.map(|asked| asked.soft.clone()) else {
             return PreScore::Skip;
-        }
+        };
         let all_labels = !self.system || !listed(cycle.pod).is_empty();
         PreScore::Ready(State::of(Soft {
             constraints,
@@ -402,12 +409,19 @@ impl Plugin for TopologySpread {
 }
 
 impl Bookkeeping for TopologySpread {
+    fn prepare(&mut self, cycle: &Cycle<'_>) {
+        self.asked = Asked {
+            pod: Some(cycle.pod.clone()),
+            hard: self.constraints(cycle, DO_NOT_SCHEDULE),
+            soft: self.constraints(cycle, SCHEDULE_ANYWAY),
+        };
+    }
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
         self.owners.changed(change);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let info = view.nodes.info(node).map(|info| &**info);
-        self.census().node_changed(node, info);
+        self.census.node_changed(node, info);
     }
     fn on_assigned(
         &mut self,
@@ -416,7 +430,7 @@ impl Bookkeeping for TopologySpread {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.census().add_pod(pod, node, 1, &no_labels);
+        self.census.add_pod(pod, node, 1, &no_labels);
     }
     fn on_updated(
         &mut self,
@@ -428,8 +442,8 @@ impl Bookkeeping for TopologySpread {
     ) {
         let (a, b) = (&old.object.metadata, &new.object.metadata);
         if a.labels != b.labels || old.deleting != new.deleting {
-            self.census().add_pod(old, node, -1, &no_labels);
-            self.census().add_pod(new, node, 1, &no_labels);
+            self.census.add_pod(old, node, -1, &no_labels);
+            self.census.add_pod(new, node, 1, &no_labels);
         }
     }
     fn on_unassigned(
@@ -439,14 +453,14 @@ impl Bookkeeping for TopologySpread {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.census().add_pod(pod, node, -1, &no_labels);
+        self.census.add_pod(pod, node, -1, &no_labels);
     }
 }
 
 impl Volatile for TopologySpread {
     fn filter_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], fits: &mut [bool]) {
         debug_assert!(cycle.overlay.is_empty());
-        let census = self.read();
+        let census = &self.census;
         for constraint in state.get::<Hard>().into_iter().flat_map(|hard| &hard.0) {
             let Some(counter) = census.get(constraint.counter) else {
                 continue;
@@ -474,12 +488,12 @@ impl Volatile for TopologySpread {
         rows: &[NodeIndex],
         scores: &mut [i64],
     ) {
-        let census = self.read();
+        let census = &self.census;
         let Some(soft) = state.get::<Soft>() else {
             return scores.fill(0);
         };
-        let counters = soft.counters(&census);
-        let left_out = soft.left_out(&census, &counters, rows);
+        let counters = soft.counters(census);
+        let left_out = soft.left_out(census, &counters, rows);
         let number = left_out.iter().filter(|out| **out).count();
         let sizes = counters.iter().map(|(constraint, counter)| {
             if constraint.per_host {
@@ -490,11 +504,11 @@ impl Volatile for TopologySpread {
             distinct(taking_part.map(|(node, _)| at(domains, *node)))
         });
         let sizes: Vec<usize> = sizes.collect();
-        soft.score(&census, &counters, &sizes, &left_out, rows, scores);
+        soft.score(census, &counters, &sizes, &left_out, rows, scores);
     }
     /// By zone, or whatever the one label that is not the host's is; hosts with pods that count are apart.
     fn filter_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
-        let census = self.read();
+        let census = &self.census;
         let constraints = state.get::<Hard>()?.0.iter();
         let counters = constraints.filter_map(|constraint| census.get(constraint.counter));
         let mut groups = Groups::default();
@@ -509,8 +523,8 @@ impl Volatile for TopologySpread {
     }
     /// As [`Volatile::filter_groups`] here.
     fn score_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
-        let census = self.read();
-        let counters = state.get::<Soft>()?.counters(&census);
+        let census = &self.census;
+        let counters = state.get::<Soft>()?.counters(census);
         let mut groups = Groups::default();
         for (constraint, counter) in counters {
             if !constraint.per_host {
@@ -533,12 +547,12 @@ impl Volatile for TopologySpread {
         rows: &[NodeIndex],
         scores: &mut [i64],
     ) {
-        let census = self.read();
+        let census = &self.census;
         let Some(soft) = state.get::<Soft>() else {
             return scores.fill(0);
         };
-        let counters = soft.counters(&census);
-        let left_out = soft.left_out(&census, &counters, rows);
+        let counters = soft.counters(census);
+        let left_out = soft.left_out(census, &counters, rows);
         let sizes = counters.iter().map(|(constraint, _)| {
             let Surroundings {
                 fitting,
@@ -553,7 +567,7 @@ impl Volatile for TopologySpread {
             }
         });
         let sizes: Vec<usize> = sizes.collect();
-        soft.score(&census, &counters, &sizes, &left_out, rows, scores);
+        soft.score(census, &counters, &sizes, &left_out, rows, scores);
     }
 }
 

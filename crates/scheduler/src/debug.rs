@@ -33,7 +33,7 @@ pub struct Explanation {
     pub diagnosis: Option<Arc<Diagnosis>>,
 }
 
-type Ask = Box<dyn FnOnce(&Engine, Timestamp) + Send>;
+type Ask = Box<dyn FnOnce(&mut Engine, Timestamp) + Send>;
 
 /// What can be switched while running, by `PUT /debug/flags/<letter>`.
 #[derive(Debug, Default)]
@@ -67,7 +67,7 @@ impl std::fmt::Debug for Question {
 }
 
 impl Question {
-    pub(crate) fn answer(self, engine: &Engine, now: Timestamp) {
+    pub(crate) fn answer(self, engine: &mut Engine, now: Timestamp) {
         (self.0)(engine, now);
     }
 }
@@ -169,7 +169,7 @@ impl DebugHandle {
 
     async fn ask(
         &self,
-        ask: impl FnOnce(&Engine, Timestamp) -> Value + Send + 'static,
+        ask: impl FnOnce(&mut Engine, Timestamp) -> Value + Send + 'static,
     ) -> Option<Value> {
         self.ask_for(ask).await
     }
@@ -177,7 +177,7 @@ impl DebugHandle {
     /// The engine's answer; `None` when nobody owns an engine here.
     async fn ask_for<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&Engine, Timestamp) -> T + Send + 'static,
+        ask: impl FnOnce(&mut Engine, Timestamp) -> T + Send + 'static,
     ) -> Option<T> {
         let sender = self.shared.asks.read().clone()?;
         let (answer, answered) = oneshot::channel();

@@ -125,13 +125,33 @@ impl Forest {
     }
 
     /// See [`Tree::quota`].
-    pub fn quota(&mut self, name: &str) -> Option<&Quota> {
-        self.home_mut(name).quota(name)
+    #[must_use]
+    pub fn quota(&self, name: &str) -> Option<&Quota> {
+        self.home(name).quota(name)
     }
 
-    /// See [`Tree::runtime`].
-    pub fn runtime(&mut self, name: &str) -> Option<&Quota> {
-        self.home_mut(name).runtime(name)
+    /// See [`Tree::settle`].
+    pub fn settle(&mut self) {
+        self.main.settle();
+        for tree in self.others.values_mut() {
+            tree.settle();
+        }
+    }
+
+    /// See [`Tree::refresh`].
+    pub fn refresh(&mut self, name: &str) {
+        self.home_mut(name).refresh(name);
+    }
+
+    /// See [`Tree::fresh`].
+    pub fn fresh(&mut self, name: &str) -> Option<&Quota> {
+        self.home_mut(name).fresh(name)
+    }
+
+    /// See [`Tree::is_fresh`].
+    #[must_use]
+    pub fn is_fresh(&self, name: &str) -> bool {
+        self.home(name).is_fresh(name)
     }
 
     /// See [`Tree::hangs`].
@@ -141,7 +161,8 @@ impl Forest {
     }
 
     /// See [`Tree::parent`]: a quota's parent is in its own tree.
-    pub fn parent(&mut self, name: &str) -> Option<&Quota> {
-        self.home_mut(name).parent(name)
+    #[must_use]
+    pub fn parent(&self, name: &str) -> Option<&Quota> {
+        self.home(name).parent(name)
     }
 }

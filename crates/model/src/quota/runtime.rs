@@ -21,37 +21,74 @@ impl Tree {
         id == ROOT
     }
 
-    /// A quota with its sums and what it may use now.
+    /// A quota with its sums and what it may use now, which is divided first.
+    pub fn fresh(&mut self, name: &str) -> Option<&Quota> {
+        self.refresh(name);
+        self.quota(name)
+    }
+
+    /// Divides anew, where something changed, what the quota and those above it may use.
     ///
     /// The root and the quotas outside the division have no runtime: nothing but their maximum
     /// limits them.
-    pub fn runtime(&mut self, name: &str) -> Option<&Quota> {
+    pub fn refresh(&mut self, name: &str) {
         self.settle();
-        let id = *self.ids.get(name)?;
-        if id == ROOT || self.get(id)?.is_outside() {
-            return self.get(id);
+        if self.is_fresh(name) {
+            return;
         }
-        let mut path = vec![id];
-        while let Some(parent) = self.get(path[path.len() - 1]).and_then(|q| q.parent) {
-            path.push(parent);
+        let changes = self.changes;
+        if let Some(quota) = self.ids.get(name).copied().and_then(|id| self.get_mut(id)) {
+            quota.refreshed = Some(changes);
         }
-        let top = path[path.len() - 1];
+        let path = self.path(name);
+        let Some(top) = path.last().copied() else {
+            return;
+        };
         let mut total = if top == ROOT {
             self.divisible()
         } else {
             // Nobody divides anything for it: it has what it is guaranteed.
-            let keys = keys(self.get(top)?);
+            let keys = self.get(top).map(keys).unwrap_or_default();
             self.divide_among(&[top], &keys, &Amounts::new());
-            self.get(top)?.runtime.clone()
+            self.shared(top)
         };
         for pair in path.windows(2).rev() {
             let (child, parent) = (pair[0], pair[1]);
-            if self.get(parent)?.divided.as_ref() != Some(&total) {
+            let divided = self.get(parent).and_then(|quota| quota.divided.as_ref());
+            if divided != Some(&total) {
                 self.share_out(parent, total);
             }
-            total = self.get(child)?.runtime.clone();
+            total = self.shared(child);
         }
+    }
+
+    /// Whether nothing changed in the tree since [`Tree::refresh`] of the quota: what [`Tree::quota`] tells of
+    /// it, and of those above it, is what they may use now.
+    #[must_use]
+    pub fn is_fresh(&self, name: &str) -> bool {
+        let quota = self.quota(name);
+        !self.stale && quota.is_none_or(|quota| quota.refreshed == Some(self.changes))
+    }
+
+    /// The quota and those above it, the topmost last. Empty when it has no runtime.
+    fn path(&self, name: &str) -> Vec<Id> {
+        let mut path = Vec::new();
+        let mut next = self.ids.get(name).copied();
+        while let Some((id, quota)) = next.and_then(|id| Some((id, self.get(id)?))) {
+            if path.is_empty() && (id == ROOT || quota.is_outside()) {
+                break;
+            }
+            path.push(id);
+            next = quota.parent;
+        }
+        path
+    }
+
+    /// What the quota may use, as it was divided last.
+    fn shared(&self, id: Id) -> Amounts {
         self.get(id)
+            .map(|quota| quota.runtime.clone())
+            .unwrap_or_default()
     }
 
     /// Divides `total` among the children of `parent`.

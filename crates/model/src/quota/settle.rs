@@ -6,7 +6,7 @@ use koord_api::quota::ROOT_QUOTA;
 
 impl Tree {
     /// Brings parents, children and sums up to date after quotas came, went or changed.
-    pub(super) fn settle(&mut self) {
+    pub fn settle(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;
         }

@@ -136,14 +136,14 @@ fn use_(tree: &mut Tree, name: &str, cpu: i64, memory: i64) {
 
 /// Cores (with three digits) and MiB.
 fn runtime(tree: &mut Tree, name: &str) -> (f64, i64) {
-    let runtime = &tree.runtime(name).unwrap().runtime;
+    let runtime = &tree.fresh(name).unwrap().runtime;
     #[allow(clippy::cast_precision_loss, reason = "small numbers of a test")]
     let cores = runtime.get(CPU) as f64 / 1000.0;
     (cores, runtime.get(MEMORY) / MIB)
 }
 
 fn requested(tree: &mut Tree, name: &str) -> Amounts {
-    tree.quota(name).unwrap().sums.request.clone()
+    tree.fresh(name).unwrap().sums.request.clone()
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn requests_go_up_limited_use_goes_up_whole() {
         ("a", list(96, 160)),
         (ROOT_QUOTA, list(96, 160)),
     ] {
-        let sums = tree.quota(name).unwrap().sums.clone();
+        let sums = tree.fresh(name).unwrap().sums.clone();
         assert_eq!(sums.request, request, "{name}");
         assert_eq!(sums.non_preemptible_request, firm, "{name}");
         assert_eq!(sums.used, list(170, 390), "{name}");
@@ -258,11 +258,11 @@ fn minimums_scale_where_the_siblings_exceed_the_total() {
         66.666,
         "the last name goes short"
     );
-    assert_eq!(small.quota("p").unwrap().scaled_min, list(200, 200));
-    assert_eq!(small.quota("a").unwrap().scaled_min.get(CPU), 66_666);
+    assert_eq!(small.fresh("p").unwrap().scaled_min, list(200, 200));
+    assert_eq!(small.fresh("a").unwrap().scaled_min.get(CPU), 66_666);
     small.set_total(list(400, 400));
     assert_eq!(runtime(&mut small, "a").0, 133.334);
-    assert_eq!(small.quota("a").unwrap().scaled_min, list(100, 100));
+    assert_eq!(small.fresh("a").unwrap().scaled_min, list(100, 100));
 
     let mut idle = build((200, 200), true);
     ask(&mut idle, "a", 200, 200);
@@ -305,7 +305,7 @@ fn a_quota_moves_with_its_pods() {
         ("t2-a", 20, 40),
         ("t2", 80, 140),
     ] {
-        let quota = tree.runtime(name).unwrap().clone();
+        let quota = tree.fresh(name).unwrap().clone();
         for amounts in [&quota.runtime, &quota.sums.request, &quota.sums.used] {
             assert_eq!(amounts.get(CPU), cpu * 1000, "{name}");
             assert_eq!(amounts.get(MEMORY), memory * MIB, "{name}");
@@ -333,10 +333,10 @@ fn what_the_outsiders_use_is_not_divided() {
         "the system quota has no maximum: not accounted"
     );
     assert!(
-        tree.runtime(DEFAULT_QUOTA).unwrap().runtime.is_empty(),
+        tree.fresh(DEFAULT_QUOTA).unwrap().runtime.is_empty(),
         "not limited by a runtime"
     );
-    assert_eq!(tree.quota(ROOT_QUOTA).unwrap().sums.used, list(30, 30));
+    assert_eq!(tree.fresh(ROOT_QUOTA).unwrap().sums.used, list(30, 30));
 }
 
 #[test]
@@ -356,12 +356,12 @@ fn used_resources_can_be_guaranteed() {
         "nothing is lent under this option"
     );
     use_(&mut tree, "p-a", 40, 40);
-    let quota = tree.quota("p-a").unwrap();
+    let quota = tree.fresh("p-a").unwrap();
     assert_eq!(
         (&quota.allocated, &quota.guaranteed),
         (&list(40, 40), &list(40, 40))
     );
-    let parent = tree.quota("p").unwrap();
+    let parent = tree.fresh("p").unwrap();
     assert_eq!(
         (&parent.allocated, &parent.guaranteed),
         (&list(40, 40), &list(50, 50))
@@ -447,7 +447,7 @@ fn a_thousand_siblings_are_divided_only_when_something_moved() {
         ask(&mut tree, name, 20, 20);
     }
     assert_eq!(runtime(&mut tree, "q0000"), (10.0, 10));
-    let divided = |tree: &mut Tree| tree.quota(ROOT_QUOTA).unwrap().version;
+    let divided = |tree: &mut Tree| tree.fresh(ROOT_QUOTA).unwrap().version;
     let once = divided(&mut tree);
     for name in &names {
         runtime(&mut tree, name);

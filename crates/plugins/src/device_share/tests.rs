@@ -557,9 +557,10 @@ fn a_pod_of_high_priority_takes_the_gpu_of_one_of_low_priority() {
 fn nodes_can_be_inspected_in_upstreams_form() {
     let mut engine = one_node(1, json!({}));
     assert_eq!(place(&mut engine, gpu("a", 50)), "n: gpu 0 ".trim_end());
-    let ask = |engine: &Engine, path: &[&str]| engine.inspect(NAME, path, &BTreeMap::new(), now());
-    let one = ask(&engine, &["nodeDeviceSummaries", "n"]).unwrap();
-    let all = ask(&engine, &["nodeDeviceSummaries"]).unwrap();
+    let ask =
+        |engine: &mut Engine, path: &[&str]| engine.inspect(NAME, path, &BTreeMap::new(), now());
+    let one = ask(&mut engine, &["nodeDeviceSummaries", "n"]).unwrap();
+    let all = ask(&mut engine, &["nodeDeviceSummaries"]).unwrap();
     assert_eq!(all, json!({"n": one}));
     assert_eq!(
         one["deviceFree"],
@@ -579,12 +580,12 @@ fn nodes_can_be_inspected_in_upstreams_form() {
         json!({"gpu": {"ns/a": {"0": {"koordinator.sh/gpu-core": "50",
             "koordinator.sh/gpu-memory": "40Gi", "koordinator.sh/gpu-memory-ratio": "50"}}}})
     );
-    let other = ask(&engine, &["nodeDeviceSummaries", "other"]);
+    let other = ask(&mut engine, &["nodeDeviceSummaries", "other"]);
     assert_eq!(
         other,
         Err(NotShown::Missing("cannot find node other".to_owned()))
     );
-    assert_eq!(ask(&engine, &["x"]), Err(NotShown::NoSuchPath));
+    assert_eq!(ask(&mut engine, &["x"]), Err(NotShown::NoSuchPath));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Whether a quota has room for a pod, and the words for when it has not.
 
 use super::ledger::Ledger;
+use crate::UNPREPARED;
 use koord_api::quantity::Quantity;
 use koord_api::quota::ROOT_QUOTA;
 use koord_model::quota::{Forest, exceeded, masked};
@@ -90,21 +91,28 @@ fn refuse(table: Option<&ResourceTable>, words: impl FnOnce(&ResourceTable) -> S
 }
 
 impl Rules {
+    /// Has what [`Self::admit`] compares with divided for pods of `quota`.
+    pub(super) fn refresh(self, quota: &str, trees: &mut Forest) {
+        if self.runtime {
+            trees.refresh(quota);
+        } else {
+            trees.settle();
+        }
+    }
+
     /// Whether there is room for `request`; with `table`, why not.
     pub(super) fn admit(
         self,
         request: &Request<'_>,
         shift: &Shift,
-        trees: &mut Forest,
+        trees: &Forest,
         table: Option<&ResourceTable>,
     ) -> Verdict {
         let name = request.quota;
-        let quota = if self.runtime {
-            trees.runtime(name)
-        } else {
-            trees.quota(name)
-        };
-        let Some(quota) = quota else {
+        if self.runtime && !trees.is_fresh(name) {
+            return Err(Rejection::error(UNPREPARED));
+        }
+        let Some(quota) = trees.quota(name) else {
             return Err(Rejection::error(
                 "Could not find the specified ElasticQuota",
             ));
@@ -152,7 +160,7 @@ impl Rules {
         name: &str,
         asked: &Amounts,
         shift: &Shift,
-        trees: &mut Forest,
+        trees: &Forest,
         table: Option<&ResourceTable>,
     ) -> Verdict {
         let mut path = vec![name.to_owned()];

@@ -62,22 +62,22 @@ impl ElasticQuotas {
     pub(super) fn measured(&mut self, table: &ResourceTable, out: &mut Readings) {
         out.renew(&STATUS);
         let runtime = self.args.enable_runtime_quota;
-        let mut trees = self.trees();
+        let trees = &mut self.trees;
+        trees.settle();
         for (key, object) in self.objects.iter() {
             if !self.objects.speaks(key) {
                 continue;
             }
             let name = &key.1;
-            let quota = if runtime {
+            if runtime {
                 let began = Instant::now();
-                let quota = trees.runtime(name);
+                trees.refresh(name);
                 let seconds = began.elapsed().as_secs_f64();
                 out.add(&LATENCY, &["RefreshRuntime"], seconds);
-                quota
-            } else {
-                trees.quota(name)
+            }
+            let Some(quota) = trees.quota(name) else {
+                continue;
             };
-            let Some(quota) = quota else { continue };
             let tree = &*object.tree;
             let spec = &quota.spec;
             let parent = if spec.parent.is_empty() && name != ROOT_QUOTA {
@@ -122,7 +122,6 @@ impl ElasticQuotas {
                 }
             }
         }
-        drop(trees);
         for (operation, seconds) in self.times.taken.drain(..) {
             out.add(&LATENCY, &[operation], seconds);
         }

@@ -82,17 +82,18 @@ impl ElasticQuotas {
         self.revoker.looked = now;
         let mut before = std::mem::take(&mut self.revoker.over);
         let mut over = FxHashMap::default();
-        let mut trees = self.trees();
+        let trees = &mut self.trees;
         for name in trees.names() {
             if [ROOT_QUOTA, SYSTEM_QUOTA].contains(&&*name) {
                 continue;
             }
+            trees.refresh(&name);
             // Nobody divides anything for a quota that hangs under none: its share is what it is
             // guaranteed, which is no reason to take what it was given while it had a parent.
             if !trees.hangs(&name) {
                 continue;
             }
-            let Some(quota) = trees.runtime(&name) else {
+            let Some(quota) = trees.quota(&name) else {
                 continue;
             };
             let (used, share) = (&quota.sums.used, &quota.runtime);
@@ -130,7 +131,6 @@ impl ElasticQuotas {
             }
             over.insert(name, now);
         }
-        drop(trees);
         self.revoker.over = over;
     }
 }

@@ -111,18 +111,19 @@ impl ElasticQuotas {
         self.writer.looked = now;
         let mut sent = std::mem::take(&mut self.writer.sent);
         let runtime = self.args.enable_runtime_quota;
-        let mut trees = self.trees();
+        let trees = &mut self.trees;
+        trees.settle();
         let mut keep = FxHashMap::default();
         for (key, object) in self.objects.iter() {
             if !self.objects.speaks(key) {
                 continue;
             }
-            let quota = if runtime {
-                trees.runtime(&key.1)
-            } else {
-                trees.quota(&key.1)
+            if runtime {
+                trees.refresh(&key.1);
+            }
+            let Some(quota) = trees.quota(&key.1) else {
+                continue;
             };
-            let Some(quota) = quota else { continue };
             let wanted = shown(quota);
             if wanted.same(&object.shown) {
                 continue;
@@ -138,20 +139,15 @@ impl ElasticQuotas {
             fx.writes.push(write(key, Verb::Patch(patch)));
             keep.insert(key.clone(), (now, wanted));
         }
-        drop(trees);
         self.writer.sent = keep;
     }
 
-    /// The summary that the HTTP service gives of a quota.
+    /// The summary that the HTTP service gives of a quota, whose share was divided before.
     pub(super) fn summary(&self, name: &str, pods: bool, table: &ResourceTable) -> Option<Value> {
-        let mut trees = self.trees();
+        let trees = &self.trees;
         let tree = trees.tree_of(name).to_owned();
         let version = trees.parent(name).map_or(0, |parent| parent.version);
-        let quota = if self.args.enable_runtime_quota {
-            trees.runtime(name)
-        } else {
-            trees.quota(name)
-        }?;
+        let quota = trees.quota(name)?;
         let list = |amounts: &Amounts| quantities(amounts, table);
         let own = quota.own();
         let parent = if quota.spec.parent.is_empty() && name != ROOT_QUOTA {

@@ -167,7 +167,7 @@ fn query(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn summary(engine: &Engine, name: &str) -> Value {
+fn summary(engine: &mut Engine, name: &str) -> Value {
     let path = ["quotas", name];
     let answer = engine.inspect(NAME, &path, &query(&[("includePods", "true")]), at(0));
     answer.unwrap_or_else(|why| panic!("{name}: {why:?}"))

@@ -227,7 +227,7 @@ fn bound(bind: &BindRequest) -> Pod {
 }
 
 /// What the plugin knows of node `name`.
-fn table(engine: &Engine, name: &str) -> Value {
+fn table(engine: &mut Engine, name: &str) -> Value {
     let query = std::collections::BTreeMap::new();
     let found = engine.inspect(NAME, &["nodes", name], &query, now());
     found.unwrap()

@@ -10,7 +10,7 @@ static ERRORS: Family = Family {
     kind: Kind::Counter,
 };
 
-/// Failures since the last reading.
+/// Failures since the last reading. Rules count them, which change nothing else: nobody decides by them.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     pub(super) predicate: AtomicU32,

@@ -126,11 +126,16 @@ impl Run {
 
     /// The nodes that the engine would let take the pod; `None` when it is refused before any node is
     /// looked at.
-    fn feasible(&self, name: &str) -> Option<BTreeSet<String>> {
-        let info = self.engine.queued(name)?.clone();
-        let refused = self.engine.nearest(&info, usize::MAX, self.now());
+    fn feasible(
+        engine: &mut Engine,
+        cluster: &Cluster,
+        name: &str,
+        now: Timestamp,
+    ) -> Option<BTreeSet<String>> {
+        let info = engine.queued(name)?.clone();
+        let refused = engine.nearest(&info, usize::MAX, now);
         let refused: BTreeSet<&str> = refused.iter().map(|near| &*near.node).collect();
-        let all = self.cluster.nodes.keys();
+        let all = cluster.nodes.keys();
         Some(
             all.filter(|node| !refused.contains(node.as_str()))
                 .cloned()
@@ -140,6 +145,7 @@ impl Run {
 
     /// Every pod that waits, against the rules.
     fn compare(&mut self) {
+        let now = self.now();
         for (name, pod) in &self.cluster.pods {
             // Those are refused before any node is looked at, or may be.
             if self.cluster.placed.contains_key(name)
@@ -149,7 +155,7 @@ impl Run {
             {
                 continue;
             }
-            let Some(is) = self.feasible(name) else {
+            let Some(is) = Self::feasible(&mut self.engine, &self.cluster, name, now) else {
                 continue;
             };
             let fits = self.cluster.feasible(pod);

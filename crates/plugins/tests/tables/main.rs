@@ -137,46 +137,47 @@ impl Alone {
         self.engine.nodes().find(node).unwrap()
     }
 
-    fn cycle<T>(&self, mut pod: Value, look: impl FnOnce(&Cycle<'_>) -> T) -> T {
+    fn cycle<T>(&mut self, mut pod: Value, look: impl FnOnce(&Self, &Cycle<'_>) -> T) -> T {
         pod["metadata"]["name"] = json!("p");
         pod["metadata"]["uid"] = json!("p");
         let pod = Arc::new(serde_json::from_value(complete(pod)).unwrap());
         let pod = Arc::new(PodInfo::new(pod, self.engine.resources()).unwrap());
-        look(&Cycle::new(&pod, self.view()))
+        self.tell(|books, view, _| books.prepare(&Cycle::new(&pod, view)));
+        look(self, &Cycle::new(&pod, self.view()))
     }
 
     /// The scores of these nodes, 0 to 100; all 0 when the plugin scores nothing.
-    fn scores(&self, pod: Value, nodes: &str) -> String {
+    fn scores(&mut self, pod: Value, nodes: &str) -> String {
         let rows: Vec<NodeIndex> = nodes
             .split_whitespace()
             .map(|name| self.row(name))
             .collect();
-        let scores = self.cycle(pod, |cycle| {
+        let scores = self.cycle(pod, |this, cycle| {
             let mut scores = vec![0; rows.len()];
-            let PreScore::Ready(state) = self.plugin.pre_score(cycle) else {
+            let PreScore::Ready(state) = this.plugin.pre_score(cycle) else {
                 return scores;
             };
-            if let Some(volatile) = self.plugin.volatile() {
+            if let Some(volatile) = this.plugin.volatile() {
                 // In order of index, as the engine asks.
                 let mut order: Vec<usize> = (0..rows.len()).collect();
                 order.sort_by_key(|at| rows[*at]);
                 let sorted: Vec<NodeIndex> = order.iter().map(|at| rows[*at]).collect();
                 let mut found = vec![0; rows.len()];
                 volatile.score_rows(cycle, &state, &sorted, &mut found);
-                if self.plugin.normalization() == Normalize::Custom {
-                    self.plugin.normalize(cycle, &mut found);
+                if this.plugin.normalization() == Normalize::Custom {
+                    this.plugin.normalize(cycle, &mut found);
                 }
                 for (at, score) in order.into_iter().zip(found) {
                     scores[at] = score;
                 }
             } else {
                 for (row, score) in rows.iter().zip(&mut scores) {
-                    *score = self.plugin.score(cycle, &state, *row);
+                    *score = this.plugin.score(cycle, &state, *row);
                 }
             }
             let max = scores.iter().copied().max().unwrap_or(0);
             let share = |score: i64| if max == 0 { 0 } else { score * 100 / max };
-            match self.plugin.normalization() {
+            match this.plugin.normalization() {
                 Normalize::Max => scores.iter().map(|score| share(*score)).collect(),
                 Normalize::MaxReversed => scores.iter().map(|s| 100 - share(*s)).collect(),
                 Normalize::None | Normalize::Custom => scores,
@@ -187,18 +188,18 @@ impl Alone {
     }
 
     /// `fits`, or why the pod may not go to the node; `!` where nothing on it can be done.
-    fn judge(&self, pod: Value, node: &str) -> String {
+    fn judge(&mut self, pod: Value, node: &str) -> String {
         let text = |rejection: Rejection| match rejection.code {
             Code::Unresolvable => format!("!{}", rejection.message()),
             _ => rejection.message(),
         };
-        self.cycle(pod, |cycle| {
-            let state = match self.plugin.pre_filter(cycle) {
+        self.cycle(pod, |this, cycle| {
+            let state = match this.plugin.pre_filter(cycle) {
                 PreFilter::Ready { state, .. } => state,
                 PreFilter::Skip => return "fits".to_owned(),
                 PreFilter::Reject(rejection) => return text(rejection),
             };
-            let verdict = self.plugin.filter(cycle, &state, self.row(node));
+            let verdict = this.plugin.filter(cycle, &state, this.row(node));
             verdict.map_or_else(text, |()| "fits".to_owned())
         })
     }
@@ -213,6 +214,51 @@ fn complete(mut pod: Value) -> Value {
         pod["spec"]["containers"] = json!([]);
     }
     pod
+}
+
+#[test]
+fn who_counts_is_prepared_for_the_very_pod() {
+    let spread = json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone",
+        "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}]});
+    let near = json!({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+        [{"topologyKey": "zone", "labelSelector": {}}]}}});
+    for (name, spec) in [("PodTopologySpread", spread), ("InterPodAffinity", near)] {
+        let mut alone = Alone::new(name, json!({}));
+        alone.node("a", json!({"zone": "z"}), json!({}));
+        let pod = json!({"metadata": {}, "spec": spec});
+        assert_eq!(alone.judge(pod.clone(), "a"), "fits", "{name}");
+        let asked_unprepared = alone.cycle(pod, |this, cycle| {
+            // The same in all but identity: its counters may be gone by now.
+            let other = Arc::new((**cycle.pod).clone());
+            this.plugin.pre_filter(&Cycle::new(&other, cycle.view))
+        });
+        match asked_unprepared {
+            PreFilter::Reject(rejection) => assert_eq!(rejection.code, Code::Error, "{name}"),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_share_of_a_quota_is_divided_before_anybody_is_judged() {
+    let mut alone = Alone::new("ElasticQuota", json!({}));
+    let pod = complete(json!({"metadata": {"name": "p", "uid": "p"}, "spec": {}}));
+    let pod = Arc::new(serde_json::from_value(pod).unwrap());
+    let pod = Arc::new(PodInfo::new(pod, alone.engine.resources()).unwrap());
+    let asked = |alone: &Alone| match alone.plugin.pre_filter(&Cycle::new(&pod, alone.view())) {
+        PreFilter::Reject(rejection) => Some(rejection.code),
+        _ => None,
+    };
+    assert_eq!(asked(&alone), Some(Code::Error));
+    alone.tell(|books, view, _| books.prepare(&Cycle::new(&pod, view)));
+    assert_eq!(asked(&alone), None);
+    // Whatever happens may change it.
+    alone.node(
+        "a",
+        json!({}),
+        json!({"status": {"allocatable": {"cpu": "4"}}}),
+    );
+    assert_eq!(asked(&alone), Some(Code::Error));
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn fewer_unwanted_taints() {
         ("below", "sla Lt 800 P", &["sla=950:P", "sla=700:P"], "0 100"),
     ];
     for (name, tolerations, nodes, expected) in rows {
-        let (alone, names) = tainted(nodes, COMPARE);
+        let (mut alone, names) = tainted(nodes, COMPARE);
         assert_eq!(
             alone.scores(tolerating(tolerations), &names),
             expected,
@@ -97,7 +97,7 @@ fn taints_keep_pods_off() {
         ("both needed, without the gate", mixed, "dedicated=user1:N sla=950:N", false, off),
     ];
     for (name, tolerations, taints, gate, expected) in rows {
-        let (alone, node) = tainted(&[taints], if gate { COMPARE } else { &[] });
+        let (mut alone, node) = tainted(&[taints], if gate { COMPARE } else { &[] });
         assert_eq!(
             alone.judge(tolerating(tolerations), &node),
             expected,

@@ -149,10 +149,11 @@ impl Engine {
     /// The nodes that come closest to taking `pod`, nearest first. Empty when the pod is refused
     /// before any node is looked at. Costs one look at every node.
     #[must_use]
-    pub fn nearest(&self, pod: &Arc<PodInfo>, count: usize, now: Timestamp) -> Vec<Near> {
+    pub fn nearest(&mut self, pod: &Arc<PodInfo>, count: usize, now: Timestamp) -> Vec<Near> {
         let Some(profile) = self.profile_of(pod) else {
             return Vec::new();
         };
+        self.prepare_books(pod, profile, now);
         let cycle = Cycle::new(pod, view!(self, now));
         let Ok(prepared) = self.prepare_despite(&cycle, profile, None) else {
             return Vec::new();
@@ -193,13 +194,18 @@ impl Engine {
 
     /// Everything known about a pod, for people; `None` when the pod is not known.
     #[must_use]
-    pub fn explain_pod(&self, namespace: &str, name: &str, now: Timestamp) -> Option<Value> {
+    pub fn explain_pod(&mut self, namespace: &str, name: &str, now: Timestamp) -> Option<Value> {
         let is = |pod: &PodInfo| *pod.name == *name && *pod.namespace == *namespace;
         let booked = self.pods.values().find(|record| is(&record.info));
-        let pod = match booked {
-            Some(record) => record.info.clone(),
+        let booked = booked.map(|record| (record.info.clone(), record.node, record.assumed));
+        let pod = match &booked {
+            Some((pod, ..)) => pod.clone(),
             None => self.queue.find(is)?.clone(),
         };
+        if let Some(profile) = self.profile_of(&pod) {
+            self.prepare_books(&pod, profile, now);
+        }
+        self.prepare_to_show(now);
         let mut plugins = serde_json::Map::new();
         let asked = self.judging(&pod);
         let numbered = self.plugins.iter().enumerate();
@@ -217,15 +223,15 @@ impl Engine {
             "nominatedNode": self.nominated_node(&pod.uid),
             "plugins": plugins,
         });
-        let Some(record) = booked else {
+        let Some((_, node, assumed)) = booked else {
             out["state"] = json!("pending");
             out["queue"] = self.queue_state(&pod, now);
             out["nearest"] = json!(self.nearest(&pod, 3, now));
             return Some(out);
         };
-        out["node"] = json!(self.nodes.name(record.node));
+        out["node"] = json!(self.nodes.name(node));
         out["decision"] = json!(self.decision(&pod.uid));
-        out["state"] = match (self.waiting.get(&pod.uid), record.assumed) {
+        out["state"] = match (self.waiting.get(&pod.uid), assumed) {
             (Some(waiting), _) => {
                 out["waitsFor"] = json!({"plugins": waiting.on, "until": waiting.until});
                 json!("waiting")

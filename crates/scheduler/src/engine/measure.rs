@@ -120,7 +120,8 @@ pub(super) struct Fared {
     fits: u64,
     /// By plugin.
     refused: Vec<u64>,
-    /// Rows that volatile plugins judged, and those they left to be scored.
+    /// Rows that volatile plugins judged, and those they left to be scored. Counted while the evaluation is
+    /// only read.
     staged: [AtomicU64; 2],
     /// The latter, of the last pod.
     left: AtomicUsize,
@@ -206,6 +207,8 @@ pub(super) struct Meter {
     cycles: Rhythm,
     bindings: Rhythm,
     begun: Timestamp,
+    /// This and what was taken are noted while rules are asked, for which the engine is only read; nobody
+    /// decides by them.
     events: AtomicU32,
     on: bool,
     taken: Mutex<Vec<Measured>>,

@@ -507,7 +507,7 @@ impl Engine {
     /// # Errors
     /// There is no such plugin or path, or nothing to show there.
     pub fn inspect(
-        &self,
+        &mut self,
         plugin: &str,
         path: &[&str],
         query: &BTreeMap<String, String>,
@@ -515,6 +515,9 @@ impl Engine {
     ) -> Result<serde_json::Value, NotShown> {
         let known = self.names.iter().position(|name| *name == plugin);
         let at = known.ok_or(NotShown::NoSuchPath)?;
+        if let Some(books) = self.plugins[at].books() {
+            books.prepare_to_show(view!(self, now));
+        }
         let insight = self.plugins[at].insight().ok_or(NotShown::NoSuchPath)?;
         insight.inspect(path, query, view!(self, now))
     }
@@ -551,6 +554,23 @@ impl Engine {
             self.judges_holders
         } else {
             PluginSet::MAX
+        }
+    }
+
+    /// Has books made ready for the rules to be asked where `pod` may go.
+    fn prepare_books(&mut self, pod: &Arc<PodInfo>, profile: usize, now: Timestamp) {
+        let rules = &self.profiles[profile];
+        let rules = rules.pre_filter.iter().chain(&rules.pre_score);
+        let asked = rules.fold(0, |set, instance| set | 1 << instance) & self.judging(pod);
+        for books in books_of(asked, &mut self.plugins) {
+            books.prepare(&Cycle::new(pod, view!(self, now)));
+        }
+    }
+
+    /// Has books brought up to date for people.
+    fn prepare_to_show(&mut self, now: Timestamp) {
+        for books in books_of(PluginSet::MAX, &mut self.plugins) {
+            books.prepare_to_show(view!(self, now));
         }
     }
 

@@ -33,7 +33,6 @@ impl Engine {
         let Some((instance, uids)) = self.group_to_plan(pod, profile) else {
             return Ok(());
         };
-        let view = view!(self, now);
         let Some(planning) = self.plugins[instance].planning() else {
             return Ok(());
         };
@@ -42,7 +41,8 @@ impl Engine {
             .filter_map(|uid| Some(self.queue.get(uid)?.info.clone()))
             .collect();
         planning.arrange(&mut pods);
-        let members = self.prepare_members(pods, view)?;
+        let members = self.prepare_members(pods, now)?;
+        let view = view!(self, now);
         let mut tally = Tally::default();
         let mut helpable = Vec::new();
         let mut offers = Vec::with_capacity(self.nodes.len());
@@ -58,6 +58,9 @@ impl Engine {
             }
         }
         let mut diagnosis = tally.diagnosis(self.nodes.len(), &self.names);
+        let Some(planning) = self.plugins[instance].planning() else {
+            return Ok(());
+        };
         let plan = planning.plan(&members.pods, &offers, &diagnosis.message(), view);
         let plan = plan.map(|nodes| {
             let uids = members.pods.iter().map(|pod| pod.uid.clone());
@@ -99,16 +102,17 @@ impl Engine {
     /// # Errors
     /// One of them is refused before any node.
     pub(super) fn prepare_members(
-        &self,
+        &mut self,
         pods: Vec<Arc<PodInfo>>,
-        view: View<'_>,
+        now: Timestamp,
     ) -> Result<Members, Stop> {
         // Each by itself: what volatile plugins read of a pod is not signed.
-        let prepare = |pod: &Arc<PodInfo>| {
+        let mut prepare = |pod: &Arc<PodInfo>| {
             let profile = self.profile_of(pod).unwrap_or_default();
-            self.prepare_despite(&Cycle::new(pod, view), profile, None)
+            self.prepare_books(pod, profile, now);
+            self.prepare_despite(&Cycle::new(pod, view!(self, now)), profile, None)
         };
-        let prepared: Vec<Prepared> = pods.iter().map(prepare).collect::<Result<_, _>>()?;
+        let prepared: Vec<Prepared> = pods.iter().map(&mut prepare).collect::<Result<_, _>>()?;
         let uids = pods.iter().map(|pod| pod.uid.clone()).collect();
         Ok(Members {
             pods,

@@ -49,6 +49,7 @@ impl Engine {
         } = resume;
         let (mut room, mut shown) = (None, None);
         let shows = self.shows_victims(pod);
+        self.prepare_books(pod, profile, now);
         let view = view!(self, now);
         let mut laps = self
             .meter

@@ -115,6 +115,7 @@ impl Engine {
             return Err(Stop::Refused(Box::default()));
         }
         let noted = self.decisions.room(now);
+        self.prepare_books(pod, profile, now);
         let view = view!(self, now);
         let cycle = Cycle::new(pod, view);
         let prepared = self.prepare(&cycle, profile);

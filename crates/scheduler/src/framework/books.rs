@@ -2,7 +2,7 @@
 
 use super::{Cycle, Effects, ObjectChange, Verdict, View};
 #[cfg(doc)]
-use super::{Planning, Plugin};
+use super::{Insight, Planning, Plugin};
 use crate::engine::Diagnosis;
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
@@ -49,6 +49,11 @@ pub trait Bookkeeping {
         _fx: &mut Effects,
     ) {
     }
+    /// Before the rules are asked where the cycle's pod may go, each time: adds what they need to know for
+    /// this pod and nobody has counted yet. Rules change nothing, and so find it there.
+    fn prepare(&mut self, _cycle: &Cycle<'_>) {}
+    /// Before [`Insight`] is asked for what people want to see, which no cycle precedes.
+    fn prepare_to_show(&mut self, _view: View<'_>) {}
     /// Before each cycle: touch the nodes whose verdicts change by the passing of time alone.
     fn tick(&mut self, _view: View<'_>, _fx: &mut Effects) {}
     /// When [`Bookkeeping::tick`] next has something to do by the passing of time alone.

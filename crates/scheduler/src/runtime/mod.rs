@@ -500,7 +500,7 @@ impl Owner {
                 budget -= 1;
             }
             while let Ok(question) = questions.try_recv() {
-                question.answer(&self.engine, self.ctx.clock.now());
+                question.answer(&mut self.engine, self.ctx.clock.now());
             }
             if unseen.is_empty() {
                 self.debug.set_ready(true);
@@ -537,7 +537,7 @@ impl Owner {
                     }
                     None => return,
                 },
-                Some(question) = questions.recv() => question.answer(&self.engine, self.ctx.clock.now()),
+                Some(question) = questions.recv() => question.answer(&mut self.engine, self.ctx.clock.now()),
                 () = tokio::time::sleep(pause) => {}
             }
         }

@@ -17,7 +17,7 @@ fn charge(forest: &mut Forest, name: &str, cpu: i64) {
 
 /// Cores that quota `name` may use and uses.
 fn cores(forest: &mut Forest, name: &str) -> (i64, i64) {
-    let quota = forest.runtime(name).unwrap();
+    let quota = forest.fresh(name).unwrap();
     let cores = |amounts: &Amounts| amounts.get(CPU) / 1000;
     (cores(&quota.runtime), cores(&quota.sums.used))
 }
@@ -55,6 +55,7 @@ fn each_tree_divides_what_it_has_among_its_own() {
         names,
         [&["a", "b", "b-1", "b-2", "c"][..], &built_in].concat()
     );
+    forest.settle();
     assert_eq!(
         forest.parent("b-1").map(|quota| quota.name.to_string()),
         Some("b".to_owned())
@@ -108,11 +109,11 @@ fn a_tree_lives_as_long_as_its_quotas() {
     forest.set_total("t", list(50, 0));
     assert_eq!(cores(&mut forest, "a"), (30, 30));
     forest.remove("a");
-    assert!(forest.quota("a").is_none());
+    assert!(forest.fresh("a").is_none());
     assert!(forest.interned("a").is_none());
     charge(&mut forest, "a", 30);
     forest.set("a", "t", spec("", (1000, 0), (0, 0)));
     assert_eq!(cores(&mut forest, "a"), (0, 0), "nothing stays of it");
     forest.remove(ROOT_QUOTA);
-    assert!(forest.quota(ROOT_QUOTA).is_some());
+    assert!(forest.fresh(ROOT_QUOTA).is_some());
 }

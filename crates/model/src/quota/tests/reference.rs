@@ -266,7 +266,7 @@ fn run(steps: Vec<Step>, options: Options) -> Result<(), TestCaseError> {
                 tree.set_total(cpu(total));
             }
             Step::Ask(name) => {
-                tree.runtime(NAMES[name]);
+                tree.fresh(NAMES[name]);
             }
         }
     }
@@ -288,7 +288,7 @@ fn run(steps: Vec<Step>, options: Options) -> Result<(), TestCaseError> {
         );
     }
     for (name, spec) in &specs {
-        let quota = tree.runtime(NAMES[*name]).unwrap();
+        let quota = tree.fresh(NAMES[*name]).unwrap();
         let sums = &quota.sums;
         let amounts = [
             ("request", &sums.request, reference.request(*name)),
@@ -323,7 +323,7 @@ fn run(steps: Vec<Step>, options: Options) -> Result<(), TestCaseError> {
         let tops = top.iter().chain(&[6]);
         tops.map(|name| reference.used(*name, firm)).sum()
     };
-    let root = tree.quota(koord_api::quota::ROOT_QUOTA).unwrap();
+    let root = tree.fresh(koord_api::quota::ROOT_QUOTA).unwrap();
     prop_assert_eq!(root.sums.used.get(CPU), all(false));
     prop_assert_eq!(root.sums.non_preemptible_used.get(CPU), all(true));
     Ok(())

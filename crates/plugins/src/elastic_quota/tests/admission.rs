@@ -28,7 +28,7 @@ fn a_quota_borrows_what_its_sibling_does_not_ask_for_and_gives_it_back() {
         refused("1 Insufficient cpu"),
         "its quota has room, the node has not"
     );
-    assert_eq!(summary(&engine, "a")["runtime"]["cpu"], "50");
+    assert_eq!(summary(&mut engine, "a")["runtime"]["cpu"], "50");
     // Borrowed pods go: the lender's pod comes in as soon as there is room.
     for at in 0..3 {
         delete(&mut engine, &pod(&format!("a{at}"), "a", 10, 1), 5);
@@ -75,7 +75,7 @@ fn a_quota_with_children_has_pods_of_its_own() {
         apply(&mut engine, &quota("p-a", "p", (40, 40), (5, 5)), 0);
         assert_eq!(place(&mut engine, &firm(pod("own", "p", 10, 1)), 0), "n");
         assert_eq!(place(&mut engine, &pod("child", "p-a", 20, 2), 0), "n");
-        let is = summary(&engine, "p");
+        let is = summary(&mut engine, "p");
         for (field, expected) in [
             ("selfUsed", list(10, 1)),
             ("selfRequest", list(10, 1)),
@@ -88,7 +88,7 @@ fn a_quota_with_children_has_pods_of_its_own() {
             assert_eq!(is[field], expected, "{field}");
         }
         assert_eq!(is["isParent"], true);
-        assert_eq!(summary(&engine, "p-a")["used"], list(20, 2));
+        assert_eq!(summary(&mut engine, "p-a")["used"], list(20, 2));
         // What its children use is in the way of its own pods.
         assert_eq!(
             place(&mut engine, &pod("more", "p", 11, 1), 0),
@@ -101,7 +101,7 @@ fn a_quota_with_children_has_pods_of_its_own() {
         let child = quota("p-a", "p", (40, 40), (5, 5));
         engine.object_changed(&change(&child, Action::DELETE), at(1));
         apply(&mut engine, &quota("p", "", (40, 40), (10, 10)), 1);
-        assert_eq!(summary(&engine, "p")["used"], list(10, 1));
+        assert_eq!(summary(&mut engine, "p")["used"], list(10, 1));
     }
 }
 
@@ -132,7 +132,7 @@ fn a_resource_that_the_maximum_does_not_name_is_free() {
     cpu_only["spec"] = json!({"max": {"cpu": "10"}});
     apply(&mut engine, &cpu_only, 0);
     assert_eq!(place(&mut engine, &pod("p", "a", 1, 90), 0), "n");
-    assert_eq!(summary(&engine, "a")["used"], json!({"cpu": "1"}));
+    assert_eq!(summary(&mut engine, "a")["used"], json!({"cpu": "1"}));
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn pods_that_must_not_be_preempted_stay_within_the_minimum() {
 #[test]
 fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
     let mut engine = engine(&json!({}), 100, 100);
-    let of = |engine: &Engine, name: &str| -> Vec<String> {
+    let of = |engine: &mut Engine, name: &str| -> Vec<String> {
         let all = engine.inspect(NAME, &["quotas"], &query(&[("includePods", "true")]), at(0));
         let all = all.unwrap();
         let holds = |(_, quota): &(&String, &Value)| {
@@ -263,44 +263,44 @@ fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
     };
     add(&mut engine, &bound(pod("labelled", "q", 1, 1)), 0);
     add(&mut engine, &bound(pod("plain", "", 1, 1)), 0);
-    assert_eq!(of(&engine, "labelled"), [DEFAULT_QUOTA]);
-    assert_eq!(of(&engine, "plain"), [DEFAULT_QUOTA]);
-    let used = |engine: &Engine, name| summary(engine, name)["used"]["cpu"].clone();
-    assert_eq!(used(&engine, DEFAULT_QUOTA), "2");
+    assert_eq!(of(&mut engine, "labelled"), [DEFAULT_QUOTA]);
+    assert_eq!(of(&mut engine, "plain"), [DEFAULT_QUOTA]);
+    let used = |engine: &mut Engine, name| summary(engine, name)["used"]["cpu"].clone();
+    assert_eq!(used(&mut engine, DEFAULT_QUOTA), "2");
 
     // The quota appears: its pods leave the default quota at once.
     apply(&mut engine, &quota("q", "", (10, 10), (0, 0)), 0);
-    assert_eq!(of(&engine, "labelled"), ["q"]);
+    assert_eq!(of(&mut engine, "labelled"), ["q"]);
     assert_eq!(
-        (used(&engine, DEFAULT_QUOTA), used(&engine, "q")),
+        (used(&mut engine, DEFAULT_QUOTA), used(&mut engine, "q")),
         (json!("1"), json!("1"))
     );
 
     let mut claimed = quota("claims", "", (10, 10), (0, 0));
     claimed["metadata"]["annotations"][annotations::QUOTA_NAMESPACES] = json!("[\"team\"]");
     apply(&mut engine, &claimed, 0);
-    assert_eq!(of(&engine, "plain"), ["claims"]);
+    assert_eq!(of(&mut engine, "plain"), ["claims"]);
 
     // A quota named like its namespace comes first.
     let mut own = quota("team", "", (10, 10), (0, 0));
     own["metadata"]["namespace"] = json!("team");
     apply(&mut engine, &own, 0);
-    assert_eq!(of(&engine, "plain"), ["team"]);
+    assert_eq!(of(&mut engine, "plain"), ["team"]);
     engine.object_changed(&change(&own, Action::DELETE), at(0));
-    assert_eq!(of(&engine, "plain"), ["claims"]);
+    assert_eq!(of(&mut engine, "plain"), ["claims"]);
     claimed["metadata"]["annotations"][annotations::QUOTA_NAMESPACES] = json!("[\"other\"]");
     apply(&mut engine, &claimed, 0);
-    assert_eq!(of(&engine, "plain"), [DEFAULT_QUOTA]);
+    assert_eq!(of(&mut engine, "plain"), [DEFAULT_QUOTA]);
 
     // A deleted quota leaves its pods to the default quota.
     engine.object_changed(
         &change(&quota("q", "", (10, 10), (0, 0)), Action::DELETE),
         at(0),
     );
-    assert_eq!(of(&engine, "labelled"), [DEFAULT_QUOTA]);
-    assert_eq!(used(&engine, DEFAULT_QUOTA), "2");
+    assert_eq!(of(&mut engine, "labelled"), [DEFAULT_QUOTA]);
+    assert_eq!(used(&mut engine, DEFAULT_QUOTA), "2");
     delete(&mut engine, &pod("labelled", "q", 1, 1), 0);
-    assert_eq!(used(&engine, DEFAULT_QUOTA), "1");
+    assert_eq!(used(&mut engine, DEFAULT_QUOTA), "1");
     let gone = engine.inspect(NAME, &["quotas", "q"], &query(&[]), at(0));
     assert_eq!(
         gone,
@@ -328,7 +328,7 @@ fn the_default_quota_is_not_limited_by_shares_and_can_be_switched_off() {
     off.node_applied(node("n", 100, 100), at(0));
     assert_eq!(place(&mut off, &pod("p", "", 5, 5), 0), "n");
     assert_eq!(place(&mut off, &pod("q", "unknown", 5, 5), 0), "n");
-    assert!(summary(&off, DEFAULT_QUOTA).get("podCache").is_none());
+    assert!(summary(&mut off, DEFAULT_QUOTA).get("podCache").is_none());
 }
 
 #[test]
@@ -384,15 +384,15 @@ fn a_failed_binding_gives_the_quota_back() {
     let mut engine = engine(&json!({}), 100, 100);
     apply(&mut engine, &quota("a", "", (10, 100), (0, 0)), 0);
     assert_eq!(place(&mut engine, &pod("p", "a", 10, 1), 0), "n");
-    assert_eq!(summary(&engine, "a")["used"]["cpu"], "10");
+    assert_eq!(summary(&mut engine, "a")["used"]["cpu"], "10");
     let error = koord_scheduler::engine::BindError {
         message: "no".to_owned(),
         gone: false,
     };
     engine.bind_finished("p", Err(error), at(1));
-    assert_eq!(summary(&engine, "a")["used"]["cpu"], "0");
+    assert_eq!(summary(&mut engine, "a")["used"]["cpu"], "0");
     assert_eq!(
-        summary(&engine, "a")["request"]["cpu"],
+        summary(&mut engine, "a")["request"]["cpu"],
         "10",
         "it still asks"
     );
@@ -405,9 +405,9 @@ fn gates_say_what_counts() {
         engine.node_applied(node("n", 100, 100), at(0));
         apply(&mut engine, &quota("a", "", (100, 100), (0, 0)), 0);
         add(&mut engine, &bound(pod.clone()), 0);
-        let early = summary(&engine, "a")["used"]["cpu"].clone();
+        let early = summary(&mut engine, "a")["used"]["cpu"].clone();
         engine.schedule_one(at(100));
-        (early, summary(&engine, "a")["used"]["cpu"].clone())
+        (early, summary(&mut engine, "a")["used"]["cpu"].clone())
     };
     let mut heavy = pod("p", "a", 4, 1);
     heavy["spec"]["overhead"] = json!({"cpu": "1"});

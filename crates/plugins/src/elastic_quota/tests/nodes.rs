@@ -62,6 +62,6 @@ fn what_is_divided_is_what_the_nodes_have() {
         if memory == 0 {
             expected["memory"] = json!("0");
         }
-        assert_eq!(summary(&engine, "a")["runtime"], expected, "{name}");
+        assert_eq!(summary(&mut engine, "a")["runtime"], expected, "{name}");
     }
 }

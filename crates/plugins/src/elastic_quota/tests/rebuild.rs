@@ -48,7 +48,7 @@ struct World {
 
 type Event<'a> = Box<dyn Fn(&mut Engine) + 'a>;
 
-fn everything(engine: &Engine) -> Value {
+fn everything(engine: &mut Engine) -> Value {
     let pods = query(&[("includePods", "true")]);
     let mut all = engine.inspect(NAME, &["quotas"], &pods, at(0)).unwrap();
     all[ROOT_QUOTA] = summary(engine, ROOT_QUOTA);
@@ -157,7 +157,7 @@ fn run(steps: Vec<Step>, order: usize, args: &Value, gates: &[&str]) {
                         live.bind_finished(&name, Err(error), at(0));
                     }
                 }
-                everything(&live);
+                everything(&mut live);
             }
         }
     }
@@ -180,7 +180,7 @@ fn run(steps: Vec<Step>, order: usize, args: &Value, gates: &[&str]) {
     for at in 0..count {
         events[(at * 101 + order) % count](&mut fresh);
     }
-    assert_eq!(everything(&live), everything(&fresh));
+    assert_eq!(everything(&mut live), everything(&mut fresh));
 }
 
 proptest! {

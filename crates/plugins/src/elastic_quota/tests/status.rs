@@ -89,7 +89,7 @@ fn guaranteed_use_is_shown_under_its_gate() {
     written(&mut engine, &mut a, patch, 1);
     assert_eq!(shows(&a, annotations::QUOTA_ALLOCATED), list(4, 4));
     assert_eq!(shows(&a, annotations::QUOTA_GUARANTEED), list(10, 4));
-    assert_eq!(summary(&engine, "a")["allowLentResource"], false);
+    assert_eq!(summary(&mut engine, "a")["allowLentResource"], false);
 }
 
 #[test]
@@ -165,9 +165,16 @@ fn what_cannot_be_read_is_named_and_the_last_good_value_stays() {
             assert!(problem.contains(part), "{problem}: no {part}");
         }
     }
-    assert_eq!(summary(&engine, "a")["sharedWeight"], json!({"cpu": "3"}));
+    assert_eq!(
+        summary(&mut engine, "a")["sharedWeight"],
+        json!({"cpu": "3"})
+    );
     add(&mut engine, &pod("p", "", 1, 1), 2);
-    assert!(summary(&engine, "a")["podCache"].get("team/p").is_some());
+    assert!(
+        summary(&mut engine, "a")["podCache"]
+            .get("team/p")
+            .is_some()
+    );
 }
 
 #[test]
@@ -181,7 +188,7 @@ fn the_oldest_object_speaks_for_a_name() {
     };
     apply(&mut engine, &dated("late", 7, 9), 0);
     apply(&mut engine, &dated("early", 5, 3), 0);
-    assert_eq!(summary(&engine, "a")["max"]["cpu"], "5");
+    assert_eq!(summary(&mut engine, "a")["max"]["cpu"], "5");
     apply(&mut engine, &dated("third", 6, 20), 0);
     let told = engine.take_outputs().into_iter().any(|output| {
         matches!(output, Output::Problem(problem)
@@ -190,12 +197,12 @@ fn the_oldest_object_speaks_for_a_name() {
     assert!(told);
     engine.object_changed(&change(&dated("third", 6, 20), Action::DELETE), at(1));
     assert_eq!(
-        summary(&engine, "a")["max"]["cpu"],
+        summary(&mut engine, "a")["max"]["cpu"],
         "5",
         "others' quota is not touched"
     );
     engine.object_changed(&change(&dated("early", 5, 3), Action::DELETE), at(1));
-    assert_eq!(summary(&engine, "a")["max"]["cpu"], "7");
+    assert_eq!(summary(&mut engine, "a")["max"]["cpu"], "7");
 }
 
 #[test]
@@ -205,7 +212,7 @@ fn the_service_lists_quotas_and_their_pods() {
     apply(&mut engine, &quota("p-a", "p", (30, 30), (10, 10)), 0);
     add(&mut engine, &bound(firm(pod("x", "p-a", 4, 4))), 0);
     add(&mut engine, &pod("y", "p-a", 1, 1), 0);
-    let mut is = summary(&engine, "p-a");
+    let mut is = summary(&mut engine, "p-a");
     is.as_object_mut()
         .unwrap()
         .remove("runtimeVersion")
@@ -227,7 +234,7 @@ fn the_service_lists_quotas_and_their_pods() {
             }
         })
     );
-    let names = |pairs: &[(&str, &str)]| -> Vec<String> {
+    let mut names = |pairs: &[(&str, &str)]| -> Vec<String> {
         let all = engine
             .inspect(NAME, &["quotas"], &query(pairs), at(0))
             .unwrap();
@@ -246,11 +253,11 @@ fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
     assert_eq!(place(&mut engine, &pod("x", "a", 7, 4), 0), "n");
     let why = place(&mut engine, &pod("y", "a", 2, 2), 1);
     assert!(why.contains("Insufficient quotas"), "{why}");
-    let told = |engine: &Engine, name: &str| {
+    let told = |engine: &mut Engine, name: &str| {
         let told = engine.explain_pod("team", name, at(2)).unwrap();
         told["plugins"][NAME].clone()
     };
-    let y = told(&engine, "y");
+    let y = told(&mut engine, "y");
     assert_eq!(y["quota"]["name"], "a");
     assert_eq!(y["quota"]["max"], list(8, 40));
     assert_eq!(y["quota"]["used"], list(7, 4));
@@ -266,7 +273,7 @@ fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
     ] {
         assert!(refusal.contains(piece), "{piece}: {refusal}");
     }
-    let x = told(&engine, "x");
+    let x = told(&mut engine, "x");
     assert_eq!(
         (&x["placed"], &x["quota"]["name"]),
         (&json!(true), &json!("a"))
@@ -274,7 +281,7 @@ fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
 
     // Room comes: nothing refuses it any more.
     apply(&mut engine, &quota("a", "", (9, 40), (4, 10)), 3);
-    assert_eq!(told(&engine, "y")["refusal"], Value::Null);
+    assert_eq!(told(&mut engine, "y")["refusal"], Value::Null);
 }
 
 /// Upstream's rows of the controller: quotas named like their namespaces, pods, and what these ask for.
@@ -345,7 +352,7 @@ fn what_pods_ask_for_is_shown_by_the_quota_of_their_namespace() {
             add(&mut engine, pod, 0);
         }
         for (quota, amounts) in expected {
-            let is = summary(&engine, quota);
+            let is = summary(&mut engine, quota);
             assert_eq!(is["used"], *amounts, "{name}: use of {quota}");
             assert_eq!(is["request"], *amounts, "{name}: request of {quota}");
         }

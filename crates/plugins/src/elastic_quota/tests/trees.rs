@@ -35,11 +35,11 @@ fn probe(engine: &mut Engine, name: &str, tree: &str, parent: &str) {
     add(engine, &pod(&format!("of-{name}"), name, 5000, 50_000), 0);
 }
 
-fn runtime(engine: &Engine, name: &str) -> Value {
+fn runtime(engine: &mut Engine, name: &str) -> Value {
     summary(engine, name)["runtime"].clone()
 }
 
-fn used(engine: &Engine, name: &str) -> Value {
+fn used(engine: &mut Engine, name: &str) -> Value {
     summary(engine, name)["used"].clone()
 }
 
@@ -47,38 +47,38 @@ fn used(engine: &Engine, name: &str) -> Value {
 fn a_root_quota_says_what_its_tree_has_and_the_rest_is_the_others() {
     let mut engine = cluster(&[GATE]);
     probe(&mut engine, "main", "", "");
-    assert_eq!(runtime(&engine, "main"), list(300, 3000));
+    assert_eq!(runtime(&mut engine, "main"), list(300, 3000));
     apply(&mut engine, &root("a", "tree-a", (200, 2000)), 0);
     probe(&mut engine, "a-1", "tree-a", "a");
-    assert_eq!(runtime(&engine, "a-1"), list(200, 2000));
-    assert_eq!(runtime(&engine, "main"), list(100, 1000));
+    assert_eq!(runtime(&mut engine, "a-1"), list(200, 2000));
+    assert_eq!(runtime(&mut engine, "main"), list(100, 1000));
     apply(&mut engine, &root("a", "tree-a", (250, 2500)), 0);
-    assert_eq!(runtime(&engine, "a-1"), list(250, 2500));
-    assert_eq!(runtime(&engine, "main"), list(50, 500));
+    assert_eq!(runtime(&mut engine, "a-1"), list(250, 2500));
+    assert_eq!(runtime(&mut engine, "main"), list(50, 500));
     // Nodes come and go without it.
     engine.node_deleted("n2", at(1));
     engine.node_applied(node("n3", 200, 1500), at(1));
-    assert_eq!(runtime(&engine, "main"), list(150, 1000));
-    assert_eq!(runtime(&engine, "a-1"), list(250, 2500));
+    assert_eq!(runtime(&mut engine, "main"), list(150, 1000));
+    assert_eq!(runtime(&mut engine, "a-1"), list(250, 2500));
     // It need not be taken from the others.
     let mut apart = root("a", "tree-a", (250, 2500));
     apart["metadata"]["labels"][labels::QUOTA_IGNORE_DEFAULT_TREE] = json!("true");
     apply(&mut engine, &apart, 2);
-    assert_eq!(runtime(&engine, "main"), list(400, 3500));
+    assert_eq!(runtime(&mut engine, "main"), list(400, 3500));
     apply(&mut engine, &root("a", "tree-a", (250, 2500)), 2);
     // The nodes of a second profile of the same tree belong to it, too.
     apply(&mut engine, &root("b", "tree-a", (20, 100)), 2);
     probe(&mut engine, "b-1", "tree-a", "b");
-    assert_eq!(runtime(&engine, "a-1"), list(250, 2500));
-    assert_eq!(runtime(&engine, "b-1"), list(20, 100));
-    assert_eq!(runtime(&engine, "main"), list(130, 900));
+    assert_eq!(runtime(&mut engine, "a-1"), list(250, 2500));
+    assert_eq!(runtime(&mut engine, "b-1"), list(20, 100));
+    assert_eq!(runtime(&mut engine, "main"), list(130, 900));
     for object in [
         root("b", "tree-a", (20, 100)),
         root("a", "tree-a", (250, 2500)),
     ] {
         engine.object_changed(&change(&object, Action::DELETE), at(3));
     }
-    assert_eq!(runtime(&engine, "main"), list(400, 3500));
+    assert_eq!(runtime(&mut engine, "main"), list(400, 3500));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn requests_and_use_stay_in_their_tree_and_go_up_in_it() {
             0,
         );
     }
-    let shows = |engine: &Engine, rows: &[(&str, i64, i64)]| {
+    let shows = |engine: &mut Engine, rows: &[(&str, i64, i64)]| {
         for (name, cpu, memory) in rows {
             let is = summary(engine, name);
             for field in ["request", "used", "runtime"] {
@@ -118,15 +118,15 @@ fn requests_and_use_stay_in_their_tree_and_go_up_in_it() {
     };
     let others = [("t2-a", 20, 40), ("t2", 20, 40)];
     shows(
-        &engine,
+        &mut engine,
         &[("a-123", 40, 100), ("t1-a", 40, 100), ("t1", 80, 200)],
     );
-    shows(&engine, &others);
+    shows(&mut engine, &others);
     // Upstream's scenario: a quota gets another parent, and goes.
     let moved = planted(quota("b-123", "t1-a", (100, 200), (50, 80)), "tree-a");
     apply(&mut engine, &moved, 0);
     shows(
-        &engine,
+        &mut engine,
         &[
             ("a-123", 40, 100),
             ("b-123", 40, 100),
@@ -134,25 +134,25 @@ fn requests_and_use_stay_in_their_tree_and_go_up_in_it() {
             ("t1", 80, 200),
         ],
     );
-    assert_eq!(used(&engine, "t1-b"), json!({}));
+    assert_eq!(used(&mut engine, "t1-b"), json!({}));
     engine.object_changed(&change(&moved, Action::DELETE), at(0));
-    shows(&engine, &[("t1-a", 40, 100), ("t1", 40, 100)]);
-    shows(&engine, &others);
+    shows(&mut engine, &[("t1-a", 40, 100), ("t1", 40, 100)]);
+    shows(&mut engine, &others);
     assert_eq!(
-        used(&engine, DEFAULT_QUOTA),
+        used(&mut engine, DEFAULT_QUOTA),
         list(40, 100),
         "nobody else takes its pod"
     );
 
-    let names = |tree: &str| -> Vec<String> {
+    let mut names = |tree: &str| -> Vec<String> {
         let all = engine.inspect(NAME, &["quotas"], &query(&[("tree", tree)]), at(0));
         all.unwrap().as_object().unwrap().keys().cloned().collect()
     };
     assert_eq!(names("tree-b"), ["t2", "t2-a"]);
     assert_eq!(names("").len(), 8, "all of them, and two built-in ones");
     assert_eq!(names("tree-c"), [""; 0]);
-    assert_eq!(summary(&engine, "t2-a")["tree"], "tree-b");
-    assert_eq!(summary(&engine, DEFAULT_QUOTA)["tree"], "");
+    assert_eq!(summary(&mut engine, "t2-a")["tree"], "tree-b");
+    assert_eq!(summary(&mut engine, DEFAULT_QUOTA)["tree"], "");
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn a_pod_changes_trees_with_its_label_and_a_quota_with_its() {
     }
     let (one, none) = (list(1, 2), json!({}));
     let zero = json!({"cpu": "0", "memory": "0"});
-    let use_of = |engine: &Engine| [used(engine, "t1"), used(engine, "t2")];
+    let use_of = |engine: &mut Engine| [used(engine, "t1"), used(engine, "t2")];
     for (quota, expected) in [
         ("", [none.clone(), none.clone()]),
         ("t1", [one.clone(), none.clone()]),
@@ -210,15 +210,15 @@ fn a_pod_changes_trees_with_its_label_and_a_quota_with_its() {
         ("", [zero.clone(), zero.clone()]),
     ] {
         add(&mut engine, &bound(pod("p", quota, 1, 2)), 0);
-        assert_eq!(use_of(&engine), expected, "{quota:?}");
+        assert_eq!(use_of(&mut engine), expected, "{quota:?}");
     }
     add(&mut engine, &bound(pod("p", "t1", 1, 2)), 0);
     let other = planted(quota("t1", "", (10, 40), (1, 1)), "tree-2");
     apply(&mut engine, &other, 0);
-    assert_eq!(summary(&engine, "t1")["tree"], "tree-2");
-    assert_eq!(use_of(&engine)[0], one, "with its pods");
+    assert_eq!(summary(&mut engine, "t1")["tree"], "tree-2");
+    assert_eq!(use_of(&mut engine)[0], one, "with its pods");
     delete(&mut engine, &pod("p", "t1", 1, 2), 0);
-    assert_eq!(use_of(&engine)[0], zero);
+    assert_eq!(use_of(&mut engine)[0], zero);
 }
 
 #[test]
@@ -233,9 +233,9 @@ fn labels_mean_nothing_without_the_gate() {
     apply(&mut engine, &root("a", "tree-a", (200, 2000)), 0);
     probe(&mut engine, "main", "", "");
     probe(&mut engine, "x", "tree-x", "main");
-    assert_eq!(summary(&engine, "a")["tree"], "");
-    assert_eq!(runtime(&engine, "x"), runtime(&engine, "main"));
-    assert_eq!(runtime(&engine, "main"), list(300, 3000));
+    assert_eq!(summary(&mut engine, "a")["tree"], "");
+    assert_eq!(runtime(&mut engine, "x"), runtime(&mut engine, "main"));
+    assert_eq!(runtime(&mut engine, "main"), list(300, 3000));
 }
 
 #[test]
@@ -253,18 +253,18 @@ fn a_total_that_cannot_be_read_is_named_and_the_last_one_stays() {
             && problem.message.contains("3x"))
     });
     assert!(told);
-    assert_eq!(runtime(&engine, "main"), list(100, 1000));
+    assert_eq!(runtime(&mut engine, "main"), list(100, 1000));
     // Nor is there less than nothing.
     let mut less = root("a", "tree-a", (1, 1));
     less["metadata"]["annotations"][annotations::QUOTA_TOTAL_RESOURCE] =
         json!("{\"cpu\":\"-50\",\"memory\":\"2000Gi\"}");
     apply(&mut engine, &less, 2);
-    assert_eq!(runtime(&engine, "main"), list(300, 1000));
+    assert_eq!(runtime(&mut engine, "main"), list(300, 1000));
     apply(&mut engine, &root("a", "tree-a", (200, 2000)), 2);
     // Built-in quotas have a tree whatever they say.
     for name in [DEFAULT_QUOTA, SYSTEM_QUOTA, ROOT_QUOTA] {
         apply(&mut engine, &root(name, "tree-a", (7, 7)), 2);
-        assert_eq!(summary(&engine, name)["tree"], "", "{name}");
+        assert_eq!(summary(&mut engine, name)["tree"], "", "{name}");
     }
-    assert_eq!(runtime(&engine, "main"), list(100, 1000));
+    assert_eq!(runtime(&mut engine, "main"), list(100, 1000));
 }

@@ -242,7 +242,7 @@ fn numa_nodes_are_amplified_with_the_node() {
         "n 0-1 | 0: cpu 2, memory 1Gi"
     );
     assert_eq!(
-        table(&engine, "n")["remainingNUMANodeResources"][0]["resources"]["cpu"],
+        table(&mut engine, "n")["remainingNUMANodeResources"][0]["resources"]["cpu"],
         "0"
     );
 }

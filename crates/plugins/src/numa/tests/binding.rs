@@ -35,8 +35,8 @@ fn nobody_gets_what_is_reserved_or_managed_by_the_kubelet() {
         "node.koordinator.sh/system-qos-resource": r#"{"cpuset":"15"}"#,
     });
     engine.object_changed(&TWO.topology("n", json!([]), annotations), now());
-    assert_eq!(table(&engine, "n")["availableCPUs"], "6-13");
-    let zones = &table(&engine, "n")["numaNodeResources"];
+    assert_eq!(table(&mut engine, "n")["availableCPUs"], "6-13");
+    let zones = &table(&mut engine, "n")["numaNodeResources"];
     assert_eq!(
         (&zones[0]["resources"]["cpu"], &zones[1]["resources"]["cpu"]),
         (&json!("2"), &json!("6"))

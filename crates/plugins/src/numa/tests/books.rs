@@ -23,12 +23,12 @@ fn a_restart_finds_everything_in_the_annotations() {
     .into_iter()
     .map(|pod| try_bind(&mut before, pod).unwrap())
     .collect();
-    let expected = table(&before, "n");
+    let expected = table(&mut before, "n");
     for bind in &binds {
         before.pod_applied(Arc::new(bound(bind)), now());
     }
     assert_eq!(
-        table(&before, "n"),
+        table(&mut before, "n"),
         expected,
         "the informer's view changes nothing"
     );
@@ -41,14 +41,14 @@ fn a_restart_finds_everything_in_the_annotations() {
     }
     after.node_applied(node.clone(), now());
     after.object_changed(&topology, now());
-    assert_eq!(table(&after, "n"), expected);
+    assert_eq!(table(&mut after, "n"), expected);
     let mut again = engine(json!({}));
     again.object_changed(&topology, now());
     again.node_applied(node, now());
     for bind in binds.iter().rev() {
         again.pod_applied(Arc::new(bound(bind)), now());
     }
-    assert_eq!(table(&again, "n"), expected);
+    assert_eq!(table(&mut again, "n"), expected);
     assert_eq!(
         place(&mut after, lsr("d", "4", FULL)),
         place(&mut again, lsr("d", "4", FULL))
@@ -58,7 +58,7 @@ fn a_restart_finds_everything_in_the_annotations() {
 #[test]
 fn a_failed_binding_gives_back_what_it_took() {
     let mut engine = one(json!({}));
-    let empty = table(&engine, "n");
+    let empty = table(&mut engine, "n");
     place(&mut engine, lsr("a", "4", FULL));
     let message = "conflict".to_owned();
     engine.bind_finished(
@@ -69,12 +69,12 @@ fn a_failed_binding_gives_back_what_it_took() {
         }),
         now(),
     );
-    assert_eq!(table(&engine, "n"), empty);
+    assert_eq!(table(&mut engine, "n"), empty);
     let bind = try_bind(&mut engine, lsr("b", "4", FULL)).unwrap();
     let pod = bound(&bind);
     engine.pod_applied(Arc::new(pod.clone()), now());
     engine.pod_deleted(&pod, now());
-    assert_eq!(table(&engine, "n"), empty);
+    assert_eq!(table(&mut engine, "n"), empty);
 }
 
 #[test]
@@ -125,13 +125,13 @@ fn malformed_annotations_are_reported_and_free_nothing() {
             });
             assert!(reported, "{name} {status}");
         }
-        assert_eq!(table(&engine, "n")["availableCPUs"], "4-15", "{status}");
+        assert_eq!(table(&mut engine, "n")["availableCPUs"], "4-15", "{status}");
     }
     // Two pods that claim the same CPUs: one leaves, the other keeps them.
     let twin = with_status("twin", r#"{"cpuset":"2-5"}"#);
     engine.pod_applied(Arc::new(twin.clone()), now());
     engine.pod_deleted(&twin, now());
-    assert_eq!(table(&engine, "n")["availableCPUs"], "4-15");
+    assert_eq!(table(&mut engine, "n")["availableCPUs"], "4-15");
     // A pod that cannot be understood is refused, by name of what is wrong.
     let got = place(
         &mut engine,
@@ -169,7 +169,7 @@ fn malformed_topologies_are_reported_and_taken_as_far_as_they_go() {
     assert_eq!(problems.len(), 2, "{problems:?}");
     assert!(problems.iter().any(|text| text.contains("pod-cpu-allocs")));
     assert!(problems.iter().any(|text| text.contains("3-1")));
-    assert_eq!(table(&engine, "n")["availableCPUs"], "1-15");
+    assert_eq!(table(&mut engine, "n")["availableCPUs"], "1-15");
     let detail = r#"{"detail":[{"id":0,"core":0,"socket":0,"node":70}]}"#;
     let impossible = json!({"node.koordinator.sh/cpu-topology": detail});
     engine.object_changed(&TWO.topology("n", json!([]), impossible), now());
@@ -350,7 +350,10 @@ fn run(steps: Vec<Step>, reached: &mut Reached) -> Result<(), TestCaseError> {
         cluster(TWO, &names, json!({})),
     ];
     engines[1].set_caching(false);
-    let empty: Vec<Value> = names.iter().map(|name| table(&engines[0], name)).collect();
+    let empty: Vec<Value> = names
+        .iter()
+        .map(|name| table(&mut engines[0], name))
+        .collect();
     let mut on_nodes: Vec<BindRequest> = Vec::new();
     let mut policies = [[0_u8; 2]; 2];
     let mut reports: [CpuSet; 2] = Default::default();
@@ -439,7 +442,7 @@ fn run(steps: Vec<Step>, reached: &mut Reached) -> Result<(), TestCaseError> {
                     expected.insert(uid, cpus);
                 }
             }
-            prop_assert_eq!(owners(&table(&engines[0], name)), expected, "{}", name);
+            prop_assert_eq!(owners(&table(&mut engines[0], name)), expected, "{}", name);
         }
     }
     prop_assert_eq!((engines[0].mismatches(), engines[1].mismatches()), (0, 0));

@@ -136,13 +136,13 @@ fn owned(bind: &BindRequest, of: &str) -> Pod {
 fn owners_use_what_is_reserved_and_others_do_not() {
     let mut engine = with_reservations(TWO, json!({}), json!({}), 16);
     reserve(&mut engine, "r", "Aligned", json!({"cpuset": "0-7"}));
-    assert_eq!(table(&engine, "n")["availableCPUs"], "8-15");
+    assert_eq!(table(&mut engine, "n")["availableCPUs"], "8-15");
     assert_eq!(place(&mut engine, lsr("x", "6", "")), "n 8-13");
-    assert_eq!(table(&engine, "n")["availableCPUs"], "14-15");
+    assert_eq!(table(&mut engine, "n")["availableCPUs"], "14-15");
     let bind = try_bind(&mut engine, owner("a", "4", "r")).unwrap();
     assert_eq!(status(&bind), "0-3");
     assert_eq!(
-        table(&engine, "n")["availableCPUs"],
+        table(&mut engine, "n")["availableCPUs"],
         "14-15",
         "nothing is counted twice"
     );
@@ -151,10 +151,10 @@ fn owners_use_what_is_reserved_and_others_do_not() {
     assert_eq!(status(&more), "4-7,14-15");
     engine.pod_applied(Arc::new(owned(&bind, "r")), now());
     engine.pod_applied(Arc::new(owned(&more, "r")), now());
-    assert_eq!(table(&engine, "n")["availableCPUs"], "");
+    assert_eq!(table(&mut engine, "n")["availableCPUs"], "");
     // An owner leaves: the reservation has its CPUs again, nobody else.
     engine.pod_deleted(&owned(&bind, "r"), now());
-    assert_eq!(table(&engine, "n")["availableCPUs"], "");
+    assert_eq!(table(&mut engine, "n")["availableCPUs"], "");
     assert_eq!(place(&mut engine, owner("c", "4", "r")), "n 0-3");
 }
 
@@ -226,8 +226,8 @@ fn a_restart_knows_whose_cpus_an_owner_took() {
     reserve(&mut engine, "r", "Aligned", json!({"cpuset": "0-7"}));
     assert_eq!(place(&mut engine, owner("b", "4", "r")), "n 4-7");
     engine.pod_deleted(&owned(&bind, "r"), now());
-    assert_eq!(table(&engine, "n")["availableCPUs"], "8-15");
-    assert_eq!(table(&engine, "n")["allocatedCPUs"]["0"]["refCount"], 1);
+    assert_eq!(table(&mut engine, "n")["availableCPUs"], "8-15");
+    assert_eq!(table(&mut engine, "n")["allocatedCPUs"]["0"]["refCount"], 1);
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn the_tables_can_be_looked_at() {
         &mut engine,
         lsr("a", "2", r#"{"preferredCPUExclusivePolicy":"PCPULevel"}"#),
     );
-    let table = table(&engine, "n");
+    let table = table(&mut engine, "n");
     assert_eq!(table["cpuTopology"]["numCPUs"], 16);
     assert_eq!(
         table["cpuTopology"]["cpuDetails"]["9"],
@@ -168,7 +168,7 @@ fn the_tables_can_be_looked_at() {
 #[test]
 fn a_pod_is_told_what_cpus_it_wants_and_which_it_has() {
     let mut engine = one(json!({}));
-    let told = |engine: &Engine, name: &str| {
+    let told = |engine: &mut Engine, name: &str| {
         let told = engine.explain_pod("ns", name, now()).unwrap();
         told["plugins"].get(NAME).cloned()
     };
@@ -202,10 +202,10 @@ fn a_pod_is_told_what_cpus_it_wants_and_which_it_has() {
     for (pod, expected) in rows {
         let name = pod.metadata.name.clone().unwrap();
         try_bind(&mut engine, pod).unwrap_err();
-        assert_eq!(told(&engine, &name), expected, "{name}");
+        assert_eq!(told(&mut engine, &name), expected, "{name}");
     }
     try_bind(&mut engine, lsr("broken", "4", "{nope")).unwrap_err();
-    let broken = told(&engine, "broken").unwrap();
+    let broken = told(&mut engine, "broken").unwrap();
     let error = broken["error"].as_str().unwrap();
     assert!(
         error.contains("scheduling.koordinator.sh/resource-spec"),
@@ -213,7 +213,13 @@ fn a_pod_is_told_what_cpus_it_wants_and_which_it_has() {
     );
 
     let bind = try_bind(&mut engine, lsr("has", "4", FULL)).unwrap();
-    assert_eq!(told(&engine, "has").unwrap()["allocated"]["cpuset"], "0-3");
+    assert_eq!(
+        told(&mut engine, "has").unwrap()["allocated"]["cpuset"],
+        "0-3"
+    );
     engine.pod_applied(Arc::new(bound(&bind)), now());
-    assert_eq!(told(&engine, "has").unwrap()["allocated"]["cpuset"], "0-3");
+    assert_eq!(
+        told(&mut engine, "has").unwrap()["allocated"]["cpuset"],
+        "0-3"
+    );
 }

@@ -410,12 +410,12 @@ fn people_see_what_is_reserved_and_who_uses_it() {
     world.run();
     world.pod("a", "4", "web", json!({}));
     world.run();
-    let ask = |world: &World, path: &[&str]| {
+    let ask = |world: &mut World, path: &[&str]| {
         world
             .engine
             .inspect(NAME, path, &BTreeMap::new(), world.now)
     };
-    let items = ask(&world, &["nodeReservations", "n1"]).unwrap();
+    let items = ask(&mut world, &["nodeReservations", "n1"]).unwrap();
     let item = &items["items"][0];
     assert_eq!(
         (&item["name"], &item["kind"]),
@@ -440,10 +440,10 @@ fn people_see_what_is_reserved_and_who_uses_it() {
     }
     assert_eq!(item.get("allocateOnce"), None, "false is left out");
     assert_eq!(
-        ask(&world, &["nodeReservations", "elsewhere"]),
+        ask(&mut world, &["nodeReservations", "elsewhere"]),
         Ok(json!({}))
     );
     let index = json!({"enabled": false, "prefixes": null, "indexedReservations": 0});
-    assert_eq!(ask(&world, &["reservationSelectorIndex"]), Ok(index));
-    assert_eq!(ask(&world, &["nope"]), Err(NotShown::NoSuchPath));
+    assert_eq!(ask(&mut world, &["reservationSelectorIndex"]), Ok(index));
+    assert_eq!(ask(&mut world, &["nope"]), Err(NotShown::NoSuchPath));
 }

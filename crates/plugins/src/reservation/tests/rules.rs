@@ -478,7 +478,7 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
 }
 
 /// The reservation's name, node, whether it may be used, why not, and what is left of it.
-fn told(world: &World, pod: &str) -> Vec<String> {
+fn told(world: &mut World, pod: &str) -> Vec<String> {
     let told = world.engine.explain_pod("ns", pod, world.now).unwrap();
     let listed = told["plugins"][NAME]["reservations"].as_array().cloned();
     let mut lines: Vec<String> = listed
@@ -554,7 +554,7 @@ fn a_pending_pod_is_told_which_reservations_it_owns_and_why_it_uses_none() {
     ] {
         world.pod("p", "20", "web", change);
         world.run();
-        assert_eq!(told(&world, "p"), expected, "{case}");
+        assert_eq!(told(&mut world, "p"), expected, "{case}");
         world.pod_gone("p");
     }
     world.pod("stranger", "20", "none", json!({}));
