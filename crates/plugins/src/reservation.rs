@@ -10,6 +10,7 @@ mod ahead;
 mod args;
 mod change;
 mod control;
+mod crowd;
 mod fit;
 mod metrics;
 mod owners;
@@ -24,6 +25,7 @@ use crate::restricted::{self, RESERVATIONS};
 use ahead::{Ahead, is_ahead};
 use args::Args;
 use control::Agenda;
+use crowd::Crowds;
 use fit::{Counts, NO_MATCH, Spot};
 use koord_api::annotations;
 use koord_api::extension::ReservationAllocated;
@@ -65,6 +67,7 @@ pub(crate) struct Reservations {
     /// Whether statuses are kept true, and reservations end and are removed.
     controls: bool,
     table: Table,
+    crowds: Crowds,
     agenda: Agenda,
     /// When metrics were last given.
     shown: Option<jiff::Timestamp>,
@@ -86,6 +89,7 @@ pub(crate) fn build(
         budgets: budgets::Looks::of(context),
         controls,
         table: Table::default(),
+        crowds: Crowds::default(),
         agenda: Agenda::default(),
         shown: None,
     }))
@@ -555,7 +559,13 @@ impl Bookkeeping for Reservations {
         let known = self.table.find(uid).and_then(|at| self.table.record(at));
         let was_hoped_for = known.is_some_and(|record| record.may_still_come());
         if change.action != Action::DELETE {
+            let name = object.metadata.name.as_deref().unwrap_or_default();
+            let before = self.table.named(name).map(|record| record.uid.clone());
             self.table.apply(object, view, fx);
+            if let Some(before) = before.filter(|before| **before != *uid) {
+                self.follow(&before, view);
+            }
+            self.follow(uid, view);
             let record = self.table.find(uid).and_then(|at| self.table.record(at));
             // Whoever was told of it where it did not come.
             if let Some(record) =
@@ -571,6 +581,7 @@ impl Bookkeeping for Reservations {
         }
         self.agenda.drop(&object, uid);
         self.table.delete(uid, fx);
+        self.follow(uid, view);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         if view.nodes.info(node).is_none() {
@@ -593,6 +604,7 @@ impl Bookkeeping for Reservations {
             self.table.booked(&pod.uid, node);
         } else if pod.node.is_some() {
             self.table.observe(pod, node, view, fx);
+            self.crowds.seen(pod, node, &self.table);
         }
     }
     fn on_updated(
@@ -605,6 +617,7 @@ impl Bookkeeping for Reservations {
     ) {
         if !new.is_holder() && new.node.is_some() {
             self.table.observe(new, node, view, fx);
+            self.crowds.seen(new, node, &self.table);
         }
     }
     fn on_unassigned(
@@ -618,6 +631,7 @@ impl Bookkeeping for Reservations {
             self.table.unbooked(&pod.uid, node);
         } else {
             self.table.disown(&pod.uid, fx);
+            self.crowds.gone(&pod.uid, node);
         }
     }
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {

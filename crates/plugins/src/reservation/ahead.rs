@@ -8,6 +8,7 @@
 
 use super::Reservations;
 use super::args::Args;
+use super::crowd::{Mark, says_true};
 use super::owners::{self, is_owner};
 use super::pod::AllocatePolicy;
 use super::side::{self, PodSide, Unmatched};
@@ -91,12 +92,7 @@ fn offers_itself(table: &Table, args: &Args, record: &Record, pod: &PodInfo) -> 
         }
     };
     let chosen = || match mode(record) {
-        PreAllocationMode::Cluster => {
-            let labels = pod.object.metadata.labels.as_ref();
-            labels
-                .and_then(|all| all.get(args.pre_allocation_config.label()))
-                .is_some_and(|value| value == "true")
-        }
+        PreAllocationMode::Cluster => says_true(pod, args.pre_allocation_config.label()),
         _ => is_owner(&record.object.spec.owners, pod),
     };
     pod.node.is_some() && !pod.deleting && !pod.is_holder() && chosen() && free()
@@ -138,8 +134,12 @@ impl Reservations {
         {
             return Err(Rejection::unresolvable(CLUSTER_MODE_OFF));
         }
+        debug_assert!(
+            self.crowds.is_exact(record, cycle.view),
+            "who may be taken in is known"
+        );
         let mut on = BTreeMap::new();
-        for node in cycle.view.nodes.indices() {
+        for node in self.crowds.nodes(&record.uid, cycle.view) {
             let found = self.candidates(args, cycle.view, record, node);
             if !found.is_empty() {
                 on.insert(node, found);
@@ -159,9 +159,8 @@ impl Reservations {
         record: &Record,
         node: NodeIndex,
     ) -> Vec<Arc<PodInfo>> {
-        let mut found: Vec<Arc<PodInfo>> = view
-            .nodes
-            .pods(node)
+        let crowd = self.crowds.pods(&record.uid, node, view);
+        let mut found: Vec<Arc<PodInfo>> = crowd
             .filter(|pod| offers_itself(&self.table, args, record, pod))
             .filter(|pod| self.wants(view, record, pod, node).is_ok())
             .cloned()
@@ -195,6 +194,27 @@ impl Reservations {
         side.suits(pod, &record.name, &record.terms, info, false)
     }
 
+    /// Keeps the pods at hand that the reservation with this uid may be placed over, as long as it is to
+    /// be placed.
+    pub(super) fn follow(&mut self, uid: &str, view: View<'_>) {
+        let record = self.table.find(uid).and_then(|at| self.table.record(at));
+        let mark = record.and_then(|record| {
+            let list = record.spec?;
+            if !is_ahead(record) || !record.may_still_come() {
+                return None;
+            }
+            let mark = match mode(record) {
+                PreAllocationMode::Cluster => {
+                    let args = self.args.of(&record.terms.pod);
+                    Mark::Label(args.pre_allocation_config.label().into())
+                }
+                _ => Mark::Owners(list),
+            };
+            Some((mark, record))
+        });
+        self.crowds.follow(uid, mark, view);
+    }
+
     /// How often pods that `record` may be placed over stand in which relation to it, for the
     /// condition.
     pub(super) fn count_ahead(&self, cycle: &Cycle<'_>, ahead: &Ahead) -> super::Counts {
@@ -203,12 +223,9 @@ impl Reservations {
             return counts;
         };
         let args = self.args.of(cycle.pod);
-        let nodes = cycle.view.nodes;
-        for node in nodes.indices() {
-            let offered = nodes
-                .pods(node)
-                .filter(|pod| offers_itself(&self.table, args, record, pod));
-            for pod in offered {
+        for node in self.crowds.nodes(&record.uid, cycle.view) {
+            let crowd = self.crowds.pods(&record.uid, node, cycle.view);
+            for pod in crowd.filter(|pod| offers_itself(&self.table, args, record, pod)) {
                 let plain = PodSide::default();
                 counts.add(&plain, self.wants(cycle.view, record, pod, node));
             }

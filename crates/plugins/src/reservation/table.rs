@@ -45,7 +45,7 @@ impl Record {
 
     /// Whether it is not placed, and may be.
     pub(super) fn may_still_come(&self) -> bool {
-        self.terms.node.is_none() && self.terms.phase != Phase::Over
+        self.terms.phase == Phase::Pending
     }
 
     /// What its owners use of the resources that it gives alone. What they use of others may be
@@ -194,10 +194,7 @@ impl Table {
         let Some(record) = self.find(uid).and_then(|at| self.record(at)) else {
             return true;
         };
-        match &record.terms.node {
-            Some(placed) => **placed != *node,
-            None => record.terms.phase == Phase::Over,
-        }
+        !record.may_still_come() && record.terms.node.as_deref() != Some(node)
     }
 
     /// The uid of the reservation that is being placed over the pod with this uid.

@@ -130,6 +130,12 @@ impl NodeStore {
         self.booked(node).filter(|pod| !pod.is_holder())
     }
 
+    /// What is booked on `node` under this uid, a pod or a holder.
+    #[must_use]
+    pub fn pod(&self, node: NodeIndex, uid: &str) -> Option<&Arc<PodInfo>> {
+        self.rows.get(node.row())?.pods.get(uid)
+    }
+
     /// All that takes room on `node`: pods and holders, assumed ones included, in no particular
     /// order.
     pub fn booked(&self, node: NodeIndex) -> impl Iterator<Item = &Arc<PodInfo>> {

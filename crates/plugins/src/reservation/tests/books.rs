@@ -192,7 +192,7 @@ impl World {
     }
 
     /// The reservation that a pod was told it owns a part of, by uid.
-    fn owned_by(pod: &Value) -> Option<String> {
+    pub(super) fn owned_by(pod: &Value) -> Option<String> {
         let text = pod["metadata"]["annotations"][annotations::RESERVATION_ALLOCATED].as_str()?;
         let used: Value = serde_json::from_str(text).unwrap();
         Some(used["uid"].as_str().unwrap().to_owned())

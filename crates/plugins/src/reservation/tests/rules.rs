@@ -423,6 +423,7 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
         budgets: budgets::Looks::of(&BuildContext::default()),
         controls: true,
         table: Table::default(),
+        crowds: Crowds::default(),
         agenda: Agenda::default(),
         shown: None,
     };
