@@ -11,7 +11,7 @@ use koord_scheduler::framework::{
     Lack, Plugin, Points, PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature,
     State, Subject, Verdict, View,
 };
-use koord_scheduler::state::{NodeIndex, PodInfo, ResourceColumn};
+use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo, ResourceColumn};
 use serde_json::Value;
 
 pub(crate) const NAME: &str = "NodeResourcesFit";
@@ -26,6 +26,29 @@ pub(crate) struct Fit {
 /// What the pod needs, with the text for when it is lacking.
 #[derive(Debug)]
 struct Needs(Vec<(ResourceId, i64, Reason)>);
+
+/// Where there is room by what happened to a pod.
+enum Freed<'a> {
+    On(&'a NodeInfo),
+    /// Its node is gone.
+    Nowhere,
+    /// The event does not say.
+    Somewhere,
+}
+
+fn freed<'a>(event: &ClusterEvent<'_>, other: &PodInfo, view: View<'a>) -> Freed<'a> {
+    // One that was found on another node than thought has left that one.
+    let moved = event.action.meets(Action::ADD);
+    let node = other.node.as_deref();
+    let Some(node) = node.filter(|_| event.subject == Subject::AssignedPod && !moved) else {
+        return Freed::Somewhere;
+    };
+    let info = view
+        .nodes
+        .find(node)
+        .and_then(|index| view.nodes.info(index));
+    info.map_or(Freed::Nowhere, |info| Freed::On(info))
+}
 
 /// What is scored: resource, weight, and what the pod adds.
 #[derive(Debug)]
@@ -138,16 +161,20 @@ impl Plugin for Fit {
             },
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+        // An empty node must be large enough, or nothing on it matters.
+        let large = |node: &NodeInfo| {
+            let enough =
+                |(id, amount): (ResourceId, i64)| amount == 0 || amount <= node.allocatable.get(id);
+            node.allocatable.get(PODS) > 0 && pod.requests.iter().all(enough)
+        };
         let helps = match (event.node, event.pod) {
-            // An empty node must be large enough, or nothing on it matters.
-            (Some(node), _) => {
-                node.allocatable.get(PODS) > 0
-                    && pod
-                        .requests
-                        .iter()
-                        .all(|(id, amount)| amount == 0 || amount <= node.allocatable.get(id))
-            }
+            (Some(node), _) => large(node),
+            (None, Some(other)) => match freed(event, other, view) {
+                Freed::On(node) => large(node),
+                Freed::Nowhere => false,
+                Freed::Somewhere => true,
+            },
             _ => true,
         };
         if helps { Helps::Queue } else { Helps::Skip }

@@ -29,3 +29,4 @@ mod small;
 mod two_profiles;
 mod volumes;
 mod volumes_api;
+mod waking;

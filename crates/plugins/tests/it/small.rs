@@ -8,7 +8,7 @@ use koord_scheduler::framework::{BuildContext, Profiles};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-fn now() -> Timestamp {
+pub(crate) fn now() -> Timestamp {
     Timestamp::from_second(1_700_000_000).unwrap()
 }
 

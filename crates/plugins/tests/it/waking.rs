@@ -1,0 +1,106 @@
+//! What wakes a pod that waits for room.
+
+use crate::small;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use koord_scheduler::engine::Engine;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+struct World {
+    engine: Engine,
+    now: Timestamp,
+}
+
+fn bound(name: &str, node: &str) -> Arc<Pod> {
+    pod(name, json!({"cpu": "500m"}), Some(node))
+}
+
+fn pod(name: &str, requests: Value, node: Option<&str>) -> Arc<Pod> {
+    let value = json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": name},
+        "spec": {"nodeName": node,
+            "containers": [{"name": "c", "resources": {"requests": requests}}]}
+    });
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+impl World {
+    /// Nodes with a pod each, and `waits`, which has room on none; `small` could never hold it.
+    fn new() -> Self {
+        let mut world = Self {
+            engine: small::engine(&["NodeResourcesFit"], json!({})),
+            now: small::now(),
+        };
+        for (name, cpu) in [("large", "3"), ("small", "1")] {
+            let room = json!({"cpu": cpu, "pods": "9"});
+            small::node(&mut world.engine, name, room);
+            let there = bound(&format!("on-{name}"), name);
+            world.engine.pod_applied(there, world.now);
+        }
+        world
+            .engine
+            .pod_applied(pod("waits", json!({"cpu": "3"}), None), world.now);
+        assert_eq!(world.tried().as_deref(), Some("nowhere"));
+        assert_eq!(world.tried(), None, "once");
+        world
+    }
+
+    /// Where `waits` went, if it was tried.
+    fn tried(&mut self) -> Option<String> {
+        // Longer than anyone stays away, shorter than who waits is tried without a reason.
+        self.now = self
+            .now
+            .saturating_add(SignedDuration::from_secs(20))
+            .unwrap();
+        let outcome = self.engine.schedule_one(self.now)?;
+        assert_eq!(&*outcome.pod.name, "waits");
+        Some(
+            outcome
+                .node
+                .map_or("nowhere".to_owned(), |node| node.to_string()),
+        )
+    }
+}
+
+#[test]
+fn room_on_a_node_that_is_too_small_wakes_nobody() {
+    let mut world = World::new();
+    let gone = bound("on-small", "small");
+    world.engine.pod_deleted(&gone, world.now);
+    assert_eq!(world.tried(), None);
+    let mut world = World::new();
+    world
+        .engine
+        .pod_deleted(&bound("on-large", "large"), world.now);
+    assert_eq!(world.tried().as_deref(), Some("large"));
+}
+
+/// A pod that turns up elsewhere gives back what it was assumed to have.
+#[test]
+fn room_that_was_only_assumed_wakes_whom_it_helps() {
+    let mut world = World::new();
+    world
+        .engine
+        .pod_deleted(&bound("on-large", "large"), world.now);
+    assert_eq!(world.tried().as_deref(), Some("large"));
+    let more = pod("more", json!({"cpu": "3"}), None);
+    world.engine.pod_applied(more, world.now);
+    world.now = world
+        .now
+        .saturating_add(SignedDuration::from_secs(1))
+        .unwrap();
+    let outcome = world.engine.schedule_one(world.now).unwrap();
+    assert_eq!(outcome.node, None, "{outcome:?}");
+    let elsewhere = pod("waits", json!({"cpu": "3"}), Some("small"));
+    world.engine.pod_applied(elsewhere, world.now);
+    world.now = world
+        .now
+        .saturating_add(SignedDuration::from_secs(20))
+        .unwrap();
+    let outcome = world.engine.schedule_one(world.now);
+    assert_eq!(
+        outcome.and_then(|outcome| outcome.node).as_deref(),
+        Some("large")
+    );
+}
