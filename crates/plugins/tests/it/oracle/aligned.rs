@@ -1,4 +1,4 @@
-//! CPUs that are bound, NUMA nodes and GPUs: the nodes that can take each pod that waits are those of
+//! CPUs that are bound, also amplified ones, NUMA nodes and GPUs: the nodes that can take each pod that waits are those of
 //! the rules, and what is written on a pod is what the rules allow.
 
 mod objects;
@@ -116,6 +116,7 @@ impl Run {
                 let held = objects::held(&bind.node, &bind.patch.annotations);
                 assert!(fits.contains(&held.node), "{}: {pod:?}", self.what);
                 self.cluster.check(&pod, &held);
+                let amplified = self.cluster.nodes[&held.node].percent > 100;
                 for (what, is) in [
                     ("CPUs", !held.cpus.is_empty()),
                     ("a NUMA node", held.numas.len() == 1),
@@ -123,6 +124,7 @@ impl Run {
                     ("part of a GPU", pod.gpu > 0 && pod.gpu < 100),
                     ("GPUs", pod.gpu > 100),
                     ("GPU and CPUs", pod.gpu > 0 && !held.cpus.is_empty()),
+                    ("amplified CPUs", amplified && !held.cpus.is_empty()),
                 ] {
                     *self.reached.placed.entry(what).or_default() += u32::from(is);
                 }
@@ -143,6 +145,7 @@ impl Run {
         let gpus = self.of(&[0, 2, 4]);
         let node = Node {
             policy,
+            percent: self.of(&[100, 100, 150, 200]),
             whole_cores: self.below(6) == 0,
             cpus: self.of(&[8, 12, 16]),
             memory: self.of(&[3000, 5000, 8000]),
@@ -329,7 +332,7 @@ fn cpus_and_devices_go_where_the_rules_say() {
         "{total:?}"
     );
     assert!(
-        enough(&total.apart, 4) && enough(&total.placed, 6),
+        enough(&total.apart, 4) && enough(&total.placed, 7),
         "{total:?}"
     );
 }

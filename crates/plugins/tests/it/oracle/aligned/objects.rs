@@ -39,10 +39,16 @@ pub(super) fn node(name: &str, node: &Node) -> Arc<v1::Node> {
     if node.whole_cores {
         labels["node.koordinator.sh/cpu-bind-policy"] = json!("FullPCPUsOnly");
     }
+    let mut annotations = json!({});
+    if node.percent > 100 {
+        let ratio = json!({"cpu": node.percent as f64 / 100.0});
+        annotations["node.koordinator.sh/resource-amplification-ratio"] = json!(ratio.to_string());
+    }
+    let cpu = node.amplified(i64::from(node.cpus) * 1000);
     let gpus = node.gpus.len() * 100;
     Arc::new(parsed(json!({
-        "metadata": {"name": name, "uid": name, "labels": labels},
-        "status": {"allocatable": {"cpu": node.cpus.to_string(), "pods": "110",
+        "metadata": {"name": name, "uid": name, "labels": labels, "annotations": annotations},
+        "status": {"allocatable": {"cpu": format!("{cpu}m"), "pods": "110",
             "memory": format!("{}Mi", node.memory * i64::from(NUMAS)),
             CORE: gpus.to_string(), RATIO: gpus.to_string()}}
     })))

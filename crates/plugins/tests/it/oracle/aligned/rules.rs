@@ -30,6 +30,8 @@ pub(super) enum Bind {
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) policy: Policy,
+    /// What its CPUs are said to be worth, in percent of what they are; 100 or more.
+    pub(super) percent: i64,
     /// Binds the CPUs of every pod, as whole cores.
     pub(super) whole_cores: bool,
     pub(super) cpus: u32,
@@ -78,6 +80,11 @@ impl Node {
         minor * NUMAS / u32::try_from(self.gpus.len()).unwrap()
     }
 
+    /// Milli-CPUs that are bound, as what they would have given others; rounded up.
+    pub(super) fn amplified(&self, milli: i64) -> i64 {
+        (milli * self.percent + 99) / 100
+    }
+
     /// How CPUs are bound here.
     pub(super) fn bind(&self, pod: &Pod) -> Bind {
         if self.whole_cores && pod.cpu > 0 {
@@ -115,20 +122,27 @@ impl Cluster {
     /// Amounts of the whole node.
     pub(super) fn has_room(&self, pod: &Pod, name: &str) -> bool {
         let node = &self.nodes[name];
+        let bound = |cpus: usize| 1000 * cpus as i64;
         let mut free = [
-            i64::from(node.cpus) * 1000,
+            node.amplified(i64::from(node.cpus) * 1000),
             node.memory * i64::from(NUMAS),
             node.gpus.len() as i64 * 100,
         ];
         for (other, held) in &self.held {
             if held.node == name {
                 let other = &self.pods[other];
-                for (free, asked) in free.iter_mut().zip([other.cpu, other.memory, other.gpu]) {
+                let cpus = bound(held.cpus.len());
+                let cpu = other.cpu - cpus + node.amplified(cpus);
+                for (free, asked) in free.iter_mut().zip([cpu, other.memory, other.gpu]) {
                     *free -= asked;
                 }
             }
         }
-        let asked = [pod.cpu, pod.memory, pod.gpu];
+        let cpu = match node.bind(pod) {
+            Bind::No => pod.cpu,
+            _ => node.amplified(pod.cpu),
+        };
+        let asked = [cpu, pod.memory, pod.gpu];
         asked
             .iter()
             .zip(free)
@@ -195,18 +209,26 @@ impl Cluster {
             .reserved
             .iter()
             .filter(|cpu| node.numa_of_cpu(**cpu) == numa);
-        let mut free = [
-            i64::from(node.cpus / NUMAS) * 1000 - 1000 * kept.count() as i64,
-            node.memory,
-        ];
+        let there = i64::from(node.cpus / NUMAS) * 1000 - 1000 * kept.count() as i64;
+        let mut free = [node.amplified(there), node.memory];
         for held in self.on(name) {
             let here = held.numas.get(&numa).copied().unwrap_or_default();
-            free[0] -= here[0];
+            let cpus = held.cpus.iter();
+            let cpus = cpus.filter(|cpu| node.numa_of_cpu(**cpu) == numa).count();
+            let bound = 1000 * cpus as i64;
+            free[0] -= here[0] - bound + node.amplified(bound);
             free[1] -= here[1];
         }
+        // What is bound counts for more than it is.
+        let room = free[0];
         // What must lie in some way can use only CPUs that do.
         if matches!(bind, Bind::Full | Bind::Spread) {
             free[0] = free[0].min(1000 * usable(&self.free_cpus(name, &[numa]), bind));
+        }
+        if bind != Bind::No && node.percent > 100 {
+            let whole = (0..=free[0] / 1000).rev().map(|cpus| 1000 * cpus);
+            let mut fitting = whole.filter(|cpu| node.amplified(*cpu) <= room);
+            free[0] = fitting.next().unwrap_or(0);
         }
         free
     }
@@ -307,8 +329,12 @@ impl Cluster {
         let mut sum = [0, 0];
         for (numa, amounts) in &held.numas {
             let free = self.free(&held.node, *numa, Bind::No);
+            let cpu = match bind {
+                Bind::No => amounts[0],
+                _ => node.amplified(amounts[0]),
+            };
             assert!(
-                amounts[0] <= free[0] && amounts[1] <= free[1],
+                cpu <= free[0] && amounts[1] <= free[1],
                 "NUMA node {numa}: {what}"
             );
             sum = [sum[0] + amounts[0], sum[1] + amounts[1]];
