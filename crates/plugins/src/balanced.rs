@@ -2,10 +2,9 @@
 
 use crate::args;
 use crate::fit::is_scalar;
-use koord_model::resources::ResourceId;
+use koord_model::resources::{ResourceId, ResourceTable};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,
-    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -74,7 +73,7 @@ impl Plugin for BalancedAllocation {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.amounts(&pod.requests);
         Signable::Yes
     }

@@ -2,6 +2,7 @@
 
 use crate::taints::tolerates;
 use k8s_openapi::api::core::v1::Taint;
+use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BindPlan, Binding, Cycle, Helps, Holders, Interest, Plugin, Points, PreFilter,
     Rejection, Signable, Signature, State, Subject, Verdict, View,
@@ -73,7 +74,7 @@ impl Plugin for DynamicResources {
             actions: Action::POD_SPEC,
         }]
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.number(i64::from(has_claims(pod)));
         Signable::Yes
     }
@@ -123,7 +124,7 @@ impl Plugin for NodeName {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.text(pod.node.as_deref().unwrap_or_default());
         Signable::Yes
     }
@@ -196,7 +197,7 @@ impl Plugin for NodeUnschedulable {
             Helps::Queue
         }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.number(i64::from(Self::tolerated(pod)));
         Signable::Yes
     }

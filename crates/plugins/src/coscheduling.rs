@@ -18,6 +18,7 @@ use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations;
 use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, spec};
+use koord_model::resources::ResourceTable;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects,
@@ -277,7 +278,7 @@ impl Plugin for Coscheduling {
     }
     /// Nothing of the pod is read where nodes are judged: members are like any other pods there. Those that
     /// a plan leaves one node share nothing anyway.
-    fn sign(&self, _pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
+    fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
 

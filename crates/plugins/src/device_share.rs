@@ -25,6 +25,7 @@ use koord_model::device::{
     DeviceResource, DeviceType, Holding, Inventory, Quirks, Rules, Scorer, numa_hints, score_node,
 };
 use koord_model::numa::{NumaPolicy, Offers};
+use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
     Effects, Helps, Holders, IndexKind, Insight, Interest, Lack, Metered, Normalize, NotShown,
@@ -34,7 +35,7 @@ use koord_scheduler::framework::{
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
 use place::{How, No, lack, site};
-use pod::{Incoming, Reader};
+use pod::{Incoming, Numbers};
 use rustc_hash::FxHashMap;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -50,7 +51,8 @@ const UNKNOWN: &str = "node(s) have pods whose devices are unknown";
 pub(crate) struct DeviceShare {
     settings: PerProfile<Settings>,
     quirks: Quirks,
-    reader: Reader,
+    /// The numbers of the device resources, once a node was seen.
+    numbers: Option<Numbers>,
     /// What Device objects said last, by node name; an object may be here before its node.
     known: FxHashMap<Arc<str>, Known>,
     /// By node index.
@@ -90,7 +92,7 @@ pub(crate) fn build(
     let gate = |name: &str| context.gates.get(name).copied().unwrap_or(false);
     Ok(Box::new(DeviceShare {
         settings: PerProfile::new(Settings::new(value, context)?),
-        reader: Reader::default(),
+        numbers: None,
         quirks: Quirks {
             worst_partition_first: gate("UpstreamGPUPartitionOrder"),
             straight_shared_score: gate("StraightSharedGPUScore"),
@@ -117,11 +119,14 @@ impl DeviceShare {
         row
     }
 
+    fn numbers(&self, table: &ResourceTable) -> Numbers {
+        self.numbers.unwrap_or_else(|| pod::numbers(table))
+    }
+
     fn incoming(&self, cycle: &Cycle<'_>) -> Result<Option<Incoming>, Rejection> {
         let by_template = &self.settings.of(cycle.pod).by_template;
-        let read = self
-            .reader
-            .incoming(cycle.pod, by_template, cycle.view.resources);
+        let numbers = self.numbers(cycle.view.resources);
+        let read = pod::incoming(cycle.pod, by_template, &numbers);
         read.map_err(Rejection::unresolvable)
     }
 
@@ -134,8 +139,8 @@ impl DeviceShare {
         view: View<'_>,
         fx: &mut Effects,
     ) {
-        let said = self.reader.held(pod);
-        let wants = self.reader.wants_devices(pod, view.resources);
+        let said = pod::held(pod);
+        let wants = pod::wants_devices(pod, &self.numbers(view.resources));
         let had = old.is_some_and(|old| old.annotation(annotations::DEVICE_ALLOCATED).is_some());
         let row = self.row(node, view);
         let before = row.books.get(&pod.uid).is_some();
@@ -282,7 +287,7 @@ impl Plugin for DeviceShare {
     fn hint(&self, _pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
         match (event.subject, event.pod) {
             (Subject::AssignedPod, Some(gone))
-                if !self.reader.wants_devices(gone, view.resources) =>
+                if !pod::wants_devices(gone, &self.numbers(view.resources)) =>
             {
                 Helps::Skip
             }
@@ -290,8 +295,8 @@ impl Plugin for DeviceShare {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
-        self.reader.sign(pod, signature);
+    fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
+        pod::sign(pod, &self.numbers(table), signature);
         Signable::Yes
     }
 
@@ -451,7 +456,9 @@ impl Bookkeeping for DeviceShare {
         }
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        self.reader.learn_names(view.resources);
+        if self.numbers.is_none() {
+            self.numbers = Some(pod::numbers(view.resources));
+        }
         let name = self.rows.get(node.row()).map(|row| row.name.clone());
         // A node that is gone takes a Device object that is gone with it.
         if view.nodes.info(node).is_none()

@@ -331,7 +331,7 @@ impl Plugin for ElasticQuotas {
         }
         Helps::Queue
     }
-    fn sign(&self, _pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
+    fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
 

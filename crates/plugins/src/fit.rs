@@ -179,7 +179,7 @@ impl Plugin for Fit {
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.amounts(&pod.requests);
         signature.number(pod.scoring[0]);
         signature.number(pod.scoring[1]);

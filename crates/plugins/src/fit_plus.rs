@@ -1,10 +1,9 @@
 //! `NodeResourcesFitPlus`: spread or pack, chosen per resource.
 
 use crate::args::{decode, invalid};
-use koord_model::resources::{CPU, MEMORY, PODS, ResourceId, percent};
+use koord_model::resources::{CPU, MEMORY, PODS, ResourceId, ResourceTable, percent};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,
-    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -92,7 +91,7 @@ impl Plugin for FitPlus {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.amounts(&pod.requests);
         signature.number(pod.scoring[0]);
         signature.number(pod.scoring[1]);

@@ -16,6 +16,7 @@ use koord_api::priority::PriorityClass;
 use koord_api::quantity::ResourceList;
 use koord_api::slo::NodeMetric;
 use koord_model::estimate;
+use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
     Insight, Interest, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem,
@@ -397,7 +398,7 @@ impl Plugin for LoadAware {
         });
         if helps { Helps::Queue } else { Helps::Skip }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.text(pod.priority_class.as_str());
         signature.number(i64::from(pod.daemon));
         signature.amounts(&pod.requests);

@@ -5,6 +5,7 @@ use crate::hosts::Hosts;
 use k8s_openapi::api::core::v1::{
     NodeAffinity as Affinity, NodeSelectorRequirement, NodeSelectorTerm,
 };
+use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
     Interest, Normalize, Plugin, Points, PreFilter, PreScore, Rejection, Signable, Signature,
@@ -239,7 +240,7 @@ impl Plugin for NodeAffinity {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         let selector = pod.spec().and_then(|spec| spec.node_selector.as_ref());
         sign_selector(selector, signature);
         let Some(affinity) = affinity(pod) else {

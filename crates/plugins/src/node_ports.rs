@@ -1,6 +1,7 @@
 //! `NodePorts`: no two pods share a port of their host.
 
 use k8s_openapi::api::core::v1::ContainerPort;
+use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
     Interest, Plugin, Points, PreFilter, Rejection, Signable, Signature, State, Subject, Verdict,
@@ -127,7 +128,7 @@ impl Plugin for NodePorts {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         for port in ports(pod) {
             signature.number(port.port.into());
             signature.text(&port.protocol);

@@ -211,7 +211,7 @@ impl Plugin for Numa {
         .map(|(subject, actions)| Interest { subject, actions })
         .to_vec()
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         match Incoming::new(pod, self.settings.of(pod), &self.unnumbered) {
             Ok(Some(incoming)) => incoming.sign(signature),
             Ok(None) => signature.number(0),

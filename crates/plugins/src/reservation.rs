@@ -30,6 +30,7 @@ use fit::{Counts, NO_MATCH, Spot};
 use koord_api::annotations;
 use koord_api::extension::ReservationAllocated;
 use koord_api::scheduling::Reservation;
+use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
@@ -316,7 +317,10 @@ impl Plugin for Reservations {
                 .is_some_and(|new| change::opens(old, new) || change::shrinks(old, new))
         })
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
+        Signable::Yes
+    }
+    fn sign_found(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
         if pod.is_holder() {
             // One that may be placed over pods finds others than its like.
             let record = self.record_of(pod).filter(|record| !is_ahead(record));

@@ -1,10 +1,9 @@
 //! `ScarceResourceAvoidance`: keeps pods off nodes whose scarce resources they do not ask for.
 
 use crate::args::decode;
-use koord_model::resources::{PODS, ResourceId};
+use koord_model::resources::{PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,
-    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -48,7 +47,7 @@ impl Plugin for Scarce {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         for (id, amount) in pod.requests.iter() {
             if amount > 0 {
                 signature.number(i64::from(id.0));

@@ -3,6 +3,7 @@
 use crate::args::{decode, invalid};
 use koord_api::annotations::{SCHEDULING_HINT, SCHEDULING_HINT_DEPRECATED};
 use koord_api::extension::SchedulingHint as Hint;
+use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Plugin,
     Points, PreFilter, Rejection, Signable, Signature, State, Subject, View,
@@ -97,7 +98,7 @@ impl Plugin for SchedulingHint {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         // Preferred nodes are tried before anything shared.
         for name in hint(pod)
             .ok()

@@ -1,6 +1,7 @@
 //! `TaintToleration`: pods stay off nodes whose taints they do not tolerate.
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
+use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Normalize,
     Plugin, Points, PreScore, Rejection, Signable, Signature, State, Subject, Verdict, View,
@@ -141,7 +142,7 @@ impl Plugin for TaintToleration {
             _ => Helps::Queue,
         }
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         sign(of(pod), signature);
         Signable::Yes
     }

@@ -284,7 +284,7 @@ impl Plugin for TopologyMatch {
         .map(|(subject, actions)| Interest { subject, actions })
         .to_vec()
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         match pod::ask(pod, &self.unnumbered) {
             Some(ask) => pod::sign(&ask, signature),
             None => signature.number(-1),

@@ -1,6 +1,9 @@
 //! What a pod asks for, and what it says it holds.
 
-use koord_api::extension::{DeviceAllocations, ReservationAllocated};
+use koord_api::extension::{
+    DeviceAllocateHints, DeviceAllocations, DeviceJointAllocate, GpuPartitionSpec,
+    ReservationAllocated,
+};
 use koord_api::{annotations, labels};
 use koord_model::device::{Allocation, DeviceResource, DeviceType, Holding, Need, PerMinor, Units};
 use koord_model::resources::{ResourceId, ResourceTable};
@@ -8,7 +11,7 @@ use koord_scheduler::framework::{Problem, Signature};
 use koord_scheduler::state::{Booked, PodInfo};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 const RESOURCES: usize = DeviceResource::ALL.len();
 /// Says, in its `extensions`, that the devices of an earlier decision are to be used again.
@@ -35,146 +38,166 @@ pub(super) struct Incoming {
     pub(super) designated: Option<Designated>,
 }
 
-/// Reads pods.
-#[derive(Debug, Default)]
-pub(super) struct Reader {
-    /// The numbers of the device resources.
-    ids: OnceLock<[ResourceId; RESOURCES]>,
+/// The numbers of the device resources.
+pub(super) type Numbers = [ResourceId; RESOURCES];
+
+/// Looks the device resources up.
+pub(super) fn numbers(table: &ResourceTable) -> Numbers {
+    DeviceResource::ALL.map(|resource| table.intern(resource.name()))
 }
 
-impl Reader {
-    /// Looks the device resources up, once.
-    pub(super) fn learn_names(&self, table: &ResourceTable) -> &[ResourceId; RESOURCES] {
-        let id = |resource: DeviceResource| table.intern(resource.name());
-        self.ids.get_or_init(|| DeviceResource::ALL.map(id))
-    }
+/// What the pod asks for.
+fn units(pod: &PodInfo, numbers: &Numbers) -> Units {
+    let amounts = DeviceResource::ALL.into_iter().zip(numbers);
+    amounts
+        .map(|(resource, id)| (resource, pod.requests.get(*id)))
+        .filter(|(_, amount)| *amount != 0)
+        .collect()
+}
 
-    fn units(&self, pod: &PodInfo, ids: &[ResourceId; RESOURCES]) -> Units {
-        let amounts = DeviceResource::ALL.into_iter().zip(ids);
-        amounts
-            .map(|(resource, id)| (resource, pod.requests.get(*id)))
-            .filter(|(_, amount)| *amount != 0)
-            .collect()
-    }
+/// Whether the pod asks for devices.
+pub(super) fn wants_devices(pod: &PodInfo, numbers: &Numbers) -> bool {
+    !units(pod, numbers).is_zero()
+}
 
-    /// Whether the pod asks for devices.
-    pub(super) fn wants_devices(&self, pod: &PodInfo, table: &ResourceTable) -> bool {
-        !self.units(pod, self.learn_names(table)).is_zero()
+/// What the pod needs; `None` when it needs no devices. Shared requests for what is in
+/// `by_template` need a template.
+///
+/// # Errors
+/// Why no node can serve it.
+pub(super) fn incoming(
+    pod: &PodInfo,
+    by_template: &[DeviceResource],
+    numbers: &Numbers,
+) -> Result<Option<Incoming>, String> {
+    let units = units(pod, numbers);
+    if units.is_zero() && pod.annotation(annotations::DEVICE_ALLOCATED).is_none() {
+        return Ok(None);
     }
-
-    /// What the pod needs; `None` when it needs no devices. Shared requests for what is in
-    /// `by_template` need a template.
-    ///
-    /// # Errors
-    /// Why no node can serve it.
-    pub(super) fn incoming(
-        &self,
-        pod: &PodInfo,
-        by_template: &[DeviceResource],
-        table: &ResourceTable,
-    ) -> Result<Option<Incoming>, String> {
-        let before = self.held(pod)?;
-        let units = self.units(pod, self.learn_names(table));
-        if units.is_zero() {
-            return Ok(None);
-        }
-        let hints = parse(pod, annotations::DEVICE_ALLOCATE_HINT, "DeviceAllocateHint")?;
-        let joint = parse(
-            pod,
-            annotations::DEVICE_JOINT_ALLOCATE,
-            "DeviceJointAllocate",
-        )?;
-        let spec = parse(pod, annotations::GPU_PARTITION_SPEC, "GPUPartitionSpec")?;
-        let need = Need::new(
-            &units,
-            &hints.unwrap_or_default(),
-            joint.as_ref(),
-            spec.as_ref(),
-        )
+    let said = pod.facet(Said::read);
+    let before = said.held.as_ref().map_err(Clone::clone)?.as_ref();
+    if units.is_zero() {
+        return Ok(None);
+    }
+    let (hints, joint, partition) = said.wishes.as_ref().map_err(Clone::clone)?;
+    let need = Need::new(&units, hints, joint.as_ref(), partition.as_ref())
         .map_err(|error| error.to_string())?;
-        let Some(need) = need else {
-            return Ok(None);
-        };
-        if let Some(gpu) = need.gpu.as_ref().filter(|gpu| gpu.shared)
-            && by_template.iter().any(|resource| gpu.each.lists(*resource))
-        {
-            return Err(NO_TEMPLATE.to_owned());
-        }
-        let affinity: Option<Value> = parse(
-            pod,
-            annotations::RESERVATION_AFFINITY,
-            "ReservationAffinity",
-        )?;
-        let isolation = label(pod, labels::GPU_ISOLATION_PROVIDER);
-        Ok(Some(Incoming {
-            need,
-            isolation: isolation.filter(|text| !text.is_empty()).map(str::to_owned),
-            needs_reservation: affinity.is_some_and(|affinity| !affinity.is_null())
-                || label(pod, PRE_ALLOCATION_REQUIRED) == Some("true"),
-            ignores_reservations: label(pod, labels::RESERVATION_IGNORED) == Some("true"),
-            designated: before.filter(|_| keeps_devices(pod)).map(designated),
-        }))
+    let Some(need) = need else {
+        return Ok(None);
+    };
+    if let Some(gpu) = need.gpu.as_ref().filter(|gpu| gpu.shared)
+        && by_template.iter().any(|resource| gpu.each.lists(*resource))
+    {
+        return Err(NO_TEMPLATE.to_owned());
     }
+    let has_affinity = said.has_affinity.clone()?;
+    let isolation = label(pod, labels::GPU_ISOLATION_PROVIDER);
+    Ok(Some(Incoming {
+        need,
+        isolation: isolation.filter(|text| !text.is_empty()).map(str::to_owned),
+        needs_reservation: has_affinity || label(pod, PRE_ALLOCATION_REQUIRED) == Some("true"),
+        ignores_reservations: label(pod, labels::RESERVATION_IGNORED) == Some("true"),
+        designated: before.filter(|_| said.keeps_devices).map(designated),
+    }))
+}
 
-    /// Writes everything that [`Self::incoming`] reads.
-    pub(super) fn sign(&self, pod: &PodInfo, signature: &mut Signature) {
-        let held = pod.annotation(annotations::DEVICE_ALLOCATED);
-        signature.text(held.unwrap_or_default());
-        match self.ids.get().map(|ids| self.units(pod, ids)) {
-            Some(units) if units.is_zero() => return,
-            Some(units) => {
-                for (resource, amount) in units.iter() {
-                    signature.number(resource as i64);
-                    signature.number(amount);
-                }
-            }
-            None => signature.amounts(&pod.requests),
-        }
-        for key in [
-            annotations::DEVICE_ALLOCATE_HINT,
-            annotations::DEVICE_JOINT_ALLOCATE,
-            annotations::GPU_PARTITION_SPEC,
-            annotations::RESERVATION_AFFINITY,
-            SCHEDULING_HINTS[0],
-            SCHEDULING_HINTS[1],
-        ] {
-            signature.text(pod.annotation(key).unwrap_or_default());
-        }
-        for key in [
-            labels::GPU_ISOLATION_PROVIDER,
-            labels::RESERVATION_IGNORED,
-            PRE_ALLOCATION_REQUIRED,
-        ] {
-            signature.text(label(pod, key).unwrap_or_default());
-        }
-        signature.number(i64::from(pod.is_holder()));
+/// Writes everything that [`incoming`] reads.
+pub(super) fn sign(pod: &PodInfo, numbers: &Numbers, signature: &mut Signature) {
+    let held = pod.annotation(annotations::DEVICE_ALLOCATED);
+    signature.text(held.unwrap_or_default());
+    let units = units(pod, numbers);
+    if units.is_zero() {
+        return;
     }
+    for (resource, amount) in units.iter() {
+        signature.number(resource as i64);
+        signature.number(amount);
+    }
+    for key in [
+        annotations::DEVICE_ALLOCATE_HINT,
+        annotations::DEVICE_JOINT_ALLOCATE,
+        annotations::GPU_PARTITION_SPEC,
+        annotations::RESERVATION_AFFINITY,
+        SCHEDULING_HINTS[0],
+        SCHEDULING_HINTS[1],
+    ] {
+        signature.text(pod.annotation(key).unwrap_or_default());
+    }
+    for key in [
+        labels::GPU_ISOLATION_PROVIDER,
+        labels::RESERVATION_IGNORED,
+        PRE_ALLOCATION_REQUIRED,
+    ] {
+        signature.text(label(pod, key).unwrap_or_default());
+    }
+    signature.number(i64::from(pod.is_holder()));
+}
 
-    /// What the pod's annotation says it holds.
-    ///
-    /// # Errors
-    /// What is wrong with the annotation, with its key and value.
-    pub(super) fn held(&self, pod: &PodInfo) -> Result<Option<Holding>, String> {
-        let key = annotations::DEVICE_ALLOCATED;
-        let Some(text) = pod.annotation(key) else {
-            return Ok(None);
-        };
-        let malformed = |error: String| format!("annotation {key} is malformed: {error}: {text:?}");
-        let said: Option<DeviceAllocations> =
-            serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-        let devices = Allocation::from_annotation(&said.unwrap_or_default()).map_err(malformed)?;
-        if devices.is_empty() {
-            return Ok(None);
+/// What the pod's annotations say, read once. Each part has its own error, as not every pod is asked for
+/// every part.
+#[derive(Debug)]
+struct Said {
+    held: Result<Option<Holding>, String>,
+    wishes: Result<Wishes, String>,
+    /// Whether it says which reservations it is to be placed in.
+    has_affinity: Result<bool, String>,
+    /// Whether it is to have the devices of an earlier decision again.
+    keeps_devices: bool,
+}
+
+/// The hints, what is to be given together, and the partition of GPUs.
+type Wishes = (
+    DeviceAllocateHints,
+    Option<DeviceJointAllocate>,
+    Option<GpuPartitionSpec>,
+);
+
+impl Said {
+    fn read(pod: &PodInfo) -> Self {
+        let key = annotations::RESERVATION_AFFINITY;
+        let affinity: Result<Option<Value>, String> = parse(pod, key, "ReservationAffinity");
+        Self {
+            held: held(pod),
+            wishes: wishes(pod),
+            has_affinity: affinity.map(|said| said.is_some_and(|said| !said.is_null())),
+            keeps_devices: keeps_devices(pod),
         }
-        let from = pod.annotation(annotations::RESERVATION_ALLOCATED);
-        // A malformed one is reported by whom it concerns first; here the pod stands for itself.
-        let from = from.and_then(|text| serde_json::from_str::<ReservationAllocated>(text).ok());
-        Ok(Some(Holding {
-            devices,
-            reserves: pod.is_holder(),
-            from: from.map(|from| from.uid.into()),
-        }))
     }
+}
+
+fn wishes(pod: &PodInfo) -> Result<Wishes, String> {
+    let hints = parse(pod, annotations::DEVICE_ALLOCATE_HINT, "DeviceAllocateHint")?;
+    let hints: Option<DeviceAllocateHints> = hints;
+    let key = annotations::DEVICE_JOINT_ALLOCATE;
+    let joint = parse(pod, key, "DeviceJointAllocate")?;
+    let partition = parse(pod, annotations::GPU_PARTITION_SPEC, "GPUPartitionSpec")?;
+    Ok((hints.unwrap_or_default(), joint, partition))
+}
+
+/// What the pod's annotation says it holds.
+///
+/// # Errors
+/// What is wrong with the annotation, with its key and value.
+pub(super) fn held(pod: &PodInfo) -> Result<Option<Holding>, String> {
+    let key = annotations::DEVICE_ALLOCATED;
+    let Some(text) = pod.annotation(key) else {
+        return Ok(None);
+    };
+    let malformed = |error: String| format!("annotation {key} is malformed: {error}: {text:?}");
+    let said: Option<DeviceAllocations> =
+        serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
+    let devices = Allocation::from_annotation(&said.unwrap_or_default()).map_err(malformed)?;
+    if devices.is_empty() {
+        return Ok(None);
+    }
+    let from = pod.annotation(annotations::RESERVATION_ALLOCATED);
+    // A malformed one is reported by whom it concerns first; here the pod stands for itself.
+    let from = from.and_then(|text| serde_json::from_str::<ReservationAllocated>(text).ok());
+    Ok(Some(Holding {
+        devices,
+        reserves: pod.is_holder(),
+        from: from.map(|from| from.uid.into()),
+    }))
 }
 
 fn label<'a>(pod: &'a PodInfo, key: &str) -> Option<&'a str> {
@@ -201,7 +224,7 @@ fn keeps_devices(pod: &PodInfo) -> bool {
     })
 }
 
-fn designated(held: Holding) -> Designated {
+fn designated(held: &Holding) -> Designated {
     let units = DeviceType::ALL.map(|kind| held.devices.units(kind));
     let functions = DeviceType::ALL.map(|kind| {
         let grants = held.devices.of(kind).iter();

@@ -19,6 +19,7 @@ use crate::hosts::Hosts;
 use crate::shape::Shape;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects, Helps,
@@ -331,7 +332,10 @@ impl Plugin for VolumeBinding {
     fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
         super::claim_names(pod)
     }
-    fn sign(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
+        Signable::Yes
+    }
+    fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         if !uses_claims(pod) {
             return Signable::Yes;
         }

@@ -8,6 +8,7 @@ use super::{
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};
+use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, ObjectChange,
@@ -251,7 +252,10 @@ impl Plugin for NodeVolumeLimits {
     fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
         super::claim_names(pod)
     }
-    fn sign(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
+        Signable::Yes
+    }
+    fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         let Ok(sources) = sources(storage(view), pod) else {
             return Signable::No;
         };

@@ -3,6 +3,7 @@
 use super::storage::Storage;
 use super::{CLAIMS, Key, indexes, interest, standing, storage, uses, volumes};
 use k8s_openapi::api::core::v1::Volume;
+use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, Plugin, Points,
@@ -146,7 +147,10 @@ impl Plugin for VolumeRestrictions {
     fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
         super::claim_names(pod)
     }
-    fn sign(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
+        Signable::Yes
+    }
+    fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         for volume in volumes(pod).iter().filter(|volume| is_disk(volume)) {
             sign_disk(volume, signature);
         }

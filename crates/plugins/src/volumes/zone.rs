@@ -3,6 +3,7 @@
 use super::storage::{Storage, claim_class, volume_name};
 use super::{CLAIMS, CLASSES, VOLUMES, indexes, interest, standing, storage, uses};
 use k8s_openapi::api::core::v1::PersistentVolume;
+use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, ClusterEvent, Cycle, Helps, IndexKind, Interest, Plugin, Points, PreFilter, Rejection,
@@ -119,7 +120,10 @@ impl Plugin for VolumeZone {
     fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
         super::claim_names(pod)
     }
-    fn sign(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
+        Signable::Yes
+    }
+    fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         if standing(pod).next().is_none() {
             return Signable::Yes;
         }

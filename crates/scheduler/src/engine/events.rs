@@ -169,6 +169,13 @@ impl Engine {
         let gates = self.gates_of(&info, profile);
         let old = self.queue.get(&info.uid).map(|queued| queued.info.clone());
         self.nomination_seen(old.as_deref(), &info);
+        let matters = old
+            .as_ref()
+            .is_none_or(|old| old.differs_for_scheduling(&info));
+        if matters {
+            // What is read of the pod is read now, and not while others wait to be placed.
+            self.own_shape(&info, profile);
+        }
         let Some(old) = old else {
             return self.queue.add(info, gates, now);
         };
@@ -176,7 +183,6 @@ impl Engine {
             self.promise_ended(&old, now);
         }
         let uid = info.uid.clone();
-        let matters = old.differs_for_scheduling(&info);
         self.queue.replace(info);
         self.queue.gate(&uid, gates, now);
         if matters && gates == 0 {

@@ -454,23 +454,51 @@ impl Engine {
         signature: &mut Signature,
         mut apart: Option<&mut Signature>,
     ) -> Signable {
-        // What no plugin asks of a holder, it may ask of a pod.
-        signature.number(i64::from(pod.is_holder()));
+        let Some(own) = self.own_shape(pod, profile) else {
+            return Signable::No;
+        };
+        signature.shape(own);
         let asked = self.judging(pod);
         let signers = self.signers[profile].iter();
         for instance in signers.filter(|at| asked & (1 << **at) != 0) {
             let plugin = &self.plugins[*instance];
+            let releases = plugin.release().is_some();
             let signature = match &mut apart {
-                Some(apart) if plugin.release().is_some() => &mut **apart,
+                Some(apart) if releases => &mut **apart,
                 _ => &mut *signature,
             };
             // Separates what the plugins write.
-            signature.number(i64::try_from(*instance).unwrap_or(i64::MAX));
-            if plugin.sign(pod, view, signature) == Signable::No {
+            signature.count(*instance);
+            if releases && plugin.sign(pod, &self.resources, signature) == Signable::No
+                || plugin.sign_found(pod, view, signature) == Signable::No
+            {
                 return Signable::No;
             }
         }
         Signable::Yes
+    }
+
+    /// What plugins read of the pod itself, but those that release others, which may have to be told
+    /// apart: written once, when the pod is queued. `None` when it shares nothing.
+    pub(super) fn own_shape(&self, pod: &PodInfo, profile: usize) -> Option<ShapeId> {
+        pod.shape(profile, || {
+            let mut signature = Signature::default();
+            // What no plugin asks of a holder, it may ask of a pod.
+            signature.flag(pod.is_holder());
+            let asked = self.judging(pod);
+            let signers = self.signers[profile].iter();
+            for instance in signers.filter(|at| asked & (1 << **at) != 0) {
+                let plugin = &self.plugins[*instance];
+                if plugin.release().is_some() {
+                    continue;
+                }
+                signature.count(*instance);
+                if plugin.sign(pod, &self.resources, &mut signature) == Signable::No {
+                    return None;
+                }
+            }
+            Some(signature.finish())
+        })
     }
 
     /// Forgets shapes beyond what may be remembered.

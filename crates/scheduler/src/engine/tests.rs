@@ -8,7 +8,7 @@ use crate::framework::{
     Factory, Helps, ObjectChange, Permit, Registry, Rejection, Signable, State, Verdict,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
-use koord_model::resources::CPU;
+use koord_model::resources::{CPU, ResourceTable};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ impl Plugin for Knobs {
     fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
         pod.annotation("thing").into_iter().collect()
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.amounts(&pod.requests);
         signature.text(&pod.name[..1]);
         Signable::Yes

@@ -366,11 +366,15 @@ pub trait Plugin: Send + Sync {
     fn reaches_further(&self, _event: &ClusterEvent<'_>) -> bool {
         false
     }
-    /// Writes everything of `pod` that this plugin's pre-filter, filter and scores read, and what they
-    /// find by it elsewhere: in its claims, say. What they read of the node in question is told by
-    /// touching it, and is no part of this.
-    fn sign(&self, _pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
+    /// Writes everything of `pod` that this plugin's pre-filter, filter and scores read. It is the same as
+    /// long as the pod is: written once, and kept with it. What they read of the node in question is told
+    /// by touching it, and is no part of this.
+    fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::No
+    }
+    /// Writes, at each attempt, what they find elsewhere by the pod: in its claims, say.
+    fn sign_found(&self, _: &PodInfo, _: View<'_>, _: &mut Signature) -> Signable {
+        Signable::Yes
     }
 
     /// Kinds, beside pods and nodes, that the plugin needs to see.

@@ -76,6 +76,11 @@ impl Signature {
         self.number(-1);
     }
 
+    /// Appends what has been written elsewhere.
+    pub fn shape(&mut self, shape: ShapeId) {
+        self.0.write(&shape.0.to_le_bytes());
+    }
+
     /// The identity of what was written so far.
     #[must_use]
     pub fn finish(&self) -> ShapeId {

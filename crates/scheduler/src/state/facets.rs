@@ -1,32 +1,51 @@
 //! What plugins make of a pod, each its own part.
 
+use crate::framework::ShapeId;
 use std::any::Any;
 use std::sync::OnceLock;
 
 /// Values that were read from a pod, one per type; each is read when it is first asked for, and kept
 /// as long as this state of the pod is.
 #[derive(Default)]
-pub(super) struct Facets(OnceLock<Box<Facet>>);
+pub(super) struct Facets {
+    first: Link,
+    /// By the profile's position, which its name decides.
+    shape: OnceLock<(usize, Option<ShapeId>)>,
+}
+
+type Link = OnceLock<Box<Facet>>;
 
 struct Facet {
     value: Box<dyn Any + Send + Sync>,
-    next: Facets,
+    next: Link,
 }
 
 impl Facets {
     pub(super) fn get<T: Any + Send + Sync>(&self, read: impl Fn() -> T) -> &T {
-        let mut at = self;
+        let mut at = &self.first;
         loop {
-            let facet = at.0.get_or_init(|| {
+            let facet = at.get_or_init(|| {
                 Box::new(Facet {
                     value: Box::new(read()),
-                    next: Self::default(),
+                    next: Link::default(),
                 })
             });
             match facet.value.downcast_ref() {
                 Some(value) => return value,
                 None => at = &facet.next,
             }
+        }
+    }
+
+    /// What `sign` says, once for the profile in this position.
+    pub(super) fn shape(
+        &self,
+        profile: usize,
+        sign: impl Fn() -> Option<ShapeId>,
+    ) -> Option<ShapeId> {
+        match self.shape.get_or_init(|| (profile, sign())) {
+            (known, shape) if *known == profile => *shape,
+            _ => sign(),
         }
     }
 }
@@ -47,6 +66,7 @@ impl std::fmt::Debug for Facets {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::framework::Signature;
     use std::cell::Cell;
 
     #[test]
@@ -66,5 +86,29 @@ mod tests {
         assert_eq!(reads.get(), 1);
         number(&facets.clone());
         assert_eq!(reads.get(), 2);
+    }
+
+    #[test]
+    fn a_shape_is_signed_once_for_its_profile_until_the_pod_is_copied() {
+        let (facets, signs) = (Facets::default(), Cell::new(0));
+        let shape = |facets: &Facets, profile: usize| {
+            let sign = || {
+                signs.set(signs.get() + 1);
+                let mut signature = Signature::default();
+                signature.count(profile);
+                (profile != 1).then(|| signature.finish())
+            };
+            facets.shape(profile, sign)
+        };
+        let (of_0, of_1, of_2) = (shape(&facets, 0), shape(&facets, 1), shape(&facets, 2));
+        assert_eq!((of_0 == of_2, of_1, signs.get()), (false, None, 3));
+        assert_eq!(shape(&facets, 0), of_0);
+        assert_eq!(signs.get(), 3);
+        assert_eq!(shape(&facets.clone(), 0), of_0);
+        assert_eq!(signs.get(), 4);
+        // That it shares nothing is remembered, too.
+        let loner = Facets::default();
+        assert_eq!((shape(&loner, 1), shape(&loner, 1)), (None, None));
+        assert_eq!(signs.get(), 5);
     }
 }

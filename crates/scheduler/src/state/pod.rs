@@ -1,6 +1,7 @@
 //! A pod as the scheduler sees it: everything parsed once, when the informer delivers it.
 
 use super::facets::Facets;
+use crate::framework::ShapeId;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerStatus, ObjectReference, Pod, PodSpec, PodStatus, ResourceRequirements,
@@ -217,6 +218,16 @@ impl PodInfo {
     /// would otherwise parse at every step; it may depend on nothing but the pod.
     pub fn facet<T: Any + Send + Sync>(&self, read: impl Fn(&Self) -> T) -> &T {
         self.facets.get(|| read(self))
+    }
+
+    /// What `sign` makes of this pod, for the profile in this position: done once, then remembered. `None` when
+    /// the pod is like no other.
+    pub(crate) fn shape(
+        &self,
+        profile: usize,
+        sign: impl Fn() -> Option<ShapeId>,
+    ) -> Option<ShapeId> {
+        self.facets.shape(profile, sign)
     }
 
     /// Whether something that scheduling reads differs: spec, labels or annotations.

@@ -32,7 +32,7 @@ impl Plugin for Holder {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
-    fn sign(&self, _pod: &PodInfo, _view: View<'_>, _signature: &mut Signature) -> Signable {
+    fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::No
     }
 }

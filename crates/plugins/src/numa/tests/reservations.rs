@@ -4,6 +4,7 @@ use super::*;
 use crate::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_api::scheduling::Reservation;
+use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{Bookkeeping, Factory, Registry, Release};
 
 /// Books reservations as pods, and lets a pod with label `use` into the reservations it names.
@@ -37,7 +38,7 @@ impl Plugin for StandIn {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
-    fn sign(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         for (key, value) in pod.object.metadata.labels.iter().flatten() {
             signature.text(key);
             signature.text(value);

@@ -455,7 +455,7 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
         .unwrap();
         let pod = PodInfo::new(Arc::new(pod), &resources).unwrap();
         let mut signature = Signature::default();
-        assert_eq!(plugin.sign(&pod, view, &mut signature), Signable::Yes);
+        assert_eq!(plugin.sign_found(&pod, view, &mut signature), Signable::Yes);
         signature.finish()
     };
     show(&mut plugin, "r1", "web", "n1");
