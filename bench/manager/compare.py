@@ -118,10 +118,13 @@ def compare(ours, theirs):
 
 
 class Known:
-    """The reviewed list: lines of `STEP OBJECT FIELD [OURS:THEIRS] | part of a row of docs/compat.md`."""
+    """The reviewed list: lines of `STEP OBJECT FIELD [OURS:THEIRS] | part of a row of docs/compat.md`. In place of
+    values there may be `=NAME`, one of `checks`, functions of both sides."""
 
-    def __init__(self, path, compat):
-        self.rules, self.used = [], set()
+    def __init__(self, path, compat, checks=None):
+        self.checks = checks or {}
+        # What each line was used for: by its number, texts and how often.
+        self.rules, self.used = [], {}
         rows = " ".join(compat.split())
         for number, line in enumerate(open(path), 1):
             line = line.strip()
@@ -131,16 +134,23 @@ class Known:
             step, thing, field, *values = pattern.split()
             if row.strip() not in rows:
                 raise SystemExit(f"{path}:{number}: docs/compat.md has no row {row.strip()!r}")
+            if values and values[0].startswith("=") and values[0][1:] not in self.checks:
+                raise SystemExit(f"{path}:{number}: there is no check {values[0][1:]!r}")
             self.rules.append((step.split(","), thing.split(","), field, "".join(values) or "*", row.strip(), number))
 
-    def row(self, step, thing, field, values):
-        """The row of the first line that matches; `values` is `OURS:THEIRS` as shown."""
+    def row(self, step, thing, field, values, sides=()):
+        """The row of the first line that matches; `values` is `OURS:THEIRS` as shown, `sides` are both as they are."""
         def any_of(text, patterns):
             return any(fnmatch.fnmatchcase(text, pattern) for pattern in patterns)
 
+        def meant(wanted):
+            return self.checks[wanted[1:]](*sides) if wanted.startswith("=") else any_of(values, [wanted])
+
         for steps, things, fields, wanted, row, number in self.rules:
-            if any_of(step, steps) and any_of(thing, things) and any_of(field, [fields]) and any_of(values, [wanted]):
-                self.used.add(number)
+            if any_of(step, steps) and any_of(thing, things) and any_of(field, [fields]) and meant(wanted):
+                uses = self.used.setdefault(number, {})
+                use = f"{step} {thing} {field} {values}"
+                uses[use] = uses.get(use, 0) + 1
                 return row
         return None
 

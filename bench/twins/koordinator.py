@@ -125,10 +125,18 @@ def reservations(of):
 
     def used(index, once, policy):
         app = of.label(f"r{index}")
-        size = of.amounts(3000)
-        reserve(of, app, size, allocateOnce=once, **policy)
-        owners.append(of.pod(size if of.some(0.5) else of.amounts(2000), {"app": app}))
-        of.pod(of.amounts(3000), {"app": app}, {f"{SCHEDULING}/reservation-affinity": json.dumps({"name": app})} if of.some(0.5) else None)
+        cpu, memory = of.draw.randint(375, 3000), of.draw.randint(100, 6000)
+
+        def part(least, most):
+            share = of.draw.randint(least, most)
+            return {"cpu": f"{cpu * share // 100}m", "memory": f"{memory * share // 100}Mi"}
+
+        # Only who may not take more than is reserved asks for more: see `beyond`.
+        strict = once or policy["allocatePolicy"] == "Restricted"
+        reserve(of, app, part(100, 100), allocateOnce=once, **policy)
+        owners.append(of.pod(part(100, 100) if strict and of.some(0.5) else part(20, 60), {"app": app}))
+        of.pod(of.amounts(3000) if strict else part(10, 40), {"app": app},
+               {f"{SCHEDULING}/reservation-affinity": json.dumps({"name": app})} if of.some(0.5) else None)
 
     used(0, False, {"allocatePolicy": "Aligned"})
     used(1, False, {"allocatePolicy": "Restricted"})
@@ -138,6 +146,17 @@ def reservations(of):
     of.gone(of.label("r0"), "Reservation")
     # Last, as Koordinator's counts it twice from then on.
     used(2, True, {"allocatePolicy": of.draw.choice(["Aligned", "Restricted"])} if of.some(0.5) else {})
+
+
+@theme
+def beyond(of):
+    """Owners that take more than is reserved, and a pod that has room only if that is forgotten."""
+    of.node({"cpu": "10"})
+    app = of.label("b0")
+    reserve(of, app, {"cpu": "1", "memory": "1Gi"}, allocateOnce=False, **of.draw.choice([{}, {"allocatePolicy": "Aligned"}]))
+    for _ in range(2):
+        of.pod({"cpu": f"{of.draw.randint(1000, 2000)}m", "memory": "600Mi"}, {"app": app})
+    of.pod({"cpu": f"{of.draw.randint(8100, 8900)}m", "memory": "1Gi"})
 
 
 @theme
@@ -178,18 +197,19 @@ def cpusets(of):
 @theme
 def numa(of):
     """Nodes that align, each in its way; pods that fit one NUMA node, two or none."""
-    for policy in of.draw.sample(["SingleNUMANode", "Restricted", "BestEffort"], 2):
+    policies = of.draw.sample(["SingleNUMANode", "Restricted", "BestEffort"], 2)
+    # What BestEffort cannot split fails for ever on the same node in Koordinator's, which only finds out at Reserve.
+    fractions = "BestEffort" not in policies
+    for policy in policies:
         cpu, memory = of.draw.choice([12, 16]), of.draw.randint(16000, 30000) // 2 * 2
         node = of.node({"cpu": str(cpu), "memory": f"{memory}Mi"}, {"node.koordinator.sh/numa-topology-policy": policy})
         of.topology(node, cpu, memory=memory)
-    # No fractions of a CPU: with them ours has bound a pod that theirs refused, and why is not known yet.
-    bound = of.some(0.6)
     for _ in range(7):
         labels, more = ({}, {})
         amounts = of.amounts(7000)
-        if bound:
+        if not fractions:
             amounts["cpu"] = str(of.draw.randint(1, 6))
-        if bound and of.some(0.4):
+        if of.some(0.4):
             labels, amounts["cpu"] = LSR, str(of.draw.choice([2, 3, 4, 6]))
             more = {"priorityClassName": "koord-prod"}
         of.pod(amounts, labels, None, dict(amounts), **more)

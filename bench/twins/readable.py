@@ -6,6 +6,8 @@ from compare import amount
 
 SEEN = ["Pod", "PodGroup", "ElasticQuota", "Reservation"]
 ANNOTATIONS = ["resource-status", "device-allocated", "reservation-allocated"]
+# Events in full, for who reads the report: not compared.
+SAID = "(said)"
 # What may go on changing while nothing is decided.
 VOLATILE = ("nominated", "message", "preemption", "events")
 
@@ -95,6 +97,7 @@ def snapshot(api, with_events):
         fields = uids.get(about.get("uid"))
         if fields is not None:
             fields["events"] = " ".join(sorted({*fields.get("events", "").split(), event.get("reason") or ""}))
+            fields.setdefault(SAID, []).append(f"{event.get('reason')} x{(event.get('series') or {}).get('count') or event.get('count') or 1}: {event.get('message')}")
     return seen
 
 

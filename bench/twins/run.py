@@ -19,7 +19,8 @@ import kubernetes  # noqa: E402, F401
 import koordinator  # noqa: E402, F401
 from clusters import CLASSES, THEMES, Cluster  # noqa: E402
 from compare import Known  # noqa: E402
-from readable import States, VOLATILE, snapshot  # noqa: E402
+from meant import CHECKS  # noqa: E402
+from readable import SAID, States, VOLATILE, snapshot  # noqa: E402
 
 api.KINDS |= {
     "PodGroup": ("/apis/scheduling.sigs.k8s.io/v1alpha1", "podgroups", True),
@@ -32,10 +33,16 @@ api.KINDS |= {
     "Event": ("/api/v1", "events", True),
 }
 # Clusters that are there at a time.
-TOGETHER = 60
-# What has not changed for so many seconds is what was decided; who waits is tried again after one.
-STILL, LONGEST = 2.2, 25
+TOGETHER = 100
+# Who waits is tried again a second later, at the next look of a clock of one second. What a scheduler has not
+# changed in so many seconds, in which it did something else, is what it decided.
+PAUSE = 2.2
+# After so many looks, what still changes is RESTLESS.
+LOOKS = 12
 RESTLESS = "restless"
+MARK = "mark"
+# A scheduler that does not bind a pod in so many seconds has gone.
+GONE = 300
 # Equal nodes are drawn at random by both: so often an event is taken back and made again, and so often a whole cluster.
 TRIES, AGAIN = 6, 5
 PLACES = ("node", "nominated", "resource-status", "device-allocated", "(object)")
@@ -43,34 +50,48 @@ PLACES = ("node", "nominated", "resource-status", "device-allocated", "(object)"
 
 class Side:
     def __init__(self, url):
-        self.api = api.Api(url)
+        self.api, self.marks = api.Api(url), 0
+        self.api.create({"kind": "PriorityClass", "metadata": {"name": MARK}, "value": -1})
+        self.api.create(marked())
         for name, value in CLASSES.items():
             policy = {"preemptionPolicy": "Never"} if name == "twin-never" else {}
             self.api.create({"kind": "PriorityClass", "metadata": {"name": name}, "value": value, **policy})
 
-    def settle(self):
-        """Waits until pods and statuses rest. What is still written again and again is RESTLESS."""
-        def placed(seen):
-            return {cluster: {what: {field: value for field, value in fields.items() if field.split(".")[0] not in VOLATILE}
-                              for what, fields in things.items()} for cluster, things in seen.items()}
+    def mark(self):
+        """Waits until the scheduler has bound a pod that comes after all others: it has seen them, and tried them."""
+        self.marks += 1
+        name, since = f"{MARK}-{self.marks}", time.monotonic()
+        self.api.create({"kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": {
+            "schedulerName": "koord-scheduler", "priorityClassName": MARK, "nodeSelector": {"twin": MARK}, "enableServiceLinks": False,
+            "automountServiceAccountToken": False, "tolerations": [{"operator": "Exists"}], "containers": [{"name": "c", "image": "i"}]}})
+        while not self.api.call("GET", self.api.path("Pod", name, "default"))["spec"].get("nodeName"):
+            if time.monotonic() - since > GONE:
+                raise SystemExit(f"twin: {name} was not bound in {GONE} s")
+            time.sleep(0.1)
 
-        begun = since = time.monotonic()
+    def settle(self):
+        """Waits until pods and statuses rest, while the scheduler goes on. What is still written again and again is RESTLESS."""
+        def placed(seen):
+            return {cluster: {what: {field: value for field, value in fields.items() if not field.startswith(VOLATILE)}
+                              for what, fields in things.items()} for cluster, things in seen.items() if cluster != MARK}
+
         rests, moved = None, set()
-        while True:
-            now = snapshot(self.api, False)
-            rest = placed(now)
-            if rest != rests:
-                if rests is not None and time.monotonic() - begun > LONGEST / 2:
-                    moved |= {(cluster, what, field) for cluster, things in rest.items() for what, fields in things.items() for field in fields
-                              if rests.get(cluster, {}).get(what, {}).get(field) != fields[field]}
-                rests, since = rest, time.monotonic()
-            if time.monotonic() - since > STILL or time.monotonic() - begun > LONGEST:
+        for look in range(LOOKS):
+            self.mark()
+            rest = placed(snapshot(self.api, False))
+            if rest == rests:
                 break
-            time.sleep(0.4)
+            if look > LOOKS / 2:
+                moved |= {(cluster, what, field) for cluster, things in rest.items() for what, fields in things.items() for field in fields
+                          if rests.get(cluster, {}).get(what, {}).get(field) != fields[field]}
+            rests = rest
+            time.sleep(PAUSE)
         seen = snapshot(self.api, True)
+        seen.pop(MARK, None)
         self.start(seen)
         for cluster, what, field in moved:
-            seen[cluster].get(what, {})[field] = RESTLESS
+            if what in seen.get(cluster, {}):
+                seen[cluster][what][field] = RESTLESS
         return seen
 
     def start(self, seen):
@@ -112,6 +133,13 @@ def timed(thing):
         return thing
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {**thing, "status": {**thing["status"], "updateTime": now}}
+
+
+def marked():
+    """The node of marks."""
+    room = {"cpu": "1", "memory": "1Gi", "pods": "1000000"}
+    return {"kind": "Node", "metadata": {"name": f"{MARK}-node", "labels": {"twin": MARK}}, "spec": {},
+            "status": {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}}
 
 
 class Slot:
@@ -157,7 +185,10 @@ class Slot:
             return False
         if found:
             self.differences = [f"event {self.number} ({self.told()}) {line}" for line in found]
-            self.outcomes.append(self.differences)
+            about = {line.split()[0] for line in found}
+            said = [f"{who} of {what}: {text}" for what in sorted(about) for who, side in zip(("ours", "theirs"), seen)
+                    for text in side.get(what, {}).get(SAID, [])]
+            self.outcomes.append([*self.differences, *said])
             self.tries += 1
             drawn = any(line.split()[1].startswith(PLACES) for line in found)
             again = drawn and self.next == "event" and self.event()[0] == "create" and self.tries < TRIES and all(
@@ -180,7 +211,7 @@ class Slot:
             sides = [side.get(what) for side in seen]
             if None in sides:
                 sides = [{"(object)": "there"} if side is not None else {} for side in sides]
-            for field in sorted(set(sides[0]) | set(sides[1])):
+            for field in sorted((set(sides[0]) | set(sides[1])) - {SAID}):
                 values = [side.get(field) for side in sides]
                 if values[0] == values[1]:
                     continue
@@ -191,7 +222,7 @@ class Slot:
                     continue
                 ours, theirs = (json.dumps(value, sort_keys=True) for value in values)
                 said = f"{ours}:{theirs}".replace(" ", "")
-                if not any(known.row(theme, what.split("/")[0], field, said) for theme in self.cluster.themes):
+                if not any(known.row(theme, what.split("/")[0], field, said, values) for theme in self.cluster.themes):
                     found.append(f"{what} {field}: {ours} != {theirs}")
         return found
 
@@ -210,8 +241,8 @@ class Slot:
         return " ".join(str(part) for part in event[:3])
 
 
-def run(sides, clusters, known, states):
-    """Slots of all clusters when they are done; some at a time."""
+def run(sides, clusters, known, states, note):
+    """Slots of all clusters when they are done; some at a time. `note` is told who is done after each round."""
     waiting, active, done, rounds = collections.deque(Slot(cluster) for cluster in clusters), [], [], 0
     with ThreadPoolExecutor(2) as pool:
         def both(do):
@@ -231,28 +262,44 @@ def run(sides, clusters, known, states):
             rounds += 1
             print(f"twin: round {rounds}: {len(done)} of {len(clusters)} clusters done, {sum(slot.tries > 0 or slot.runs > 0 for slot in active)} tried again",
                   file=sys.stderr, flush=True)
+            note(done)
     return done
 
 
+def differing(slots):
+    return sorted((slot for slot in slots if slot.differences), key=lambda slot: int(slot.cluster.name[1:]))
+
+
+def summary(slots, of, seed, states, seconds):
+    return {"clusters": len(slots), "of": of, "seed": seed, "themes": len(THEMES), "events": sum(len(slot.cluster.events) for slot in slots),
+            "seconds": seconds, "differ": len(differing(slots)),
+            "at once": sum(not slot.runs and not slot.ties for slot in slots), "drawn again": sum(slot.ties for slot in slots),
+            "messages not said anew by one": sum(slot.stale for slot in slots),
+            "from the start again": sum(slot.runs > 0 for slot in slots), "states": dict(sorted(states.counts.items())),
+            "reasons": dict(sorted(states.texts.items(), key=lambda pair: -pair[1]))}
+
+
 def main(ours, theirs, count, seed, known, compat, out):
-    known = Known(known, open(compat).read())
+    known = Known(known, open(compat).read(), CHECKS)
     begun, states = time.monotonic(), States()
     sides = [Side(ours), Side(theirs)]
-    chosen = os.environ.get("THEMES", "").split()
-    clusters = [cluster for cluster in (Cluster(number, seed) for number in range(int(count))) if not chosen or set(chosen) & set(cluster.themes)]
-    slots = run(sides, clusters, known, states)
-    differ = sorted((slot for slot in slots if slot.differences), key=lambda slot: int(slot.cluster.name[1:]))
+    chosen, only = (set(os.environ.get(name, "").split()) for name in ("THEMES", "ONLY"))
+    clusters = [cluster for cluster in (Cluster(number, seed) for number in range(int(count)))
+                if (not chosen or chosen & set(cluster.themes)) and (not only or cluster.name in only)]
+
+    def note(slots):
+        """What is known so far: a run that is stopped leaves that."""
+        report = summary(slots, len(clusters), seed, states, round(time.monotonic() - begun))
+        meant = {f"line {number}": dict(sorted(uses.items())) for number, uses in sorted(known.used.items())}
+        differences = {slot.cluster.name: {"themes": slot.cluster.themes, "tries": slot.outcomes or [slot.differences]} for slot in differing(slots)}
+        with open(os.path.join(out, "report.json"), "w") as file:
+            json.dump({**report, "meant": meant, "differences": differences}, file, indent=1)
+        return report
+
+    slots = run(sides, clusters, known, states, note)
+    differ, report = differing(slots), note(slots)
     # Of a run of everything, each state must have been there.
     missing = states.missing() if len(clusters) >= 5 * len(THEMES) else []
-    report = {"clusters": len(slots), "seed": seed, "themes": len(THEMES), "events": sum(len(slot.cluster.events) for slot in slots),
-              "seconds": round(time.monotonic() - begun), "differ": len(differ),
-              "at once": sum(not slot.runs and not slot.ties for slot in slots), "drawn again": sum(slot.ties for slot in slots),
-              "messages not said anew by one": sum(slot.stale for slot in slots),
-              "from the start again": sum(slot.runs > 0 for slot in slots), "states": dict(sorted(states.counts.items())),
-              "reasons": dict(sorted(states.texts.items(), key=lambda pair: -pair[1]))}
-    with open(os.path.join(out, "report.json"), "w") as file:
-        json.dump({**report, "differences": {slot.cluster.name: {"themes": slot.cluster.themes, "tries": slot.outcomes or [slot.differences]} for slot in differ}},
-                  file, indent=1)
     print(json.dumps(report, indent=1))
     for rule in known.rules:
         print(f"{'meant' if rule[-1] in known.used else 'nothing differed as line'} {rule[-1]} of known: {rule[-2]}")
