@@ -2,17 +2,16 @@
 
 use super::extender::Extenders;
 use super::nearest::says;
+use super::placement::send_binding;
+use super::send::{NOTHING, send_write};
 use super::watch::Message;
-use crate::engine::{BindError, BindRequest, Consultation, Failure};
-use crate::framework::{BindPlan, PodPatch, Problem, Readings, Timed, Verb, Write};
+use crate::engine::{BindRequest, Consultation, Failure};
+use crate::framework::{Problem, Readings, Timed, Write};
 use crate::metrics::{Call, Metrics};
 use crate::state::{Booked, PodInfo};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use koord_kube::api::{
-    ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions,
-};
+use koord_kube::api::{DeleteParams, Preconditions};
 use koord_kube::events::{Recorder, Severity};
-use koord_kube::evict::{EvictOptions, EvictOutcome, evict_pod};
 use koord_kube::{Api, Client, patch};
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -327,7 +326,7 @@ impl Writer {
         let (nowhere, target) = (self.nowhere.clone(), key.clone());
         self.in_order(key, move |client| async move {
             let started = tokio::time::Instant::now();
-            let sent = send_write(&client, &write, &PodPatch::default()).await;
+            let sent = send_write(&client, &write, NOTHING).await;
             if let Some(Timed(family)) = write.timed {
                 let seconds = started.elapsed().as_secs_f64();
                 timings.lock().add(family, &[], seconds);
@@ -470,259 +469,6 @@ fn reference(pod: &PodInfo) -> ObjectReference {
         Booked::Holder(object) => object.clone(),
         Booked::Pod(pod) => koord_kube::events::reference(&*pod.object),
     }
-}
-
-async fn send_binding(
-    client: Client,
-    request: &BindRequest,
-    together: bool,
-    extenders: &Extenders,
-) -> Result<(), BindError> {
-    let pod = &request.pod;
-    let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
-    let failed = |error: koord_kube::Error| BindError {
-        gone: patch::is_not_found(&error),
-        message: error.to_string(),
-    };
-    if let BindPlan::Writes(writes) = &request.plan {
-        return send_placement(&client, pod, writes, &request.patch)
-            .await
-            .map_err(|error| BindError {
-                gone: error.gone,
-                message: error.to_string(),
-            });
-    }
-    // The API server merges a binding's annotations into the pod, and nothing else.
-    let together = together && request.patch.labels.is_empty() && request.extender.is_none();
-    if !request.patch.is_empty() && !together {
-        let body = json!({"metadata": {
-            "uid": &*pod.uid,
-            "annotations": request.patch.annotations,
-            "labels": request.patch.labels,
-        }});
-        let patched = api
-            .patch(&pod.name, &PatchParams::default(), &Patch::Merge(&body))
-            .await
-            .map_err(failed)?;
-        if patched.metadata.deletion_timestamp.is_some() {
-            let message = "pod is being deleted".to_owned();
-            return Err(BindError {
-                message,
-                gone: false,
-            });
-        }
-    }
-    if let Some(at) = request.extender {
-        let bound = extenders.bind(at, pod, &request.node).await;
-        let failed = |message| BindError {
-            message,
-            gone: false,
-        };
-        if bound.map_err(failed)? {
-            return extenders.has_bound(&api, at, pod).await;
-        }
-    }
-    let mut body = json!({
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": &*pod.name, "namespace": &*pod.namespace, "uid": &*pod.uid},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": &*request.node},
-    });
-    if together && !request.patch.is_empty() {
-        body["metadata"]["annotations"] = json!(request.patch.annotations);
-    }
-    api.create_subresource::<Value, Value>("binding", &pod.name, &PostParams::default(), &body)
-        .await
-        .map(drop)
-        .map_err(failed)
-}
-
-/// A write that was refused.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-struct WriteError {
-    gone: bool,
-    /// The object is another version or another one than was written to.
-    conflict: bool,
-    message: String,
-}
-
-impl WriteError {
-    fn of(error: &koord_kube::Error) -> Self {
-        Self {
-            gone: patch::is_not_found(error),
-            conflict: patch::is_conflict(error),
-            message: error.to_string(),
-        }
-    }
-}
-
-/// How often the writes that place an object are tried when it changes meanwhile.
-const PLACEMENTS: u8 = 5;
-
-/// Sends the writes that place what `pod` stands for, the last with `extra`. The object is as the plugin
-/// saw it, where that write says the version; else it is looked at again, and not placed when it is being
-/// deleted, is over (its phase says so) or is another one of that name.
-async fn send_placement(
-    client: &Client,
-    pod: &PodInfo,
-    writes: &[Write],
-    extra: &PodPatch,
-) -> Result<(), WriteError> {
-    let Some((last, others)) = writes.split_last() else {
-        return Ok(());
-    };
-    for write in others {
-        // That one of them is gone does not mean that what is placed is.
-        let failed = |error: WriteError| WriteError {
-            gone: false,
-            ..error
-        };
-        send_write(client, write, NOTHING).await.map_err(failed)?;
-    }
-    let (mut write, mut tries) = (last.clone(), 0);
-    let api = api_of(client, &write);
-    while let Err(error) = send_write(client, &write, extra).await {
-        let (Verb::Patch(body) | Verb::PatchStatus(body)) = &mut write.verb else {
-            return Err(error);
-        };
-        tries += 1;
-        if !error.conflict || tries >= PLACEMENTS {
-            return Err(error);
-        }
-        let failed = |error: koord_kube::Error| WriteError::of(&error);
-        let object = api.get(&write.name).await.map_err(failed)?;
-        let metadata = object.metadata;
-        let gone = metadata.uid.as_deref() != Some(&*pod.uid);
-        let phase = object.data["status"]["phase"].as_str();
-        let over = matches!(phase, Some("Failed" | "Succeeded"));
-        if gone || over || metadata.deletion_timestamp.is_some() {
-            let what = match (gone, over) {
-                (true, _) => "gone",
-                (_, true) => "over",
-                _ => "being deleted",
-            };
-            return Err(WriteError {
-                gone: gone || over,
-                conflict: false,
-                message: format!("{} {:?} is {what}", write.plural, write.name),
-            });
-        }
-        body["metadata"]["resourceVersion"] = json!(metadata.resource_version);
-    }
-    Ok(())
-}
-
-static NOTHING: &PodPatch = &PodPatch {
-    annotations: std::collections::BTreeMap::new(),
-    labels: std::collections::BTreeMap::new(),
-};
-
-fn api_of(client: &Client, write: &Write) -> Api<DynamicObject> {
-    let resource = ApiResource {
-        group: write.group.to_owned(),
-        version: write.version.to_owned(),
-        api_version: if write.group.is_empty() {
-            write.version.to_owned()
-        } else {
-            format!("{}/{}", write.group, write.version)
-        },
-        kind: String::new(),
-        plural: write.plural.to_owned(),
-    };
-    if write.namespace.is_empty() {
-        Api::all_with(client.clone(), &resource)
-    } else {
-        Api::namespaced_with(client.clone(), &write.namespace, &resource)
-    }
-}
-
-/// Sends one write; labels and annotations of `extra` go along with a patch of the object.
-async fn send_write(client: &Client, write: &Write, extra: &PodPatch) -> Result<(), WriteError> {
-    let api = api_of(client, write);
-    let params = PatchParams::default();
-    let failed = |error: koord_kube::Error| WriteError::of(&error);
-    let merge = |body: &Value| {
-        let mut body = body.clone();
-        for (section, values) in [
-            ("annotations", &extra.annotations),
-            ("labels", &extra.labels),
-        ] {
-            for (key, value) in values {
-                body["metadata"][section][key] = json!(value);
-            }
-        }
-        body
-    };
-    match &write.verb {
-        Verb::Patch(body) => {
-            let body = merge(body);
-            api.patch(&write.name, &params, &Patch::Merge(&body))
-                .await
-                .map_err(failed)?;
-        }
-        Verb::PatchStatus(body) => {
-            let mut body = body.clone();
-            if !extra.is_empty() {
-                let extra = merge(&json!({"metadata": body["metadata"]}));
-                let patched = api
-                    .patch(&write.name, &params, &Patch::Merge(&extra))
-                    .await
-                    .map_err(failed)?;
-                if !body["metadata"]["resourceVersion"].is_null() {
-                    body["metadata"]["resourceVersion"] = json!(patched.metadata.resource_version);
-                }
-            }
-            api.patch_status(&write.name, &params, &Patch::Merge(&body))
-                .await
-                .map_err(failed)?;
-        }
-        Verb::Create(body) => {
-            let object: DynamicObject =
-                serde_json::from_value(merge(body)).map_err(|error| WriteError {
-                    gone: false,
-                    conflict: false,
-                    message: error.to_string(),
-                })?;
-            match api.create(&PostParams::default(), &object).await {
-                Ok(_) => {}
-                Err(error) if patch::is_conflict(&error) => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        Verb::Delete(uid) => {
-            let params = DeleteParams {
-                preconditions: (!uid.is_empty()).then(|| Preconditions {
-                    uid: Some(uid.clone()),
-                    resource_version: None,
-                }),
-                ..DeleteParams::default()
-            };
-            match api.delete(&write.name, &params).await {
-                Ok(_) => {}
-                Err(error) if patch::is_not_found(&error) => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        Verb::Evict(uid) => {
-            let options = EvictOptions {
-                uid: Some(uid.clone()),
-                ..EvictOptions::default()
-            };
-            match evict_pod(client, &write.namespace, &write.name, &options).await {
-                Ok(EvictOutcome::Evicted | EvictOutcome::Gone) => {}
-                Ok(EvictOutcome::Blocked { message, .. }) => {
-                    return Err(WriteError {
-                        gone: false,
-                        conflict: false,
-                        message,
-                    });
-                }
-                Err(error) => return Err(failed(error)),
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The patch that makes the pod's condition say `failure`; none when it says so already.

@@ -4,6 +4,8 @@ mod binder;
 mod extender;
 mod monitor;
 mod nearest;
+mod placement;
+mod send;
 mod takeover;
 mod transform;
 mod watch;
