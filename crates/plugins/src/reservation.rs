@@ -118,7 +118,7 @@ impl Reservations {
             .map_err(Rejection::unresolvable)?;
         Ok(Incoming::Reserve {
             fixed: fixed_node(cycle.pod),
-            policy: record.terms.policy,
+            policy: restricted::policy(cycle.view, &record.uid),
             ahead,
         })
     }
@@ -320,7 +320,7 @@ impl Plugin for Reservations {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
-    fn sign_found(&self, pod: &PodInfo, _view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         if pod.is_holder() {
             // One that may be placed over pods finds others than its like.
             let record = self.record_of(pod).filter(|record| !is_ahead(record));
@@ -329,7 +329,7 @@ impl Plugin for Reservations {
             };
             signature.number(-2);
             signature.text(fixed_node(pod).as_deref().unwrap_or_default());
-            signature.number(record.terms.policy as i64);
+            signature.number(restricted::policy(view, &record.uid) as i64);
             return Signable::Yes;
         }
         let lists = self.table.matching(pod);
@@ -395,7 +395,7 @@ impl Plugin for Reservations {
                 if fixed.as_ref().is_some_and(|fixed| **fixed != **name) {
                     return Err(Rejection::unresolvable(OTHER_NODE));
                 }
-                if !self.table.tolerates(*policy, node) {
+                if !self.table.tolerates(*policy, node, cycle.view) {
                     return Err(Rejection::unresolvable(POLICY_CONFLICT));
                 }
                 match ahead {
@@ -448,8 +448,9 @@ impl Plugin for Reservations {
     }
 
     fn indexes(&self) -> Vec<IndexKind> {
-        let index = self.budgets.index().filter(|_| self.preempts());
-        index.into_iter().collect()
+        let mut indexes = vec![restricted::index()];
+        indexes.extend(self.budgets.index().filter(|_| self.preempts()));
+        indexes
     }
 }
 

@@ -1,5 +1,4 @@
-//! Which reservations give what they reserve alone: known once, for all plugins that hand out what is
-//! reserved.
+//! How owners draw from reservations: known once, for all plugins that hand out what is reserved.
 
 use koord_api::scheduling::{Reservation, ReservationAllocatePolicy};
 use koord_scheduler::framework::{Action, Effects, Index, IndexKind, ObjectChange, View};
@@ -15,22 +14,49 @@ pub(crate) fn watch() -> Watch {
     ))
 }
 
-/// The index, for those that ask [`is_restricted`].
+/// The index, for those that ask for a [`policy`].
 pub(crate) fn index() -> IndexKind {
     IndexKind::of::<Policies>()
 }
 
-/// Whether the owners of the reservation with this uid get what it reserves from it alone. One that is
-/// not known is not restricted.
-pub(crate) fn is_restricted(view: View<'_>, uid: &str) -> bool {
-    let policies = view.index::<Policies>();
-    policies.is_some_and(|policies| policies.restricted.get(uid) == Some(&true))
+/// How owners draw from a reservation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AllocatePolicy {
+    /// From it and from the node; not beside reservations of another policy.
+    Default,
+    /// From it and from the node.
+    Aligned,
+    /// The restricted resources from it alone.
+    Restricted,
 }
 
-/// By uid, whether a reservation is restricted.
+impl AllocatePolicy {
+    /// What the reservation says.
+    pub(crate) fn of(object: &Reservation) -> Self {
+        match &object.spec.allocate_policy {
+            Some(ReservationAllocatePolicy::Aligned) => Self::Aligned,
+            Some(ReservationAllocatePolicy::Restricted) => Self::Restricted,
+            _ => Self::Default,
+        }
+    }
+}
+
+/// How owners draw from the reservation with this uid; as by default from one that is not known.
+pub(crate) fn policy(view: View<'_>, uid: &str) -> AllocatePolicy {
+    let policies = view.index::<Policies>();
+    let known = policies.and_then(|policies| policies.by_uid.get(uid));
+    known.copied().unwrap_or(AllocatePolicy::Default)
+}
+
+/// Whether the owners of the reservation with this uid get what it reserves from it alone.
+pub(crate) fn is_restricted(view: View<'_>, uid: &str) -> bool {
+    policy(view, uid) == AllocatePolicy::Restricted
+}
+
+/// The policies of reservations.
 #[derive(Debug, Default)]
 struct Policies {
-    restricted: FxHashMap<String, bool>,
+    by_uid: FxHashMap<String, AllocatePolicy>,
 }
 
 impl Index for Policies {
@@ -43,14 +69,13 @@ impl Index for Policies {
         };
         if change.action == Action::DELETE {
             // What it held goes with it, which touches its node.
-            self.restricted.remove(uid);
+            self.by_uid.remove(uid);
             return;
         }
-        let policy = object.spec.allocate_policy.as_ref();
-        let restricted = policy == Some(&ReservationAllocatePolicy::Restricted);
-        let before = self.restricted.insert(uid.to_owned(), restricted);
+        let policy = AllocatePolicy::of(object);
+        let before = self.by_uid.insert(uid.to_owned(), policy);
         // It may be on any node, with pods of the same shape asking for it.
-        fx.touch_all |= before.is_some_and(|before| before != restricted);
+        fx.touch_all |= before.is_some_and(|before| before != policy);
     }
 }
 
@@ -77,15 +102,17 @@ mod tests {
             };
             let mut fx = Effects::default();
             policies.on_object(&change, &mut fx);
-            (policies.restricted.get("u").copied(), fx.touch_all)
+            (policies.by_uid.get("u").copied(), fx.touch_all)
         };
+        use AllocatePolicy::{Aligned, Default as Plain, Restricted};
         for (action, policy, known, touches) in [
-            (Action::ADD, "Aligned", Some(false), false),
-            (Action::UPDATE, "Restricted", Some(true), true),
-            (Action::UPDATE, "Restricted", Some(true), false),
-            (Action::UPDATE, "Aligned", Some(false), true),
+            (Action::ADD, "Aligned", Some(Aligned), false),
+            (Action::UPDATE, "Restricted", Some(Restricted), true),
+            (Action::UPDATE, "Restricted", Some(Restricted), false),
+            (Action::UPDATE, "Aligned", Some(Aligned), true),
             (Action::DELETE, "Aligned", None, false),
-            (Action::ADD, "Restricted", Some(true), false),
+            (Action::ADD, "Restricted", Some(Restricted), false),
+            (Action::UPDATE, "", Some(Plain), true),
         ] {
             assert_eq!(say(action, policy), (known, touches), "{action:?} {policy}");
         }

@@ -10,9 +10,9 @@ use super::Reservations;
 use super::args::Args;
 use super::crowd::{Mark, says_true};
 use super::owners::{self, is_owner};
-use super::pod::AllocatePolicy;
 use super::side::{self, PodSide, Unmatched};
 use super::table::{Owner, Record, Table, allocated};
+use crate::restricted::is_restricted;
 use koord_api::scheduling::PreAllocationMode;
 use koord_api::{annotations, labels};
 use koord_model::reservation::{Restricted, score};
@@ -121,7 +121,7 @@ impl Reservations {
             };
         }
         let args = self.args.of(cycle.pod);
-        if record.terms.policy != AllocatePolicy::Restricted {
+        if !is_restricted(cycle.view, &record.uid) {
             return Err(Rejection::unresolvable(UNSUPPORTED));
         }
         if record.spec.is_none() {

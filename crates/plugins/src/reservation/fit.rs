@@ -1,9 +1,9 @@
 //! Whether a pod fits a node together with a reservation, or the node alone.
 
 use super::args::Args;
-use super::pod::AllocatePolicy;
 use super::side::{PodSide, Unmatched};
 use super::table::{Record, Table};
+use crate::restricted::is_restricted;
 use koord_model::reservation::Restricted;
 use koord_model::resources::{
     Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId, ResourceTable,
@@ -200,7 +200,7 @@ impl<'a> Spot<'a> {
         }
         let lacks = self.lacks(Some((at, record)));
         let mut reasons = Vec::new();
-        if record.terms.policy == AllocatePolicy::Restricted {
+        if is_restricted(self.cycle.view, &record.uid) {
             let mut allocated = record.allocated();
             let mut pods = record.pods;
             if let Some((victims, gone)) = self.victims.get(&at) {

@@ -1,12 +1,13 @@
 //! A Reservation, understood: its terms, and the pod that stands for it in the queue and the books.
 
+use crate::restricted::AllocatePolicy;
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, ResourceRequirements, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::annotations;
 use koord_api::extension::{ReservationRestrictedOptions, Reserved};
 use koord_api::labels;
 use koord_api::quantity::{Quantity, ResourceList};
-use koord_api::scheduling::{Reservation, ReservationAllocatePolicy, ReservationPhase};
+use koord_api::scheduling::{Reservation, ReservationPhase};
 use koord_model::resources::{
     self, Amounts, BATCH_CPU, CPU, MID_CPU, PODS, ResourceId, ResourceTable,
 };
@@ -17,17 +18,6 @@ use std::sync::Arc;
 
 /// The container that carries what is reserved, where that differs from the template.
 const FAKE_CONTAINER: &str = "__internal_fake_container__";
-
-/// How owners draw from a reservation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AllocatePolicy {
-    /// From it and from the node; not beside reservations of another policy.
-    Default,
-    /// From it and from the node.
-    Aligned,
-    /// The restricted resources from it alone.
-    Restricted,
-}
 
 /// Where a reservation stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +38,6 @@ pub(super) struct Terms {
     pub(super) phase: Phase,
     /// `status.nodeName`.
     pub(super) node: Option<Arc<str>>,
-    pub(super) policy: AllocatePolicy,
     pub(super) once: bool,
     /// Closed to new owners, or on its way out.
     pub(super) unschedulable: bool,
@@ -134,13 +123,8 @@ impl Terms {
             }
             Err(error) => ignored.push(format!("{error}; it is ignored")),
         }
-        let policy = match &object.spec.allocate_policy {
-            Some(ReservationAllocatePolicy::Aligned) => AllocatePolicy::Aligned,
-            Some(ReservationAllocatePolicy::Restricted) => AllocatePolicy::Restricted,
-            _ => AllocatePolicy::Default,
-        };
         let mut names: Vec<ResourceId> = allocatable.iter().map(|(id, _)| id).collect();
-        if policy == AllocatePolicy::Restricted
+        if AllocatePolicy::of(object) == AllocatePolicy::Restricted
             && let Some(text) = annotation(annotations::RESERVATION_RESTRICTED_OPTIONS)
         {
             match serde_json::from_str::<ReservationRestrictedOptions>(text) {
@@ -170,7 +154,6 @@ impl Terms {
         Ok(Self {
             phase,
             node,
-            policy,
             once: object.spec.allocate_once.unwrap_or(true),
             unschedulable: object.spec.unschedulable.unwrap_or(false)
                 || meta.deletion_timestamp.is_some(),

@@ -2,8 +2,9 @@
 
 use super::ahead::Ahead;
 use super::owners::SpecId;
-use super::pod::{AllocatePolicy, Terms};
+use super::pod::Terms;
 use crate::node_affinity::requirement_matches;
+use crate::restricted::AllocatePolicy;
 use crate::taints::tolerates;
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Taint, Toleration};
 use koord_api::extension::{ExactMatchReservationSpec, ReservationAffinity};

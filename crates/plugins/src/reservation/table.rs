@@ -2,8 +2,9 @@
 
 use super::NAME;
 use super::owners::{Owners, SpecId};
-use super::pod::{AllocatePolicy, Phase, Terms};
+use super::pod::{Phase, Terms};
 use super::side::{self, Affinity, PodSide, Unmatched};
+use crate::restricted::{self, AllocatePolicy};
 use koord_api::annotations;
 use koord_api::extension::ReservationAllocated;
 use koord_api::scheduling::Reservation;
@@ -546,10 +547,15 @@ impl Table {
 
     /// Whether a reservation of `policy` may be placed beside those on `node`: one of the default
     /// policy only beside its like.
-    pub(super) fn tolerates(&self, policy: AllocatePolicy, node: NodeIndex) -> bool {
+    pub(super) fn tolerates(
+        &self,
+        policy: AllocatePolicy,
+        node: NodeIndex,
+        view: View<'_>,
+    ) -> bool {
         self.on(node)
             .filter(|(_, record)| record.is_matchable())
-            .map(|(_, record)| record.terms.policy)
+            .map(|(_, record)| restricted::policy(view, &record.uid))
             .all(|other| {
                 other == policy
                     || (other != AllocatePolicy::Default && policy != AllocatePolicy::Default)
