@@ -102,13 +102,10 @@ impl Dims {
     /// What `pod` will probably use: of each resource, the variant of the pod's priority class is
     /// looked at (batch pods ask for `batch-cpu`), and counted as the resource itself.
     pub(super) fn estimate(&self, pod: &PodInfo, table: &ResourceTable, custom: bool) -> Row {
-        let own: BTreeMap<String, i64> = custom
-            .then(|| pod.annotation(annotations::LOAD_ESTIMATED_SCALING_FACTORS))
-            .flatten()
-            .and_then(|text| serde_json::from_str(text).ok())
-            .unwrap_or_default();
+        let own = custom.then(|| own_factors(pod)).flatten();
         let one = |(name, factor): (&String, &Option<i64>)| {
-            let Some(factor) = own.get(name).copied().or(*factor) else {
+            let own = own.and_then(|own| own.get(name).copied());
+            let Some(factor) = own.or(*factor) else {
                 return 0;
             };
             let real = match pod.priority_class {
@@ -391,4 +388,17 @@ pub(super) fn deadline(pod: &PodInfo, assigned: Timestamp, args: &Args) -> Optio
         args.estimated_seconds_after_pod_scheduled,
     );
     scheduled.map(|seconds| after(assigned, seconds))
+}
+
+/// The pod's own factors by resource, as they were read once; none where they are malformed.
+struct Factors(BTreeMap<String, i64>);
+
+fn own_factors(pod: &PodInfo) -> Option<&BTreeMap<String, i64>> {
+    let key = annotations::LOAD_ESTIMATED_SCALING_FACTORS;
+    pod.annotation(key)?;
+    let read = |pod: &PodInfo| {
+        let text = pod.annotation(key).unwrap_or_default();
+        Factors(serde_json::from_str(text).unwrap_or_default())
+    };
+    Some(&pod.facet(read).0)
 }

@@ -522,7 +522,7 @@ impl Table {
         };
         match allocated(pod) {
             Ok(said) => {
-                let said = said.map(|said| said.uid);
+                let said = said.map(|said| said.uid.clone());
                 // As long as it does not know yet, it says nothing, or what is void.
                 let counts = said.as_ref().is_some_and(|uid| !self.is_void(uid, name));
                 let taken = self.taken_ahead(&pod.uid).filter(|_| !counts);
@@ -538,7 +538,7 @@ impl Table {
                     namespace: pod.namespace.to_string(),
                     name: pod.name.to_string(),
                     uid: pod.uid.to_string(),
-                    message,
+                    message: message.to_owned(),
                 });
                 self.disown(&pod.uid, fx);
             }
@@ -563,12 +563,28 @@ impl Table {
     }
 }
 
+/// The reservation that a bound pod says it uses, as it was read once.
+struct Uses(Result<Option<ReservationAllocated>, String>);
+
+impl Uses {
+    fn read(pod: &PodInfo) -> Result<Option<ReservationAllocated>, String> {
+        let Some((key, text)) = side::given(pod, annotations::RESERVATION_ALLOCATED) else {
+            return Ok(None);
+        };
+        let parsed: ReservationAllocated = serde_json::from_str(text)
+            .map_err(|error| format!("{NAME}: annotation {key} is ignored: {error}: {text:?}"))?;
+        Ok(Some(parsed).filter(|parsed| !parsed.uid.is_empty()))
+    }
+}
+
 /// The reservation that a bound pod says it uses.
-pub(super) fn allocated(pod: &PodInfo) -> Result<Option<ReservationAllocated>, String> {
-    let Some((key, text)) = side::given(pod, annotations::RESERVATION_ALLOCATED) else {
+///
+/// # Errors
+/// The annotation is malformed.
+pub(super) fn allocated(pod: &PodInfo) -> Result<Option<&ReservationAllocated>, &str> {
+    if side::given(pod, annotations::RESERVATION_ALLOCATED).is_none() {
         return Ok(None);
-    };
-    let parsed: ReservationAllocated = serde_json::from_str(text)
-        .map_err(|error| format!("{NAME}: annotation {key} is ignored: {error}: {text:?}"))?;
-    Ok(Some(parsed).filter(|parsed| !parsed.uid.is_empty()))
+    }
+    let uses = &pod.facet(|pod| Uses(Uses::read(pod))).0;
+    uses.as_ref().map(Option::as_ref).map_err(String::as_str)
 }
