@@ -6,7 +6,8 @@ use http::{Request, Uri, header};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
 
 /// Where a server is and how TLS is spoken with it.
 #[derive(Debug, Clone, Default)]
@@ -49,10 +50,22 @@ pub enum PostError {
     Broken(String),
 }
 
-/// A server that questions are posted to.
+/// What tells one content of a file from another: when it was written, how long it is. None of a file
+/// that cannot be looked at.
+type Stamp = Option<(SystemTime, u64)>;
+
+/// The way to the server, and the files that it was made from.
+struct Way {
+    client: kube::Client,
+    stamps: Vec<Stamp>,
+}
+
+/// A server that questions are posted to. Where files are named for TLS, what they say now counts: those
+/// who renew certificates do so while programs run. Files that cannot be used change nothing.
 #[derive(Clone)]
 pub struct Poster {
-    client: kube::Client,
+    address: Arc<Address>,
+    way: Arc<RwLock<Way>>,
     url: String,
 }
 
@@ -68,6 +81,59 @@ impl Poster {
     /// # Errors
     /// When a file or its content cannot be used.
     pub async fn new(address: &Address) -> Result<Self, ClientError> {
+        // Before they are read: what is written meanwhile is read again.
+        let stamps = address.stamps().await;
+        let client = address.client().await?;
+        Ok(Self {
+            url: address.url.trim_end_matches('/').to_owned(),
+            address: Arc::new(address.clone()),
+            way: Arc::new(RwLock::new(Way { client, stamps })),
+        })
+    }
+
+    /// The way by what the files say now.
+    async fn client(&self) -> kube::Client {
+        let stamps = self.address.stamps().await;
+        let known = {
+            let way = self.way.read().unwrap_or_else(PoisonError::into_inner);
+            (way.stamps == stamps).then(|| way.client.clone())
+        };
+        if let Some(client) = known {
+            return client;
+        }
+        let fresh = self.address.client().await;
+        let mut way = self.way.write().unwrap_or_else(PoisonError::into_inner);
+        // Also of files that cannot be used: they are looked at again when they change again.
+        way.stamps = stamps;
+        match fresh {
+            Ok(client) => way.client = client,
+            Err(error) => {
+                tracing::warn!(server = self.url, %error, "new TLS files are not used");
+            }
+        }
+        way.client.clone()
+    }
+}
+
+impl Address {
+    async fn stamps(&self) -> Vec<Stamp> {
+        let mut stamps = Vec::new();
+        for (file, data) in [
+            (&self.ca_file, &self.ca_data),
+            (&self.cert_file, &self.cert_data),
+            (&self.key_file, &self.key_data),
+        ] {
+            if let Some(file) = file.as_ref().filter(|_| data.is_none()) {
+                let seen = tokio::fs::metadata(file).await;
+                let stamp = |seen: std::fs::Metadata| Some((seen.modified().ok()?, seen.len()));
+                stamps.push(seen.ok().and_then(stamp));
+            }
+        }
+        stamps
+    }
+
+    async fn client(&self) -> Result<kube::Client, ClientError> {
+        let address = self;
         let url = address.url.trim_end_matches('/').to_owned();
         let wrong = |source| ClientError::Kubeconfig {
             path: PathBuf::from(&address.url),
@@ -103,10 +169,11 @@ impl Poster {
             server: address.url.clone(),
             source: Box::new(source),
         })?;
-        let client = builder.build();
-        Ok(Self { client, url })
+        Ok(builder.build())
     }
+}
 
+impl Poster {
     /// Posts `body` to `path` and returns what a server that answers 200 says, up to `longest`
     /// bytes. From the first byte sent to the last one read it takes at most `patience`.
     ///
@@ -139,7 +206,7 @@ impl Poster {
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(body))
             .map_err(|error| PostError::Broken(error.to_string()))?;
-        let sent = self.client.send(request).await;
+        let sent = self.client().await.send(request).await;
         let answer = sent.map_err(|error| PostError::Broken(causes(&error)))?;
         if answer.status() != http::StatusCode::OK {
             return Err(PostError::Code(answer.status().as_u16()));
@@ -168,4 +235,69 @@ fn causes(error: &dyn std::error::Error) -> String {
         next = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::certs::Artifacts;
+    use crate::tls::{LIMITS, serve};
+    use axum::routing::post;
+    use koord_app::Clock;
+    use tokio::net::TcpListener;
+    use tokio::sync::watch;
+    use tokio_util::sync::CancellationToken;
+
+    struct Server {
+        stop: CancellationToken,
+        task: tokio::task::JoinHandle<()>,
+    }
+
+    fn start(listener: TcpListener, of: &Artifacts) -> Server {
+        let routes = axum::Router::new().route("/ask", post(|| async { "yes" }));
+        let (_, configs) = watch::channel(of.server_config().unwrap());
+        let stop = CancellationToken::new();
+        let serving = serve(listener, routes, configs, stop.clone(), LIMITS);
+        let task = tokio::spawn(serving);
+        Server { stop, task }
+    }
+
+    #[tokio::test]
+    async fn authorities_that_are_renewed_count_at_once() {
+        let made =
+            || Artifacts::generate(&Artifacts::default(), "localhost", Clock::system().now());
+        let (old, new) = (made().unwrap(), made().unwrap());
+        let directory = std::env::temp_dir().join(format!("koord-post-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let file = directory.join("ca.pem");
+        std::fs::write(&file, &old.ca_cert).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let address = Address {
+            url: format!("https://localhost:{}", at.port()),
+            ca_file: Some(file.display().to_string()),
+            ..Address::default()
+        };
+        let poster = Poster::new(&address).await.unwrap();
+        let ask = || poster.post("ask", Vec::new(), 100, Duration::from_secs(60));
+        let server = start(listener, &old);
+        assert_eq!(ask().await.unwrap(), "yes");
+        server.stop.cancel();
+        server.task.await.unwrap();
+        let server = start(TcpListener::bind(at).await.unwrap(), &new);
+        let refused = ask().await.unwrap_err().to_string();
+        assert!(refused.contains("certificate"), "{refused}");
+        // What cannot be used is passed over, and so is a file that is away for a moment.
+        std::fs::write(&file, "-----BEGIN CERTIFICATE-----").unwrap();
+        assert!(ask().await.is_err());
+        std::fs::remove_file(&file).unwrap();
+        assert!(ask().await.is_err());
+        std::fs::write(&file, &new.ca_cert).unwrap();
+        assert_eq!(ask().await.unwrap(), "yes");
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(ask().await.unwrap(), "yes");
+        std::fs::remove_dir_all(&directory).unwrap();
+        server.stop.cancel();
+        server.task.await.unwrap();
+    }
 }
