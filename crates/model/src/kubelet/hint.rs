@@ -173,7 +173,8 @@ impl Order<'_> {
 
     fn fitter(&self, a: NumaMask, b: NumaMask) -> bool {
         let narrower = (a.count(), a) < (b.count(), b);
-        if !self.closest {
+        // The closest is chosen among those of as many NUMA nodes.
+        if !self.closest || a.count() != b.count() {
             return narrower;
         }
         let ((near, pairs), (far, others)) = (self.spread(a), self.spread(b));

@@ -250,7 +250,11 @@ impl Kubelet {
         let cpus = cpus.get("").map_or(0, |cpus| *cpus as usize);
         offers.push(self.cpus.offer(&self.machine, cpus, &none.cpus));
         if self.settings.memory && pod.guaranteed {
-            let memory = pod.peak(|container| container.memory.clone());
+            let mut memory = pod.peak(|container| container.memory.clone());
+            // The memory manager passes over kinds that no main container asks for.
+            let main = |container: &&Container| container.role == Role::Main;
+            let main = || pod.containers.iter().filter(main);
+            memory.retain(|kind, _| main().any(|it| it.memory.contains_key(kind)));
             offers.extend(self.memory.offers(&self.machine, &memory, &none.memory));
         }
         offers

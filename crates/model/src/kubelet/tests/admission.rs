@@ -277,6 +277,53 @@ fn memory_of_one_numa_node_and_of_several_do_not_mix() {
 }
 
 /// Acceptance case 4, and devices that say nothing.
+/// With the scope `pod`, the memory manager hints for the kinds that main containers ask for. What init
+/// containers alone ask for says nothing, and is looked for when they are given theirs.
+#[test]
+fn kinds_of_init_containers_alone_are_no_hint_for_the_pod() {
+    let huge = "hugepages-2Mi";
+    let admit = |scope: Scope, wants: &[bool], policy: Policy| {
+        let mut machine = machine(2, 4, 8 * GI);
+        for (node, memory) in &mut machine.memory {
+            // Huge pages are on the second NUMA node alone.
+            let amount = if *node == 1 { GI } else { 0 };
+            let pages = Memory {
+                capacity: amount,
+                allocatable: amount,
+            };
+            memory.insert(huge.to_owned(), pages);
+        }
+        let mut kubelet = kubelet(machine, policy, scope);
+        let mut pod = pod("p", &[(Init, 1, 1), (Main, 2, 1)]);
+        for (container, wants) in pod.containers.iter_mut().zip(wants) {
+            if *wants {
+                container.memory.insert(huge.to_owned(), GI);
+            }
+        }
+        let reason = reason(&mut kubelet, &pod);
+        let held = kubelet.held("p").unwrap_or_default();
+        let on = |at: usize| {
+            let nodes: Vec<u32> = held
+                .get(at)?
+                .memory
+                .iter()
+                .map(|block| block.nodes.0 as u32)
+                .collect();
+            Some(nodes)
+        };
+        (reason, on(1))
+    };
+    // The pod goes to the first NUMA node, where the init container finds no pages and, to have any, would
+    // have to be given both NUMA nodes, which is not as good as was promised.
+    let only_init = admit(Scope::Pod, &[true, false], Policy::SingleNumaNode);
+    assert_eq!(only_init, ("UnexpectedAdmissionError", None));
+    // Whoever is told of the pages goes where they are.
+    let both = admit(Scope::Pod, &[true, true], Policy::SingleNumaNode);
+    assert_eq!(both, ("", Some(vec![2, 2])));
+    let own = admit(Scope::Container, &[true, false], Policy::SingleNumaNode);
+    assert_eq!(own.0, "");
+}
+
 #[test]
 fn ac_4_devices_and_cpus_meet() {
     let want = with_devices(

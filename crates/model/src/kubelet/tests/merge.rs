@@ -367,6 +367,45 @@ fn the_better_of_two() {
     }
 }
 
+/// `prefer-closest-numa-nodes` chooses among sets of as many NUMA nodes: fewer ones come first, however far
+/// from each other they are.
+#[test]
+fn the_closest_of_as_many() {
+    let mut machine = machine(5);
+    let near = |a: u8, b: u8| (a < 2) == (b < 2) && a >= 2;
+    for (a, b) in (0..5).flat_map(|a| (0..5).map(move |b| (a, b))) {
+        let distance = if a == b {
+            10
+        } else if near(a, b) {
+            11
+        } else {
+            40
+        };
+        machine.distances.insert((a, b), distance);
+    }
+    let closest = |closest: bool| Order {
+        machine: &machine,
+        closest,
+        width: 1,
+    };
+    let mask = |nodes: &[u8]| nodes.iter().copied().collect::<NumaMask>();
+    for (one, other, best) in [
+        (&[0, 1][..], &[2, 3, 4][..], &[0, 1][..]),
+        (&[0, 1], &[3, 4], &[3, 4]),
+        (&[2, 3], &[3, 4], &[2, 3]),
+        (&[1, 2, 3], &[2, 3, 4], &[2, 3, 4]),
+    ] {
+        for preferred in [true, false] {
+            let (one, other) = ((mask(one), preferred), (mask(other), preferred));
+            let want = (mask(best), preferred);
+            assert_eq!(closest(true).better(one, other), want);
+            assert_eq!(closest(true).better(other, one), want);
+        }
+    }
+    let (far, near) = ((mask(&[0, 1]), true), (mask(&[3, 4]), true));
+    assert_eq!(closest(false).better(near, far), far);
+}
+
 /// Acceptance case 10 of topology-aware scheduling.
 #[test]
 fn ac_10_cpu_and_device_meet() {

@@ -182,6 +182,8 @@ proptest! {
         devices(&mut machine, DEVICE, &near);
         let mut kubelet = kubelet(machine, Policy::SingleNumaNode, scope);
         for (at, (mut containers, leaves)) in pods.into_iter().enumerate() {
+            // Every pod has a main container.
+            containers[0].0 = Main;
             containers.sort_by_key(|(role, ..)| *role == Main);
             let sizes: Vec<_> = containers.iter().map(|(role, cpu, memory, _)| (*role, *cpu, *memory)).collect();
             let mut pod = pod(&format!("p{at}"), &sizes);
