@@ -46,16 +46,16 @@ pub fn least(ask: &Ask, scope: Scope, mut free: Free<'_>, max_zones: i64) -> i64
     (score + if near { each / 2 } else { 0 }).max(0)
 }
 
-struct Found {
+pub(super) struct Found {
     /// Ascending.
-    zones: Vec<usize>,
+    pub(super) zones: Vec<usize>,
     /// Whether no set of as many zones of this node is nearer together.
-    near: bool,
+    pub(super) near: bool,
 }
 
 /// The smallest set of zones with all of `wants`, and of those the one that is nearest together, the
 /// first in order of zones.
-fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Option<Found> {
+pub(super) fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Option<Found> {
     for size in 1..=free.len() {
         if !could_hold(guaranteed, wants, free, size) {
             continue;
@@ -80,7 +80,7 @@ fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Option<Found> {
 
 /// The distances within a set of zones, each zone to itself included, in sum: sets of one size are
 /// compared.
-fn apart(free: &Free<'_>, zones: &[usize]) -> u64 {
+pub(super) fn apart(free: &Free<'_>, zones: &[usize]) -> u64 {
     let pairs = zones
         .iter()
         .flat_map(|a| zones.iter().map(move |b| (*a, *b)));
@@ -118,7 +118,7 @@ fn could_hold(guaranteed: bool, wants: &[Want], free: &Free<'_>, size: usize) ->
 }
 
 /// Takes `wants` from the zones, from each what it has, in their order.
-fn drain(wants: &[Want], free: &mut Free<'_>, zones: &[usize]) {
+pub(super) fn drain(wants: &[Want], free: &mut Free<'_>, zones: &[usize]) {
     for want in wants {
         let mut left = want.amount;
         for at in zones {

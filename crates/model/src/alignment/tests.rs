@@ -4,6 +4,8 @@ use super::*;
 use crate::resources::{ResourceTable, amount};
 use koord_api::quantity::Quantity;
 
+mod rows;
+
 /// Turns texts like `cpu 2, memory 20Mi` into what is asked about.
 #[derive(Default)]
 struct Desk {

@@ -200,6 +200,36 @@ fn production_pods_are_held_against_production_usage() {
     assert_eq!(place(&mut engine, pod("q", small), 1), "n");
 }
 
+/// What runs beside pods counts as production only where that is asked for; upstream's row has 2 of both.
+#[test]
+fn the_systems_usage_is_production_usage_where_that_is_asked_for() {
+    let of = |args: Value, cpu: &str| {
+        let system =
+            json!({"nodeMetric": {"systemUsage": {"resources": {"cpu": "2", "memory": "4Gi"}}}});
+        let mut engine = engine(args);
+        engine.node_applied(node("n", json!({})), at(0));
+        engine.object_changed(&metric("n", "2", system), at(0));
+        let asks = json!({"spec": {"containers": [
+            {"name": "c", "resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}
+        ]}});
+        place(&mut engine, pod("p", asks), 1)
+    };
+    let args = |with: bool| {
+        json!({"prodUsageThresholds": {"cpu": 20}, "prodUsageIncludeSys": with,
+            "estimatedScalingFactors": {"cpu": 100, "memory": 70}})
+    };
+    // Of 100 cores, with what is estimated for the pod.
+    for (with, fits, exceeds) in [(false, "20", "21"), (true, "18", "19")] {
+        assert_eq!(
+            (of(args(with), fits), of(args(with), exceeds)),
+            ("n".to_owned(), HOT.to_owned())
+        );
+    }
+    let plain = json!({"prodUsageThresholds": {"cpu": 20},
+        "estimatedScalingFactors": {"cpu": 100, "memory": 70}});
+    assert_eq!(of(plain, "20"), "n", "by default it does not");
+}
+
 #[test]
 fn aggregated_usage_replaces_the_mean() {
     let args = |duration: &str| {
