@@ -26,6 +26,7 @@ pub mod features;
 pub mod limits;
 pub mod memory;
 mod mounts;
+pub mod numa;
 pub mod packets;
 pub mod path;
 pub mod perf;

@@ -140,7 +140,7 @@ fn number(root: &Root, relative: &str) -> Result<Option<u32>> {
 
 /// Online NUMA nodes without those that exist for devices only. A kernel without NUMA support has
 /// node 0.
-fn node_ids(root: &Root) -> Result<Vec<u32>> {
+pub(crate) fn node_ids(root: &Root) -> Result<Vec<u32>> {
     let initiators = list(root, "devices/system/node/has_generic_initiator")?.unwrap_or_default();
     let online = list(root, "devices/system/node/online")?;
     let mut nodes: BTreeSet<u32> = match online {

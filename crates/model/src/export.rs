@@ -24,8 +24,7 @@ pub const FINGERPRINT_METHOD: &str = "nodeTopologyPodsFingerprintMethod";
 pub struct Node {
     /// Its CPUs; none where there is only memory.
     pub cpus: CpuSet,
-    /// Its memory in bytes, by kind: `memory` (without what is set aside as huge pages),
-    /// `hugepages-2Mi`.
+    /// Its memory in bytes, by kind: `memory`, which is all of it, and `hugepages-2Mi`.
     pub memory: BTreeMap<String, u64>,
     /// Distance to NUMA nodes by number, as in the ACPI SLIT (10 is local).
     pub distances: BTreeMap<u8, u32>,
