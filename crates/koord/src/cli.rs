@@ -75,6 +75,9 @@ impl Flags {
 enum Demo {
     /// A latency-sensitive service and batch work share the machine, in up to five ways.
     Colocation(demo::Args),
+    /// Pods that kubelets refuse for their NUMA nodes: a Deployment that runs away, and how
+    /// topology-aware scheduling ends that.
+    Topology(demo::topology::Args),
 }
 
 #[derive(Debug, Subcommand)]
@@ -141,6 +144,10 @@ fn run(args: Args) -> Result<ExitCode> {
             ..
         } => return demo::main(&args),
         Command::Demo {
+            demo: Some(Demo::Topology(args)),
+            ..
+        } => demo::topology::main(&args)?,
+        Command::Demo {
             demo: None,
             colocation,
         } => return demo::main(&colocation),
@@ -168,6 +175,7 @@ mod tests {
             };
             let args = match demo {
                 Some(Demo::Colocation(args)) => args,
+                Some(other) => panic!("{other:?}"),
                 None => colocation,
             };
             assert_eq!(args.repeat, 3);

@@ -58,6 +58,9 @@ pub struct Options {
     pub terminated_pod_gc_threshold: usize,
     /// Simulated nodes besides this machine.
     pub simulated_nodes: usize,
+    /// The NUMA nodes of simulated nodes. With them, the scheduler keeps pods off nodes whose kubelet
+    /// would refuse them.
+    pub topology: Option<koord_sim::Layout>,
     /// The first content of `slo-controller-config`, by key.
     pub slo_config: Value,
     /// How often koordlet reports, when not as the NodeMetric says.
@@ -261,10 +264,14 @@ impl Cluster {
             );
         }
         if enabled("scheduler") {
+            let registry = match options.topology {
+                Some(_) => koord_plugins::registry_with_topology_match(),
+                None => koord_plugins::registry(),
+            };
             let scheduler = koord_scheduler::Options {
                 leader_elect: false,
                 profile_names: vec!["koord-scheduler".to_owned(), "default-scheduler".to_owned()],
-                ..koord_scheduler::Options::new(koord_plugins::registry())
+                ..koord_scheduler::Options::new(registry)
             };
             let admin = Admin::new(context.metrics.clone()).with_routes(scheduler.debug.router());
             self.scheduler_address = self.serve_scheduler(&admin).await;
@@ -332,6 +339,10 @@ impl Cluster {
         if options.simulated_nodes > 0 {
             let sim = koord_sim::Options {
                 nodes: options.simulated_nodes,
+                template: options.topology.clone().map_or_else(
+                    koord_sim::NodeTemplate::default,
+                    koord_sim::NodeTemplate::with_numa,
+                ),
                 ..Default::default()
             };
             spawn(

@@ -5,6 +5,8 @@ use crate::console;
 use crate::running::{self, Running};
 use anyhow::{Context as _, Result, bail};
 use koord_app::flags::{FlagValueError, Selection, selection};
+use koord_model::alignment::{Policy, Scope};
+use koord_sim::Layout;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,6 +21,26 @@ pub struct Args {
     /// Simulated nodes besides this machine.
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=20_000))]
     pub nodes: u32,
+    /// NUMA nodes of each simulated node and CPUs of each, as 2x8. Its kubelet refuses pods that it
+    /// cannot align; a node of an earlier start stays as it is.
+    #[arg(long, value_name = "NODESxCPUS")]
+    pub topology: Option<Layout>,
+    /// topologyManagerPolicy of these kubelets: none, best-effort, restricted or single-numa-node.
+    #[arg(
+        long,
+        value_name = "POLICY",
+        requires = "topology",
+        default_value = "single-numa-node"
+    )]
+    pub topology_policy: Policy,
+    /// topologyManagerScope of these kubelets: container or pod.
+    #[arg(
+        long,
+        value_name = "SCOPE",
+        requires = "topology",
+        default_value = "container"
+    )]
+    pub topology_scope: Scope,
     /// Where the cluster keeps its state. Started again with the same directory, it resumes.
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
@@ -84,6 +106,20 @@ impl Args {
         given.unwrap_or_else(|| cluster::default_data_dir(self.memory))
     }
 
+    /// The simulated nodes' machine.
+    fn layout(&self) -> Result<Option<Layout>> {
+        let Some(layout) = &self.topology else {
+            return Ok(None);
+        };
+        if self.nodes == 0 {
+            bail!("--topology is of simulated nodes, and there are none: --nodes says how many");
+        }
+        let mut layout = layout.clone();
+        self.topology_policy.as_str().clone_into(&mut layout.policy);
+        self.topology_scope.as_str().clone_into(&mut layout.scope);
+        Ok(Some(layout))
+    }
+
     fn log_filter(&self) -> String {
         match (self.quiet, self.verbose) {
             (true, _) => "warn".to_owned(),
@@ -100,6 +136,7 @@ impl Args {
 /// # Errors
 /// When it cannot start, or when a component ends by itself.
 pub fn main(args: &Args) -> Result<()> {
+    args.layout()?;
     if args.detach {
         return detach(args);
     }
@@ -127,6 +164,7 @@ async fn run(args: &Args) -> Result<()> {
         components: args.components.clone(),
         terminated_pod_gc_threshold: args.terminated_pod_gc_threshold,
         simulated_nodes: args.nodes as usize,
+        topology: args.layout()?,
         slo_config: cluster::quick_config(),
         report_interval: Some(cluster::QUICK_REPORT),
         limits: koord_apiserver::Limits {
@@ -273,6 +311,35 @@ mod tests {
         let given = ["up", "-d", "--nodes", "3", "--detach"].map(OsString::from);
         let args = background(given.into_iter());
         assert_eq!(args, ["up", "--nodes", "3", "--detached"]);
+    }
+
+    #[test]
+    fn numa_nodes_are_those_of_simulated_nodes() {
+        #[derive(Debug, clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let read = |line: &str| <Line as clap::Parser>::try_parse_from(line.split(' '));
+        let layout = |line: &str| read(line).unwrap().args.layout();
+        let found = layout("up --nodes 3 --topology 2x8 --topology-scope pod").unwrap();
+        let found = found.unwrap();
+        assert_eq!((found.numa_nodes, found.cpus_per_node), (2, 8));
+        assert_eq!((&*found.policy, &*found.scope), ("single-numa-node", "pod"));
+        assert_eq!(layout("up --nodes 3").unwrap(), None);
+        let error = layout("up --topology 2x8").unwrap_err().to_string();
+        assert!(error.contains("--nodes"), "{error}");
+        for (line, why) in [
+            ("up --nodes 1 --topology 2x", "not as 2x8"),
+            (
+                "up --nodes 1 --topology 2x8 --topology-policy strict",
+                "\"strict\" is none of none, best",
+            ),
+            ("up --nodes 1 --topology-scope pod", "--topology"),
+        ] {
+            let error = read(line).unwrap_err().to_string();
+            assert!(error.contains(why), "{line}: {error}");
+        }
     }
 
     #[test]

@@ -157,6 +157,25 @@ pub fn registry() -> Registry {
     }
 }
 
+/// [`registry`], where the profile that is used without a configuration file also keeps pods off nodes
+/// whose kubelet would refuse them: NodeResourceTopologyMatch with the cache that counts what reports
+/// have not.
+#[must_use]
+pub fn registry_with_topology_match() -> Registry {
+    let mut all = registry();
+    let name = "NodeResourceTopologyMatch";
+    for factory in all.factories.iter_mut().filter(|it| it.name == name) {
+        factory.koord_weight = Some(1);
+    }
+    // Elsewhere all run that extend the point.
+    for order in all.koord_order.values_mut().filter(|order| !order.alone) {
+        order.plugins.push(name);
+    }
+    let args = json!({"cacheResyncPeriodSeconds": 5});
+    all.koord_args.insert(name, args);
+    all
+}
+
 /// Where Koordinator's plugins run without a configuration file, and in which order: as in the
 /// configuration that upstream installs.
 fn koord_order() -> BTreeMap<&'static str, Order> {

@@ -14,6 +14,7 @@ pub mod sampler;
 pub mod scenario;
 mod scene;
 pub mod table;
+pub mod topology;
 pub(crate) mod window;
 pub mod words;
 

@@ -94,6 +94,7 @@ impl Scene {
             components: koord_app::flags::Selection::all(),
             terminated_pod_gc_threshold: 0,
             simulated_nodes: 0,
+            topology: None,
             runtime: None,
             slo_config: cluster::quick_config(),
             report_interval: Some(cluster::QUICK_REPORT),

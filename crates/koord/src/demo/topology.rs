@@ -1,0 +1,401 @@
+//! `koord demo topology`: a Deployment on nodes whose kubelets refuse pods that do not fit into one
+//! NUMA node, under three schedulers.
+//!
+//! A scheduler that adds up a node's CPUs binds a pod that the kubelet then fails with
+//! TopologyAffinityError, the ReplicaSet makes another, and so on for ever. The API server, its
+//! controllers and the scheduler are real; the nodes are simulated, and so is what they take: nothing
+//! waits for a container to be pulled, so that pods fail as fast as the control plane makes them.
+
+mod page;
+
+use super::output;
+use crate::{cluster, console};
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_apiserver::{ApiServer, Config};
+use koord_app::{Clock, Context};
+use koord_kube::api::{ListParams, PostParams};
+use koord_kube::{Api, Change, Client, Informer, Scope};
+use koord_scheduler::config::Configuration;
+use koord_sim::{Layout, NodeTemplate};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// CPUs of each of the two NUMA nodes, and of a pod: one fits into each, three into both together.
+const CPUS: (u32, u32) = (8, 5);
+const NUMA_NODES: u8 = 2;
+/// Pods that find no NUMA node.
+const SURPLUS: u32 = 2;
+/// How long all the nodes have to appear.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What to measure and where to put it.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// How long each scheduler is watched, in seconds.
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+    /// Simulated nodes, with two NUMA nodes of eight CPUs each.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub nodes: u32,
+    /// Write everything measured to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the page with the picture to this file.
+    #[arg(long, value_name = "FILE.html", default_value = "koord-topology.html")]
+    pub report: PathBuf,
+    /// Show what the components log.
+    #[arg(long)]
+    pub verbose: bool,
+}
+
+/// How pods are placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Chain {
+    /// As kube-scheduler does without a configuration.
+    Default,
+    /// NodeNUMAResource, by the kubelet's policy and the NUMA nodes that koordlet reports.
+    Koordinator,
+    /// NodeResourceTopologyMatch, by what an exporter reports as free.
+    Community,
+}
+
+impl Chain {
+    const ALL: [Self; 3] = [Self::Default, Self::Koordinator, Self::Community];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Koordinator => "koordinator",
+            Self::Community => "community",
+        }
+    }
+
+    fn about(self) -> &'static str {
+        match self {
+            Self::Default => "the plugins of kube-scheduler",
+            Self::Koordinator => "NodeNUMAResource beside them",
+            Self::Community => "NodeResourceTopologyMatch beside them",
+        }
+    }
+
+    fn config(self) -> Result<Configuration> {
+        let (enabled, args) = match self {
+            Self::Default => (json!([]), json!([])),
+            Self::Koordinator => (json!([{"name": "NodeNUMAResource"}]), json!([])),
+            Self::Community => {
+                let name = "NodeResourceTopologyMatch";
+                let args = json!({"cacheResyncPeriodSeconds": 5});
+                (
+                    json!([{"name": name}]),
+                    json!([{"name": name, "args": args}]),
+                )
+            }
+        };
+        let config = json!({
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "profiles": [{"plugins": {"multiPoint": {"enabled": enabled}}, "pluginConfig": args}],
+        });
+        Configuration::parse(&config.to_string()).context("scheduler's configuration")
+    }
+}
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Outcome {
+    /// Under which conditions.
+    pub setup: Setup,
+    /// Pods per minute that failed with TopologyAffinityError, by [`Chain`].
+    pub failed_pods_per_minute: BTreeMap<Chain, f64>,
+    /// Each chain.
+    pub chains: Vec<Watched>,
+}
+
+/// Under which conditions it was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Setup {
+    /// Simulated nodes.
+    pub nodes: u32,
+    /// What each of them is.
+    pub layout: Layout,
+    /// Pods that the Deployment wants.
+    pub replicas: u32,
+    /// CPUs that each pod has for itself.
+    pub cpus_of_pod: u32,
+    /// How long each chain was watched, in seconds.
+    pub seconds: u32,
+}
+
+/// What became of the pods under one chain.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Watched {
+    /// The chain.
+    pub chain: Chain,
+    /// Pods that failed with TopologyAffinityError.
+    pub failed: u64,
+    /// The same in each second.
+    pub failed_by_second: Vec<u64>,
+    /// Pods that run at the end.
+    pub running: usize,
+    /// Pods that wait for a node at the end.
+    pub waiting: usize,
+    /// Why, as the first of them says.
+    pub why: Option<String>,
+}
+
+/// Runs the demo.
+///
+/// # Errors
+/// When it is interrupted, a component does not start, or a file cannot be written.
+pub fn main(args: &Args) -> Result<()> {
+    cluster::init_logging(if args.verbose { "info" } else { "error" });
+    output::check(&args.report)?;
+    if let Some(path) = &args.json {
+        output::check(path)?;
+        output::distinct(path, &args.report, "--json and --report")?;
+    }
+    let outcome = cluster::runtime()?.block_on(async {
+        tokio::select! {
+            outcome = run(args) => outcome,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted before everything was measured"),
+        }
+    })?;
+    console::say("");
+    console::say(page::table(&outcome));
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&outcome).context("figures as JSON")?;
+        output::write(path, &text)?;
+        console::say(format_args!("The figures: {}", path.display()));
+    }
+    output::write(&args.report, &page::html(&outcome))?;
+    console::say(format_args!("The picture: {}", args.report.display()));
+    Ok(())
+}
+
+async fn run(args: &Args) -> Result<Outcome> {
+    let mut layout = Layout::new(NUMA_NODES, CPUS.0)?;
+    // NodeNUMAResource aligns pods as a whole; these have one container.
+    "pod".clone_into(&mut layout.scope);
+    let setup = Setup {
+        nodes: args.nodes,
+        replicas: args.nodes * u32::from(NUMA_NODES) + SURPLUS,
+        cpus_of_pod: CPUS.1,
+        seconds: args.seconds,
+        layout,
+    };
+    let mut chains = Vec::new();
+    for chain in Chain::ALL {
+        let (name, about) = (chain.name(), chain.about());
+        console::warn(format_args!("{name}: {about}, {} s", setup.seconds));
+        let stage = Stage::set(chain, &setup).await?;
+        let watched = stage.watch(chain, &setup).await;
+        stage.clear().await;
+        chains.push(watched.context(name)?);
+    }
+    let minutes = f64::from(setup.seconds) / 60.0;
+    #[allow(clippy::cast_precision_loss, reason = "a count of pods")]
+    let rate = |watched: &Watched| (watched.chain, watched.failed as f64 / minutes);
+    Ok(Outcome {
+        failed_pods_per_minute: chains.iter().map(rate).collect(),
+        setup,
+        chains,
+    })
+}
+
+/// A cluster of simulated nodes with one scheduler.
+struct Stage {
+    server: std::sync::Arc<ApiServer>,
+    client: Client,
+    context: Context,
+    parts: JoinSet<Result<()>>,
+}
+
+impl Stage {
+    async fn set(chain: Chain, setup: &Setup) -> Result<Self> {
+        let server = ApiServer::open(Config::memory(Clock::system())).await?;
+        server.install_crds(koord_api::crd_values()).await?;
+        let client = koord_kube::client::in_process(server.service());
+        let mut stage = Self {
+            server,
+            client,
+            context: Context::new(),
+            parts: JoinSet::new(),
+        };
+        let options = koord_sim::Options {
+            nodes: setup.nodes as usize,
+            template: NodeTemplate::with_numa(setup.layout.clone()),
+            ..koord_sim::Options::default()
+        };
+        let (client, context) = (stage.client.clone(), stage.context.clone());
+        stage.parts.spawn(async move {
+            koord_sim::run(options, client, context)
+                .await
+                .context("simulated nodes")
+        });
+        stage.reported(setup.nodes as usize).await?;
+        let options = koord_scheduler::Options {
+            leader_elect: false,
+            config: Some(chain.config()?),
+            ..koord_scheduler::Options::new(koord_plugins::registry())
+        };
+        let (client, context) = (stage.client.clone(), stage.context.clone());
+        stage.parts.spawn(async move {
+            koord_scheduler::run(options, client, context)
+                .await
+                .context("scheduler")
+        });
+        Ok(stage)
+    }
+
+    /// Waits until every node has a report.
+    async fn reported(&self, nodes: usize) -> Result<()> {
+        let reports: Api<NodeResourceTopology> = Api::all(self.client.clone());
+        let all = async {
+            while reports
+                .list_metadata(&ListParams::default())
+                .await?
+                .items
+                .len()
+                < nodes
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Ok::<_, koord_kube::Error>(())
+        };
+        match tokio::time::timeout(PATIENCE, all).await {
+            Ok(done) => Ok(done?),
+            Err(_) => bail!("not all of {nodes} simulated nodes appeared within {PATIENCE:?}"),
+        }
+    }
+
+    async fn watch(&self, chain: Chain, setup: &Setup) -> Result<Watched> {
+        let stop = self.context.shutdown.clone();
+        let pods = Informer::<Pod>::start(self.client.clone(), Scope::default(), stop);
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), "default");
+        deployments
+            .create(&PostParams::default(), &deployment(setup)?)
+            .await
+            .context("Deployment")?;
+        let failed_by_second = count(pods, setup.seconds).await?;
+        let all: Api<Pod> = Api::namespaced(self.client.clone(), "default");
+        let live = ListParams::default().fields("status.phase!=Failed");
+        let live = all.list(&live).await.context("pods")?.items;
+        let waiting: Vec<String> = live.iter().filter_map(waits).collect();
+        Ok(Watched {
+            chain,
+            failed: failed_by_second.iter().sum(),
+            failed_by_second,
+            running: live.iter().filter(|pod| phase(pod) == "Running").count(),
+            waiting: waiting.len(),
+            why: waiting.into_iter().next(),
+        })
+    }
+
+    async fn clear(mut self) {
+        self.context.shutdown.cancel();
+        while let Some(ended) = self.parts.join_next().await {
+            if let Ok(Err(error)) = ended {
+                console::warn(console::chain(&error));
+            }
+        }
+        self.server.close().await;
+    }
+}
+
+/// Counts for `seconds` the pods that fail, by the second.
+async fn count(mut pods: Informer<Pod>, seconds: u32) -> Result<Vec<u64>> {
+    let begun = Instant::now();
+    let mut by_second = vec![0; seconds as usize];
+    let end = begun + Duration::from_secs(u64::from(seconds));
+    loop {
+        let Ok(next) = tokio::time::timeout_at(end, pods.changes.recv()).await else {
+            return Ok(by_second);
+        };
+        let change = next.context("the watch of pods ended")?;
+        let Change::Applied { old, new } = change else {
+            continue;
+        };
+        if refused(&new) && !old.is_some_and(|old| refused(&old)) {
+            let second = usize::try_from(begun.elapsed().as_secs()).unwrap_or(usize::MAX);
+            if let Some(count) = by_second.get_mut(second) {
+                *count += 1;
+            }
+        }
+    }
+}
+
+fn phase(pod: &Pod) -> &str {
+    let status = pod.status.as_ref();
+    status
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
+}
+
+fn refused(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let reason = status.and_then(|status| status.reason.as_deref());
+    phase(pod) == "Failed" && reason == Some("TopologyAffinityError")
+}
+
+/// Why the pod waits, if it does.
+fn waits(pod: &Pod) -> Option<String> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let condition = conditions.iter().find(|it| it.type_ == "PodScheduled")?;
+    (condition.status == "False").then(|| condition.message.clone().unwrap_or_default())
+}
+
+/// Pods of one container with CPUs for itself.
+fn deployment(setup: &Setup) -> Result<Deployment> {
+    let amounts = json!({"cpu": setup.cpus_of_pod.to_string(), "memory": "1Gi"});
+    let labels = json!({"app": "web"});
+    serde_json::from_value(json!({
+        "metadata": {"name": "web", "namespace": "default"},
+        "spec": {"replicas": setup.replicas, "selector": {"matchLabels": labels}, "template": {
+            "metadata": {"labels": labels},
+            "spec": {"containers": [{"name": "web", "image": "web",
+                "resources": {"requests": amounts, "limits": amounts}}]},
+        }},
+    }))
+    .context("Deployment")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chain_is_a_configuration_of_plugins_that_there_are() {
+        for chain in Chain::ALL {
+            let config = chain.config().unwrap();
+            let context = koord_scheduler::framework::BuildContext::default();
+            let registry = koord_plugins::registry();
+            let built =
+                koord_scheduler::framework::Profiles::build(&config, &registry, &context, false);
+            assert!(built.unwrap().find("default-scheduler").is_some());
+        }
+    }
+
+    #[test]
+    fn the_figures_have_the_names_that_readers_expect() {
+        let text = serde_json::to_value(page::tests::outcome()).unwrap();
+        let rates = &text["failedPodsPerMinute"];
+        assert_eq!(
+            *rates,
+            json!({"default": 1200.0, "koordinator": 0.0, "community": 0.0})
+        );
+        let read: Outcome = serde_json::from_value(text).unwrap();
+        assert_eq!(read, page::tests::outcome());
+    }
+}

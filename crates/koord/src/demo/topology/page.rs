@@ -1,0 +1,200 @@
+//! The table and the page of `koord demo topology`.
+
+use super::{Chain, NUMA_NODES, Outcome, Watched};
+use crate::demo::report::{STYLE, escape};
+use comfy_table::{CellAlignment, Table, presets};
+use std::fmt::Write as _;
+
+/// The picture's size, in its own units.
+const WIDTH: f64 = 1000.0;
+const HEIGHT: f64 = 130.0;
+
+/// What the figures are about, in a sentence.
+fn about(outcome: &Outcome) -> String {
+    let setup = &outcome.setup;
+    format!(
+        "{} simulated nodes of {} NUMA nodes with {} CPUs each, topologyManagerPolicy {}; a Deployment of {} \
+         pods that have {} CPUs each to themselves: one fits into a NUMA node, so {} can run.",
+        setup.nodes,
+        setup.layout.numa_nodes,
+        setup.layout.cpus_per_node,
+        setup.layout.policy,
+        setup.replicas,
+        setup.cpus_of_pod,
+        setup.nodes * u32::from(NUMA_NODES),
+    )
+}
+
+const CAVEAT: &str = "Nothing waits for a container on simulated nodes: the rate is that at which this control \
+    plane makes, binds and fails pods. Real kubelets are slower, and do not stop either.";
+
+fn rate(outcome: &Outcome, chain: Chain) -> f64 {
+    let rates = &outcome.failed_pods_per_minute;
+    rates.get(&chain).copied().unwrap_or(0.0)
+}
+
+/// The table for the terminal.
+pub(super) fn table(outcome: &Outcome) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(["chain", "failed pods/min", "running", "waiting", ""]);
+    for watched in &outcome.chains {
+        table.add_row([
+            watched.chain.name().to_owned(),
+            format!("{:.0}", rate(outcome, watched.chain)),
+            watched.running.to_string(),
+            watched.waiting.to_string(),
+            watched.chain.about().to_owned(),
+        ]);
+    }
+    for at in 1..4 {
+        if let Some(column) = table.column_mut(at) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let lines = table.lines().map(|line| line.trim_end().to_owned());
+    let lines: Vec<String> = lines.collect();
+    let mut text = lines.join("\n");
+    let _ = write!(text, "\n\n  {}", about(outcome));
+    for watched in &outcome.chains {
+        if let Some(why) = &watched.why {
+            // What is said of preemption and of single nodes is on the page.
+            let why = why.split(". ").next().unwrap_or(why);
+            let _ = write!(text, "\n  {}: who waits says: {why}", watched.chain.name());
+        }
+    }
+    let _ = write!(text, "\n  {CAVEAT}");
+    text
+}
+
+/// The page.
+pub(super) fn html(outcome: &Outcome) -> String {
+    let mut page = String::new();
+    let headline = format!(
+        "{:.0} pods a minute fail with TopologyAffinityError; {:.0} where the scheduler knows the NUMA nodes",
+        rate(outcome, Chain::Default),
+        rate(outcome, Chain::Koordinator).max(rate(outcome, Chain::Community)),
+    );
+    let _ = write!(
+        page,
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
+         <meta name=\"color-scheme\" content=\"light dark\">\
+         <title>koord: topology-aware scheduling</title><style>{STYLE}</style></head><body><main>\
+         <h1>{}</h1><p class=\"soft\">{}</p>",
+        escape(&headline),
+        escape(&about(outcome)),
+    );
+    let top = outcome.chains.iter().map(|watched| watched.failed).max();
+    for watched in &outcome.chains {
+        section(&mut page, outcome, watched, top.unwrap_or(0));
+    }
+    let _ = writeln!(page, "<p class=\"soft\">{CAVEAT}</p></main></body></html>");
+    page
+}
+
+fn section(page: &mut String, outcome: &Outcome, watched: &Watched, top: u64) {
+    let _ = write!(
+        page,
+        "<h2><code>{}</code>{}</h2><div class=\"panel\"><p>{:.0} failed pods a minute; at the end {} of {} pods run, \
+         {} wait.</p>",
+        watched.chain.name(),
+        escape(watched.chain.about()),
+        rate(outcome, watched.chain),
+        watched.running,
+        outcome.setup.replicas,
+        watched.waiting,
+    );
+    if let Some(why) = &watched.why {
+        let _ = write!(page, "<p class=\"soft\">{}</p>", escape(why));
+    }
+    let _ = write!(
+        page,
+        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" \
+         aria-label=\"failed pods over time\"><path class=\"cap\" d=\"{}\"/></svg>\
+         <div class=\"axis\"><span>0 s</span><span>failed pods, 0 to {top}</span><span>{} s</span></div></div>",
+        curve(&watched.failed_by_second, top),
+        outcome.setup.seconds,
+    );
+}
+
+/// The sum until each second, up to `top`.
+#[allow(clippy::cast_precision_loss, reason = "points of a picture")]
+fn curve(by_second: &[u64], top: u64) -> String {
+    let step = WIDTH / by_second.len().max(1) as f64;
+    let height = |sum: u64| HEIGHT - 1.0 - (HEIGHT - 2.0) * sum as f64 / top.max(1) as f64;
+    let mut path = format!("M0 {:.1}", height(0));
+    let mut sum = 0;
+    for (count, at) in by_second.iter().zip(1u32..) {
+        sum += count;
+        let _ = write!(path, " L{:.1} {:.1}", f64::from(at) * step, height(sum));
+    }
+    path
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::demo::topology::{CPUS, Setup};
+    use koord_sim::Layout;
+
+    pub(in crate::demo::topology) fn outcome() -> Outcome {
+        let watched = |chain, by_second: [u64; 2], why: Option<&str>| Watched {
+            chain,
+            failed: by_second.iter().sum(),
+            failed_by_second: by_second.to_vec(),
+            running: 16,
+            waiting: usize::from(why.is_some()) * 2,
+            why: why.map(str::to_owned),
+        };
+        Outcome {
+            setup: Setup {
+                nodes: 8,
+                layout: Layout::new(NUMA_NODES, CPUS.0).unwrap(),
+                replicas: 18,
+                cpus_of_pod: CPUS.1,
+                seconds: 2,
+            },
+            failed_pods_per_minute: [
+                (Chain::Default, 1200.0),
+                (Chain::Koordinator, 0.0),
+                (Chain::Community, 0.0),
+            ]
+            .into(),
+            chains: vec![
+                watched(Chain::Default, [30, 10], None),
+                watched(Chain::Koordinator, [0, 0], Some("0/8 nodes <unaligned>")),
+                watched(Chain::Community, [0, 0], Some("0/8 nodes")),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_table_has_a_row_for_each_chain() {
+        let text = table(&outcome());
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .skip(1)
+            .take(3)
+            .map(|line| line.split_whitespace().take(4).collect())
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                ["default", "1200", "16", "0"],
+                ["koordinator", "0", "16", "2"],
+                ["community", "0", "16", "2"],
+            ]
+        );
+        assert!(text.contains("so 16 can run."), "{text}");
+    }
+
+    #[test]
+    fn the_picture_adds_up_and_quotes_nothing_raw() {
+        assert_eq!(curve(&[30, 10], 40), "M0 129.0 L500.0 33.0 L1000.0 1.0");
+        assert_eq!(curve(&[0, 0], 0), "M0 129.0 L500.0 129.0 L1000.0 129.0");
+        let page = html(&outcome());
+        assert!(page.contains("0/8 nodes &lt;unaligned&gt;") && !page.contains("NaN"));
+        assert_eq!(page.matches("<svg").count(), 3);
+    }
+}
