@@ -1,6 +1,7 @@
 //! The plugin through the engine.
 
 mod cache;
+mod closed_loop;
 mod edges;
 mod rows;
 

@@ -1,0 +1,308 @@
+//! The filter and the kubelets that it speaks for: what is placed is admitted, what no node is found
+//! for none would have admitted. Reports are what an exporter makes of what the kubelets list.
+
+use super::*;
+use koord_model::alignment::Scope;
+use koord_model::cpuset::{Cpu, CpuSet, Topology};
+use koord_model::kubelet::{self, CpuManager, Kubelet, Machine, Memory, Settings};
+use koord_model::numa::NumaMask;
+use koord_model::{alignment::fingerprint, export};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const DEVICE: &str = "ex.com/a";
+const GI: u64 = 1 << 30;
+
+/// A node: NUMA nodes, physical cores of each, scope, NUMA nodes of its devices.
+#[derive(Debug, Clone)]
+struct Shape {
+    nodes: u8,
+    cores: u32,
+    scope: Scope,
+    near: Vec<u8>,
+}
+
+impl Shape {
+    fn kubelet(&self) -> Kubelet {
+        let cpus = self.cores * 2;
+        let cpu = |id: u32| {
+            let node = (id / cpus) as u8;
+            Cpu::new(id, id % cpus / 2, i32::from(node), node)
+        };
+        let bytes = 4 * GI * u64::from(cpus);
+        let memory = Memory {
+            capacity: bytes,
+            allocatable: bytes,
+        };
+        let bank = |node| (node, BTreeMap::from([("memory".to_owned(), memory)]));
+        let device = |(at, near): (usize, &u8)| kubelet::Device {
+            id: format!("{DEVICE}-{at}"),
+            nodes: Some(NumaMask::from_iter([near % self.nodes])),
+            healthy: true,
+        };
+        let devices = self.near.iter().enumerate().map(device).collect();
+        let machine = Machine {
+            topology: Topology::new((0..u32::from(self.nodes) * cpus).map(cpu)),
+            memory: (0..self.nodes).map(bank).collect(),
+            devices: BTreeMap::from([(DEVICE.to_owned(), devices)]),
+            ..Machine::default()
+        };
+        let settings = Settings {
+            policy: Policy::SingleNumaNode,
+            scope: self.scope,
+            cpu: CpuManager::Static {
+                reserved: CpuSet::new(),
+                full_cores: false,
+            },
+            memory: true,
+            ..Settings::default()
+        };
+        Kubelet::new(machine, settings).unwrap()
+    }
+}
+
+struct World {
+    engine: Engine,
+    kubelets: BTreeMap<String, Kubelet>,
+    /// Pods that run: object and node, by name.
+    pods: BTreeMap<String, (Value, String)>,
+    on: BTreeMap<String, Vec<String>>,
+}
+
+impl World {
+    fn new(args: Value, shapes: &[Shape]) -> Self {
+        let mut world = Self {
+            engine: engine(args),
+            kubelets: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            on: BTreeMap::new(),
+        };
+        for (at, shape) in shapes.iter().enumerate() {
+            let name = format!("n{at}");
+            let kubelet = shape.kubelet();
+            let cpus = kubelet.machine().topology.all().len();
+            let memory = cpus as u64 * 4;
+            let amounts = json!({"cpu": cpus.to_string(), "memory": format!("{memory}Gi"),
+                "pods": "110", DEVICE: shape.near.len().to_string()});
+            world.engine.node_applied(node(&name, amounts), now());
+            world.kubelets.insert(name.clone(), kubelet);
+            world.report(&name);
+        }
+        world
+    }
+
+    /// The exporter of a node looks.
+    fn report(&mut self, name: &str) {
+        let kubelet = &self.kubelets[name];
+        let listed = kubelet.pods().flat_map(|uid| kubelet.listed(uid));
+        let taken: Vec<export::Share> = listed.map(|(_, share)| share).collect();
+        let found = export::zones(&kubelet.exported(), &kubelet.allocatable(), &taken);
+        assert_eq!(found.problems, Vec::<String>::new());
+        let pods = self.on.get(name).into_iter().flatten();
+        let print = fingerprint::of(pods.map(|pod| fingerprint::pod("default", pod)));
+        let settings = kubelet.settings();
+        let (policy, scope) = (settings.policy, settings.scope);
+        let object: NodeResourceTopology = serde_json::from_value(json!({
+            "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+            "metadata": {"name": name, "uid": name},
+            "attributes": export::attributes(policy, scope, Some(print)),
+            "zones": found.zones,
+        }))
+        .unwrap();
+        let change = ObjectChange {
+            kind: TOPOLOGIES,
+            action: Action::UPDATE,
+            old: None,
+            new: Arc::new(object),
+        };
+        self.engine.object_changed(&change, now());
+    }
+
+    /// A pod is bound: its kubelet decides.
+    fn run(&mut self, name: &str, pod: &Value, node: &str) -> Result<(), kubelet::Refusal> {
+        let kubelet = self.kubelets.get_mut(node).unwrap();
+        kubelet.admit(&read(pod))?;
+        self.engine
+            .pod_applied(bound(pod.clone(), node, "Running"), now());
+        self.pods
+            .insert(name.to_owned(), (pod.clone(), node.to_owned()));
+        self.on
+            .entry(node.to_owned())
+            .or_default()
+            .push(name.to_owned());
+        Ok(())
+    }
+
+    /// A pod that runs goes; where it was.
+    fn leave(&mut self, name: &str) -> Option<String> {
+        let (pod, node) = self.pods.remove(name)?;
+        self.kubelets.get_mut(&node).unwrap().release(name);
+        self.engine
+            .pod_deleted(&bound(pod, &node, "Running"), now());
+        let on = self.on.get_mut(&node).unwrap();
+        on.retain(|pod| pod != name);
+        Some(node)
+    }
+
+    fn any_would_admit(&self, pod: &Value) -> bool {
+        let pod = read(pod);
+        let mut kubelets = self.kubelets.values();
+        kubelets.any(|kubelet| kubelet.clone().admit(&pod).is_ok())
+    }
+}
+
+fn read(pod: &Value) -> kubelet::Pod {
+    kubelet::Pod::read(&object(pod.clone()), |name| name == DEVICE)
+}
+
+/// CPUs, GiB and devices of a container; whether it stays beside the others from the start.
+type Size = (u64, u64, u64, bool);
+
+fn sized(name: &str, containers: &[Size]) -> Value {
+    let amounts = |(cpu, memory, devices, _): &Size| {
+        let mut all = json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")});
+        if *devices > 0 {
+            all[DEVICE] = json!(devices.to_string());
+        }
+        all
+    };
+    let (side, main): (Vec<&Size>, Vec<&Size>) = containers.iter().partition(|size| size.3);
+    let mut out = pod(name, &main.into_iter().map(amounts).collect::<Vec<_>>());
+    let side = side.into_iter().enumerate().map(|(at, size)| {
+        let amounts = amounts(size);
+        json!({"name": format!("s{at}"), "restartPolicy": "Always",
+            "resources": {"requests": amounts, "limits": amounts}})
+    });
+    out["spec"]["initContainers"] = side.collect();
+    out
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let scope = prop_oneof![Just(Scope::Container), Just(Scope::Pod)];
+    let near = proptest::collection::vec(0u8..4, 0..5);
+    (1u8..5, 1u32..6, scope, near).prop_map(|(nodes, cores, scope, near)| Shape {
+        nodes,
+        cores,
+        scope,
+        near,
+    })
+}
+
+fn container(at_first: bool) -> impl Strategy<Value = Size> {
+    let side = prop_oneof![4 => Just(false), 1 => Just(!at_first)];
+    (1u64..9, 1u64..9, 0u64..3, side)
+}
+
+/// The first container is none that stays beside others.
+fn containers() -> impl Strategy<Value = Vec<Size>> {
+    let rest = proptest::collection::vec(container(false), 0..3);
+    (container(true), rest).prop_map(|(first, rest)| {
+        let mut all = vec![first];
+        all.extend(rest);
+        all
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    /// One pod after the other, each with reports that have counted those before.
+    #[test]
+    fn on_an_idle_cache_what_is_placed_is_admitted_and_what_is_not_is_not(
+        shapes in proptest::collection::vec(shape(), 1..5),
+        pods in proptest::collection::vec((containers(), 0usize..40), 1..25),
+    ) {
+        let mut world = World::new(json!({}), &shapes);
+        for (at, (containers, leaves)) in pods.iter().enumerate() {
+            let name = format!("p{at}");
+            let wanted = sized(&name, containers);
+            match place(&mut world.engine, wanted.clone()) {
+                Ok(node) => {
+                    let admitted = world.run(&name, &wanted, &node);
+                    prop_assert!(admitted.is_ok(), "{:?} on {}: {:?}", admitted, node, wanted);
+                    world.report(&node);
+                }
+                Err(why) => {
+                    prop_assert!(!world.any_would_admit(&wanted), "{why}: {wanted:?}");
+                    world.engine.pod_deleted(&object(wanted), now());
+                }
+            }
+            if let Some(node) = world.leave(&format!("p{leaves}")) {
+                world.report(&node);
+            }
+        }
+    }
+
+    /// Several pods between two reports, which the cache counts in every NUMA node; reports come late,
+    /// and pods go in between.
+    #[test]
+    fn with_the_over_reserve_cache_bursts_are_admitted(
+        shapes in proptest::collection::vec(shape(), 1..4),
+        bursts in proptest::collection::vec(
+            (proptest::collection::vec(containers(), 1..6), 0usize..30, any::<bool>()), 1..8),
+    ) {
+        let mut world = World::new(json!({"cacheResyncPeriodSeconds": 5}), &shapes);
+        let mut at = 0;
+        for (burst, leaves, late) in &bursts {
+            let mut placed = Vec::new();
+            for containers in burst {
+                let name = format!("p{at}");
+                at += 1;
+                let wanted = sized(&name, containers);
+                match place(&mut world.engine, wanted.clone()) {
+                    Ok(node) => placed.push((name, wanted, node)),
+                    Err(_) => {
+                        world.engine.pod_deleted(&object(wanted), now());
+                    }
+                }
+            }
+            for (name, wanted, node) in placed {
+                let admitted = world.run(&name, &wanted, &node);
+                prop_assert!(admitted.is_ok(), "{:?} on {}: {:?}", admitted, node, wanted);
+            }
+            let left = world.leave(&format!("p{leaves}"));
+            let names: Vec<String> = world.kubelets.keys().cloned().collect();
+            for name in names {
+                if !late || left.as_ref() == Some(&name) {
+                    world.report(&name);
+                }
+            }
+        }
+    }
+}
+
+/// Ten thousand nodes of many shapes, pods in bursts, reports of the nodes that got some after each.
+#[test]
+fn ten_thousand_nodes_refuse_nothing() {
+    let shape = |at: u32| Shape {
+        nodes: [1, 2, 2, 4][at as usize % 4],
+        cores: [2, 4, 3, 8, 6][at as usize % 5],
+        scope: [Scope::Container, Scope::Pod][at as usize / 2 % 2],
+        near: (0..at % 3).map(|near| near as u8).collect(),
+    };
+    let shapes: Vec<Shape> = (0..10_000).map(shape).collect();
+    let sizes: [&[Size]; 5] = [
+        &[(5, 4, 0, false)],
+        &[(9, 2, 0, false)],
+        &[(3, 2, 1, false), (3, 2, 0, false)],
+        &[(2, 1, 0, false), (6, 1, 0, true)],
+        &[(13, 8, 0, false)],
+    ];
+    let mut world = World::new(json!({"cacheResyncPeriodSeconds": 5}), &shapes);
+    let mut placed = 0;
+    for burst in 0..12 {
+        let mut touched = std::collections::BTreeSet::new();
+        for at in 0..100 {
+            let name = format!("p{burst}-{at}");
+            let wanted = sized(&name, sizes[at % sizes.len()]);
+            let node = place(&mut world.engine, wanted.clone()).unwrap();
+            world.run(&name, &wanted, &node).unwrap();
+            touched.insert(node);
+            placed += 1;
+        }
+        for node in touched {
+            world.report(&node);
+        }
+    }
+    assert_eq!(placed, 1_200);
+}
