@@ -14,6 +14,7 @@
 //! | [`audit`] | a record of everything done |
 //! | [`agent`] | the loop body that ties these together |
 //! | [`report`] | NodeMetric |
+//! | [`exporter`] | NUMA nodes, and what the kubelet has given away of them |
 //! | [`evictor`] | evictions, through the API or by killing |
 //! | [`status`], [`metrics`] | what people see of the agent |
 //! | [`shell`] | informers, reporter, evictor, thread |
@@ -28,6 +29,7 @@ pub mod audit;
 pub mod collect;
 pub mod evictor;
 pub mod executor;
+pub mod exporter;
 pub mod gates;
 pub mod hooks;
 mod http;

@@ -1,0 +1,126 @@
+//! What an exporter finds on this node: its NUMA nodes in sysfs, and what the kubelet's PodResources
+//! service lists of them. [`koord_model::export`] makes zones of both.
+
+mod lists;
+
+use koord_host::procfs::MemInfo;
+use koord_host::{Root, numa, topology};
+use koord_model::alignment::fingerprint;
+use koord_model::cpuset::CpuSet;
+use koord_model::export::{self, Machine, Node, Zones};
+use koord_rpc::grpc::{self, MESSAGE_LIMIT};
+use koord_rpc::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use koord_rpc::podresources::{AllocatableResourcesRequest, ListPodResourcesRequest};
+use std::path::Path;
+use std::time::Duration;
+
+/// Where the kubelet serves PodResources.
+pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
+
+/// How long an answer of the kubelet may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the kubelet lists, and what follows from it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listed {
+    /// One for each NUMA node, and what of the lists makes no sense.
+    pub zones: Zones,
+    /// How many pods are listed.
+    pub pods: usize,
+    /// Which.
+    pub fingerprint: String,
+}
+
+/// Why the kubelet's lists are not known.
+#[derive(Debug, thiserror::Error)]
+#[error("{call} at {socket}: {why}")]
+pub struct ListError {
+    call: &'static str,
+    socket: String,
+    why: String,
+}
+
+/// The machine's NUMA nodes. A kernel that knows none has node 0, with everything.
+///
+/// # Errors
+/// When a file of the kernel cannot be read or understood.
+pub fn machine(root: &Root) -> koord_host::Result<Machine> {
+    let found = numa::nodes(root)?;
+    if found.is_empty() {
+        let memory = MemInfo::read(root)?.map_or(0, |memory| memory.total);
+        let node = Node {
+            cpus: cpus(&topology::online(root)?),
+            memory: [("memory".to_owned(), memory)].into(),
+            distances: [(0, 10)].into(),
+        };
+        return Ok([(0, node)].into());
+    }
+    let nodes = found.into_iter().filter_map(|node| {
+        // Sets of NUMA nodes are 64 bits everywhere.
+        let id = u8::try_from(node.id).ok().filter(|id| *id < 64)?;
+        let pages = node.huge_pages.iter().map(|(size, count)| {
+            let name = lists::huge_pages(*size);
+            (name, size.saturating_mul(*count))
+        });
+        let near = |(to, distance): (&u32, &u32)| Some((u8::try_from(*to).ok()?, *distance));
+        let memory = [("memory".to_owned(), node.memory)];
+        let node = Node {
+            cpus: cpus(&node.cpus),
+            memory: memory.into_iter().chain(pages).collect(),
+            distances: node.distances.iter().filter_map(near).collect(),
+        };
+        Some((id, node))
+    });
+    Ok(nodes.collect())
+}
+
+fn cpus(set: &koord_host::cpuset::CpuSet) -> CpuSet {
+    set.iter().collect()
+}
+
+/// Asks the kubelet behind `socket` what containers can have on `machine`, and what they have.
+///
+/// # Errors
+/// When it does not answer within ten seconds, or with an error.
+pub async fn list(machine: &Machine, socket: &Path) -> Result<Listed, ListError> {
+    let failed = |call: &'static str| {
+        let socket = socket.display().to_string();
+        move |why: String| ListError { call, socket, why }
+    };
+    let mut kubelet = PodResourcesListerClient::new(grpc::connect(socket))
+        .max_decoding_message_size(MESSAGE_LIMIT);
+    let call = "GetAllocatableResources";
+    let asked = kubelet.get_allocatable_resources(AllocatableResourcesRequest {});
+    let allocatable = answer(asked).await.map_err(failed(call))?;
+    let asked = kubelet.list(ListPodResourcesRequest {});
+    let listed = answer(asked).await.map_err(failed("List"))?;
+
+    let mut problems = Vec::new();
+    let allocatable = lists::allocatable(&allocatable, &mut problems);
+    let containers = listed.pod_resources.iter().flat_map(|pod| &pod.containers);
+    let taken: Vec<export::Share> = containers
+        .map(|container| lists::taken(container, &mut problems))
+        .collect();
+    let mut zones = export::zones(machine, &allocatable, &taken);
+    zones.problems.extend(problems);
+    let pods = listed.pod_resources.iter();
+    let prints = pods.map(|pod| fingerprint::pod(&pod.namespace, &pod.name));
+    Ok(Listed {
+        zones,
+        pods: listed.pod_resources.len(),
+        fingerprint: fingerprint::of(prints),
+    })
+}
+
+async fn answer<T>(
+    asked: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(PATIENCE, asked).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(format!("{:?}: {}", status.code(), status.message())),
+        Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,231 @@
+//! A kubelet's lists, over its socket.
+
+use super::*;
+use koord_rpc::podresources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
+use koord_rpc::podresources::*;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+/// A kubelet that answers so.
+#[derive(Default)]
+struct Kubelet {
+    allocatable: AllocatableResourcesResponse,
+    pods: Vec<PodResources>,
+}
+
+#[tonic::async_trait]
+impl PodResourcesLister for Kubelet {
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
+        if self.pods.is_empty() {
+            return Err(Status::unavailable("starting"));
+        }
+        Ok(Response::new(ListPodResourcesResponse {
+            pod_resources: self.pods.clone(),
+        }))
+    }
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<AllocatableResourcesRequest>,
+    ) -> Result<Response<AllocatableResourcesResponse>, Status> {
+        Ok(Response::new(self.allocatable.clone()))
+    }
+    async fn get(
+        &self,
+        _: Request<GetPodResourcesRequest>,
+    ) -> Result<Response<GetPodResourcesResponse>, Status> {
+        Err(Status::unimplemented("not asked"))
+    }
+}
+
+fn near(nodes: &[i64]) -> Option<TopologyInfo> {
+    let node = |id: &i64| NumaNode { id: *id };
+    Some(TopologyInfo {
+        nodes: nodes.iter().map(node).collect(),
+    })
+}
+
+fn memory(size: u64, nodes: &[i64]) -> ContainerMemory {
+    ContainerMemory {
+        memory_type: "memory".to_owned(),
+        size,
+        topology: near(nodes),
+    }
+}
+
+fn devices(ids: &[&str], nodes: &[i64]) -> ContainerDevices {
+    ContainerDevices {
+        resource_name: "ex.com/a".to_owned(),
+        device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+        topology: near(nodes),
+    }
+}
+
+fn pod(name: &str, container: ContainerResources) -> PodResources {
+    PodResources {
+        name: name.to_owned(),
+        namespace: "default".to_owned(),
+        containers: vec![container],
+        ..PodResources::default()
+    }
+}
+
+const GI: u64 = 1 << 30;
+
+fn machine_of_two() -> Machine {
+    let node = |list: &str| Node {
+        cpus: list.parse().unwrap(),
+        memory: [("memory".to_owned(), 8 * GI)].into(),
+        ..Node::default()
+    };
+    [(0, node("0-3")), (1, node("4-7"))].into()
+}
+
+/// What is found of a kubelet.
+async fn ask(kubelet: Kubelet) -> Result<Listed, ListError> {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("kubelet.sock");
+    let stop = CancellationToken::new();
+    let listener = grpc::listen(&socket).unwrap();
+    let server = tonic::transport::Server::builder()
+        .add_service(PodResourcesListerServer::new(kubelet))
+        .serve_with_incoming_shutdown(grpc::incoming(listener), stop.clone().cancelled_owned());
+    let server = tokio::spawn(server);
+    let found = list(&machine_of_two(), &socket).await;
+    stop.cancel();
+    server.await.unwrap().unwrap();
+    found
+}
+
+#[tokio::test]
+async fn zones_are_what_the_kubelet_lists() {
+    let found = ask(Kubelet {
+        allocatable: AllocatableResourcesResponse {
+            cpu_ids: (1..8).collect(),
+            memory: vec![memory(7 * GI, &[0]), memory(8 * GI, &[1])],
+            devices: vec![devices(&["a", "b"], &[0]), devices(&["c"], &[1])],
+        },
+        pods: vec![pod(
+            "pod1",
+            ContainerResources {
+                cpu_ids: vec![2, 3, 4],
+                memory: vec![memory(9 * GI, &[0, 1])],
+                devices: vec![devices(&["c"], &[1])],
+                ..ContainerResources::default()
+            },
+        )],
+    })
+    .await
+    .unwrap();
+    let text: Vec<String> = found
+        .zones
+        .zones
+        .iter()
+        .flat_map(|zone| {
+            zone.resources.iter().map(|one| {
+                let (capacity, free) = (&one.capacity, &one.available);
+                format!(
+                    "{} {} {capacity} {} {free}",
+                    zone.name, one.name, one.allocatable
+                )
+            })
+        })
+        .collect();
+    assert_eq!(
+        text,
+        [
+            "node-0 cpu 4 3 1",
+            "node-0 ex.com/a 2 2 2",
+            "node-0 memory 8Gi 7Gi 0",
+            "node-1 cpu 4 4 3",
+            "node-1 ex.com/a 1 1 0",
+            "node-1 memory 8Gi 8Gi 6Gi",
+        ]
+    );
+    assert_eq!((found.pods, found.zones.problems.len()), (1, 0));
+    // Of default/pod1, by an independent implementation.
+    assert_eq!(found.fingerprint, "pfp0v001a5e1c50c557adb9d");
+}
+
+#[tokio::test]
+async fn lists_that_make_no_sense_are_told_and_passed_over() {
+    let container = ContainerResources {
+        cpu_ids: vec![-1, 5, i64::MAX],
+        memory: vec![memory(GI, &[64])],
+        devices: vec![devices(&["z"], &[-7])],
+        ..ContainerResources::default()
+    };
+    let found = ask(Kubelet {
+        allocatable: AllocatableResourcesResponse {
+            cpu_ids: (0..8).collect(),
+            ..AllocatableResourcesResponse::default()
+        },
+        pods: vec![pod("pod1", container)],
+    })
+    .await
+    .unwrap();
+    let free = |zone: usize| found.zones.zones[zone].resources[0].available.value();
+    assert_eq!((free(0), free(1)), (4, 3));
+    let mut problems = found.zones.problems.clone();
+    problems.sort();
+    assert_eq!(
+        problems,
+        [
+            "CPU -1 is listed, which no machine has",
+            "CPU 9223372036854775807 is listed, which no machine has",
+            "a container has device \"z\" of ex.com/a, which is not allocatable",
+            "ex.com/a is listed in NUMA node -7: not 0 to 63",
+            "memory is listed in NUMA node 64: not 0 to 63",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_kubelet_that_does_not_answer_is_named() {
+    let error = ask(Kubelet::default()).await.unwrap_err().to_string();
+    assert!(
+        error.starts_with("List at ") && error.ends_with("Unavailable: starting"),
+        "{error}"
+    );
+    let nobody = Path::new("/nonexistent/kubelet.sock");
+    let error = list(&machine_of_two(), nobody)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("GetAllocatableResources at /nonexistent/kubelet.sock"),
+        "{error}"
+    );
+}
+
+#[test]
+fn huge_pages_are_named_as_kubernetes_does() {
+    assert_eq!(lists::huge_pages(2 << 20), "hugepages-2Mi");
+    assert_eq!(lists::huge_pages(1 << 30), "hugepages-1Gi");
+    assert_eq!(lists::huge_pages(64 << 10), "hugepages-64Ki");
+}
+
+/// A machine whose kernel knows no NUMA nodes, and this one.
+#[test]
+fn every_machine_has_a_numa_node() {
+    let temp = tempfile::tempdir().unwrap();
+    let put = |path: &str, text: &str| {
+        let path = temp.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    put("sys/devices/system/cpu/online", "0-1\n");
+    put("proc/meminfo", "MemTotal: 4 kB\nMemFree: 1 kB\n");
+    let found = machine(&Root::below(temp.path()).unwrap()).unwrap();
+    assert_eq!(found[&0].cpus.to_string(), "0-1");
+    assert_eq!(found[&0].memory["memory"], 4096);
+    let found = machine(&Root::system().unwrap()).unwrap();
+    assert!(
+        found.values().any(|node| !node.cpus.is_empty()),
+        "{found:?}"
+    );
+}
