@@ -575,14 +575,14 @@ impl Volatile for InterPodAffinity {
             if census.is_plain(counter) && !census.is_everywhere(counter, cycle.view.nodes) {
                 return None;
             }
-            groups = census.alike(counter, groups)?;
+            groups = census.alike(counter, groups, cycle.view.nodes)?;
         }
         for counter in asked.anti_affinity.iter().filter_map(|id| census.get(*id)) {
-            groups = census.alike(counter, groups)?;
+            groups = census.alike(counter, groups, cycle.view.nodes)?;
         }
         let existing = asked.existing.iter();
         for counter in existing.filter_map(|id| self.kept_away.get(*id)) {
-            groups = self.kept_away.alike(counter, groups)?;
+            groups = self.kept_away.alike(counter, groups, cycle.view.nodes)?;
         }
         Some(groups)
     }
@@ -615,7 +615,7 @@ impl Volatile for InterPodAffinity {
             add(&self.drawn, *id, 1);
         }
     }
-    fn score_groups(&self, _cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
+    fn score_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
         let preferred = state.get::<Preferred>()?;
         let census = &self.wanted;
         let mut groups = Groups::default();
@@ -624,10 +624,10 @@ impl Volatile for InterPodAffinity {
             .iter()
             .filter_map(|(id, _)| census.get(*id))
         {
-            groups = census.alike(counter, groups)?;
+            groups = census.alike(counter, groups, cycle.view.nodes)?;
         }
         for counter in preferred.drawn.iter().filter_map(|id| self.drawn.get(*id)) {
-            groups = self.drawn.alike(counter, groups)?;
+            groups = self.drawn.alike(counter, groups, cycle.view.nodes)?;
         }
         Some(groups)
     }

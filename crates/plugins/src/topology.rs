@@ -362,10 +362,14 @@ impl Census {
     /// The nodes that are like each other by the counts of `counter`, added to those that are `alike` by
     /// other things. Where each domain is one node, all are but those that count anything; those
     /// without the label count nothing.
-    pub(crate) fn alike(&self, counter: &Counter, mut alike: Groups) -> Option<Groups> {
+    pub(crate) fn alike(
+        &self,
+        counter: &Counter,
+        alike: Groups,
+        nodes: &NodeStore,
+    ) -> Option<Groups> {
         if self.is_plain(counter) {
-            alike.apart.extend(counter.counting());
-            return Some(alike);
+            return alike.also_apart(counter.counting(), nodes.rows());
         }
         alike.also_by(self.label(counter)?)
     }

@@ -517,7 +517,7 @@ impl Volatile for TopologySpread {
             if census.is_plain(counter) && !census.is_everywhere(counter, cycle.view.nodes) {
                 return None;
             }
-            groups = census.alike(counter, groups)?;
+            groups = census.alike(counter, groups, cycle.view.nodes)?;
         }
         Some(groups)
     }
@@ -535,7 +535,7 @@ impl Volatile for TopologySpread {
             if !census.is_everywhere(counter, cycle.view.nodes) {
                 return None;
             }
-            groups.apart.extend(counter.counting());
+            groups = groups.also_apart(counter.counting(), cycle.view.nodes.rows())?;
         }
         Some(groups)
     }

@@ -13,9 +13,6 @@ use crate::framework::{Groups, Surroundings};
 use crate::state::NodeIndex;
 use std::sync::Arc;
 
-/// So many rows may be unlike the others of their groups in any cluster.
-const MANY: usize = 64;
-
 /// Rows by group, with their keys.
 #[derive(Debug)]
 pub(super) struct Grouped {
@@ -181,8 +178,7 @@ impl Evaluation {
             apart.extend(scope.promised());
         }
         let rows = self.rows();
-        // With many that are not like others, there is little to win.
-        let many = (rows / 8).max(MANY);
+        let many = Groups::most(rows);
         if apart.len() > many {
             return None;
         }

@@ -26,6 +26,27 @@ impl Groups {
     /// No group. Rows without one are alike, too.
     pub const NONE: u32 = u32::MAX;
 
+    /// So many of `rows` nodes may be apart, or groups: with more there is little to win, and all nodes are looked
+    /// at.
+    #[must_use]
+    pub fn most(rows: usize) -> usize {
+        (rows / 8).max(64)
+    }
+
+    /// Sets these of `rows` nodes apart, too. `None` when they would be too many; they are not asked for then.
+    #[must_use]
+    pub fn also_apart(
+        mut self,
+        nodes: impl ExactSizeIterator<Item = NodeIndex>,
+        rows: usize,
+    ) -> Option<Self> {
+        if self.apart.len() + nodes.len() > Self::most(rows) {
+            return None;
+        }
+        self.apart.extend(nodes);
+        Some(self)
+    }
+
     /// Splits the groups by this label, too. `None` when they are by another one already.
     #[must_use]
     pub fn also_by(self, label: Label) -> Option<Self> {
@@ -59,4 +80,22 @@ pub struct Surroundings {
     pub ungrouped: usize,
     /// How many groups the others are of.
     pub groups: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_are_apart_and_no_more() {
+        let some = |from: u32, to: u32| (from..to).map(NodeIndex).collect::<Vec<_>>().into_iter();
+        let most = u32::try_from(Groups::most(800)).unwrap();
+        assert_eq!(most, 100);
+        let full = Groups::default().also_apart(some(0, most), 800).unwrap();
+        assert_eq!(full.apart.len(), 100);
+        assert!(full.clone().also_apart(some(0, 0), 800).is_some());
+        assert!(full.also_apart(some(0, 1), 800).is_none());
+        // A small cluster has few groups in any case.
+        assert_eq!(Groups::most(10), 64);
+    }
 }
