@@ -1,5 +1,7 @@
 //! `koord node status`: what the node agent measures, what it enforces and by which means, and what
-//! this kernel lacks.
+//! this kernel lacks. `koord node topology` is beside it.
+
+mod topology;
 
 use crate::cluster::runtime;
 use crate::{console, plain, running};
@@ -13,6 +15,8 @@ use std::fmt::Write;
 pub enum Command {
     /// What koordlet measures and enforces here, by which means, and what this kernel lacks.
     Status(Args),
+    /// Draw the NUMA nodes of this machine, and what of each the kubelet has given to pods.
+    Topology(topology::Args),
 }
 
 /// Whom to ask.
@@ -26,12 +30,15 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Asks koordlet and prints its answer.
+/// Asks and prints.
 ///
 /// # Errors
-/// Koordlet cannot be asked.
+/// Koordlet cannot be asked, or the machine's files cannot be read.
 pub fn main(command: &Command) -> Result<()> {
-    let Command::Status(args) = command;
+    let args = match command {
+        Command::Status(args) => args,
+        Command::Topology(args) => return topology::main(args),
+    };
     let status = runtime()?.block_on(ask(&running::koordlet(args.address.as_deref())))?;
     if args.json {
         console::say(serde_json::to_string_pretty(&status)?);

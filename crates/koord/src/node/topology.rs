@@ -1,0 +1,151 @@
+//! `koord node topology`: the NUMA nodes of this machine, and what its kubelet has given away of them.
+
+use crate::{cluster, console};
+use anyhow::{Context as _, Result};
+use koord_api::topology::{Zone, zone_name};
+use koord_model::export::{Machine, Node};
+use koordlet::exporter::{self, ListError, Listed};
+use serde_json::json;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// Which kubelet to ask.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// The socket of the kubelet's PodResources service.
+    #[arg(long, value_name = "PATH", default_value = exporter::SOCKET)]
+    pub socket: PathBuf,
+    /// Print zones as in a NodeResourceTopology, as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Looks and prints.
+///
+/// # Errors
+/// When the kernel's files cannot be read or understood; with `--json`, also when no kubelet answers.
+pub(super) fn main(args: &Args) -> Result<()> {
+    let root = koord_host::Root::system().context("the kernel's file systems")?;
+    let machine = exporter::machine(&root).context("NUMA nodes")?;
+    let listed = cluster::runtime()?.block_on(exporter::list(&machine, &args.socket));
+    if args.json {
+        let listed = listed?;
+        let value = json!({
+            "zones": listed.zones.zones,
+            "fingerprint": listed.fingerprint,
+            "pods": listed.pods,
+            "problems": listed.zones.problems,
+        });
+        console::say(serde_json::to_string_pretty(&value)?);
+    } else {
+        console::say(render(&machine, listed.as_ref()).trim_end());
+    }
+    Ok(())
+}
+
+fn render(machine: &Machine, listed: Result<&Listed, &ListError>) -> String {
+    let mut out = String::new();
+    for (id, node) in machine {
+        let name = zone_name(u32::from(*id));
+        let _ = writeln!(out, "{name}  {}", facts(node));
+        let distances = node.distances.iter();
+        let distances: Vec<String> = distances
+            .map(|(to, distance)| format!("{} {distance}", zone_name(u32::from(*to))))
+            .collect();
+        if distances.len() > 1 {
+            let _ = writeln!(out, "  distance to {}", distances.join(", "));
+        }
+        let zones = listed.iter().flat_map(|listed| &listed.zones.zones);
+        for zone in zones.filter(|zone| zone.name == name) {
+            given(&mut out, zone);
+        }
+    }
+    match listed {
+        Ok(listed) => {
+            let _ = writeln!(
+                out,
+                "{} pods are listed, fingerprint {}",
+                listed.pods, listed.fingerprint
+            );
+            for problem in &listed.zones.problems {
+                let _ = writeln!(out, "  passed over: {problem}");
+            }
+        }
+        Err(error) => {
+            let _ = writeln!(out, "what is free is not known: {error}");
+        }
+    }
+    out
+}
+
+fn facts(node: &Node) -> String {
+    let cpus = match node.cpus.is_empty() {
+        true => "no CPUs".to_owned(),
+        false => format!("CPUs {} ({})", node.cpus, node.cpus.len()),
+    };
+    let memory = node.memory.iter().filter(|(_, bytes)| **bytes > 0);
+    let memory = memory.map(|(kind, bytes)| format!("{kind} {} MiB", bytes >> 20));
+    std::iter::once(cpus)
+        .chain(memory)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// A bar for each resource: what pods have, of what they can have.
+fn given(out: &mut String, zone: &Zone) {
+    const WIDTH: i64 = 20;
+    for resource in &zone.resources {
+        let (all, free) = (resource.allocatable.value(), resource.available.value());
+        let taken = all.saturating_sub(free).max(0);
+        let filled = taken.saturating_mul(WIDTH).checked_div(all).unwrap_or(0);
+        let filled = usize::try_from(filled.clamp(0, WIDTH)).unwrap_or(0);
+        let empty = usize::try_from(WIDTH).unwrap_or(0) - filled;
+        let _ = writeln!(
+            out,
+            "  [{}{}] {}: {} free of {} ({} in all)",
+            "#".repeat(filled),
+            ".".repeat(empty),
+            resource.name,
+            resource.available,
+            resource.allocatable,
+            resource.capacity,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_model::export::{Share, zones};
+
+    #[test]
+    fn numa_nodes_are_drawn_with_what_is_free() {
+        let node = |list: &str, distances: [u32; 2]| Node {
+            cpus: list.parse().unwrap(),
+            memory: [("memory".to_owned(), 8 << 30)].into(),
+            distances: [(0, distances[0]), (1, distances[1])].into(),
+        };
+        let machine: Machine = [(0, node("0-3", [10, 21])), (1, node("", [21, 10]))].into();
+        let share = |list: &str| Share {
+            cpus: list.parse().unwrap(),
+            ..Share::default()
+        };
+        let listed = Listed {
+            zones: zones(&machine, &share("0-3"), &[share("1"), share("1,9")]),
+            pods: 2,
+            fingerprint: "pfp0v001a5e1c50c557adb9d".to_owned(),
+        };
+        assert_eq!(
+            render(&machine, Ok(&listed)),
+            "node-0  CPUs 0-3 (4), memory 8192 MiB\n  \
+             distance to node-0 10, node-1 21\n  \
+             [#####...............] cpu: 3 free of 4 (4 in all)\n\
+             node-1  no CPUs, memory 8192 MiB\n  \
+             distance to node-0 21, node-1 10\n  \
+             [....................] cpu: 0 free of 0 (0 in all)\n\
+             2 pods are listed, fingerprint pfp0v001a5e1c50c557adb9d\n  \
+             passed over: a container has CPUs 9, which are not allocatable\n  \
+             passed over: two containers have CPUs 1\n"
+        );
+    }
+}
