@@ -547,3 +547,33 @@ fn the_node_where_the_pod_lies_best_is_chosen() {
         assert_eq!(place(&mut engine, pod), Ok(best.to_owned()), "{strategy}");
     }
 }
+
+/// Upstream's nodes of which some have no report: those have no score, however empty they are.
+#[test]
+fn a_node_without_a_report_comes_last() {
+    let nodes = [
+        ("n1", "4", "500Mi"),
+        ("n2", "2", "50Mi"),
+        ("n3", "6", "60Mi"),
+    ];
+    for strategy in ["LeastAllocated", "MostAllocated", "BalancedAllocation"] {
+        for only in ["n1", "n2", "n3", ""] {
+            let mut engine = engine(json!({"scoringStrategy": {"type": strategy}}));
+            for (name, cpu, memory) in nodes {
+                let room = json!({"cpu": "12", "memory": "1Gi", "pods": "110"});
+                engine.node_applied(node(name, room), now());
+                let zone = json!({"cpu": cpu, "memory": memory});
+                let zones = json!({"node-0": zone, "node-1": zone});
+                if name == only {
+                    engine.object_changed(&report(name, SINGLE, json!({}), zones), now());
+                }
+            }
+            let pod = pod("p", &[json!({"cpu": "2", "memory": "20Mi"})]);
+            let placed = place(&mut engine, pod).unwrap();
+            assert!(
+                placed == only || only.is_empty(),
+                "{strategy}: {only} {placed}"
+            );
+        }
+    }
+}

@@ -72,6 +72,38 @@ fn containers_are_aligned_one_by_one() {
     }
 }
 
+#[test]
+fn what_init_containers_leave_is_counted() {
+    let desk = Desk::default();
+    let zones = ["cpu 10, x.com/a 2"; 2];
+    let refused = Err("cannot align container");
+    for (containers, want) in [
+        // As many CPUs are taken as the init container had, but which ones is not known.
+        (&["init cpu 4", "cpu 4", "cpu 10"][..], refused),
+        (&["init cpu 4", "cpu 10", "cpu 10"], Ok(())),
+        // Of devices the ones that were had are taken first; the last init container had two.
+        (
+            &["init x.com/a 1", "init x.com/a 2", "x.com/a 1", "x.com/a 2"],
+            refused,
+        ),
+        (
+            &["init x.com/a 2", "init x.com/a 1", "x.com/a 1", "x.com/a 2"],
+            refused,
+        ),
+        (
+            &["init x.com/a 1", "init x.com/a 1", "x.com/a 1", "x.com/a 2"],
+            Ok(()),
+        ),
+    ] {
+        let pod = desk.ask(true, containers);
+        assert_eq!(
+            desk.fits(&zones, Scope::Container, &pod),
+            want,
+            "{containers:?}"
+        );
+    }
+}
+
 /// Zones with these numbers, in the order in which they are listed, and distances by number.
 fn numbered(desk: &Desk, zones: &[(u32, String)], costs: &[(u32, Vec<(u32, u32)>)]) -> Vec<Zone> {
     let mut zones: Vec<Zone> = zones

@@ -274,6 +274,24 @@ fn who_says_otherwise_is_not_taken_in() {
     }
 }
 
+/// Upstream's row: the owners are the pods of a controller, and another one made the pod.
+#[test]
+fn pods_of_another_controller_are_not_taken_in() {
+    for (of, taken) in [("rs", "[p] 66"), ("other", "[] 0")] {
+        let made = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": of, "uid": of,
+            "controller": true}]);
+        let bench = Bench::new("cpu=16 pods=9");
+        let pod = json!({"metadata": {"ownerReferences": made}});
+        let bench = bench.on_node("p", "cpu=4", pod);
+        let mut change = wish(false, false, false);
+        let wanted = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "",
+            "controller": true});
+        change["spec"]["owners"] = json!([{"controller": wanted}]);
+        let bench = bench.reservation("r", "Restricted", "cpu=6", change);
+        assert_eq!(said_of(&bench.settle(), &[], &[]), taken, "{of}");
+    }
+}
+
 /// A reservation of `cpu` that may be placed over pods of `app`.
 fn ahead(world: &mut World, name: &str, cpu: &str, app: &str, mut change: Value) {
     let mut all = json!({"spec": {"preAllocation": true, "allocatePolicy": "Restricted"}});

@@ -1,6 +1,8 @@
 //! Upstream's table of the filter, from its facts: five nodes, and what pods find there.
 
 use super::*;
+use koord_model::resources::ResourceTable;
+use koord_scheduler::state::PodInfo;
 
 /// What pods ask for, in upstream's words: `nic` are devices that lie in NUMA nodes, `ext` is on the
 /// host, `old` on node 2 only, `none` nowhere.
@@ -189,5 +191,58 @@ fn filter_of_a_pod_as_a_whole() {
             refused("cannot align pod")
         };
         assert_eq!(found, want, "{containers:?}");
+    }
+}
+
+/// Whether a pod has something for itself alone, by what its node's zones list.
+#[test]
+fn exclusive_resources() {
+    const FPGA: &str = "veryfast.io/fpga";
+    let cores = || json!({"cpu": "4", "memory": "2Gi"});
+    let fpga = || json!({FPGA: "1"});
+    let (both, some) = (
+        json!({"cpu": "8", "memory": "16Gi", FPGA: "1"}),
+        json!({"cpu": "8", FPGA: "1"}),
+    );
+    #[derive(Clone, Copy, PartialEq)]
+    enum As {
+        Main,
+        Init,
+        Sidecar,
+    }
+    use As::*;
+    let none = json!({});
+    let rows = [
+        ("no containers", Main, none, true, false),
+        ("cores", Main, cores(), true, true),
+        ("cores of an init container", Init, cores(), true, false),
+        ("cores of a sidecar", Sidecar, cores(), true, true),
+        ("devices", Main, fpga(), true, true),
+        ("devices of an init container", Init, fpga(), true, false),
+        ("devices of a sidecar", Sidecar, fpga(), true, true),
+        ("cores and devices", Main, both, true, true),
+        ("shared cores and devices", Main, some, true, true),
+        ("shared cores", Main, json!({"cpu": "8"}), true, false),
+        ("a device that zones list", Main, fpga(), true, true),
+        ("a device that they do not list", Main, fpga(), false, false),
+        ("cores, whatever they list", Main, cores(), false, true),
+    ];
+    for (name, role, asks, listed, want) in rows {
+        let mut value = pod("pod", std::slice::from_ref(&asks));
+        if role != Main {
+            let spec = value["spec"].as_object_mut().unwrap();
+            let mut container = spec["containers"][0].take();
+            if role == Sidecar {
+                container["restartPolicy"] = json!("Always");
+            }
+            spec.insert("initContainers".to_owned(), json!([container]));
+            spec.insert("containers".to_owned(), json!([]));
+        }
+        let table = ResourceTable::new();
+        let info = PodInfo::new(object(value), &table).unwrap();
+        let print = crate::topology_match::pod::Print::of(&info, &table);
+        let fpga = table.intern(FPGA);
+        let found = print.is_exclusive(|id| listed && id == fpga);
+        assert_eq!(found, want, "{name}");
     }
 }
