@@ -2,6 +2,7 @@
 
 mod aligned;
 mod bad_input;
+mod handlers;
 mod random;
 mod reserved;
 mod rows;

@@ -1,0 +1,108 @@
+//! Upstream's rows of what is told of pods and devices, seen by what of a GPU is left.
+
+use super::*;
+
+/// Of GPU 1: 60 % of the cores, half of the memory.
+const SOME: &str = r#"{"gpu":[{"minor":1,"resources":{"koordinator.sh/gpu-core":"60",
+    "koordinator.sh/gpu-memory":"40Gi","koordinator.sh/gpu-memory-ratio":"50"}}]}"#;
+
+enum Told {
+    /// A pod that has [`SOME`], on this node, if on any.
+    Holds(&'static str),
+    /// It has nothing.
+    Plain(&'static str),
+    /// It is deleted.
+    Gone(&'static str),
+    Device,
+}
+
+fn share(core: u32, ratio: u32) -> Value {
+    json!({"koordinator.sh/gpu-core": core.to_string(),
+        "koordinator.sh/gpu-memory-ratio": ratio.to_string()})
+}
+
+fn seen(node: &str, holds: bool) -> Arc<Pod> {
+    let mut value = match holds {
+        true => pod("test", share(60, 50), json!({})),
+        false => pod("test", json!({"cpu": "1", "memory": "4Gi"}), json!({})),
+    };
+    value["spec"]["schedulerName"] = json!("another");
+    if holds {
+        value["metadata"]["annotations"] =
+            json!({"scheduling.koordinator.sh/device-allocated": SOME});
+    }
+    if !node.is_empty() {
+        value["spec"]["nodeName"] = json!(node);
+    }
+    object(value)
+}
+
+/// Whether a pod of so much still fits after all this.
+fn fits(told: &[Told], core: u32, ratio: u32) -> bool {
+    let mut engine = engine(json!({}));
+    engine.node_applied(node("n", json!({})), now());
+    let mut one = devices(2);
+    let one_of = |device: &Value| device["type"] == "gpu" && device["minor"] == 1;
+    one.as_array_mut().unwrap().retain(one_of);
+    let tell_device = |engine: &mut Engine| {
+        engine.object_changed(&device("n", one.clone()), now());
+    };
+    if !told.iter().any(|told| matches!(told, Told::Device)) {
+        tell_device(&mut engine);
+    }
+    for told in told {
+        match told {
+            Told::Holds(node) => engine.pod_applied(seen(node, true), now()),
+            Told::Plain(node) => engine.pod_applied(seen(node, false), now()),
+            Told::Gone(node) => engine.pod_deleted(&seen(node, true), now()),
+            Told::Device => tell_device(&mut engine),
+        }
+    }
+    place(&mut engine, pod("probe", share(core, ratio), json!({}))) == "n: gpu 1"
+}
+
+#[test]
+fn what_is_left_follows_what_is_told() {
+    use Told::*;
+    const ALL: (u32, u32) = (100, 100);
+    const REST: (u32, u32) = (40, 50);
+    for (name, told, (core, ratio)) in [
+        ("add: its node is not known", vec![Holds("x")], ALL),
+        ("add: no devices", vec![Plain("n")], ALL),
+        ("add", vec![Holds("n")], REST),
+        ("add: before its device", vec![Holds("n"), Device], REST),
+        (
+            "add: the device again",
+            vec![Device, Holds("n"), Device],
+            REST,
+        ),
+        ("update: bound now", vec![Plain(""), Holds("n")], REST),
+        (
+            "update: annotated before",
+            vec![Holds(""), Holds("n")],
+            REST,
+        ),
+        ("update: the same", vec![Holds("n"), Holds("n")], REST),
+        ("update: on its way", vec![Holds("")], ALL),
+        ("delete", vec![Holds("n"), Gone("n")], ALL),
+        ("delete: no devices", vec![Plain("n"), Gone("n")], ALL),
+        ("delete: nobody knew it", vec![Gone("n")], ALL),
+        (
+            "delete: its node is not known",
+            vec![Holds("x"), Gone("x")],
+            ALL,
+        ),
+    ] {
+        assert!(fits(&told, core, ratio), "{name}: at least {core} {ratio}");
+        if (core, ratio) != ALL {
+            assert!(
+                !fits(&told, core + 1, ratio),
+                "{name}: at most {core} cores"
+            );
+            assert!(
+                !fits(&told, core, ratio + 1),
+                "{name}: at most {ratio} memory"
+            );
+        }
+    }
+}
