@@ -57,12 +57,14 @@ pub(crate) struct Numa {
     plain: Vec<bool>,
     /// Resource numbers for signatures, which are made without the engine's state at hand.
     unnumbered: ResourceTable,
+    /// Whether kubelets' policies count whatever their scope; upstream knows three names.
+    all_policies: bool,
 }
 
 /// Builds the plugin.
 pub(crate) fn build(
     value: Option<&Value>,
-    _context: &BuildContext,
+    context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
     let args: Args = crate::args::decode(NAME, value)?;
     Ok(Box::new(Numa {
@@ -71,6 +73,7 @@ pub(crate) fn build(
         books: Vec::new(),
         plain: Vec::new(),
         unnumbered: ResourceTable::new(),
+        all_policies: context.gates.get("FullNRTPolicyMapping") == Some(&true),
     }))
 }
 
@@ -475,7 +478,7 @@ impl Bookkeeping for Numa {
         if gone {
             self.reports.remove(&name);
         } else {
-            let (report, problems) = Report::new(object, view.resources);
+            let (report, problems) = Report::new(object, view.resources, self.all_policies);
             // koordlet renews the object all the time; most of it is not read here.
             if self
                 .reports

@@ -94,10 +94,12 @@ impl<'a> Reader<'a> {
 }
 
 impl Report {
-    /// Reads a NodeResourceTopology. Also returns what was ignored.
+    /// Reads a NodeResourceTopology. Also returns what was ignored. With `all_policies`, the kubelet's
+    /// policy counts whatever its scope.
     pub(super) fn new(
         object: &NodeResourceTopology,
         table: &ResourceTable,
+        all_policies: bool,
     ) -> (Self, Vec<Problem>) {
         let mut reader = Reader::new("NodeResourceTopology", &object.metadata);
         let topology = topology(&mut reader);
@@ -148,6 +150,16 @@ impl Report {
                 "BestEffort" => Some(NumaPolicyKind::BestEffort),
                 "Restricted" => Some(NumaPolicyKind::Restricted),
                 "SingleNUMANodePodLevel" => Some(NumaPolicyKind::SingleNumaNode),
+                // koordlet writes these, and upstream's plugin does not know them.
+                "BestEffortContainerLevel" | "BestEffortPodLevel" if all_policies => {
+                    Some(NumaPolicyKind::BestEffort)
+                }
+                "RestrictedContainerLevel" | "RestrictedPodLevel" if all_policies => {
+                    Some(NumaPolicyKind::Restricted)
+                }
+                "SingleNUMANodeContainerLevel" if all_policies => {
+                    Some(NumaPolicyKind::SingleNumaNode)
+                }
                 _ => None,
             });
         let report = Self {

@@ -29,6 +29,15 @@ fn build_engine(
     more: &[&str],
     registry: koord_scheduler::framework::Registry,
 ) -> Engine {
+    build_engine_with(args, more, registry, &BuildContext::default())
+}
+
+fn build_engine_with(
+    args: Value,
+    more: &[&str],
+    registry: koord_scheduler::framework::Registry,
+    context: &BuildContext,
+) -> Engine {
     let mut enabled = vec![json!({"name": "NodeResourcesFit", "weight": 1})];
     enabled.push(json!({"name": NAME, "weight": 1000}));
     enabled.extend(more.iter().map(|name| json!({"name": name})));
@@ -46,8 +55,7 @@ fn build_engine(
         }]
     });
     let config = Configuration::parse(&config.to_string()).unwrap();
-    let context = BuildContext::default();
-    let profiles = Profiles::build(&config, &registry, &context, false).unwrap();
+    let profiles = Profiles::build(&config, &registry, context, false).unwrap();
     Engine::new(&config, profiles, EngineOptions::default())
 }
 

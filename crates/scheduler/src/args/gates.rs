@@ -37,6 +37,7 @@ pub const GATES: &[Gate] = &[
     stable("PodDisruptionBudget"),
     // Where this scheduler differs from upstream on purpose, or can be told to be like it.
     Gate::alpha("ExpirePendingReservations", false),
+    Gate::alpha("FullNRTPolicyMapping", false),
     Gate::alpha("StraightSharedGPUScore", false),
     Gate::alpha("UpstreamGPUPartitionOrder", false),
     // Kubernetes.

@@ -142,6 +142,41 @@ fn pods_and_nodes_must_not_disagree() {
     }
 }
 
+/// All that koordlet writes of a kubelet; by default three names count, as upstream.
+#[test]
+fn every_policy_of_a_kubelet_counts_where_the_gate_says_so() {
+    let machine = |gate: bool, name: &str| {
+        let gates = [("FullNRTPolicyMapping".to_owned(), gate)].into();
+        let context = BuildContext::with_gates(gates);
+        let mut engine = build_engine_with(json!({}), &[], crate::registry(), &context);
+        engine.node_applied(TWO.node("n", json!({}), json!({}), 16), now());
+        engine.object_changed(&TWO.topology("n", json!([name]), json!({})), now());
+        engine
+    };
+    let within = "n 0: cpu 1, memory 1Gi";
+    for (name, always, across) in [
+        ("SingleNUMANodeContainerLevel", false, false),
+        ("SingleNUMANodePodLevel", true, false),
+        ("RestrictedContainerLevel", false, true),
+        ("RestrictedPodLevel", false, true),
+        ("Restricted", true, true),
+        ("BestEffortContainerLevel", false, true),
+        ("BestEffortPodLevel", false, true),
+        ("BestEffort", true, true),
+    ] {
+        let small = |gate| place(&mut machine(gate, name), pod("p", "1", json!({})));
+        assert_eq!(small(true), within, "{name}");
+        let expected = if always { within } else { "n -" };
+        assert_eq!(small(false), expected, "{name}");
+        // More than one NUMA node has.
+        let large = place(&mut machine(true, name), pod("p", "14", json!({})));
+        let split = large.starts_with("n 0: cpu ") && large.contains(" | 1: cpu ");
+        assert_eq!(split, across, "{name}: {large}");
+    }
+    let none = place(&mut machine(true, "None"), pod("p", "1", json!({})));
+    assert_eq!(none, "n -");
+}
+
 #[test]
 fn pods_within_a_numa_node_and_pods_across_keep_apart() {
     let both = |name: &str, cpu: &str, spec: &str| {
