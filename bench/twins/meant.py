@@ -3,7 +3,7 @@ import re
 
 # What rules of spread and of neighbours say, which run last in ours.
 LAST = re.compile(r"topology spread|pod (anti-)?affinity|anti-affinity rules")
-IN_VAIN = re.compile(r"(\d+ )?No preemption victims found for incoming pod")
+IN_VAIN = re.compile(r"(\d+ )?No preemption victims found for incoming pod|not eligible due to preemptionPolicy=Never")
 
 
 def counts(message):
