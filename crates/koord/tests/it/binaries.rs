@@ -44,3 +44,25 @@ fn without_a_containerd_its_bench_says_so() {
         assert!(done.stdout.is_empty());
     }
 }
+
+/// What the comparison with Koordinator's scheduler measures: the objects that only these scenarios have are
+/// ones that an API server takes, and all pods are placed.
+#[test]
+fn pods_of_deployments_and_daemon_sets_are_measured_through_an_api_server() {
+    for scenario in ["deployment", "daemonset"] {
+        let directory = tempfile::tempdir().unwrap();
+        let figures = directory.path().join("figures.json");
+        let done = std::process::Command::new(env!("CARGO_BIN_EXE_koord"))
+            .args("bench scheduler --path api --no-baseline --nodes 4 --pods 8".split(' '))
+            .args(["--scenario", scenario, "--json"])
+            .arg(&figures)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{scenario}: {said}");
+        let text = std::fs::read_to_string(&figures).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(report["podCount"], 8, "{text}");
+        assert_eq!(report["schedulingFailureCount"], 0, "{text}");
+    }
+}
