@@ -13,6 +13,7 @@ mod books;
 mod metrics;
 mod place;
 mod pod;
+mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -22,7 +23,7 @@ use args::Args;
 use books::{Known, Row};
 use koord_api::{annotations, labels, scheduling};
 use koord_model::device::{
-    DeviceResource, DeviceType, Holding, Inventory, Quirks, Rules, Scorer, numa_hints, score_node,
+    DeviceResource, DeviceType, Holding, Quirks, Rules, Scorer, numa_hints, score_node,
 };
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;
@@ -37,6 +38,7 @@ use koord_scheduler::{Watch, event_names};
 use place::{How, No, lack, site};
 use pod::{Incoming, Numbers};
 use rustc_hash::FxHashMap;
+pub(crate) use seen::SeenDevice;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -177,19 +179,21 @@ impl DeviceShare {
 
     fn device_changed(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         self.news = false;
-        let Some(object) = change.new_as::<scheduling::Device>() else {
+        let whole = || change.new_as::<scheduling::Device>().cloned();
+        let whole = whole().map(SeenDevice::from);
+        let Some(object) = change.new_as::<SeenDevice>().or(whole.as_ref()) else {
             return;
         };
-        let name: Arc<str> = object.metadata.name.as_deref().unwrap_or_default().into();
+        let name = object.name.clone();
         let node = view.nodes.find(&name);
         let gone = change.action == Action::DELETE;
         let (inventory, problems) = if gone {
             match self.known.get(&name) {
-                Some(known) => (known.inventory.withdrawn(), Vec::new()),
+                Some(known) => (Arc::new(known.inventory.withdrawn()), Vec::new()),
                 None => return,
             }
         } else {
-            Inventory::new(object)
+            (object.inventory.clone(), object.problems.clone())
         };
         let before = self.known.get(&name);
         if before.is_none_or(|known| known.problems != problems) {
@@ -197,19 +201,13 @@ impl DeviceShare {
                 kind: "Device",
                 namespace: String::new(),
                 name: name.to_string(),
-                uid: object.metadata.uid.clone().unwrap_or_default(),
+                uid: object.uid.as_deref().unwrap_or_default().to_owned(),
                 message: message.clone(),
             };
             fx.problems.extend(problems.iter().map(problem));
         }
-        let same = before.is_some_and(|known| *known.inventory == inventory);
+        let same = before.is_some_and(|known| known.inventory == inventory);
         self.news = !same;
-        let inventory = match before {
-            Some(known) if same => known.inventory.clone(),
-            _ => Arc::new(inventory),
-        };
-        let said = object.metadata.labels.as_ref();
-        let planned = said.and_then(|all| all.get(labels::SECONDARY_DEVICE_WELL_PLANNED));
         let exists = node.is_some_and(|node| view.nodes.info(node).is_some());
         if gone && !exists {
             self.known.remove(&name);
@@ -218,7 +216,7 @@ impl DeviceShare {
                 inventory: inventory.clone(),
                 problems,
                 gone,
-                badly_planned: planned.is_some_and(|planned| planned == "false"),
+                badly_planned: object.badly_planned,
             };
             self.known.insert(name, known);
         }
@@ -302,7 +300,7 @@ impl Plugin for DeviceShare {
 
     fn watches(&self) -> Vec<Watch> {
         vec![
-            Watch::of::<scheduling::Device>(DEVICES)
+            Watch::of_kept::<scheduling::Device, SeenDevice>(DEVICES)
                 .counted_as(event_names!("devices.v1alpha1.scheduling.koordinator.sh")),
             restricted::watch(),
         ]

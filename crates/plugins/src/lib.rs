@@ -26,6 +26,7 @@ mod scarce;
 mod scheduling_hint;
 mod shape;
 mod taints;
+mod topologies;
 mod topology;
 mod topology_match;
 mod topology_spread;

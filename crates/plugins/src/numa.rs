@@ -17,17 +17,18 @@ mod tests;
 
 use crate::pre_bind::take_back;
 use crate::restricted;
+use crate::topologies::{self, SeenTopology, TOPOLOGIES};
 use args::{Args, Settings};
 use book::Book;
 use koord_api::annotations;
 use koord_api::extension::{self, CpuBindPolicy, ResourceSpec, ResourceStatus};
 use koord_api::quantity::{self, Format, Quantity};
-use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_model::cpuset::BindPolicy;
 use koord_model::numa::{NumaPolicy, NumaPolicyKind, Offers, Usage, amplify};
 use koord_model::resources::{
     BATCH_MEMORY, CPU, EPHEMERAL_STORAGE, MEMORY, MID_MEMORY, ResourceId, ResourceTable,
 };
+use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders,
     IndexKind, Insight, Interest, Lack, NotShown, ObjectChange, PerProfile, Plugin, PodPatch,
@@ -35,7 +36,7 @@ use koord_scheduler::framework::{
     View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
-use koord_scheduler::{Watch, event_names};
+pub(crate) use node::Said;
 use node::{NodeSide, Report, milli};
 use pod::{Allocation, Incoming};
 use rustc_hash::FxHashMap;
@@ -43,7 +44,6 @@ use serde_json::Value;
 use std::sync::Arc;
 
 const NAME: &str = "NodeNUMAResource";
-const TOPOLOGIES: &str = "noderesourcetopologies.v1alpha2.topology.node.k8s.io";
 
 /// See the module documentation.
 #[derive(Debug)]
@@ -224,12 +224,7 @@ impl Plugin for Numa {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        vec![
-            Watch::of::<NodeResourceTopology>(TOPOLOGIES).counted_as(event_names!(
-                "noderesourcetopologies.v1alpha2.topology.node.k8s.io"
-            )),
-            restricted::watch(),
-        ]
+        vec![topologies::watch(), restricted::watch()]
     }
     fn indexes(&self) -> Vec<IndexKind> {
         vec![restricted::index()]
@@ -471,14 +466,14 @@ impl Insight for Numa {
 impl Bookkeeping for Numa {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let gone = change.action == Action::DELETE;
-        let Some(object) = change.new_as::<NodeResourceTopology>() else {
+        let Some(object) = SeenTopology::of(change) else {
             return;
         };
-        let name = object.metadata.name.clone().unwrap_or_default();
+        let name = object.name.to_string();
         if gone {
             self.reports.remove(&name);
         } else {
-            let (report, problems) = Report::new(object, view.resources, self.all_policies);
+            let (report, problems) = Report::new(&object, view.resources, self.all_policies);
             // koordlet renews the object all the time; most of it is not read here.
             if self
                 .reports

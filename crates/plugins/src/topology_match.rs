@@ -12,19 +12,19 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+use crate::topologies::{self, SeenTopology, TOPOLOGIES};
 use args::{Args, Books, ForeignPods, OverReserve, ResyncScope, Settings};
 use desk::Desk;
 use jiff::{SignedDuration, Timestamp};
-use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_model::alignment::{self, Ask, Policy, Unfit};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
+use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, Insight, Interest,
     Lack, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection,
     Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
-use koord_scheduler::{Watch, event_names};
 use pod::Print;
 use report::Report;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -34,7 +34,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const NAME: &str = "NodeResourceTopologyMatch";
-const TOPOLOGIES: &str = "noderesourcetopologies.v1alpha2.topology.node.k8s.io";
 /// Periods of resynchronisation after which a report that does not agree is complained about.
 const PATIENCE: i32 = 10;
 
@@ -293,11 +292,7 @@ impl Plugin for TopologyMatch {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        vec![
-            Watch::of::<NodeResourceTopology>(TOPOLOGIES).counted_as(event_names!(
-                "noderesourcetopologies.v1alpha2.topology.node.k8s.io"
-            )),
-        ]
+        vec![topologies::watch()]
     }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
@@ -400,17 +395,17 @@ impl Insight for TopologyMatch {
 
 impl Bookkeeping for TopologyMatch {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
-        let Some(object) = change.new_as::<NodeResourceTopology>() else {
+        let Some(object) = SeenTopology::of(change) else {
             return;
         };
-        let name: Arc<str> = object.metadata.name.as_deref().unwrap_or_default().into();
+        let name: Arc<str> = (&*object.name).into();
         let how = self.over_reserve();
         let node = view.nodes.find(&name);
         let first = self.desk_mut(&name).report().is_none();
         let report = if change.action == Action::DELETE {
             None
         } else {
-            let (report, problems) = Report::new(object, view.resources);
+            let (report, problems) = Report::new(&object, view.resources);
             if self.desk_mut(&name).newest() == Some(&report) {
                 return;
             }

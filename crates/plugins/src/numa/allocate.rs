@@ -71,7 +71,7 @@ pub(super) struct Scene<'a> {
 impl Room {
     fn new(side: &NodeSide, held: Held, preferred: CpuSet) -> Self {
         let mut cpus = side.topology().all().without(&held.cpus);
-        cpus.subtract(&side.report.reserved);
+        cpus.subtract(&side.report.said.reserved);
         let zones = side.zones.iter().map(|(id, there)| {
             let mut free = there.clone();
             let taken = held.on_zone(side, *id);

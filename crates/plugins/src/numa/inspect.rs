@@ -50,7 +50,7 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
             "numSockets": sockets,
             "cpuDetails": details(side, book, all, false),
         },
-        "reservedCPUs": side.report.reserved.to_string(),
+        "reservedCPUs": side.report.said.reserved.to_string(),
         "maxRefCount": 1,
         "numaTopologyPolicy": side.policy.map_or("", policy_name),
         "numaNodeResources": zones(&side.zones, table),
@@ -60,7 +60,7 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
         "allocatedCPUs": details(side, book, &book.held.cpus, true),
         "allocatedPods": pods,
     });
-    if let Some(kubelet) = &side.report.kubelet {
+    if let Some(kubelet) = &side.report.said.kubelet {
         value["policy"] = json!(kubelet);
     }
     if side.ratio > 1.0 {

@@ -1,10 +1,10 @@
 //! A node's side: its CPUs, NUMA nodes and policies, from the NodeResourceTopology and the node.
 
+use crate::topologies::SeenTopology;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::extension::{
     self, AmplificationRatios, CpuTopology, KubeletCpuManagerPolicy, PodCpuAlloc, SystemQosResource,
 };
-use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
 use koord_api::{annotations, labels, resources};
 use koord_model::cpuset::{BindPolicy, Cpu, CpuSet, Strategy, Topology};
@@ -15,18 +15,24 @@ use koord_scheduler::state::NodeInfo;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
-/// What a NodeResourceTopology says.
+/// What the annotations of a NodeResourceTopology say.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Report {
+pub(crate) struct Said {
     pub(super) topology: Topology,
     /// CPUs that no pod is bound to.
     pub(super) reserved: CpuSet,
     pub(super) kubelet: Option<KubeletCpuManagerPolicy>,
+    /// When given here, the amounts are amplified already.
+    ratios: Option<AmplificationRatios>,
+}
+
+/// What a NodeResourceTopology says.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Report {
+    pub(super) said: Arc<Said>,
     policy: Option<NumaPolicyKind>,
     /// Allocatable by NUMA node, ascending, without the reserved CPUs.
     zones: Vec<(u8, Amounts)>,
-    /// When given here, the amounts are amplified already.
-    ratios: Option<AmplificationRatios>,
 }
 
 /// Everything the plugin needs to know of a node.
@@ -93,36 +99,43 @@ impl<'a> Reader<'a> {
     }
 }
 
+impl Said {
+    /// Reads the annotations of a NodeResourceTopology. Also returns what was ignored.
+    pub(crate) fn new(meta: &ObjectMeta) -> (Self, Vec<Problem>) {
+        let mut reader = Reader::new("NodeResourceTopology", meta);
+        let said = Self {
+            topology: topology(&mut reader),
+            reserved: reserved(&mut reader),
+            kubelet: reader.read(annotations::KUBELET_CPU_MANAGER_POLICY),
+            ratios: ratios(&mut reader).unwrap_or_default(),
+        };
+        (said, reader.problems)
+    }
+}
+
 impl Report {
     /// Reads a NodeResourceTopology. Also returns what was ignored. With `all_policies`, the kubelet's
     /// policy counts whatever its scope.
     pub(super) fn new(
-        object: &NodeResourceTopology,
+        object: &SeenTopology,
         table: &ResourceTable,
         all_policies: bool,
     ) -> (Self, Vec<Problem>) {
-        let mut reader = Reader::new("NodeResourceTopology", &object.metadata);
-        let topology = topology(&mut reader);
-        let reserved = reserved(&mut reader);
-        let kubelet = reader.read(annotations::KUBELET_CPU_MANAGER_POLICY);
-        let ratios = ratios(&mut reader).unwrap_or_default();
+        let said = &object.said;
+        let mut problems = object.problems.to_vec();
+        let mut problem = |message| problems.push(object.problem(message));
         let mut zones: Vec<(u8, Amounts)> = Vec::new();
-        for zone in object
-            .spec
-            .zones
-            .iter()
-            .filter(|z| z.type_ == ZONE_TYPE_NODE)
-        {
+        for zone in object.zones.iter().filter(|z| z.type_ == ZONE_TYPE_NODE) {
             let id = zone_id(&zone.name).and_then(|id| u8::try_from(id).ok());
             let Some(id) = id.filter(|id| *id < 64) else {
-                reader.problem(format!(
+                problem(format!(
                     "zone {:?} is ignored: not node-0 to node-63",
                     zone.name
                 ));
                 continue;
             };
             if zones.iter().any(|(known, _)| *known == id) {
-                reader.problem(format!("zone {:?} is ignored: listed twice", zone.name));
+                problem(format!("zone {:?} is ignored: listed twice", zone.name));
                 continue;
             }
             let mut amounts = Amounts::new();
@@ -130,11 +143,11 @@ impl Report {
                 let id = table.intern(&resource.name);
                 amounts.set(id, amount(id, &resource.allocatable).max(0));
             }
-            let taken = topology
-                .on_node(id)
-                .map_or(0, |cpus| milli(cpus.and(&reserved).len()));
+            let here = said.topology.on_node(id);
+            let taken = here.map_or(0, |cpus| milli(cpus.and(&said.reserved).len()));
             // Where the amounts are amplified already, so is what the reserved CPUs would give.
-            let ratio = ratios.as_ref().and_then(|all| all.of(resources::CPU));
+            let ratios = said.ratios.as_ref();
+            let ratio = ratios.and_then(|all| all.of(resources::CPU));
             let taken = amplify(taken, ratio.unwrap_or(1.0));
             if amounts.get(CPU) > 0 {
                 amounts.set(CPU, (amounts.get(CPU) - taken).max(0));
@@ -142,35 +155,26 @@ impl Report {
             zones.push((id, amounts));
         }
         zones.sort_by_key(|(id, _)| *id);
-        let policy = object
-            .spec
-            .topology_policies
-            .iter()
-            .find_map(|name| match name.as_str() {
-                "BestEffort" => Some(NumaPolicyKind::BestEffort),
-                "Restricted" => Some(NumaPolicyKind::Restricted),
-                "SingleNUMANodePodLevel" => Some(NumaPolicyKind::SingleNumaNode),
-                // koordlet writes these, and upstream's plugin does not know them.
-                "BestEffortContainerLevel" | "BestEffortPodLevel" if all_policies => {
-                    Some(NumaPolicyKind::BestEffort)
-                }
-                "RestrictedContainerLevel" | "RestrictedPodLevel" if all_policies => {
-                    Some(NumaPolicyKind::Restricted)
-                }
-                "SingleNUMANodeContainerLevel" if all_policies => {
-                    Some(NumaPolicyKind::SingleNumaNode)
-                }
-                _ => None,
-            });
+        let policy = object.policies.iter().find_map(|name| match name.as_str() {
+            "BestEffort" => Some(NumaPolicyKind::BestEffort),
+            "Restricted" => Some(NumaPolicyKind::Restricted),
+            "SingleNUMANodePodLevel" => Some(NumaPolicyKind::SingleNumaNode),
+            // koordlet writes these, and upstream's plugin does not know them.
+            "BestEffortContainerLevel" | "BestEffortPodLevel" if all_policies => {
+                Some(NumaPolicyKind::BestEffort)
+            }
+            "RestrictedContainerLevel" | "RestrictedPodLevel" if all_policies => {
+                Some(NumaPolicyKind::Restricted)
+            }
+            "SingleNUMANodeContainerLevel" if all_policies => Some(NumaPolicyKind::SingleNumaNode),
+            _ => None,
+        });
         let report = Self {
-            topology,
-            reserved,
-            kubelet,
+            said: said.clone(),
             policy,
             zones,
-            ratios,
         };
-        (report, reader.problems)
+        (report, problems)
     }
 }
 
@@ -269,7 +273,7 @@ impl NodeSide {
         let node_ratio = own.as_ref().map(|own| cpu_ratio(own.as_ref()));
         let own = own.flatten();
         let mut zones = report.zones.clone();
-        let ratio = match (&report.ratios, &own) {
+        let ratio = match (&report.said.ratios, &own) {
             (Some(ratios), _) => cpu_ratio(Some(ratios)),
             (None, own) => {
                 for (_, amounts) in &mut zones {
@@ -296,7 +300,7 @@ impl NodeSide {
                 }
             },
         };
-        let kubelet = report.kubelet.as_ref();
+        let kubelet = report.said.kubelet.as_ref();
         let full_only = kubelet.is_some_and(|kubelet| {
             let option = kubelet.options.get("full-pcpus-only");
             kubelet.policy == "static" && option.is_some_and(|value| value == "true")
@@ -332,7 +336,7 @@ impl NodeSide {
 
     /// The machine's CPUs.
     pub(super) fn topology(&self) -> &Topology {
-        &self.report.topology
+        &self.report.said.topology
     }
 }
 

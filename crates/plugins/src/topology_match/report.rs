@@ -1,13 +1,10 @@
 //! What a NodeResourceTopology says.
 
-use koord_api::topology::v1alpha2::NodeResourceTopology;
+use crate::topologies::SeenTopology;
 use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
 use koord_model::alignment::{Config, MAX_ZONES, UNKNOWN_COST, Zone, fingerprint};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, amount};
 use koord_scheduler::framework::Problem;
-
-/// The annotation in which old exporters leave the fingerprint.
-const LEGACY: &str = "topology.node.k8s.io/fingerprint";
 
 /// A report.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -25,42 +22,29 @@ pub(super) struct Report {
 
 impl Report {
     /// Reads `object`. Also returns what of it is not used.
-    pub(super) fn new(
-        object: &NodeResourceTopology,
-        table: &ResourceTable,
-    ) -> (Self, Vec<Problem>) {
+    pub(super) fn new(object: &SeenTopology, table: &ResourceTable) -> (Self, Vec<Problem>) {
         let mut wrong = Vec::new();
-        let fields = &object.spec;
-        let attributes = fields.attributes.iter();
+        let attributes = object.attributes.iter();
         let attributes = || {
             let all = attributes.clone();
             all.map(|one| (one.name.as_str(), one.value.as_str()))
         };
-        let policies = fields.topology_policies.iter().map(String::as_str);
+        let policies = object.policies.iter().map(String::as_str);
         let (config, unread) = Config::read(policies, attributes());
         for (name, value) in unread {
             wrong.push(format!("attributes[{name}]: {value:?} is not known"));
         }
         let find = |name: &str| attributes().find(|(known, _)| *known == name);
-        let annotations = object.metadata.annotations.as_ref();
-        let legacy = annotations.and_then(|all| all.get(LEGACY));
         let stated = find("nodeTopologyPodsFingerprint").map(|(_, value)| value);
         let attributed = stated.is_some();
         let only_exclusive = attributed
             && find("nodeTopologyPodsFingerprintMethod")
                 .is_some_and(|(_, value)| value == "with-exclusive-resources");
-        let stated = stated.or(legacy.map(String::as_str));
+        let stated = stated.or(object.legacy.as_deref());
         let stated = stated.filter(|text| !text.is_empty());
         if let Some(Err(error)) = stated.map(fingerprint::check) {
             wrong.push(format!("fingerprint of pods: {error}"));
         }
-        let problem = |message: String| Problem {
-            kind: "NodeResourceTopology",
-            namespace: String::new(),
-            name: object.metadata.name.clone().unwrap_or_default(),
-            uid: object.metadata.uid.clone().unwrap_or_default(),
-            message,
-        };
         let report = Self {
             config,
             zones: zones(object, table, &mut wrong),
@@ -69,7 +53,7 @@ impl Report {
             only_exclusive,
         };
         let wrong = wrong.into_iter();
-        let problems = wrong.map(|what| problem(format!("{what}; it is ignored")));
+        let problems = wrong.map(|what| object.problem(format!("{what}; it is ignored")));
         (report, problems.collect())
     }
 
@@ -79,13 +63,9 @@ impl Report {
     }
 }
 
-fn zones(
-    object: &NodeResourceTopology,
-    table: &ResourceTable,
-    wrong: &mut Vec<String>,
-) -> Vec<Zone> {
+fn zones(object: &SeenTopology, table: &ResourceTable, wrong: &mut Vec<String>) -> Vec<Zone> {
     let mut zones: Vec<Zone> = Vec::new();
-    let listed = object.spec.zones.iter();
+    let listed = object.zones.iter();
     for zone in listed.filter(|zone| zone.type_ == ZONE_TYPE_NODE) {
         let name = &zone.name;
         let Some(id) = zone_id(name).filter(|id| *id < MAX_ZONES) else {

@@ -7,6 +7,7 @@ mod rows;
 
 use super::*;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindRequest, Engine, EngineOptions, Output};
 use koord_scheduler::framework::Profiles;

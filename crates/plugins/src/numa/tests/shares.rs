@@ -34,7 +34,7 @@ impl Case {
         let key = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
         let ratio = json!({key: format!(r#"{{"cpu":{}}}"#, self.ratio)});
         let (node, _) = NodeInfo::new(machine.node("n", json!({}), ratio, 104), None, &table);
-        let (report, _) = Report::new(&object, &table, false);
+        let (report, _) = Report::new(&object.into(), &table, false);
         let (side, _) = NodeSide::new(&node, Arc::new(report), &table);
 
         let mut zones = Vec::new();
