@@ -1,5 +1,6 @@
 //! Who is spared when room is made: disruption budgets, and a label.
 
+use crate::slim::Slim;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use koord_api::labels::DISABLE_PREEMPTIBLE;
 use koord_api::selector;
@@ -37,7 +38,8 @@ impl Looks {
 
     /// The kind, if it is to be watched.
     pub(crate) fn watch(self) -> Option<Watch> {
-        self.0.then(|| Watch::of::<PodDisruptionBudget>(BUDGETS))
+        self.0
+            .then(|| Watch::of_trimmed::<PodDisruptionBudget, Slim>(BUDGETS))
     }
 
     /// The index of budgets, if it is read.
@@ -69,15 +71,19 @@ struct Budgets {
 
 impl Index for Budgets {
     fn on_object(&mut self, change: &ObjectChange, fx: &mut Effects) {
-        if let Some(budget) = change.new_as::<PodDisruptionBudget>() {
-            fx.problems.extend(self.apply(change, budget));
+        if let Ok(budget) = change.new.clone().downcast::<PodDisruptionBudget>() {
+            fx.problems.extend(self.apply(change, &budget));
         }
     }
 }
 
 impl Budgets {
     /// Takes note of a change; says what cannot be understood.
-    fn apply(&mut self, change: &ObjectChange, budget: &PodDisruptionBudget) -> Option<Problem> {
+    fn apply(
+        &mut self,
+        change: &ObjectChange,
+        budget: &Arc<PodDisruptionBudget>,
+    ) -> Option<Problem> {
         let meta = &budget.metadata;
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
@@ -98,7 +104,7 @@ impl Budgets {
         self.ids
             .entry((namespace.clone(), name.clone()))
             .or_insert(next);
-        all.insert(name.clone(), Arc::new(budget.clone()));
+        all.insert(name.clone(), budget.clone());
         let selector = budget
             .spec
             .as_ref()

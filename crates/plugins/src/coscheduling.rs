@@ -307,12 +307,12 @@ impl Plugin for Coscheduling {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        let groups = Watch::of::<PodGroup>(POD_GROUPS)
+        let groups = Watch::of_trimmed::<PodGroup, crate::slim::Slim>(POD_GROUPS)
             .counted_as(event_names!("podgroups.v1alpha1.scheduling.sigs.k8s.io"));
         let topologies = self
             .topology
             .is_some()
-            .then(|| Watch::of::<ClusterNetworkTopology>(TOPOLOGIES));
+            .then(|| Watch::of_trimmed::<ClusterNetworkTopology, crate::slim::Slim>(TOPOLOGIES));
         [Some(groups), topologies].into_iter().flatten().collect()
     }
 

@@ -337,9 +337,9 @@ impl Plugin for ElasticQuotas {
 
     fn watches(&self) -> Vec<Watch> {
         let mut watches = vec![
-            Watch::of::<ElasticQuota>(ELASTIC_QUOTAS).counted_as(event_names!(
-                "elasticquotas.v1alpha1.scheduling.sigs.k8s.io"
-            )),
+            Watch::of_trimmed::<ElasticQuota, crate::slim::Slim>(ELASTIC_QUOTAS).counted_as(
+                event_names!("elasticquotas.v1alpha1.scheduling.sigs.k8s.io"),
+            ),
         ];
         watches.extend(self.budgets.watch());
         watches

@@ -324,7 +324,9 @@ impl Plugin for InterPodAffinity {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        vec![Watch::of::<Namespace>(NAMESPACES)]
+        vec![Watch::of_trimmed::<Namespace, crate::slim::Slim>(
+            NAMESPACES,
+        )]
     }
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {

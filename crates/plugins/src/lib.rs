@@ -25,6 +25,7 @@ mod restricted;
 mod scarce;
 mod scheduling_hint;
 mod shape;
+mod slim;
 mod taints;
 mod topologies;
 mod topology;

@@ -1,5 +1,6 @@
 //! How owners draw from reservations: known once, for all plugins that hand out what is reserved.
 
+use crate::slim::Slim;
 use koord_api::scheduling::{Reservation, ReservationAllocatePolicy};
 use koord_scheduler::framework::{Action, Effects, Index, IndexKind, ObjectChange, View};
 use koord_scheduler::{Watch, event_names};
@@ -9,7 +10,7 @@ pub(crate) const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordina
 
 /// The kind, for all that watch it.
 pub(crate) fn watch() -> Watch {
-    Watch::of::<Reservation>(RESERVATIONS).counted_as(event_names!(
+    Watch::of_trimmed::<Reservation, Slim>(RESERVATIONS).counted_as(event_names!(
         "reservations.v1alpha1.scheduling.koordinator.sh"
     ))
 }

@@ -16,6 +16,7 @@ mod pool;
 mod restrictions;
 mod rooms;
 mod search;
+mod seen;
 mod storage;
 mod zone;
 
@@ -24,9 +25,11 @@ pub(crate) use limits::NodeVolumeLimits;
 pub(crate) use restrictions::VolumeRestrictions;
 pub(crate) use zone::VolumeZone;
 
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Volume};
+use k8s_openapi::api::core::v1::Volume;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_scheduler::framework::{Action, ClusterEvent, IndexKind, Interest, Subject, View};
 use koord_scheduler::state::PodInfo;
+pub(crate) use seen::SeenClaim;
 use std::sync::LazyLock;
 use storage::Storage;
 
@@ -76,11 +79,8 @@ impl Used {
     }
 
     /// Why `claim` is not this pod's, if it must be.
-    fn foreign(&self, pod: &PodInfo, claim: &PersistentVolumeClaim) -> Option<String> {
-        let owners = claim.metadata.owner_references.iter().flatten();
-        let owned = owners
-            .filter(|owner| owner.controller == Some(true))
-            .any(|owner| *owner.uid == *pod.uid);
+    fn foreign(&self, pod: &PodInfo, claim: &SeenClaim) -> Option<String> {
+        let owned = claim.controllers.iter().any(|uid| **uid == *pod.uid);
         (self.ephemeral && !owned).then(|| {
             let key = &self.key;
             format!("PVC {key:?} was not created for pod \"{pod}\" (pod is not owner)")
@@ -117,9 +117,8 @@ fn uses_claims(pod: &PodInfo) -> bool {
 
 /// Under which name pods that use it are found, for an event that is about a claim.
 fn claim_told(event: &ClusterEvent<'_>) -> Option<String> {
-    let claim: &PersistentVolumeClaim = event.object?.new_as()?;
-    let name = claim.metadata.name.as_deref()?;
-    Some(format!("{}/{name}", claim.metadata.namespace.as_deref()?))
+    let claim: &SeenClaim = event.object?.new_as()?;
+    Some(claim.names.key())
 }
 
 /// The names of the claims that `pod` uses.
@@ -128,11 +127,15 @@ fn claim_names(pod: &PodInfo) -> Vec<&str> {
 }
 
 /// Whether `pod` uses this claim.
-fn uses(pod: &PodInfo, claim: &PersistentVolumeClaim) -> bool {
-    claim.metadata.namespace.as_deref() == Some(&*pod.namespace)
+fn uses(pod: &PodInfo, claim: &SeenClaim) -> bool {
+    *claim.names.namespace == *pod.namespace
         && claims(pod)
             .iter()
-            .any(|used| claim.metadata.name.as_deref() == Some(&*used.name))
+            .any(|used| *used.name == *claim.names.name)
+}
+
+fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    meta.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
 /// Claims, volumes and what describes them, which all of these plugins read.

@@ -179,8 +179,8 @@ impl Books {
     /// Reads an attachment anew. The nodes where that makes a difference.
     pub(super) fn review_attachment(&mut self, storage: &Storage, name: &str) -> Vec<String> {
         let now = storage.attachments.get(name).map(|attachment| {
-            let node = attachment.spec.node_name.clone();
-            let volume = attachment.spec.source.persistent_volume_name.as_ref();
+            let node = attachment.node.to_string();
+            let volume = attachment.volume.as_deref();
             let volume = volume.and_then(|name| storage.volumes.get(name));
             let csi_node = storage.csi_nodes.get(&node).map(|node| &**node);
             let handle = volume

@@ -9,7 +9,8 @@ use super::metrics::Failures;
 use super::plan::{self, Plan, Progress};
 use super::pool::hosts_of;
 use super::search::Wanted;
-use super::storage::{Storage, claim_of, key, volume_name};
+use super::seen::{SeenClaim, SeenVolume};
+use super::storage::Storage;
 use super::{
     CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, Key, VOLUMES, indexes, interest, storage, uses,
     uses_claims,
@@ -18,7 +19,6 @@ use crate::args::{decode, invalid};
 use crate::hosts::Hosts;
 use crate::shape::Shape;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
@@ -167,7 +167,7 @@ impl VolumeBinding {
 
     /// A volume was given, or given back: says so to the nodes of its hosts, or notes that it may be
     /// reached from any.
-    fn hand(&mut self, volume: &PersistentVolume, fx: &mut Effects) {
+    fn hand(&mut self, volume: &SeenVolume, fx: &mut Effects) {
         match hosts_of(volume) {
             Some(hosts) => {
                 let nodes = hosts.into_iter().flat_map(|host| self.hosts.named(host));
@@ -236,14 +236,14 @@ impl VolumeBinding {
     fn review(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let mut uids = BTreeSet::new();
         let of_claim = |claim: &str| self.by_claim.get(claim).into_iter().flatten().cloned();
-        if let Some(claim) = change.new_as::<PersistentVolumeClaim>() {
-            uids.extend(of_claim(&key(&claim.metadata)));
+        if let Some(claim) = change.new_as::<SeenClaim>() {
+            uids.extend(of_claim(&claim.names.key()));
         }
-        if let Some(volume) = change.new_as::<PersistentVolume>() {
-            if let Some(claim) = claim_of(volume) {
+        if let Some(volume) = change.new_as::<SeenVolume>() {
+            if let Some(claim) = volume.claim_key() {
                 uids.extend(of_claim(&claim));
             }
-            if let Some(given) = self.given.get(&key(&volume.metadata)) {
+            if let Some(given) = self.given.get(&*volume.names.name) {
                 uids.extend(given.by.iter().cloned());
             }
         }
@@ -375,10 +375,9 @@ impl Plugin for VolumeBinding {
         let wanted = state.get::<Wanted>()?;
         let (nodes, storage) = (cycle.view.nodes, storage(cycle.view));
         let bound = wanted.bound.iter();
-        let volumes = bound.filter_map(|claim| storage.volumes.get(volume_name(claim)));
+        let volumes = bound.filter_map(|claim| storage.volumes.get(&*claim.volume));
         let local = volumes.filter_map(|volume| {
-            let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
-            let terms = &affinity.required.as_ref()?.node_selector_terms;
+            let terms = volume.reachable.as_deref()?;
             self.hosts.of_terms(terms, nodes)
         });
         let chosen = wanted.delayed.iter().filter_map(|delayed| {

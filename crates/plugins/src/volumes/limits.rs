@@ -1,13 +1,14 @@
 //! `NodeVolumeLimits`: a node takes no more volumes of a CSI driver than the driver says it can.
 
 use super::attached::{Attached, Books, Handle, volumes_of};
-use super::storage::{Identity, Storage, annotation, claim_class, key, volume_name};
+use super::seen::{Disk, SeenAttachment, SeenClaim, SeenVolume};
+use super::storage::{Identity, Storage, key};
 use super::{
-    ATTACHMENTS, CLAIMS, CLASSES, CSI_NODES, VOLUMES, claims, indexes, interest, storage, uses,
-    uses_claims,
+    ATTACHMENTS, CLAIMS, CLASSES, CSI_NODES, VOLUMES, annotation, claims, indexes, interest,
+    storage, uses, uses_claims,
 };
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};
+use k8s_openapi::api::core::v1::PersistentVolumeSpec;
+use k8s_openapi::api::storage::v1::CSINode;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
@@ -38,25 +39,28 @@ pub(crate) struct NodeVolumeLimits {
 }
 
 /// The in-tree plugin and the handle of a volume that is not a CSI volume.
-fn in_tree(volume: &PersistentVolume) -> Option<(&'static str, String)> {
-    let spec = volume.spec.as_ref()?;
-    if let Some(disk) = &spec.aws_elastic_block_store {
-        return Some(("kubernetes.io/aws-ebs", disk.volume_id.clone()));
+pub(super) fn in_tree(spec: &PersistentVolumeSpec) -> Option<Disk> {
+    let disk = |plugin, handle: &String| {
+        let handle = handle.as_str().into();
+        Some(Disk::InTree { plugin, handle })
+    };
+    if let Some(ebs) = &spec.aws_elastic_block_store {
+        return disk("kubernetes.io/aws-ebs", &ebs.volume_id);
     }
-    if let Some(disk) = &spec.gce_persistent_disk {
-        return Some(("kubernetes.io/gce-pd", disk.pd_name.clone()));
+    if let Some(gce) = &spec.gce_persistent_disk {
+        return disk("kubernetes.io/gce-pd", &gce.pd_name);
     }
-    if let Some(disk) = &spec.azure_disk {
-        return Some(("kubernetes.io/azure-disk", disk.disk_uri.clone()));
+    if let Some(azure) = &spec.azure_disk {
+        return disk("kubernetes.io/azure-disk", &azure.disk_uri);
     }
-    if let Some(disk) = &spec.cinder {
-        return Some(("kubernetes.io/cinder", disk.volume_id.clone()));
+    if let Some(cinder) = &spec.cinder {
+        return disk("kubernetes.io/cinder", &cinder.volume_id);
     }
-    if let Some(disk) = &spec.vsphere_volume {
-        return Some(("kubernetes.io/vsphere-volume", disk.volume_path.clone()));
+    if let Some(vsphere) = &spec.vsphere_volume {
+        return disk("kubernetes.io/vsphere-volume", &vsphere.volume_path);
     }
-    let disk = spec.portworx_volume.as_ref()?;
-    Some(("kubernetes.io/portworx-volume", disk.volume_id.clone()))
+    let portworx = spec.portworx_volume.as_ref()?;
+    disk("kubernetes.io/portworx-volume", &portworx.volume_id)
 }
 
 /// The CSI driver that took over for an in-tree plugin.
@@ -76,12 +80,12 @@ fn migrated_on(plugin: &str, node: Option<&CSINode>) -> Option<&'static str> {
 }
 
 /// What a volume is to its driver, or to the one that took over, whatever nodes say of that.
-pub(super) fn identity(volume: &PersistentVolume) -> Option<Identity> {
-    if let Some(csi) = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()) {
-        return Some((csi.driver.clone(), csi.volume_handle.clone()));
-    }
-    let (plugin, handle) = in_tree(volume)?;
-    Some((migrated(plugin)?.to_owned(), handle))
+pub(super) fn identity(volume: &SeenVolume) -> Option<Identity> {
+    let (driver, handle) = match volume.disk.as_ref()? {
+        Disk::Csi { driver, handle } => (&**driver, handle),
+        Disk::InTree { plugin, handle } => (migrated(plugin)?, handle),
+    };
+    Some((driver.to_owned(), handle.to_string()))
 }
 
 /// A volume that counts, before it is known on which node.
@@ -96,32 +100,28 @@ pub(super) struct Source<'a> {
 
 impl<'a> Source<'a> {
     /// The claim's volume, made or not.
-    pub(super) fn of(storage: &'a Storage, claim: &'a PersistentVolumeClaim) -> Option<Self> {
-        if let Some(volume) = storage.volumes.get(volume_name(claim)) {
+    pub(super) fn of(storage: &'a Storage, claim: &'a SeenClaim) -> Option<Self> {
+        if let Some(volume) = storage.volumes.get(&*claim.volume) {
             return Self::of_volume(volume);
         }
         // Not made yet: it will be one more volume of the class's driver.
-        let class = storage.classes.get(&claim_class(claim))?;
+        let class = storage.classes.get(&*claim.class)?;
         Some(Self {
             name: &class.provisioner,
-            handle: format!("claim {}", key(&claim.metadata)).into(),
+            handle: format!("claim {}", claim.names.key()).into(),
             moves: false,
         })
     }
 
-    pub(super) fn of_volume(volume: &'a PersistentVolume) -> Option<Self> {
-        if let Some(csi) = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()) {
-            return Some(Self {
-                name: &csi.driver,
-                handle: csi.volume_handle.as_str().into(),
-                moves: false,
-            });
-        }
-        let (plugin, handle) = in_tree(volume)?;
+    pub(super) fn of_volume(volume: &'a SeenVolume) -> Option<Self> {
+        let (name, handle, moves) = match volume.disk.as_ref()? {
+            Disk::Csi { driver, handle } => (&**driver, handle, false),
+            Disk::InTree { plugin, handle } => (*plugin, handle, true),
+        };
         Some(Self {
-            name: plugin,
-            handle: handle.into(),
-            moves: true,
+            name,
+            handle: (&**handle).into(),
+            moves,
         })
     }
 
@@ -157,7 +157,7 @@ fn sources<'a>(
         let Some(source) = Source::of(storage, claim) else {
             continue;
         };
-        let volume = storage.volumes.get(volume_name(claim));
+        let volume = storage.volumes.get(&*claim.volume);
         let known = storage.is_shared(&used.key, &pod.uid)
             || volume.is_some_and(|volume| storage.is_elsewhere(volume));
         if out.iter().all(|(other, _)| *other != source) {
@@ -337,14 +337,14 @@ impl Bookkeeping for NodeVolumeLimits {
         let storage = storage(view);
         match change.kind {
             CLAIMS => {
-                let claim = change.new_as::<PersistentVolumeClaim>();
-                self.review(claim.map(|claim| key(&claim.metadata)).iter(), view, fx);
+                let claim = change.new_as::<SeenClaim>();
+                self.review(claim.map(|claim| claim.names.key()).iter(), view, fx);
             }
             VOLUMES => {
-                let Some(volume) = change.new_as::<PersistentVolume>() else {
+                let Some(volume) = change.new_as::<SeenVolume>() else {
                     return;
                 };
-                let name = key(&volume.metadata);
+                let name = volume.names.key();
                 self.review(storage.claims_on(&name), view, fx);
                 for attachment in storage.attachments_of(&name) {
                     let nodes = self.books.review_attachment(storage, attachment);
@@ -364,8 +364,8 @@ impl Bookkeeping for NodeVolumeLimits {
                 }
             }
             ATTACHMENTS => {
-                if let Some(attachment) = change.new_as::<VolumeAttachment>() {
-                    let name = key(&attachment.metadata);
+                if let Some(attachment) = change.new_as::<SeenAttachment>() {
+                    let name = attachment.names.key();
                     let nodes = self.books.review_attachment(storage, &name);
                     Self::touch(nodes, view, fx);
                 }

@@ -2,18 +2,16 @@
 
 use super::Key;
 use super::matching::{ClaimId, reachable};
-use super::storage::{Storage, annotation, bytes, claim_ref, fully_bound, request, volume_name};
+use super::seen::{SELECTED_NODE, SeenClaim, SeenVolume};
+use super::storage::{Storage, bytes};
 use crate::shape::Shape;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use koord_scheduler::framework::{Verb, Write};
 use koord_scheduler::state::NodeInfo;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// Names the node for which a claim's volume is to be made.
-pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// Says that the claim of a volume was chosen by a controller, not by its maker.
 const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 
@@ -33,35 +31,26 @@ pub(super) struct Step {
 /// What a claim takes of the storage of its class.
 #[derive(Debug, Clone)]
 pub(super) struct Fill {
-    class: String,
+    class: Box<str>,
     asked: i64,
     capacity: i64,
 }
 
 impl Fill {
     /// Of a volume that exists.
-    pub(super) fn of_volume(
-        class: &str,
-        claim: &PersistentVolumeClaim,
-        volume: &PersistentVolume,
-    ) -> Self {
-        let capacity = volume.spec.as_ref().and_then(|s| s.capacity.as_ref());
+    pub(super) fn of_volume(claim: &SeenClaim, volume: &SeenVolume) -> Self {
         Self {
-            class: class.to_owned(),
-            asked: request(claim).unwrap_or(0),
-            capacity: bytes(capacity.and_then(|all| all.get("storage"))),
+            class: claim.class.clone(),
+            asked: claim.request.unwrap_or(0),
+            capacity: volume.capacity,
         }
     }
 
     /// Of what is left for new volumes.
-    pub(super) fn of_class(
-        class: &str,
-        claim: &PersistentVolumeClaim,
-        room: &CSIStorageCapacity,
-    ) -> Self {
+    pub(super) fn of_class(claim: &SeenClaim, room: &CSIStorageCapacity) -> Self {
         Self {
-            class: class.to_owned(),
-            asked: request(claim).unwrap_or(0),
+            class: claim.class.clone(),
+            asked: claim.request.unwrap_or(0),
             capacity: bytes(room.capacity.as_ref()),
         }
     }
@@ -140,8 +129,8 @@ impl Plan {
                     group: "",
                     version: "v1",
                     plural: "persistentvolumeclaims",
-                    namespace: step.id.namespace.clone(),
-                    name: step.id.name.clone(),
+                    namespace: step.id.namespace.to_string(),
+                    name: step.id.name.to_string(),
                     verb: Verb::Patch(json!({"metadata": {
                         "uid": step.id.uid,
                         "annotations": {SELECTED_NODE: self.node},
@@ -177,7 +166,7 @@ fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
     let Some(claim) = storage.claims.get(&step.claim) else {
         return Progress::Failed(format!("persistentvolumeclaim {:?} is gone", step.claim));
     };
-    let bound_to = volume_name(claim);
+    let bound_to = &*claim.volume;
     let elsewhere = |name: &str| {
         let volume = storage.volumes.get(name);
         volume
@@ -195,9 +184,9 @@ fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
             if let Some(problem) = elsewhere(name) {
                 return Progress::Failed(problem);
             }
-            let uid = claim_ref(volume).and_then(|of| of.uid.as_deref());
+            let uid = volume.claim.as_ref().map(|of| &of.uid);
             match uid {
-                Some(uid) if uid == step.id.uid => step.seen = true,
+                Some(uid) if *uid == step.id.uid => step.seen = true,
                 Some(uid) if !uid.is_empty() => {
                     return Progress::Failed(format!("pv {name:?} went to another claim"));
                 }
@@ -208,7 +197,7 @@ fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
             }
         }
         None => {
-            match annotation(&claim.metadata, SELECTED_NODE) {
+            match claim.selected_node.as_deref() {
                 Some(selected) if *selected == *node.name => step.seen = true,
                 // The provisioner takes the annotation away when it could not make the volume.
                 _ if step.seen => {
@@ -222,7 +211,7 @@ fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
             }
         }
     }
-    if fully_bound(claim) {
+    if claim.is_fully_bound() {
         Progress::Done
     } else {
         Progress::Pending
@@ -232,13 +221,13 @@ fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
 /// The write that gives the volume to the claim; none when the volume says so already.
 fn pre_bind(storage: &Storage, name: &str, claim: &ClaimId) -> Option<Write> {
     let volume = storage.volumes.get(name)?;
-    let of = claim_ref(volume);
-    if of.is_some_and(|of| of.uid.as_deref() == Some(&claim.uid)) {
+    let of = volume.claim.as_ref();
+    if of.is_some_and(|of| of.uid == claim.uid) {
         return None;
     }
     let mut body = json!({
         // Whoever changed the volume since may have given it away.
-        "metadata": {"uid": volume.metadata.uid, "resourceVersion": volume.metadata.resource_version},
+        "metadata": {"uid": volume.names.uid, "resourceVersion": volume.names.resource_version},
         "spec": {"claimRef": {
             "kind": "PersistentVolumeClaim",
             "apiVersion": "v1",

@@ -1,7 +1,7 @@
 //! Volumes that are nobody's yet, by where they can be reached.
 
+use super::seen::SeenVolume;
 use crate::hosts::HOSTNAME;
-use k8s_openapi::api::core::v1::PersistentVolume;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
@@ -17,9 +17,8 @@ pub(super) struct Pool {
 }
 
 /// The hosts that alone can reach the volume, where it says so.
-pub(super) fn hosts_of(volume: &PersistentVolume) -> Option<Vec<&str>> {
-    let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
-    let terms = &affinity.required.as_ref()?.node_selector_terms;
+pub(super) fn hosts_of(volume: &SeenVolume) -> Option<Vec<&str>> {
+    let terms = volume.reachable.as_deref()?;
     let mut out = Vec::new();
     for term in terms {
         let mut rules = term.match_expressions.iter().flatten();

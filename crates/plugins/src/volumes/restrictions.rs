@@ -102,8 +102,8 @@ impl VolumeRestrictions {
                 let text = format!("persistentvolumeclaim {name:?} not found");
                 return Err(Rejection::unresolvable(text));
             };
-            let modes = claim.spec.as_ref().and_then(|s| s.access_modes.as_ref());
-            if modes.is_some_and(|modes| modes.iter().any(|mode| mode == "ReadWriteOncePod")) {
+            let mut modes = claim.access_modes.iter();
+            if modes.any(|mode| **mode == *"ReadWriteOncePod") {
                 out.push(used.key.clone());
             }
         }

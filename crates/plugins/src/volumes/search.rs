@@ -4,14 +4,12 @@ use super::binding::VolumeBinding;
 use super::claims;
 use super::matching::{self, ClaimId, meant_for, reachable, serves, suits, topology_allows};
 use super::metrics::Failures;
-use super::plan::{Fill, SELECTED_NODE, Step};
-use super::storage::{
-    Storage, annotation, bytes, claim_class, fully_bound, request, volume_class, volume_name,
-};
+use super::plan::{Fill, Step};
+use super::seen::{SeenClaim, SeenVolume};
+use super::storage::Storage;
 use super::{Key, Used};
 use crate::hosts::HOSTNAME;
 use crate::node_affinity::sign_terms;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use koord_scheduler::framework::{Code, Reason, Reasons, Rejection, Signature, Verdict};
 use koord_scheduler::state::{NodeInfo, PodInfo};
@@ -29,19 +27,18 @@ const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 /// A claim that waits for its first consumer.
 #[derive(Debug)]
 pub(super) struct Delayed {
-    claim: Arc<PersistentVolumeClaim>,
+    claim: Arc<SeenClaim>,
     key: Key,
-    class: String,
     /// The node that was chosen for it before.
     pub(super) selected: Option<String>,
     /// The volume that is for it and nobody else.
-    meant: Option<Arc<PersistentVolume>>,
+    meant: Option<Arc<SeenVolume>>,
 }
 
 /// The pod's claims, as they are this cycle.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
-    pub(super) bound: Vec<Arc<PersistentVolumeClaim>>,
+    pub(super) bound: Vec<Arc<SeenClaim>>,
     /// Smallest first.
     pub(super) delayed: Vec<Delayed>,
 }
@@ -55,31 +52,23 @@ fn unresolvable(reasons: Vec<&'static str>) -> Rejection {
 }
 
 /// Why a pod cannot use a claim, whatever the node.
-fn problem(pod: &PodInfo, used: &Used, claim: &PersistentVolumeClaim) -> Option<String> {
-    let (name, volume) = (&used.name, volume_name(claim));
-    let phase = claim.status.as_ref().and_then(|s| s.phase.as_deref());
-    if phase == Some("Lost") {
+fn problem(pod: &PodInfo, used: &Used, claim: &SeenClaim) -> Option<String> {
+    let (name, volume) = (&used.name, &claim.volume);
+    if claim.lost {
         Some(format!(
             "persistentvolumeclaim {name:?} bound to non-existent persistentvolume {volume:?}"
         ))
-    } else if claim.metadata.deletion_timestamp.is_some() {
+    } else if claim.leaving {
         Some(format!("persistentvolumeclaim {name:?} is being deleted"))
     } else {
         used.foreign(pod, claim)
     }
 }
 
-fn capacity(volume: &PersistentVolume) -> i64 {
-    let capacity = volume.spec.as_ref().and_then(|s| s.capacity.as_ref());
-    bytes(capacity.and_then(|all| all.get("storage")))
-}
-
 /// Writes where a volume can be reached.
-fn sign_place(volume: &PersistentVolume, signature: &mut Signature) {
-    let affinity = volume.spec.as_ref().and_then(|s| s.node_affinity.as_ref());
-    let required = affinity.and_then(|affinity| affinity.required.as_ref());
-    signature.flag(required.is_some());
-    let terms = required.map(|required| &required.node_selector_terms[..]);
+fn sign_place(volume: &SeenVolume, signature: &mut Signature) {
+    signature.flag(volume.reachable.is_some());
+    let terms = volume.reachable.as_deref();
     sign_terms(terms.unwrap_or_default(), signature);
 }
 
@@ -107,12 +96,12 @@ impl VolumeBinding {
             if let Some(problem) = problem(pod, used, claim) {
                 return Err(Rejection::unresolvable(problem));
             }
-            if fully_bound(claim) {
+            if claim.is_fully_bound() {
                 out.bound.push(claim.clone());
                 continue;
             }
             let delayed = storage.delayed(claim).map_err(Rejection::error)?;
-            if delayed && volume_name(claim).is_empty() {
+            if delayed && claim.volume.is_empty() {
                 out.delayed.push(self.delayed(storage, claim, &used.key));
             } else {
                 immediate = true;
@@ -121,43 +110,35 @@ impl VolumeBinding {
         if immediate {
             return Err(Rejection::unresolvable(UNBOUND));
         }
-        let size = |delayed: &Delayed| request(&delayed.claim);
+        let size = |delayed: &Delayed| delayed.claim.request;
         out.delayed
             .sort_by(|a, b| (size(a), &a.key).cmp(&(size(b), &b.key)));
         Ok(out)
     }
 
-    fn delayed(&self, storage: &Storage, claim: &Arc<PersistentVolumeClaim>, key: &str) -> Delayed {
+    fn delayed(&self, storage: &Storage, claim: &Arc<SeenClaim>, key: &str) -> Delayed {
         let selected = self.chosen_for(key);
-        let selected = selected.or_else(|| annotation(&claim.metadata, SELECTED_NODE));
-        let class = claim_class(claim);
+        let selected = selected.or(claim.selected_node.as_deref());
         let meant = match selected {
             Some(_) => None,
-            None => self.meant(storage, claim, key, &class),
+            None => self.meant(storage, claim, key),
         };
         Delayed {
             claim: claim.clone(),
             key: key.to_owned(),
             selected: selected.map(str::to_owned),
-            class,
             meant,
         }
     }
 
     /// The volume that is for this claim and nobody else; the first by name.
-    fn meant(
-        &self,
-        storage: &Storage,
-        claim: &PersistentVolumeClaim,
-        key: &str,
-        class: &str,
-    ) -> Option<Arc<PersistentVolume>> {
+    fn meant(&self, storage: &Storage, claim: &SeenClaim, key: &str) -> Option<Arc<SeenVolume>> {
         let id = ClaimId::of(claim);
         let mut names: Vec<&String> = storage.naming(key).chain(self.given_to(key)).collect();
         names.sort_unstable();
         let mut volumes = names.into_iter().filter_map(|name| {
             let volume = storage.volumes.get(name)?;
-            let fits = volume_class(volume) == class && suits(volume, claim);
+            let fits = volume.class == claim.class && suits(volume, claim);
             let meant = meant_for(volume, self.given(name), &id) == Some(true);
             (fits && meant).then_some(volume)
         });
@@ -175,7 +156,7 @@ impl VolumeBinding {
         let mut reasons = Vec::new();
         let mut missing = false;
         for claim in &wanted.bound {
-            match storage.volumes.get(volume_name(claim)) {
+            match storage.volumes.get(&*claim.volume) {
                 Some(volume) if reachable(volume, node) => {}
                 Some(_) => {
                     reasons.push(ELSEWHERE);
@@ -225,18 +206,18 @@ impl VolumeBinding {
         for one in delayed.iter().filter(|d| d.selected.is_none()) {
             match self.volume_for(storage, one, node, &taken) {
                 Some(volume) => {
-                    let name = volume.metadata.name.clone().unwrap_or_default();
+                    let name = volume.names.name.to_string();
                     taken.push(name.clone());
-                    let fill = Fill::of_volume(&one.class, &one.claim, volume);
+                    let fill = Fill::of_volume(&one.claim, volume);
                     note(one, Some(name), Some(fill));
                 }
                 None => make.push(one),
             }
         }
         for one in make {
-            let Some(class) = storage.classes.get(&one.class) else {
+            let Some(class) = storage.classes.get(&*one.claim.class) else {
                 Failures::count(&self.failures.predicate);
-                let text = format!("failed to find storage class {:?}", one.class);
+                let text = format!("failed to find storage class {:?}", one.claim.class);
                 return Err(Rejection::error(text));
             };
             let by_hand = matches!(class.provisioner.as_str(), "" | NO_PROVISIONER);
@@ -245,10 +226,10 @@ impl VolumeBinding {
             }
             let mut fill = None;
             if let Some(size) = self.asks(storage, class, &one.claim) {
-                let Some(room) = storage.rooms.find(&one.class, size, node) else {
+                let Some(room) = storage.rooms.find(&one.claim.class, size, node) else {
                     return Ok(Some(NO_ROOM));
                 };
-                fill = Some(Fill::of_class(&one.class, &one.claim, room));
+                fill = Some(Fill::of_class(&one.claim, room));
             }
             note(one, None, fill);
         }
@@ -263,11 +244,11 @@ impl VolumeBinding {
         delayed: &'a Delayed,
         node: &NodeInfo,
         taken: &[String],
-    ) -> Option<&'a Arc<PersistentVolume>> {
+    ) -> Option<&'a Arc<SeenVolume>> {
         if let Some(volume) = &delayed.meant {
             return reachable(volume, node).then_some(volume);
         }
-        let pool = storage.pool(&delayed.class)?;
+        let pool = storage.pool(&delayed.claim.class)?;
         let free = pool
             .near(node.label(HOSTNAME))
             .filter(|name| self.given(name).is_none() && taken.iter().all(|taken| taken != *name));
@@ -275,21 +256,16 @@ impl VolumeBinding {
             let volume = storage.volumes.get(name)?;
             serves(volume, &delayed.claim, node).then_some((name, volume))
         });
-        let best = volumes.min_by_key(|(name, volume)| (capacity(volume), *name))?;
+        let best = volumes.min_by_key(|(name, volume)| (volume.capacity, *name))?;
         Some(best.1)
     }
 
     /// The room that a volume for the claim needs, where its driver says how much it has.
-    fn asks(
-        &self,
-        storage: &Storage,
-        class: &StorageClass,
-        claim: &PersistentVolumeClaim,
-    ) -> Option<i64> {
+    fn asks(&self, storage: &Storage, class: &StorageClass, claim: &SeenClaim) -> Option<i64> {
         let driver = storage.csi_drivers.get(&class.provisioner);
         let asks = self.capacities
             && driver.is_some_and(|driver| driver.spec.storage_capacity == Some(true));
-        request(claim).filter(|_| asks)
+        claim.request.filter(|_| asks)
     }
 
     /// Writes what verdicts, and scores, if it is `scored`, read of the claims, beside what is on the
@@ -303,7 +279,7 @@ impl VolumeBinding {
     ) {
         signature.count(wanted.bound.len());
         for claim in &wanted.bound {
-            let volume = storage.volumes.get(volume_name(claim));
+            let volume = storage.volumes.get(&*claim.volume);
             signature.flag(volume.is_some());
             if let Some(volume) = volume {
                 sign_place(volume, signature);
@@ -323,18 +299,18 @@ impl VolumeBinding {
         signature: &mut Signature,
     ) {
         let claim = &delayed.claim;
-        signature.text(&delayed.class);
-        sign_version(storage.class_version(&delayed.class), signature);
-        signature.number(request(claim).unwrap_or(-1));
+        signature.text(&claim.class);
+        sign_version(storage.class_version(&claim.class), signature);
+        signature.number(claim.request.unwrap_or(-1));
         signature.text(delayed.selected.as_deref().unwrap_or_default());
         signature.flag(delayed.meant.is_some());
-        let pool = storage.pool(&delayed.class);
+        let pool = storage.pool(&delayed.claim.class);
         let pool = pool.filter(|_| delayed.selected.is_none());
         if let Some(volume) = &delayed.meant {
-            signature.text(volume.metadata.name.as_deref().unwrap_or_default());
+            signature.text(&volume.names.name);
             sign_place(volume, signature);
             if scored {
-                signature.number(capacity(volume));
+                signature.number(volume.capacity);
             }
         } else if let Some(pool) = pool {
             matching::sign(claim, signature);
@@ -343,11 +319,11 @@ impl VolumeBinding {
                 sign_version(self.handed, signature);
             }
         }
-        let class = storage.classes.get(&delayed.class);
+        let class = storage.classes.get(&*claim.class);
         let size = class.and_then(|class| self.asks(storage, class, claim));
         signature.flag(size.is_some());
         if let Some(size) = size {
-            storage.rooms.sign(&delayed.class, size, scored, signature);
+            storage.rooms.sign(&claim.class, size, scored, signature);
         }
     }
 }

@@ -3,11 +3,13 @@
 use super::limits::identity;
 use super::pool::{Pool, hosts_of};
 use super::rooms::Rooms;
+use super::seen::{SeenAttachment, SeenClaim, SeenVolume};
 use super::{
     ATTACHMENTS, BETA_CLASS, CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, CSI_NODES, Key, VOLUMES,
-    claims, uses_claims,
+    annotation, claims, uses_claims,
 };
-use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
+use crate::slim::Slim;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{
     CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment,
 };
@@ -27,13 +29,13 @@ pub(super) type Identity = (String, String);
 /// The objects that the volume plugins watch, by name, or by `namespace/name`.
 #[derive(Debug, Default)]
 pub(super) struct Storage {
-    pub(super) claims: FxHashMap<Key, Arc<PersistentVolumeClaim>>,
-    pub(super) volumes: FxHashMap<String, Arc<PersistentVolume>>,
+    pub(super) claims: FxHashMap<Key, Arc<SeenClaim>>,
+    pub(super) volumes: FxHashMap<String, Arc<SeenVolume>>,
     pub(super) classes: FxHashMap<String, Arc<StorageClass>>,
     pub(super) csi_nodes: FxHashMap<String, Arc<CSINode>>,
     pub(super) csi_drivers: FxHashMap<String, Arc<CSIDriver>>,
     pub(super) rooms: Rooms,
-    pub(super) attachments: FxHashMap<String, Arc<VolumeAttachment>>,
+    pub(super) attachments: FxHashMap<String, Arc<SeenAttachment>>,
     /// Volumes that are nobody's, by class.
     pools: FxHashMap<String, Pool>,
     /// The hosts at which the last change added or took such volumes.
@@ -84,35 +86,10 @@ pub(super) fn key(meta: &ObjectMeta) -> Key {
     }
 }
 
-fn class_of(meta: &ObjectMeta, field: Option<&String>) -> String {
-    let annotations = meta.annotations.as_ref();
-    let beta = annotations.and_then(|annotations| annotations.get(BETA_CLASS));
-    beta.or(field).cloned().unwrap_or_default()
-}
-
-/// The class of a claim; empty when it names none.
-pub(super) fn claim_class(claim: &PersistentVolumeClaim) -> String {
-    let field = claim
-        .spec
-        .as_ref()
-        .and_then(|s| s.storage_class_name.as_ref());
-    class_of(&claim.metadata, field)
-}
-
-/// The class of a volume; empty when it names none.
-pub(super) fn volume_class(volume: &PersistentVolume) -> String {
-    let field = volume
-        .spec
-        .as_ref()
-        .and_then(|s| s.storage_class_name.as_ref());
-    class_of(&volume.metadata, field)
-}
-
-/// The volume that a claim names; empty when it names none.
-pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> &str {
-    let spec = claim.spec.as_ref();
-    spec.and_then(|spec| spec.volume_name.as_deref())
-        .unwrap_or_default()
+/// The class of a claim or volume whose spec says `field`; empty when it names none.
+pub(super) fn class_of(meta: &ObjectMeta, field: Option<String>) -> Box<str> {
+    let beta = annotation(meta, BETA_CLASS).map(Box::from);
+    beta.or(field.map(Box::from)).unwrap_or_default()
 }
 
 /// Bytes; 0 for what cannot be read.
@@ -122,45 +99,13 @@ pub(super) fn bytes(quantity: Option<&Quantity>) -> i64 {
         .map_or(0, |quantity| quantity.value())
 }
 
-/// The storage that a claim asks for, if it says.
-pub(super) fn request(claim: &PersistentVolumeClaim) -> Option<i64> {
-    let resources = claim.spec.as_ref()?.resources.as_ref()?;
-    let storage = resources.requests.as_ref()?.get("storage")?;
-    Some(bytes(Some(storage)))
-}
-
-pub(super) fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
-    meta.annotations.as_ref()?.get(key).map(String::as_str)
-}
-
-/// Whether the controller has finished binding the claim.
-pub(super) fn fully_bound(claim: &PersistentVolumeClaim) -> bool {
-    !volume_name(claim).is_empty()
-        && annotation(&claim.metadata, "pv.kubernetes.io/bind-completed").is_some()
-}
-
-pub(super) fn claim_ref(volume: &PersistentVolume) -> Option<&ObjectReference> {
-    volume.spec.as_ref()?.claim_ref.as_ref()
-}
-
 fn apply<T: Send + Sync + 'static>(change: &ObjectChange, store: impl FnOnce(Option<Arc<T>>, &T)) {
-    if let Ok(object) = Arc::downcast::<T>(change.new.clone()) {
+    let object = Arc::downcast::<T>(change.new.clone());
+    debug_assert!(object.is_ok(), "{}: not what informers keep", change.kind);
+    if let Ok(object) = object {
         let kept = (change.action != Action::DELETE).then(|| object.clone());
         store(kept, &object);
     }
-}
-
-/// Whether a volume is nobody's, and can become somebody's.
-fn is_free(volume: &PersistentVolume) -> bool {
-    let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
-    claim_ref(volume).is_none() && phase == Some("Available")
-}
-
-/// The claim that the volume names, if it names one.
-pub(super) fn claim_of(volume: &PersistentVolume) -> Option<Key> {
-    let of = claim_ref(volume)?;
-    let text = |field: &Option<String>| field.clone().unwrap_or_default();
-    Some(format!("{}/{}", text(&of.namespace), text(&of.name)))
 }
 
 impl Index for Storage {
@@ -205,17 +150,19 @@ impl Storage {
     /// How to watch these kinds.
     pub(super) fn watches(kinds: &[&str]) -> Vec<Watch> {
         let all = [
-            Watch::of::<PersistentVolumeClaim>(CLAIMS)
+            Watch::of_kept::<PersistentVolumeClaim, SeenClaim>(CLAIMS)
                 .counted_as(event_names!("PersistentVolumeClaim")),
-            Watch::of::<PersistentVolume>(VOLUMES).counted_as(event_names!("PersistentVolume")),
-            Watch::of::<StorageClass>(CLASSES)
+            Watch::of_kept::<PersistentVolume, SeenVolume>(VOLUMES)
+                .counted_as(event_names!("PersistentVolume")),
+            Watch::of_trimmed::<StorageClass, Slim>(CLASSES)
                 .counted_as(event_names!("storage.k8s.io/StorageClass")),
-            Watch::of::<CSINode>(CSI_NODES).counted_as(event_names!("storage.k8s.io/CSINode")),
-            Watch::of::<CSIDriver>(CSI_DRIVERS)
+            Watch::of_trimmed::<CSINode, Slim>(CSI_NODES)
+                .counted_as(event_names!("storage.k8s.io/CSINode")),
+            Watch::of_trimmed::<CSIDriver, Slim>(CSI_DRIVERS)
                 .counted_as(event_names!("storage.k8s.io/CSIDriver")),
-            Watch::of::<CSIStorageCapacity>(CAPACITIES)
+            Watch::of_trimmed::<CSIStorageCapacity, Slim>(CAPACITIES)
                 .counted_as(event_names!("storage.k8s.io/CSIStorageCapacity")),
-            Watch::of::<VolumeAttachment>(ATTACHMENTS)
+            Watch::of_kept::<VolumeAttachment, SeenAttachment>(ATTACHMENTS)
                 .counted_as(event_names!("storage.k8s.io/VolumeAttachment")),
         ];
         all.into_iter()
@@ -232,10 +179,10 @@ impl Storage {
         }
         self.moved.clear();
         match change.kind {
-            CLAIMS => apply(change, |kept, object: &PersistentVolumeClaim| {
+            CLAIMS => apply(change, |kept, object: &SeenClaim| {
                 self.claim(kept, object);
             }),
-            VOLUMES => apply(change, |kept, object: &PersistentVolume| {
+            VOLUMES => apply(change, |kept, object: &SeenVolume| {
                 self.volume(kept, object);
             }),
             CLASSES => apply(change, |kept, object: &StorageClass| {
@@ -253,7 +200,7 @@ impl Storage {
                 Some(kept) => self.rooms.put(kept),
                 None => self.rooms.remove_object(object),
             }),
-            ATTACHMENTS => apply(change, |kept, object: &VolumeAttachment| {
+            ATTACHMENTS => apply(change, |kept, object: &SeenAttachment| {
                 self.attachment(kept, object);
             }),
             _ => {}
@@ -265,50 +212,49 @@ impl Storage {
         self.versions
     }
 
-    fn claim(&mut self, kept: Option<Arc<PersistentVolumeClaim>>, object: &PersistentVolumeClaim) {
-        let name = key(&object.metadata);
+    fn claim(&mut self, kept: Option<Arc<SeenClaim>>, object: &SeenClaim) {
+        let name = object.names.key();
         if let Some(old) = self.claims.remove(&name) {
-            leave(&mut self.of_volume, &volume_name(&old).to_owned(), &name);
+            leave(&mut self.of_volume, &old.volume.to_string(), &name);
         }
         if let Some(claim) = kept {
-            let volume = volume_name(&claim);
-            if !volume.is_empty() {
-                enter(&mut self.of_volume, volume.to_owned(), name.clone());
+            if !claim.volume.is_empty() {
+                enter(&mut self.of_volume, claim.volume.to_string(), name.clone());
             }
             self.claims.insert(name, claim);
         }
     }
 
-    fn attachment(&mut self, kept: Option<Arc<VolumeAttachment>>, object: &VolumeAttachment) {
-        let name = key(&object.metadata);
+    fn attachment(&mut self, kept: Option<Arc<SeenAttachment>>, object: &SeenAttachment) {
+        let name = object.names.key();
         if let Some(old) = self.attachments.remove(&name) {
-            leave(&mut self.by_node, &old.spec.node_name, &name);
-            if let Some(volume) = &old.spec.source.persistent_volume_name {
-                leave(&mut self.by_volume, volume, &name);
+            leave(&mut self.by_node, &old.node.to_string(), &name);
+            if let Some(volume) = &old.volume {
+                leave(&mut self.by_volume, &volume.to_string(), &name);
             }
         }
         if let Some(new) = kept {
-            enter(&mut self.by_node, new.spec.node_name.clone(), name.clone());
-            if let Some(volume) = &new.spec.source.persistent_volume_name {
-                enter(&mut self.by_volume, volume.clone(), name.clone());
+            enter(&mut self.by_node, new.node.to_string(), name.clone());
+            if let Some(volume) = &new.volume {
+                enter(&mut self.by_volume, volume.to_string(), name.clone());
             }
             self.attachments.insert(name, new);
         }
     }
 
-    fn volume(&mut self, kept: Option<Arc<PersistentVolume>>, object: &PersistentVolume) {
-        let name = key(&object.metadata);
+    fn volume(&mut self, kept: Option<Arc<SeenVolume>>, object: &SeenVolume) {
+        let name = object.names.key();
         if let Some(old) = self.volumes.remove(&name) {
-            if is_free(&old) {
+            if old.is_free() {
                 let version = self.next();
                 let hosts = hosts_of(&old);
-                if let Some(pool) = self.pools.get_mut(&volume_class(&old)) {
+                if let Some(pool) = self.pools.get_mut(&*old.class) {
                     pool.take(&name, hosts.as_deref(), version);
                 }
                 self.moved
                     .extend(hosts.into_iter().flatten().map(str::to_owned));
             }
-            if let Some(claim) = claim_of(&old) {
+            if let Some(claim) = old.claim_key() {
                 leave(&mut self.meant, &claim, &name);
             }
             if let Some(identity) = identity(&old) {
@@ -316,15 +262,15 @@ impl Storage {
             }
         }
         let Some(volume) = kept else { return };
-        if is_free(&volume) {
+        if volume.is_free() {
             let version = self.next();
             let hosts = hosts_of(&volume);
-            let pool = self.pools.entry(volume_class(&volume)).or_default();
+            let pool = self.pools.entry(volume.class.to_string()).or_default();
             pool.put(&name, hosts.as_deref(), version);
             self.moved
                 .extend(hosts.into_iter().flatten().map(str::to_owned));
         }
-        if let Some(claim) = claim_of(&volume) {
+        if let Some(claim) = volume.claim_key() {
             enter(&mut self.meant, claim, name.clone());
         }
         if let Some(identity) = identity(&volume) {
@@ -379,22 +325,22 @@ impl Storage {
     }
 
     /// Whether the volume is attached somewhere, or the same as another volume or claim has.
-    pub(super) fn is_elsewhere(&self, volume: &PersistentVolume) -> bool {
-        let name = key(&volume.metadata);
+    pub(super) fn is_elsewhere(&self, volume: &SeenVolume) -> bool {
+        let name = &*volume.names.name;
         let same = identity(volume);
         let same = same.and_then(|identity| self.by_identity.get(&identity));
         same.is_some_and(|same| same.len() > 1)
-            || self.by_volume.contains_key(&name)
-            || self.claims_on(&name).nth(1).is_some()
+            || self.by_volume.contains_key(name)
+            || self.claims_on(name).nth(1).is_some()
     }
 
     /// Whether a claim's volume is chosen only when a pod that uses it is placed.
     ///
     /// # Errors
     /// Its class does not say.
-    pub(super) fn delayed(&self, claim: &PersistentVolumeClaim) -> Result<bool, String> {
-        let name = claim_class(claim);
-        let Some(class) = self.classes.get(&name).filter(|_| !name.is_empty()) else {
+    pub(super) fn delayed(&self, claim: &SeenClaim) -> Result<bool, String> {
+        let name = &*claim.class;
+        let Some(class) = self.classes.get(name).filter(|_| !name.is_empty()) else {
             return Ok(false);
         };
         match class.volume_binding_mode.as_deref() {

@@ -1,8 +1,8 @@
 //! `VolumeZone`: a pod goes where the zone and region labels of its volumes say.
 
-use super::storage::{Storage, claim_class, volume_name};
+use super::seen::SeenVolume;
+use super::storage::Storage;
 use super::{CLAIMS, CLASSES, VOLUMES, indexes, interest, standing, storage, uses};
-use k8s_openapi::api::core::v1::PersistentVolume;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
@@ -31,9 +31,9 @@ struct Place {
 }
 
 /// What a volume's labels demand; a label that cannot be read demands nothing.
-fn places(volume: &PersistentVolume) -> impl Iterator<Item = Place> + '_ {
+fn places(volume: &SeenVolume) -> impl Iterator<Item = Place> + '_ {
     LABELS.into_iter().filter_map(|label| {
-        let text = volume.metadata.labels.as_ref()?.get(label)?;
+        let text = volume.labels.get(label)?;
         let values = text.split("__").map(|value| value.trim().to_owned());
         let values: BTreeSet<String> = values.collect();
         (!values.contains("")).then_some(Place { label, values })
@@ -52,7 +52,7 @@ impl VolumeZone {
             let Some(claim) = storage.claims.get(&used.key) else {
                 return no(format!("persistentvolumeclaim {name:?} not found"));
             };
-            let volume = volume_name(claim);
+            let volume = &*claim.volume;
             if !volume.is_empty() {
                 let Some(volume) = storage.volumes.get(volume) else {
                     return no(format!("persistentvolume {volume:?} not found"));
@@ -60,12 +60,12 @@ impl VolumeZone {
                 out.extend(places(volume));
                 continue;
             }
-            let class = claim_class(claim);
+            let class = &*claim.class;
             if class.is_empty() {
                 let text = "PersistentVolumeClaim had no pv name and storageClass name";
                 return no(text.to_owned());
             }
-            let Some(object) = storage.classes.get(&class) else {
+            let Some(object) = storage.classes.get(class) else {
                 return no(format!("storageclass.storage.k8s.io {class:?} not found"));
             };
             match object.volume_binding_mode.as_deref() {
@@ -107,7 +107,7 @@ impl Plugin for VolumeZone {
             return Helps::Queue;
         };
         let old = change.old.as_ref().and_then(|old| old.downcast_ref());
-        let new = change.new_as::<PersistentVolume>();
+        let new = change.new_as::<SeenVolume>();
         let helps = match (old, new) {
             (Some(old), Some(new)) => places(old).ne(places(new)),
             _ => change.new_as().is_none_or(|claim| uses(pod, claim)),

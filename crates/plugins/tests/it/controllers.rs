@@ -27,6 +27,7 @@ fn add<K: serde::de::DeserializeOwned + Any + Send + Sync>(
         old: None,
         new,
     };
+    let change = engine.kept(change);
     engine.object_changed(&change, at(0));
 }
 

@@ -72,6 +72,7 @@ impl Scene {
             old: None,
             new: Arc::new(read::<K>(value)),
         };
+        let change = self.0.kept(change);
         self.0.object_changed(&change, now());
     }
 

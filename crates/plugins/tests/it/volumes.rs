@@ -67,6 +67,7 @@ fn set(engine: &mut Engine, kind: &str, value: Value) {
         old: None,
         new,
     };
+    let change = engine.kept(change);
     engine.object_changed(&change, at(0));
 }
 

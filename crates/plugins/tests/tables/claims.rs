@@ -57,13 +57,15 @@ fn news_of_a_claim_is_for_those_who_name_it() {
     };
     let change = of(CLAIMS, Arc::new(object));
     let volume = of(VOLUMES, Arc::new(PersistentVolume::default()));
-    let event = |change| ClusterEvent {
-        subject: Subject::Object(CLAIMS),
-        action: Action::ADD,
-        node: None,
-        pod: None,
-        object: Some(change),
-    };
+    fn event(change: &ObjectChange) -> ClusterEvent<'_> {
+        ClusterEvent {
+            subject: Subject::Object(CLAIMS),
+            action: Action::ADD,
+            node: None,
+            pod: None,
+            object: Some(change),
+        }
+    }
     for plugin in [
         "VolumeBinding",
         "VolumeZone",
@@ -71,6 +73,7 @@ fn news_of_a_claim_is_for_those_who_name_it() {
         "VolumeRestrictions",
     ] {
         let alone = Alone::new(plugin, json!({}));
+        let (change, volume) = (alone.kept(change.clone()), alone.kept(volume.clone()));
         let about = alone.plugin.about(&event(&change));
         assert_eq!(about.as_deref(), Some("ns/data"), "{plugin}");
         assert_eq!(alone.plugin.about(&event(&volume)), None, "{plugin}");

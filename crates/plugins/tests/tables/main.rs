@@ -103,6 +103,15 @@ impl Alone {
         self.tell(|books, view, fx| books.on_node(row, view, fx));
     }
 
+    /// A change as informers hand it over.
+    fn kept(&self, change: ObjectChange) -> ObjectChange {
+        let watches = self.plugin.watches();
+        match watches.iter().find(|watch| watch.kind() == change.kind) {
+            Some(watch) => watch.kept(change),
+            None => change,
+        }
+    }
+
     fn object(&mut self, kind: &'static str, object: Arc<dyn Any + Send + Sync>) {
         let change = ObjectChange {
             kind,
@@ -110,10 +119,8 @@ impl Alone {
             old: None,
             new: object,
         };
+        let change = self.kept(change);
         self.indexes.on_object(&change, &mut Effects::default());
-        let watches = self.plugin.watches();
-        let watch = watches.iter().find(|watch| watch.kind() == kind);
-        let change = watch.map_or_else(|| change.clone(), |watch| watch.kept(change.clone()));
         self.tell(|books, view, fx| books.on_object(&change, view, fx));
     }
 

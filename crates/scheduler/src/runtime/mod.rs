@@ -14,9 +14,9 @@ mod written;
 pub(crate) use monitor::Attempt;
 pub(crate) use watch::Message;
 use watch::Source;
-pub use watch::Watch;
 #[cfg(test)]
 pub(crate) use watch::trim_pod;
+pub use watch::{Trim, Watch, trim_pod_spec};
 
 use crate::config::{ConfigError, Configuration};
 use crate::debug::{DebugHandle, Explanation, Question};
@@ -341,6 +341,7 @@ impl Daemon {
             sender: sender.clone(),
             leads,
             shutdown: shutdown.clone(),
+            whole: !self.config.extenders.is_empty(),
         };
         // Extenders that do not know the nodes themselves are shown them, and pods, as they are.
         let shown = !self.config.extenders.is_empty();

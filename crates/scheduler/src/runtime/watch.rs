@@ -3,7 +3,7 @@
 use super::takeover::{self, Feed};
 use crate::framework::{Action, EventNames, ObjectChange};
 use crate::state::{SeenPod, volume_matters};
-use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodSpec};
 use koord_kube::{Change, Client, Informer, Mirrored, Scope};
 use std::any::Any;
 use std::fmt::Debug;
@@ -47,6 +47,15 @@ pub(crate) struct Source {
     /// Cancelled as soon as this replica leads. Until then informers only gather what there is.
     pub(crate) leads: CancellationToken,
     pub(crate) shutdown: CancellationToken,
+    /// Objects are kept as they are: others are shown them.
+    pub(crate) whole: bool,
+}
+
+/// What is dropped of objects of type `K` before they are kept. What is left is never written back:
+/// writes are patches.
+pub trait Trim<K>: 'static {
+    /// Drops what nobody reads.
+    fn trim(object: &mut K);
 }
 
 type Start = fn(&'static str, Source);
@@ -62,25 +71,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches all objects of type `K`. `kind` has the form `plural.version.group`.
-    #[must_use]
-    pub fn of<K>(kind: &'static str) -> Self
-    where
-        K: koord_kube::kube_core::Resource<DynamicType = ()>
-            + Clone
-            + Debug
-            + serde::de::DeserializeOwned
-            + Any
-            + Send
-            + Sync,
-    {
-        Self {
-            keep: |_| None,
-            ..Self::of_kept::<K, K>(kind)
-        }
-    }
-
-    /// The same; what arrives is not the object but what is made of it, on the task that decodes it.
+    /// Watches all objects of type `K`. `kind` has the form `plural.version.group`. What arrives is not the
+    /// object but what is made of it, on the task that decodes it.
     #[must_use]
     pub fn of_kept<K, V>(kind: &'static str) -> Self
     where
@@ -96,10 +88,42 @@ impl Watch {
         Self {
             kind,
             names: [kind; 3],
-            start: start::<K, V>,
+            start: |kind, source| start(kind, source, |object: K| V::from(object)),
             keep: |object| {
                 let object = object.downcast_ref::<K>()?.clone();
                 Some(Arc::new(V::from(object)))
+            },
+        }
+    }
+
+    /// The same; what arrives is the object without what `T` drops, unless extenders are to see it.
+    #[must_use]
+    pub fn of_trimmed<K, T: Trim<K>>(kind: &'static str) -> Self
+    where
+        K: koord_kube::kube_core::Resource<DynamicType = ()>
+            + Clone
+            + Debug
+            + serde::de::DeserializeOwned
+            + Any
+            + Send
+            + Sync,
+    {
+        Self {
+            kind,
+            names: [kind; 3],
+            start: |kind, source| {
+                let whole = source.whole;
+                start(kind, source, move |mut object: K| {
+                    if !whole {
+                        T::trim(&mut object);
+                    }
+                    object
+                });
+            },
+            keep: |object| {
+                let mut object = object.downcast_ref::<K>()?.clone();
+                T::trim(&mut object);
+                Some(Arc::new(object))
             },
         }
     }
@@ -138,7 +162,7 @@ impl Watch {
     }
 }
 
-fn start<K, V>(kind: &'static str, source: Source)
+fn start<K, V>(kind: &'static str, source: Source, keep: impl Fn(K) -> V + Clone + Send + 'static)
 where
     K: koord_kube::kube_core::Resource<DynamicType = ()>
         + Clone
@@ -147,32 +171,27 @@ where
         + Any
         + Send
         + Sync,
-    V: From<K> + Mirrored,
+    V: Mirrored,
 {
-    forward(
-        source,
-        |object: K| V::from(object),
-        Some(kind),
-        move |change| match change {
-            Change::Synced => Message::Synced(kind),
-            Change::Applied { old, new } => Message::Object(ObjectChange {
-                kind,
-                action: if old.is_some() {
-                    Action::UPDATE
-                } else {
-                    Action::ADD
-                },
-                old: old.map(|old| old as Arc<dyn Any + Send + Sync>),
-                new,
-            }),
-            Change::Deleted(last) => Message::Object(ObjectChange {
-                kind,
-                action: Action::DELETE,
-                old: None,
-                new: last,
-            }),
-        },
-    );
+    forward(source, keep, Some(kind), move |change| match change {
+        Change::Synced => Message::Synced(kind),
+        Change::Applied { old, new } => Message::Object(ObjectChange {
+            kind,
+            action: if old.is_some() {
+                Action::UPDATE
+            } else {
+                Action::ADD
+            },
+            old: old.map(|old| old as Arc<dyn Any + Send + Sync>),
+            new,
+        }),
+        Change::Deleted(last) => Message::Object(ObjectChange {
+            kind,
+            action: Action::DELETE,
+            old: None,
+            new: last,
+        }),
+    });
 }
 
 /// Starts an informer whose changes go to `source.sender`, in order: from the moment this replica
@@ -197,6 +216,7 @@ pub(crate) fn forward<K, V: Mirrored>(
         sender,
         leads,
         shutdown,
+        whole: _,
     } = source;
     let start = {
         let client = client.clone();
@@ -232,7 +252,14 @@ pub(crate) fn forward<K, V: Mirrored>(
 
 /// Drops what no scheduling rule reads: with many pods, that is most of their size.
 pub(crate) fn trim_pod(pod: &mut Pod) {
-    let Some(spec) = &mut pod.spec else { return };
+    if let Some(spec) = &mut pod.spec {
+        trim_pod_spec(spec);
+    }
+    trim_status(pod);
+}
+
+/// As for a pod, of what pods are made from: drops what no scheduling rule reads.
+pub fn trim_pod_spec(spec: &mut PodSpec) {
     for container in spec
         .containers
         .iter_mut()
@@ -254,6 +281,10 @@ pub(crate) fn trim_pod(pod: &mut Pod) {
         volumes.retain(volume_matters);
         volumes.shrink_to_fit();
     }
+    spec.volumes = spec.volumes.take().filter(|volumes| !volumes.is_empty());
+}
+
+fn trim_status(pod: &mut Pod) {
     if let Some(status) = &mut pod.status {
         // Only what a container takes is read, which may differ from what it asks for.
         for statuses in [

@@ -210,6 +210,7 @@ impl World {
             new,
         };
         for engine in engines {
+            let change = engine.kept(change.clone());
             engine.object_changed(&change, now);
         }
     }
@@ -226,6 +227,7 @@ impl World {
             new,
         };
         for engine in engines {
+            let change = engine.kept(change.clone());
             engine.object_changed(&change, now);
         }
     }

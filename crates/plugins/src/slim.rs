@@ -1,0 +1,141 @@
+//! What informers drop of objects that plugins keep as they are: notes of tools and controllers, and
+//! what no rule reads. Objects that there are many of, and of which little is read, are kept as types of
+//! their own: see `Seen*`.
+
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::policy::v1::{
+    PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus,
+};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use koord_api::scheduling::{ClusterNetworkTopology, ElasticQuota, PodGroup, Reservation};
+use koord_scheduler::Trim;
+
+/// The annotation in which `kubectl apply` keeps a copy of the object.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Drops what nobody reads.
+#[derive(Debug)]
+pub(crate) struct Slim;
+
+/// Names, times, labels and annotations stay, without copies of the object.
+fn meta(meta: &mut ObjectMeta) {
+    let all = std::mem::take(meta);
+    let mut annotations = all.annotations;
+    if let Some(annotations) = &mut annotations {
+        annotations.remove(LAST_APPLIED);
+    }
+    *meta = ObjectMeta {
+        name: all.name,
+        namespace: all.namespace,
+        uid: all.uid,
+        resource_version: all.resource_version,
+        creation_timestamp: all.creation_timestamp,
+        deletion_timestamp: all.deletion_timestamp,
+        labels: all.labels,
+        annotations: annotations.filter(|annotations| !annotations.is_empty()),
+        ..ObjectMeta::default()
+    };
+}
+
+/// Only names and times stay.
+fn bare(of: &mut ObjectMeta) {
+    meta(of);
+    of.labels = None;
+    of.annotations = None;
+}
+
+impl Trim<StorageClass> for Slim {
+    fn trim(class: &mut StorageClass) {
+        bare(&mut class.metadata);
+        class.mount_options = None;
+        class.parameters = None;
+    }
+}
+
+impl Trim<CSINode> for Slim {
+    fn trim(node: &mut CSINode) {
+        // An annotation says which plugins drivers have taken over.
+        meta(&mut node.metadata);
+        node.metadata.labels = None;
+        for driver in &mut node.spec.drivers {
+            driver.node_id = String::new();
+            driver.topology_keys = None;
+        }
+    }
+}
+
+impl Trim<CSIDriver> for Slim {
+    fn trim(driver: &mut CSIDriver) {
+        bare(&mut driver.metadata);
+        driver.spec.token_requests = None;
+        driver.spec.volume_lifecycle_modes = None;
+    }
+}
+
+impl Trim<CSIStorageCapacity> for Slim {
+    fn trim(capacity: &mut CSIStorageCapacity) {
+        bare(&mut capacity.metadata);
+    }
+}
+
+impl Trim<Namespace> for Slim {
+    fn trim(namespace: &mut Namespace) {
+        meta(&mut namespace.metadata);
+        namespace.metadata.annotations = None;
+        namespace.spec = None;
+        namespace.status = None;
+    }
+}
+
+impl Trim<PodDisruptionBudget> for Slim {
+    fn trim(budget: &mut PodDisruptionBudget) {
+        bare(&mut budget.metadata);
+        budget.spec = budget.spec.take().map(|spec| PodDisruptionBudgetSpec {
+            selector: spec.selector,
+            ..PodDisruptionBudgetSpec::default()
+        });
+        budget.status = budget
+            .status
+            .take()
+            .map(|status| PodDisruptionBudgetStatus {
+                disrupted_pods: status.disrupted_pods,
+                disruptions_allowed: status.disruptions_allowed,
+                ..PodDisruptionBudgetStatus::default()
+            });
+    }
+}
+
+impl Trim<Reservation> for Slim {
+    fn trim(reservation: &mut Reservation) {
+        meta(&mut reservation.metadata);
+        let template = &mut reservation.spec.template;
+        if let Some(of) = &mut template.metadata {
+            // Who owns pods like it tells which controller's they are.
+            let owners = of.owner_references.take();
+            meta(of);
+            of.owner_references = owners;
+        }
+        if let Some(spec) = &mut template.spec {
+            koord_scheduler::trim_pod_spec(spec);
+        }
+    }
+}
+
+impl Trim<ElasticQuota> for Slim {
+    fn trim(quota: &mut ElasticQuota) {
+        meta(&mut quota.metadata);
+    }
+}
+
+impl Trim<PodGroup> for Slim {
+    fn trim(group: &mut PodGroup) {
+        meta(&mut group.metadata);
+    }
+}
+
+impl Trim<ClusterNetworkTopology> for Slim {
+    fn trim(topology: &mut ClusterNetworkTopology) {
+        meta(&mut topology.metadata);
+    }
+}
