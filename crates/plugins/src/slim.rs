@@ -2,6 +2,9 @@
 //! what no rule reads. Objects that there are many of, and of which little is read, are kept as types of
 //! their own: see `Seen*`.
 
+#[cfg(test)]
+mod tests;
+
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::policy::v1::{
     PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus,

@@ -23,6 +23,8 @@ mod zone;
 pub(crate) use binding::build as build_binding;
 pub(crate) use limits::NodeVolumeLimits;
 pub(crate) use restrictions::VolumeRestrictions;
+#[cfg(test)]
+pub(crate) use seen::{SeenAttachment, SeenVolume};
 pub(crate) use zone::VolumeZone;
 
 use k8s_openapi::api::core::v1::Volume;
