@@ -14,7 +14,7 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
-pub use reading::{Blocked, Gathering};
+pub use reading::{Blocked, Gathering, Job};
 pub use spec::{Defaults, Ignored, Spec};
 
 use koord_api::extension::{GangMatchPolicy, GangMode};
@@ -78,6 +78,8 @@ pub struct Moves {
     pub rollback: Vec<(Arc<str>, Arc<str>)>,
     /// Ones that will not be tried in this attempt.
     pub skipped: Vec<Arc<str>>,
+    /// Ones that do not need the room any more that was being made for their group.
+    pub withdraw: Vec<Arc<str>>,
 }
 
 /// Whether a placed member may bind.
@@ -151,6 +153,8 @@ struct Group {
     failure: Option<Arc<str>>,
     /// The last attempt placed all there were, and they were too few.
     short: bool,
+    /// Room was being made for its members.
+    promised: bool,
 }
 
 /// A gang group that is being placed.

@@ -205,7 +205,7 @@ impl Planning for Coscheduling {
         self.topology.as_ref()?.tree()?;
         let gathering = self.gangs.gathering(&pod.uid)?;
         let now = !gathering.trying && self.settings.of(pod).aware;
-        now.then_some(gathering.pending)
+        now.then(|| self.gangs.pending_of(&gathering.group).cloned().collect())
     }
     fn arrange(&self, members: &mut [Arc<PodInfo>]) {
         topology::arrange(members);

@@ -53,6 +53,9 @@ impl Gangs {
             return;
         }
         let complete = self.collected(group).is_ok();
+        if !complete {
+            self.give_room_back(group, moves);
+        }
         let Some(members) = self.groups.get(group) else {
             return;
         };
@@ -84,6 +87,21 @@ impl Gangs {
         if let Some(next) = next.filter(|_| moved || poke || short) {
             moves.regate.push(next.clone());
             moves.activate.push(next);
+        }
+    }
+
+    /// Room is being made for the members that are to be placed.
+    pub fn promise(&mut self, group: &str) {
+        if let Some(members) = self.groups.get_mut(group) {
+            members.promised = true;
+        }
+    }
+
+    /// The group cannot start for now: others may have what it was waiting for.
+    fn give_room_back(&mut self, group: &str, moves: &mut Moves) {
+        let members = self.groups.get_mut(group);
+        if members.is_some_and(|members| std::mem::take(&mut members.promised)) {
+            moves.withdraw.extend(self.pending_of(group).cloned());
         }
     }
 

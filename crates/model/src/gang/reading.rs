@@ -3,6 +3,7 @@
 use super::status::Members;
 use super::{Gang, Gangs, Group, Stage};
 use koord_api::extension::{GangMatchPolicy, GangMode, NetworkTopologySpec};
+use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -13,10 +14,23 @@ pub struct Gathering {
     pub group: Arc<str>,
     /// The word of the first of its gangs that says anything.
     pub spec: Arc<NetworkTopologySpec>,
-    /// The members that are to be placed, by uid.
-    pub pending: Vec<Arc<str>>,
     /// Whether some of them have been, just now.
     pub trying: bool,
+}
+
+/// What is to be placed together with a member that finds no place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// Id of the group.
+    pub group: Arc<str>,
+    /// The members that are to be placed, by uid, in the order in which they will be tried: that one first.
+    pub pending: Vec<Arc<str>>,
+    /// Those that are placed and kept.
+    pub held: Vec<Arc<str>>,
+    /// Whether the first that finds no place ends the attempt for all.
+    pub strict: bool,
+    /// The number of the attempt under way, if the group is tried.
+    pub attempt: Option<u64>,
 }
 
 /// Why a member is not tried now.
@@ -177,13 +191,18 @@ impl Gangs {
 
     /// Whether the gang has enough members that are placed.
     pub(super) fn may_bind(&self, id: &str) -> bool {
+        self.may_bind_with(id, 0)
+    }
+
+    /// The same, as if so many more were.
+    fn may_bind_with(&self, id: &str, more: usize) -> bool {
         let Some(gang) = self.gangs.get(id) else {
             return false;
         };
         let Some(spec) = &gang.spec else {
             return false;
         };
-        let waiting = gang.waiting();
+        let waiting = gang.waiting() + more;
         match spec.policy {
             GangMatchPolicy::OnlyWaiting => waiting >= spec.min,
             GangMatchPolicy::WaitingAndRunning => waiting + gang.bound >= spec.min,
@@ -206,6 +225,72 @@ impl Gangs {
         self.gangs.get(id).is_some_and(pending) && !self.passes(id)
     }
 
+    /// What has to find room together with the pod, which is to be placed and finds none. Nothing where it
+    /// goes without regard to others, or where its group lacks members.
+    #[must_use]
+    pub fn job(&self, uid: &str) -> Option<Job> {
+        let (id, gang, _) = self.find(uid)?;
+        let member = gang.members.get_key_value(uid)?;
+        let waits = member.1.stage == Stage::Pending && !self.passes(id);
+        if !waits || self.collected(&gang.group).is_err() {
+            return None;
+        }
+        let group = gang.group.clone();
+        let first = member.0.clone();
+        let mut pending = vec![first.clone()];
+        let mut held = Vec::new();
+        let mut strict = false;
+        for gang in self.gangs_of(&group).filter(|gang| gang.group == group) {
+            let others = gang.pending.values().filter(|uid| **uid != first);
+            pending.extend(others.cloned());
+            held.extend(gang.held.values().cloned());
+            strict |= gang.strict();
+        }
+        let attempt = self.attempt.as_ref().filter(|it| it.group == group);
+        Some(Job {
+            attempt: attempt.map(|attempt| attempt.number),
+            group,
+            pending,
+            held,
+            strict,
+        })
+    }
+
+    /// Whether the members of `group` might bind if those with the uids `placed` were placed, too.
+    #[must_use]
+    pub fn would_start<'a>(&self, group: &str, placed: impl IntoIterator<Item = &'a str>) -> bool {
+        let mut more: FxHashMap<&str, usize> = FxHashMap::default();
+        for uid in placed {
+            if let Some((id, gang, _)) = self.find(uid)
+                && gang
+                    .members
+                    .get(uid)
+                    .is_some_and(|m| m.stage == Stage::Pending)
+            {
+                *more.entry(&**id).or_default() += 1;
+            }
+        }
+        self.groups.get(group).is_some_and(|group| {
+            let more = |id: &Arc<str>| more.get(&**id).copied().unwrap_or_default();
+            group
+                .gangs
+                .iter()
+                .all(|id| self.may_bind_with(id, more(id)))
+        })
+    }
+
+    /// Id of the pod's group.
+    #[must_use]
+    pub fn group_of(&self, uid: &str) -> Option<&Arc<str>> {
+        Some(&self.find(uid)?.1.group)
+    }
+
+    /// Whether the pod is placed without regard to others: one of no gang, or of one that has begun.
+    #[must_use]
+    pub fn goes_alone(&self, uid: &str) -> bool {
+        self.of.get(uid).is_none_or(|id| self.passes(id))
+    }
+
     /// What the pod's group asks of the network topology; nothing where its members go without regard to
     /// the others.
     #[must_use]
@@ -217,15 +302,18 @@ impl Gangs {
         let group = gang.group.clone();
         let specs = self.gangs_of(&group).filter_map(|gang| gang.spec.as_ref());
         let spec = specs.filter_map(|spec| spec.topology.clone()).next()?;
-        let gangs = self.gangs_of(&group).filter(|gang| gang.group == group);
         Some(Gathering {
-            pending: gangs
-                .flat_map(|gang| gang.pending.values().cloned())
-                .collect(),
             trying: self.attempt.as_ref().is_some_and(|a| a.group == group),
             group,
             spec,
         })
+    }
+
+    /// The members of the group that are to be placed, by uid.
+    pub fn pending_of(&self, group: &str) -> impl Iterator<Item = &Arc<str>> {
+        let gangs = self.gangs_of(group);
+        let own = gangs.filter(move |gang| *gang.group == *group);
+        own.flat_map(|gang| gang.pending.values())
     }
 
     /// Whether the pod may be tried now; pods without a gang always may, and where a gang asks for a
