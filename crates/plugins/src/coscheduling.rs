@@ -22,9 +22,9 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects,
-    Grouping, Helps, Holders, Insight, Interest, Metered, NotShown, ObjectChange, PerProfile,
-    Permit, Planning, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings, Reason,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Grouping, Helps, Holders, Insight, Interest, Metered, NotShown, ObjectChange, Offer,
+    PerProfile, Permit, Planning, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings,
+    Reason, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -82,6 +82,7 @@ pub(crate) fn build(
 /// Hands over what follows for other pods.
 fn carry_out(moves: Moves, fx: &mut Effects) {
     let reason = |text: Arc<str>| Reason::Shared(text);
+    fx.withdraw.extend(moves.withdraw);
     fx.regate.extend(moves.regate);
     fx.activate.extend(moves.activate);
     fx.allow
@@ -213,7 +214,7 @@ impl Planning for Coscheduling {
     fn plan(
         &self,
         members: &[Arc<PodInfo>],
-        offers: &[(NodeIndex, usize)],
+        offers: &[Offer],
         fit: &str,
         view: View<'_>,
     ) -> Result<Vec<Arc<str>>, String> {

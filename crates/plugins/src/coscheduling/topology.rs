@@ -5,8 +5,8 @@ use jiff::{SignedDuration, Timestamp};
 use koord_api::annotations;
 use koord_api::scheduling::{ClusterNetworkTopology, NetworkTopologyDetail};
 use koord_model::gang::Gathering;
-use koord_model::network::{BadLayers, Layers, Offer, Tree, Wish};
-use koord_scheduler::framework::{Verb, View, Write};
+use koord_model::network::{self, BadLayers, Layers, Tree, Wish};
+use koord_scheduler::framework::{Offer, Verb, View, Write};
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
 use serde_json::json;
@@ -164,7 +164,7 @@ impl Topology {
         &self,
         gathering: &Gathering,
         members: &[Arc<PodInfo>],
-        offers: &[(NodeIndex, usize)],
+        offers: &[Offer],
         fit: &str,
         view: View<'_>,
     ) -> Result<Vec<Arc<str>>, String> {
@@ -173,17 +173,17 @@ impl Topology {
         };
         let wish = Wish::new(&gathering.spec, members.len(), tree.layers());
         let near = members.first().and_then(|pod| selector(pod));
-        let offers = offers.iter().map(|(node, slots)| {
+        let offers = offers.iter().map(|offer| {
             let existing = near.map_or(0, |near| {
-                let pods = view.nodes.pods(*node);
+                let pods = view.nodes.pods(offer.node);
                 pods.filter(|pod| selector(pod) == Some(near)).count()
             });
-            let offer = Offer {
-                slots: *slots,
+            let offered = network::Offer {
+                slots: offer.slots,
                 existing,
-                score: 0,
+                score: offer.score,
             };
-            (&**view.nodes.name(*node), offer)
+            (&**view.nodes.name(offer.node), offered)
         });
         let dealt = tree
             .place(&wish, offers)

@@ -156,7 +156,12 @@ fn run(engine: &mut Engine, seconds: i64) -> Vec<String> {
                     out.push(format!("evict {node}: {}", names.join(" ")));
                 }
                 Output::Failed(failure) => match failure.nominated.as_deref() {
-                    Some(node) if !node.is_empty() => out.push(format!("nominated {node}")),
+                    // Who keeps what it was promised says why it waits.
+                    Some(node)
+                        if !node.is_empty() && !failure.message.contains("preemption: not") =>
+                    {
+                        out.push(format!("nominated {node}"));
+                    }
                     _ => out.push(failure.message),
                 },
                 Output::Write(write) if matches!(write.verb, Verb::PatchStatus(_)) => {

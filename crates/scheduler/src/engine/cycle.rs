@@ -448,7 +448,11 @@ impl Engine {
                     reason: "Unschedulable",
                     remarks: self.remarks(pod, &message),
                     message,
-                    nominated: diagnosis.nominated.clone(),
+                    // Said nothing, it keeps what it has: the binder is not to take that back.
+                    nominated: diagnosis.nominated.clone().or_else(|| {
+                        let node = self.nominated_node(&pod.uid);
+                        node.map(|node| node.to_string())
+                    }),
                     diagnosis: Some(Arc::from(diagnosis)),
                 };
                 (failure, Refusal::Unschedulable { by, pending }, false)

@@ -34,6 +34,9 @@ pub struct Diagnosis {
     pub refusals: Vec<NodeRefusal>,
     /// What the attempt to make room said.
     pub post_filter_message: String,
+    /// What became of the attempt to make room for all pods that start together with this one.
+    #[serde(skip)]
+    pub for_group: Option<String>,
     /// The node on which room is being made; empty when that of before is given up.
     #[serde(skip_serializing_if = "nowhere")]
     pub nominated: Option<String>,

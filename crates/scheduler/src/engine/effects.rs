@@ -236,6 +236,11 @@ impl Engine {
         for pod in fx.apply {
             self.info_applied(pod, now);
         }
+        for uid in fx.withdraw {
+            if let Some(pod) = self.withdraw(&uid) {
+                self.promise_ended(&pod, now);
+            }
+        }
         for uid in fx.regate {
             self.regate(&uid, now);
         }
@@ -316,6 +321,7 @@ impl Engine {
     ) {
         let pod = &wait.pod;
         let by = self.named(&[plugin]);
+        let kept = self.kept.remove(&pod.uid);
         // Refused on the chosen node: the others do not count.
         let refusal = diagnosis::NodeRefusal {
             failed_plugin: plugin,
@@ -328,7 +334,7 @@ impl Engine {
             refusals: vec![refusal],
             plugins: vec![plugin],
             by,
-            nominated: Some(String::new()),
+            nominated: Some(kept.map_or_else(String::new, |node| node.to_string())),
             ..Diagnosis::default()
         };
         self.refuse(pod, cycle::Stop::Refused(Box::new(diagnosis)), now);

@@ -155,7 +155,7 @@ impl Engine {
         };
         self.prepare_books(pod, profile, now);
         let cycle = Cycle::new(pod, view!(self, now));
-        let Ok(prepared) = self.prepare_despite(&cycle, profile, None) else {
+        let Ok(prepared) = self.prepare_despite(&cycle, profile, 0) else {
             return Vec::new();
         };
         let scope = Scope {

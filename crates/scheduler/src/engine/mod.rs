@@ -38,6 +38,7 @@ mod scope;
 mod select;
 mod special;
 mod stage;
+mod together;
 mod tree;
 mod verdicts;
 
@@ -155,7 +156,7 @@ pub enum Output {
     Expect {
         /// The pod.
         pod: Arc<PodInfo>,
-        /// Where it has its place.
+        /// Where it has its place, or will have it when others have gone; empty: nowhere any more.
         node: Arc<str>,
     },
     /// Write a condition on a pod that was not tried itself; no event.
@@ -275,6 +276,8 @@ pub struct Engine {
     priorities: BTreeMap<i32, usize>,
     /// Victims whose eviction was asked for, and for whom.
     evicting: FxHashMap<Arc<str>, Arc<str>>,
+    /// Pods that keep their place as a promise should they have to give it back now, by uid.
+    kept: FxHashMap<Arc<str>, Arc<str>>,
     /// How often room was looked for, and how many had to go for it.
     preemptions: u64,
     victims_total: usize,
@@ -367,6 +370,7 @@ impl Engine {
             memo: preempt::Memo::default(),
             priorities: BTreeMap::new(),
             evicting: FxHashMap::default(),
+            kept: FxHashMap::default(),
             preemptions: 0,
             victims_total: 0,
             outbox: Vec::new(),

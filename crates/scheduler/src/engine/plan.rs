@@ -4,11 +4,11 @@
 //! which node each gets. The members then go through ordinary cycles, in which they are left that node: what
 //! a plan overlooked is found there, and gives the whole group back.
 
-use super::Engine;
 use super::cycle::Stop;
 use super::diagnosis::{Diagnosis, RowVerdict, Tally};
 use super::scope::{Prepared, Scope};
-use crate::framework::{Code, Cycle, Instance, View};
+use super::{Engine, Output};
+use crate::framework::{Code, Cycle, Instance, Offer, View};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use rustc_hash::FxHashSet;
@@ -49,7 +49,11 @@ impl Engine {
         for node in self.nodes.indices() {
             let scope = |at: usize| self.member_scope(&members, at, view);
             let (slots, refused) = members.slots(node, scope);
-            offers.push((node, slots));
+            offers.push(Offer {
+                node,
+                slots,
+                score: 0,
+            });
             if let Some(RowVerdict::Refused(plugin, rejection)) = refused {
                 tally.add(plugin, &rejection);
                 if rejection.code == Code::Unschedulable {
@@ -62,12 +66,11 @@ impl Engine {
             return Ok(());
         };
         let plan = planning.plan(&members.pods, &offers, &diagnosis.message(), view);
-        let plan = plan.map(|nodes| {
-            let uids = members.pods.iter().map(|pod| pod.uid.clone());
-            uids.zip(nodes).collect()
-        });
         match plan {
-            Ok(plan) => {
+            Ok(nodes) => {
+                self.follow(&members.pods, &nodes);
+                let uids = members.pods.iter().map(|pod| pod.uid.clone());
+                let plan = uids.zip(nodes).collect();
                 if let Some(books) = self.plugins[instance].books() {
                     books.planned(Some(plan));
                 }
@@ -88,8 +91,28 @@ impl Engine {
         }
     }
 
+    /// What members were promised they are promised where the plan has them, or one would keep another from
+    /// its node.
+    fn follow(&mut self, members: &[Arc<PodInfo>], nodes: &[Arc<str>]) {
+        for (pod, node) in members.iter().zip(nodes) {
+            let promised = self.nominated_node(&pod.uid);
+            if promised.is_none_or(|promised| promised == node) {
+                continue;
+            }
+            self.nominate(pod, node);
+            self.outbox.push(Output::Expect {
+                pod: pod.clone(),
+                node: node.clone(),
+            });
+        }
+    }
+
     /// Who plans for the pod's group, and for whom.
-    fn group_to_plan(&self, pod: &PodInfo, profile: usize) -> Option<(Instance, Vec<Arc<str>>)> {
+    pub(super) fn group_to_plan(
+        &self,
+        pod: &PodInfo,
+        profile: usize,
+    ) -> Option<(Instance, Vec<Arc<str>>)> {
         let asked = self.judging(pod);
         let instances = self.profiles[profile].pre_filter.iter();
         instances
@@ -110,7 +133,7 @@ impl Engine {
         let mut prepare = |pod: &Arc<PodInfo>| {
             let profile = self.profile_of(pod).unwrap_or_default();
             self.prepare_books(pod, profile, now);
-            self.prepare_despite(&Cycle::new(pod, view!(self, now)), profile, None)
+            self.prepare_despite(&Cycle::new(pod, view!(self, now)), profile, 0)
         };
         let prepared: Vec<Prepared> = pods.iter().map(&mut prepare).collect::<Result<_, _>>()?;
         let uids = pods.iter().map(|pod| pod.uid.clone()).collect();

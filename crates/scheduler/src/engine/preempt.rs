@@ -20,11 +20,11 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
-const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
+pub(super) const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 
 /// What a plan costs, in the order in which it matters: broken budgets, the highest priority, the
 /// sum of priorities, how many go, and how long the most important one has run.
-type Cost = (usize, i32, i64, usize, Reverse<Timestamp>);
+pub(super) type Cost = (usize, i32, i64, usize, Reverse<Timestamp>);
 
 /// Who goes from where.
 #[derive(Debug)]
@@ -208,7 +208,7 @@ impl Engine {
                 (Reason::Static(NO_VICTIMS), diagnosis.helpable),
                 (Reason::Static(NOT_HELPFUL), others),
             ];
-            Attempt::Hopeless(hopeless(rules, total, refusals))
+            Attempt::Hopeless(hopeless(rules.prefix, total, refusals))
         };
         let before_filters = diagnosis.pre_filter_by.is_some();
         if !anyone
@@ -220,7 +220,8 @@ impl Engine {
         }
         let cycle = Cycle::new(pod, view!(self, now));
         let tolerated = diagnosis.pre_filter_by.filter(|by| *by == owner);
-        let prepared = match self.prepare_despite(&cycle, profile, tolerated) {
+        let despite = tolerated.map_or(0, |by| 1 << by);
+        let prepared = match self.prepare_despite(&cycle, profile, despite) {
             Ok(prepared) if before_filters == tolerated.is_some() => Some(prepared),
             _ => None,
         };
@@ -231,7 +232,7 @@ impl Engine {
                 _ => NO_VICTIMS,
             };
             let refusals = [(Reason::Static(reason), total)];
-            return Attempt::Hopeless(hopeless(rules, total, refusals));
+            return Attempt::Hopeless(hopeless(rules.prefix, total, refusals));
         };
         let scope = Scope {
             cycle,
@@ -340,7 +341,7 @@ impl Engine {
             return Attempt::Room(plan);
         }
         *refusals.entry(Reason::Static(NO_VICTIMS)).or_default() += victimless;
-        Attempt::Hopeless(hopeless(rules, total, refusals))
+        Attempt::Hopeless(hopeless(rules.prefix, total, refusals))
     }
 
     /// The least harmful set of victims on `node`, and whether any of those that may go has a
@@ -369,7 +370,7 @@ impl Engine {
             return (Err(rejection), false);
         }
         removed.sort_by(|a, b| importance(a).cmp(&importance(b)));
-        let (order, unprotected, has_budgets) = spare_order(&removed, rules);
+        let (order, unprotected, has_budgets) = spare_order(&removed, rules, &FxHashMap::default());
         let (mut victims, mut violations) = (Vec::new(), 0);
         for (nth, other) in order.into_iter().enumerate() {
             let Some(at) = removed.iter().position(|pod| pod.uid == other.uid) else {
@@ -390,7 +391,7 @@ impl Engine {
     }
 
     /// Whether evicting `other` for `pod` is allowed and frees its room.
-    fn may_go(
+    pub(super) fn may_go(
         &self,
         pod: &PodInfo,
         node: NodeIndex,
@@ -408,7 +409,7 @@ impl Engine {
     }
 
     /// Whether `other`, on the node that `pod` was promised, leaves room for it.
-    fn is_awaited(
+    pub(super) fn is_awaited(
         &self,
         pod: &PodInfo,
         node: NodeIndex,
@@ -451,11 +452,19 @@ impl Engine {
         now: Timestamp,
     ) -> Arc<str> {
         let node = self.nodes.name(plan.node).clone();
+        self.outrank(&node, pod.priority);
+        self.nominate(pod, &node);
+        self.send_away(pod, &node, plan.victims.clone(), plugin, now);
+        node
+    }
+
+    /// Withdraws what pods of lower priority than this were promised on `node`.
+    pub(super) fn outrank(&mut self, node: &str, priority: i32) {
         let outranked: Vec<Arc<PodInfo>> = self
             .nominator
-            .on(&node)
+            .on(node)
             .iter()
-            .filter(|other| other.priority < pod.priority)
+            .filter(|other| other.priority < priority)
             .cloned()
             .collect();
         for other in outranked {
@@ -464,30 +473,39 @@ impl Engine {
                 self.outbox.push(Output::Write(clear_nomination(&other)));
             }
         }
-        self.nominate(pod, &node);
-        let (mut victims, mut waiting) = (Vec::new(), Vec::new());
-        for victim in plan.victims.iter().cloned() {
+    }
+
+    /// Has `victims` go from `node` for `pod`.
+    pub(super) fn send_away(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: &Arc<str>,
+        victims: Vec<Arc<PodInfo>>,
+        plugin: &'static str,
+        now: Timestamp,
+    ) {
+        let (mut going, mut waiting) = (Vec::new(), Vec::new());
+        for victim in victims {
             if self.waiting.contains_key(&victim.uid) {
                 waiting.push(victim.uid.clone());
             } else {
                 self.evicting.insert(victim.uid.clone(), pod.uid.clone());
                 if !victim.deleting {
-                    victims.push(victim);
+                    going.push(victim);
                 }
             }
         }
-        self.victims_total += victims.len() + waiting.len();
+        self.victims_total += going.len() + waiting.len();
         for uid in waiting {
             self.reject_waiting(&uid, plugin, "preempted", now);
         }
-        if !victims.is_empty() {
+        if !going.is_empty() {
             self.outbox.push(Output::Evict {
                 preemptor: pod.clone(),
                 node: node.clone(),
-                victims,
+                victims: going,
             });
         }
-        node
     }
 
     /// An eviction that was asked for did not happen: the pod it was for may look for others.
@@ -526,7 +544,7 @@ impl Engine {
 }
 
 /// How many candidate nodes are enough.
-fn wanted(candidates: usize, rules: &Preemption<'_>) -> usize {
+pub(super) fn wanted(candidates: usize, rules: &Preemption<'_>) -> usize {
     let share = |percent: i64| {
         let percent = usize::try_from(percent).unwrap_or(0).min(100);
         candidates.saturating_mul(percent) / 100
@@ -535,7 +553,7 @@ fn wanted(candidates: usize, rules: &Preemption<'_>) -> usize {
     share(rules.min_candidate_percentage).max(least)
 }
 
-fn never_fits(verdict: &RowVerdict) -> bool {
+pub(super) fn never_fits(verdict: &RowVerdict) -> bool {
     matches!(
         verdict,
         RowVerdict::Refused(
@@ -549,7 +567,7 @@ fn never_fits(verdict: &RowVerdict) -> bool {
 }
 
 /// Sorts the more important pod first: by priority, then by how long it runs.
-fn importance(pod: &PodInfo) -> (Reverse<i32>, Timestamp, &str) {
+pub(super) fn importance(pod: &PodInfo) -> (Reverse<i32>, Timestamp, &str) {
     (Reverse(pod.priority), started(pod), &*pod.uid)
 }
 
@@ -560,8 +578,13 @@ fn started(pod: &PodInfo) -> Timestamp {
 }
 
 /// The order in which `pods`, the most important first, are spared: those whose eviction breaks a
-/// budget before the others. Also how many these are, and whether anybody has a budget.
-fn spare_order(pods: &[Arc<PodInfo>], rules: &Preemption<'_>) -> (Vec<Arc<PodInfo>>, usize, bool) {
+/// budget before the others; `spent` is what others have had of budgets. Also how many these are, and whether
+/// anybody has a budget.
+pub(super) fn spare_order(
+    pods: &[Arc<PodInfo>],
+    rules: &Preemption<'_>,
+    spent: &FxHashMap<u64, i64>,
+) -> (Vec<Arc<PodInfo>>, usize, bool) {
     let mut left: FxHashMap<u64, i64> = FxHashMap::default();
     let (mut order, mut others) = (Vec::with_capacity(pods.len()), Vec::new());
     let mut has_budgets = false;
@@ -569,7 +592,10 @@ fn spare_order(pods: &[Arc<PodInfo>], rules: &Preemption<'_>) -> (Vec<Arc<PodInf
         let mut broken = false;
         for (budget, allowed) in (rules.budgets)(pod) {
             has_budgets = true;
-            let left = left.entry(budget).or_insert(allowed);
+            let spent = || spent.get(&budget).copied().unwrap_or_default();
+            let left = left
+                .entry(budget)
+                .or_insert_with(|| allowed.saturating_sub(spent()));
             *left -= 1;
             broken |= *left < 0;
         }
@@ -581,7 +607,7 @@ fn spare_order(pods: &[Arc<PodInfo>], rules: &Preemption<'_>) -> (Vec<Arc<PodInf
 }
 
 /// What it costs to evict `victims`, the most important first, of whom so many have no budget left.
-fn cost(victims: &[Arc<PodInfo>], violations: usize) -> Cost {
+pub(super) fn cost(victims: &[Arc<PodInfo>], violations: usize) -> Cost {
     let highest = victims.first().map_or(i32::MIN, |pod| pod.priority);
     // Shifted so that more pods never weigh less than fewer, also with negative priorities.
     let weight = |pod: &Arc<PodInfo>| i64::from(pod.priority) + (1 << 31);
@@ -596,8 +622,8 @@ fn cost(victims: &[Arc<PodInfo>], violations: usize) -> Cost {
 }
 
 /// Why nobody goes, for the pod's condition.
-fn hopeless(
-    rules: &Preemption<'_>,
+pub(super) fn hopeless(
+    prefix: &str,
     total_nodes: usize,
     refusals: impl IntoIterator<Item = (Reason, usize)>,
 ) -> String {
@@ -614,7 +640,7 @@ fn hopeless(
             .collect(),
         ..Diagnosis::default()
     };
-    format!("{}{}", rules.prefix, said.message())
+    format!("{prefix}{}", said.message())
 }
 
 fn clear_nomination(pod: &PodInfo) -> Write {

@@ -6,6 +6,7 @@ use super::cycle::Stop;
 use super::diagnosis::Diagnosis;
 use super::measure::Point;
 use super::preempt::{Asked, Attempt};
+use super::together;
 use crate::framework::{Cycle, Effects, Instance, PostFilter};
 use crate::state::PodInfo;
 use jiff::Timestamp;
@@ -47,8 +48,9 @@ impl Engine {
             mut messages,
             mut waits,
         } = resume;
-        let (mut room, mut shown) = (None, None);
+        let (mut room, mut shown, mut together) = (None, None, None);
         let shows = self.shows_victims(pod);
+        let mut company = self.prepare_company(pod, profile, now);
         self.prepare_books(pod, profile, now);
         let view = view!(self, now);
         let mut laps = self
@@ -116,6 +118,35 @@ impl Engine {
                         }
                     }
                 }
+                PostFilter::PreemptForGroup(group) => {
+                    self.preemptions += 1;
+                    let attempt = self.find_room_together(
+                        pod,
+                        profile,
+                        &group,
+                        std::mem::take(&mut company),
+                        now,
+                    );
+                    let found = matches!(attempt, together::Attempt::Room(_));
+                    laps.lap(
+                        *instance,
+                        || if found { "Success" } else { "Unschedulable" },
+                    );
+                    together = Some(together::Tried {
+                        by: *instance,
+                        prefix: group.rules.prefix,
+                        attempt,
+                        pending: group.pending,
+                        held: group.held,
+                    });
+                    break;
+                }
+                PostFilter::Decided(text) => {
+                    laps.lap(*instance, || "Unschedulable");
+                    diagnosis.nominated = None;
+                    messages.push(text);
+                    break;
+                }
                 PostFilter::Unhelpful(text) => text,
             };
             laps.lap(*instance, || "Unschedulable");
@@ -139,6 +170,9 @@ impl Engine {
         if let Some((instance, plan)) = room {
             let node = self.make_room(pod, self.names[instance], &plan, now);
             diagnosis.nominated = Some(node.to_string());
+        }
+        if let Some(tried) = together {
+            self.settle_group(pod, tried, &mut diagnosis, &mut messages, now);
         }
         // Who found room has nothing to complain about.
         if diagnosis
@@ -169,6 +203,7 @@ impl Engine {
             }
         }
         self.apply(fx, now);
+        self.kept.clear();
         diagnosis
     }
 }

@@ -277,15 +277,15 @@ impl Engine {
     }
 
     fn prepare(&self, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {
-        self.prepare_despite(cycle, profile, None)
+        self.prepare_despite(cycle, profile, 0)
     }
 
-    /// The same; that plugin `tolerated` refuses the pod before any node is no obstacle.
+    /// The same; that plugins of `tolerated` refuse the pod before any node is no obstacle.
     pub(super) fn prepare_despite(
         &self,
         cycle: &Cycle<'_>,
         profile: usize,
-        tolerated: Option<Instance>,
+        tolerated: PluginSet,
     ) -> Result<Prepared, Stop> {
         let at = profile;
         let profile = &self.profiles[profile];
@@ -311,7 +311,9 @@ impl Engine {
                     states.push((*instance, state));
                 }
                 PreFilter::Skip => skipped |= 1 << instance,
-                PreFilter::Reject(_) if tolerated == Some(*instance) => skipped |= 1 << instance,
+                PreFilter::Reject(_) if tolerated & (1 << instance) != 0 => {
+                    skipped |= 1 << instance
+                }
                 PreFilter::Reject(rejection) => {
                     let mut stop = self.pre_filter_stop(*instance, &rejection);
                     if let Stop::Refused(diagnosis) = &mut stop {

@@ -107,6 +107,31 @@ impl std::fmt::Debug for Preemption<'_> {
     }
 }
 
+/// How to make room for pods that start together, on several nodes at once or not at all; carried out by
+/// the engine.
+pub struct GroupPreemption<'a> {
+    /// Who may go; the pods of lowest priority decide for all of them who has less.
+    pub rules: Preemption<'a>,
+    /// The pods that need a place, by uid, in the order in which they will be tried; the one that found none
+    /// first.
+    pub pending: Vec<Arc<str>>,
+    /// Pods of the group that have a place and keep it until the others have theirs, by uid.
+    pub held: Vec<Arc<str>>,
+    /// Whether the first that finds no place keeps those behind it from being tried.
+    pub strict: bool,
+    /// Whether the group may start once these of `pending` have a place, too.
+    pub enough: Judge<'a, [Arc<PodInfo>], bool>,
+}
+
+impl std::fmt::Debug for GroupPreemption<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GroupPreemption")
+            .field("pending", &self.pending)
+            .field("held", &self.held)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Answer of [`LastResort::post_filter`](super::LastResort::post_filter).
 #[derive(Debug)]
 pub enum PostFilter<'a> {
@@ -114,6 +139,10 @@ pub enum PostFilter<'a> {
     Nominated(Arc<str>),
     /// The engine is to look for victims under these rules.
     Preempt(Preemption<'a>),
+    /// The same for the pods that start together with this one. Plugins behind this one are not asked.
+    PreemptForGroup(Box<GroupPreemption<'a>>),
+    /// It was decided before, with the text for the pod's condition. Plugins behind this one are not asked.
+    Decided(String),
     /// No help, with the text for the pod's condition; may be empty.
     Unhelpful(String),
 }

@@ -99,6 +99,8 @@ pub struct Effects {
     pub apply: Vec<Arc<PodInfo>>,
     /// Such pods (by uid) that are gone.
     pub remove: Vec<Arc<str>>,
+    /// Queued pods (by uid) that are not waiting for room any more that was being made for them.
+    pub withdraw: Vec<Arc<str>>,
     /// Queued pods (by uid) that need no attempt of their own, and the text for their condition.
     pub explain: Vec<(Arc<str>, String)>,
     /// Writes to send. Failures are logged; a plugin that needs one to succeed compares what the
@@ -120,6 +122,7 @@ impl Effects {
             regate,
             apply,
             remove,
+            withdraw,
             explain,
             writes,
         } = self;
@@ -133,6 +136,7 @@ impl Effects {
             && regate.is_empty()
             && apply.is_empty()
             && remove.is_empty()
+            && withdraw.is_empty()
             && explain.is_empty()
             && writes.is_empty()
     }

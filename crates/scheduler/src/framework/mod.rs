@@ -20,8 +20,8 @@ mod signature;
 mod status;
 
 pub use answer::{
-    BindPlan, Judge, Lack, Normalize, NotShown, Permit, PodPatch, Pool, PostFilter, PreFilter,
-    PreScore, Preemption, RulesVersion,
+    BindPlan, GroupPreemption, Judge, Lack, Normalize, NotShown, Permit, PodPatch, Pool,
+    PostFilter, PreFilter, PreScore, Preemption, RulesVersion,
 };
 pub use books::Bookkeeping;
 pub use effects::{Effects, Problem, Remark, Timed, Verb, Write};
@@ -32,8 +32,8 @@ pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
 pub use roles::{
-    Alignment, Binding, Consent, Grouping, Insight, LastResort, Metered, Planning, Protection,
-    Release, Volatile,
+    Admission, Alignment, Binding, Consent, Grouping, Insight, LastResort, Metered, Offer,
+    Planning, Protection, Release, Volatile,
 };
 pub use shared::PerProfile;
 pub use signature::{ShapeId, Signable, Signature};

@@ -144,6 +144,17 @@ pub trait Protection {
     fn protects(&self, pod: &PodInfo, node: NodeIndex) -> bool;
 }
 
+/// What a node can do for a group of pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer {
+    /// The node.
+    pub node: NodeIndex,
+    /// How many of the pods it takes, from the first on.
+    pub slots: usize,
+    /// Of places that are the same otherwise, the one with the higher sum is taken.
+    pub score: i64,
+}
+
 /// Decides for a group of pods together where each goes, before the first of them is tried. Its pre-filter
 /// then leaves each member its node.
 pub trait Planning {
@@ -151,15 +162,14 @@ pub trait Planning {
     fn members(&self, pod: &PodInfo) -> Option<Vec<Arc<str>>>;
     /// Puts members in the order in which nodes are dealt to them.
     fn arrange(&self, members: &mut [Arc<PodInfo>]);
-    /// The node of each of `members`. `offers` says how many of them, from the first, each node can take;
-    /// `fit` why nodes take no more.
+    /// The node of each of `members`. `offers` says what each node can do; `fit` why nodes take no more.
     ///
     /// # Errors
     /// Why there is no plan, for the pods' conditions.
     fn plan(
         &self,
         members: &[Arc<PodInfo>],
-        offers: &[(NodeIndex, usize)],
+        offers: &[Offer],
         fit: &str,
         view: View<'_>,
     ) -> Result<Vec<Arc<str>>, String>;
@@ -214,6 +224,24 @@ pub trait LastResort {
     fn preemption_state(&self, _view: View<'_>) -> Option<RulesVersion> {
         None
     }
+    /// The pods, by uid, for which [`PostFilter::PreemptForGroup`] would look for room, if that is what would be
+    /// answered for `pod`: books are prepared for them, too.
+    fn company(&self, _pod: &PodInfo) -> Vec<Arc<str>> {
+        Vec::new()
+    }
+    /// What this plugin has to say of pods that start together, where its own refusals come from what other
+    /// pods have and end when these go; none when it refuses for other reasons.
+    fn admission(&self) -> Option<&dyn Admission> {
+        None
+    }
+}
+
+/// Lets pods in by what others have, wherever these are.
+pub trait Admission {
+    /// Whether all of `pods`, which have no place, would be let in together if `victims` were gone.
+    fn admits(&self, pods: &[Arc<PodInfo>], victims: &[Arc<PodInfo>], view: View<'_>) -> bool;
+    /// Hands over, by uid, everybody whose end may have more of `pods` let in, and perhaps more.
+    fn in_the_way(&self, pods: &[Arc<PodInfo>], view: View<'_>, name: &mut dyn FnMut(&str));
 }
 
 /// Has pods of a group placed in one piece, whatever the queue's order.

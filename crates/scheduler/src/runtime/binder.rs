@@ -258,19 +258,21 @@ impl Writer {
         self.expected.get(&failure.pod.uid).map(|node| &**node)
     }
 
-    /// Nominates a pod to the node it will be bound to, for those who would make room otherwise.
+    /// Nominates a pod to the node it will be bound to, for those who would make room otherwise; empty: to
+    /// none any more.
     pub(super) fn expect(&mut self, pod: Arc<PodInfo>, node: &Arc<str>) {
         let known = match self.expected.get(&pod.uid) {
             Some(said) => Some(said),
             None => pod.nominated.as_ref(),
         };
-        if known == Some(node) {
+        if known.is_none_or(|known| known.is_empty()) && node.is_empty() || known == Some(node) {
             return;
         }
         self.expected.insert(pod.uid.clone(), node.clone());
+        let said = (!node.is_empty()).then_some(&**node);
         let status = json!({
             "metadata": {"uid": &*pod.uid},
-            "status": {"nominatedNodeName": &**node},
+            "status": {"nominatedNodeName": said},
         });
         self.write_status(pod, status);
     }
@@ -351,15 +353,19 @@ impl Writer {
 
     /// Makes the condition of a pod that was not tried itself say why it waits.
     pub(super) fn explain(&mut self, pod: Arc<PodInfo>, message: String) {
+        // What it was promised, it still is.
+        let said = self.expected.get_key_value(&pod.uid);
+        let said = said.map(|(uid, node)| (uid.clone(), node.clone()));
         let failure = Failure {
             pod,
             reason: "Unschedulable",
             message,
-            nominated: None,
+            nominated: said.as_ref().map(|(_, node)| node.to_string()),
             diagnosis: None,
             remarks: Vec::new(),
         };
         self.write_condition(&failure, "");
+        self.expected.extend(said);
     }
 
     /// Evicts the victims of a preemption: condition `DisruptionTarget`, deletion, event.

@@ -1,0 +1,150 @@
+//! Who goes besides, so that plugins let the members in: those that go by what others have, like quotas.
+
+use super::{Plan, Planner, Site};
+use crate::engine::preempt::{importance, spare_order};
+use crate::framework::Admission;
+use crate::queue::PluginSet;
+use crate::state::{NodeIndex, PodInfo};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+impl Planner<'_> {
+    /// Has more go where plugins let members in only so, or gives up those members that come last. None: the
+    /// group would not start, or nobody has to go for it.
+    pub(super) fn finish(&mut self, mut placed: Vec<usize>, admissions: PluginSet) -> Option<Plan> {
+        if admissions != 0 {
+            self.let_in(&mut placed, admissions)?;
+        }
+        let taken = self.sites.iter().filter(|site| !site.victims.is_empty());
+        let victims: Vec<_> = taken
+            .map(|site| (site.node, site.victims.clone()))
+            .collect();
+        if victims.is_empty() {
+            return None;
+        }
+        let of = |site: &Site| -> Vec<_> {
+            let members = site.placed.iter();
+            let members = members.map(|at| (self.members[*at].pod.clone(), site.node));
+            members.collect()
+        };
+        let places = self.sites.iter().flat_map(of).collect();
+        Some(Plan { places, victims })
+    }
+
+    /// Has others go besides, so that plugins let the members in. Takes members that they do not let in,
+    /// whoever goes, out of `placed`, from the last on.
+    fn let_in(&mut self, placed: &mut Vec<usize>, admissions: PluginSet) -> Option<()> {
+        let engine = self.engine;
+        let view = self.view;
+        let plugins = engine.plugins.iter().enumerate();
+        let plugins = plugins.filter(|(at, _)| admissions & (1 << at) != 0);
+        let plugins = plugins.filter_map(|(_, plugin)| plugin.last_resort()?.admission());
+        let plugins: Vec<&dyn Admission> = plugins.collect();
+        let admits = |pods: &[Arc<PodInfo>], victims: &[Arc<PodInfo>]| {
+            let mut plugins = plugins.iter();
+            plugins.all(|plugin| plugin.admits(pods, victims, view))
+        };
+        let mut pods = self.pods(placed);
+        let mut base: Vec<Arc<PodInfo>> = self.victims();
+        if admits(&pods, &base) {
+            return Some(());
+        }
+        let rows: FxHashMap<NodeIndex, usize> = self
+            .sites
+            .iter()
+            .enumerate()
+            .map(|(row, site)| (site.node, row))
+            .collect();
+        let mut extra: FxHashMap<Arc<str>, (usize, Arc<PodInfo>)> = FxHashMap::default();
+        for plugin in &plugins {
+            plugin.in_the_way(&pods, view, &mut |uid| {
+                let Some((uid, record)) = engine.pods.get_key_value(uid) else {
+                    return;
+                };
+                let row = rows.get(&record.node).copied();
+                let (rules, info) = (&self.group.rules, &record.info);
+                if let Some(row) = row
+                    && engine.may_go(&self.weakest, record.node, info, rules)
+                {
+                    extra.insert(uid.clone(), (row, info.clone()));
+                }
+            });
+        }
+        let every: Vec<Arc<PodInfo>> = extra.values().map(|(_, pod)| pod.clone()).collect();
+        let with = |base: &[Arc<PodInfo>], extra: &[Arc<PodInfo>]| {
+            let mut all = base.to_vec();
+            let new = extra
+                .iter()
+                .filter(|pod| base.iter().all(|known| known.uid != pod.uid));
+            all.extend(new.cloned());
+            all
+        };
+        let least = with(&base, &every);
+        while !pods.is_empty() && !admits(&pods, &least) {
+            pods.pop();
+        }
+        if pods.len() < placed.len() {
+            if pods.is_empty() || !(self.group.enough)(&pods) {
+                return None;
+            }
+            for at in placed.split_off(pods.len()) {
+                let row = self
+                    .sites
+                    .iter()
+                    .position(|site| site.placed.contains(&at))?;
+                self.sites[row].placed.retain(|other| *other != at);
+                let left = std::mem::take(&mut self.sites[row].placed);
+                let (victims, ..) = self.spare(&self.sites[row], &left);
+                self.put(row, &left, victims);
+            }
+            base = self.victims();
+        }
+        let (mut order, ..) = spare_order(&sorted(every), &self.group.rules, &self.spent);
+        order.retain(|pod| base.iter().all(|known| known.uid != pod.uid));
+        // The least harmful first, as few as are enough.
+        order.reverse();
+        let (mut few, mut many) = (0, order.len());
+        while few < many {
+            let middle = few.midpoint(many);
+            match admits(&pods, &with(&base, &order[..middle])) {
+                true => many = middle,
+                false => few = middle + 1,
+            }
+        }
+        order.truncate(many);
+        for at in (0..order.len()).rev() {
+            let pod = order.remove(at);
+            if !admits(&pods, &with(&base, &order)) {
+                order.insert(at, pod);
+            }
+        }
+        for pod in order {
+            let (row, pod) = extra.remove(&pod.uid)?;
+            self.sites[row].victims.push(pod);
+        }
+        // Whom these have made room for as well can stay.
+        for pod in spare_order(&sorted(base), &self.group.rules, &self.spent).0 {
+            let is_there = |site: &Site| site.victims.iter().any(|known| known.uid == pod.uid);
+            let row = self.sites.iter().position(is_there)?;
+            let site = &self.sites[row];
+            let mut left = site.victims.clone();
+            left.retain(|known| known.uid != pod.uid);
+            let mut all = self.victims();
+            all.retain(|known| known.uid != pod.uid);
+            if admits(&pods, &all) && self.all_fit(site.node, &site.placed, &left) {
+                self.sites[row].victims = left;
+            }
+        }
+        Some(())
+    }
+
+    fn victims(&self) -> Vec<Arc<PodInfo>> {
+        let victims = self.sites.iter().flat_map(|site| &site.victims);
+        victims.cloned().collect()
+    }
+}
+
+fn sorted(mut pods: Vec<Arc<PodInfo>>) -> Vec<Arc<PodInfo>> {
+    pods.sort_by(|a, b| importance(a).cmp(&importance(b)));
+    pods
+}

@@ -1,0 +1,311 @@
+//! Which nodes the members get, and who goes for them there.
+
+use super::{Planner, Site};
+use crate::engine::diagnosis::RowVerdict;
+use crate::engine::preempt::{
+    Cost, NOT_HELPFUL, cost, hopeless, importance, never_fits, spare_order, wanted,
+};
+use crate::engine::scope::Scope;
+use crate::framework::{Code, Cycle, Offer, Planning, Reason, Rejection};
+use crate::state::{NodeIndex, PodInfo};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+const NO_VICTIMS: &str = "no potential victims";
+
+/// What the next member would cost somewhere.
+struct Price {
+    cost: Cost,
+    victims: Vec<Arc<PodInfo>>,
+    has_budgets: bool,
+}
+
+/// A price or a refusal, while so many have a place there and budgets have so much left.
+struct Known {
+    placed: usize,
+    spent: usize,
+    price: Result<Price, Rejection>,
+}
+
+impl<'a> Planner<'a> {
+    fn scope<'b>(&'b self, at: usize) -> Option<Scope<'b>> {
+        let member = &self.members[at];
+        Some(Scope {
+            cycle: Cycle::new(&member.pod, self.view),
+            plugins: &self.engine.plugins,
+            prepared: member.prepared.as_ref()?,
+            nominator: &self.engine.nominator,
+            opinion: None,
+            shared: false,
+            bare: false,
+            seed: self.engine.options.seed,
+            parallel_rows: self.engine.options.parallel_rows,
+        })
+    }
+
+    /// Whether somebody is on its way out of a node that a member was promised.
+    pub(super) fn is_awaiting(&self) -> bool {
+        let rules = &self.group.rules;
+        (0..self.members.len()).any(|at| {
+            let pod = &self.members[at].pod;
+            let node = self.engine.nominated_node(&pod.uid);
+            let node = node.and_then(|node| self.engine.nodes.find(node));
+            let Some((node, scope)) = node.zip(self.scope(at)) else {
+                return false;
+            };
+            let awaited = |other: &Arc<PodInfo>| self.engine.is_awaited(pod, node, other, rules);
+            self.engine.nodes.pods(node).any(awaited) && !never_fits(&scope.judge(node))
+        })
+    }
+
+    pub(super) fn pods(&self, members: &[usize]) -> Vec<Arc<PodInfo>> {
+        let pods = members.iter().map(|at| self.members[*at].pod.clone());
+        pods.collect()
+    }
+
+    /// Who may go from the site.
+    fn pool(&self, site: &Site) -> Vec<Arc<PodInfo>> {
+        let (engine, rules) = (self.engine, &self.group.rules);
+        let pods = engine.nodes.pods(site.node);
+        let mut pool: Vec<Arc<PodInfo>> = pods
+            .filter(|other| engine.may_go(&self.weakest, site.node, other, rules))
+            .cloned()
+            .collect();
+        pool.sort_by(|a, b| importance(a).cmp(&importance(b)));
+        pool
+    }
+
+    /// Whether member `at` fits beside the members `placed` on `node`, without `victims`.
+    fn fits(
+        &self,
+        node: NodeIndex,
+        at: usize,
+        placed: &[Arc<PodInfo>],
+        victims: &[Arc<PodInfo>],
+    ) -> Result<(), Rejection> {
+        let Some(scope) = self.scope(at) else {
+            return Err(Rejection::unresolvable(NOT_HELPFUL));
+        };
+        match scope.judge_beside(node, victims, placed, &self.mates) {
+            RowVerdict::Fits(_) => Ok(()),
+            RowVerdict::Refused(_, rejection) if rejection.code == Code::Unschedulable => {
+                Err(rejection)
+            }
+            RowVerdict::Refused(..) | RowVerdict::Absent => {
+                Err(Rejection::unresolvable(NOT_HELPFUL))
+            }
+        }
+    }
+
+    /// Whether all of `members` fit on `node` without `victims`.
+    pub(super) fn all_fit(
+        &self,
+        node: NodeIndex,
+        members: &[usize],
+        victims: &[Arc<PodInfo>],
+    ) -> bool {
+        let pods = self.pods(members);
+        let mut members = members.iter().enumerate();
+        members.all(|(nth, at)| self.fits(node, *at, &pods[..nth], victims).is_ok())
+    }
+
+    /// Who has to go from the site for `members`, if they are all that are placed there; how many of them have
+    /// no budget left, and whether anybody there has one.
+    pub(super) fn spare(&self, site: &Site, members: &[usize]) -> (Vec<Arc<PodInfo>>, usize, bool) {
+        let rules = &self.group.rules;
+        let mut spent = self.spent.clone();
+        for (budget, _) in site.victims.iter().flat_map(|pod| (rules.budgets)(pod)) {
+            *spent.entry(budget).or_default() -= 1;
+        }
+        let mut going = site.pool.clone().unwrap_or_default();
+        let (order, unprotected, has_budgets) = spare_order(&going, rules, &spent);
+        let mut violations = 0;
+        for (nth, other) in order.into_iter().enumerate() {
+            let Some(at) = going.iter().position(|pod| pod.uid == other.uid) else {
+                continue;
+            };
+            going.remove(at);
+            if !self.all_fit(site.node, members, &going) {
+                going.insert(at, other);
+                violations += usize::from(nth < unprotected);
+            }
+        }
+        (going, violations, has_budgets)
+    }
+
+    /// What it costs to have member `at` on the site, too.
+    fn price(&self, site: &Site, at: usize) -> Result<Price, Rejection> {
+        let placed = self.pods(&site.placed);
+        let pool = site.pool.as_deref().unwrap_or_default();
+        if let Err(rejection) = self.fits(site.node, at, &placed, pool) {
+            let helpless = pool.is_empty() && rejection.code == Code::Unschedulable;
+            return Err(match helpless {
+                true => Rejection::unresolvable(NO_VICTIMS),
+                false => rejection,
+            });
+        }
+        let members: Vec<usize> = site.placed.iter().copied().chain([at]).collect();
+        let (victims, violations, has_budgets) = self.spare(site, &members);
+        let mut more = victims.clone();
+        more.retain(|pod| site.victims.iter().all(|known| known.uid != pod.uid));
+        Ok(Price {
+            cost: cost(&more, violations),
+            victims,
+            has_budgets,
+        })
+    }
+
+    /// Gives members a place, and has `victims` go from there.
+    pub(super) fn put(&mut self, row: usize, members: &[usize], victims: Vec<Arc<PodInfo>>) {
+        let before = std::mem::take(&mut self.sites[row].victims);
+        let rules = &self.group.rules;
+        for (pods, more) in [(&before, -1), (&victims, 1)] {
+            for (budget, _) in pods.iter().flat_map(|pod| (rules.budgets)(pod)) {
+                *self.spent.entry(budget).or_default() += more;
+                self.spendings += 1;
+            }
+        }
+        let site = &mut self.sites[row];
+        site.placed.extend_from_slice(members);
+        site.victims = victims;
+    }
+
+    fn fill_pool(&mut self, row: usize) {
+        if self.sites[row].pool.is_none() {
+            self.sites[row].pool = Some(self.pool(&self.sites[row]));
+        }
+    }
+
+    /// Places members one after the other. Returns those that have a place, or why the group may not start.
+    pub(super) fn place_each(&mut self) -> Result<Vec<usize>, String> {
+        let wanted = wanted(self.sites.len(), &self.group.rules);
+        let mut all: FxHashMap<usize, Vec<Option<Known>>> = FxHashMap::default();
+        let (mut placed, mut why) = (Vec::new(), None);
+        for at in 0..self.members.len() {
+            let rows = all.entry(self.members[at].kind).or_default();
+            rows.resize_with(self.sites.len(), || None);
+            let (mut best, mut found): (Option<(Cost, usize)>, usize) = (None, 0);
+            let mut refusals = FxHashMap::<Reason, usize>::default();
+            for (row, known) in rows.iter_mut().enumerate() {
+                self.fill_pool(row);
+                let current = known.take().filter(|known| self.is_current(known, row));
+                let current = current.unwrap_or_else(|| Known {
+                    placed: self.sites[row].placed.len(),
+                    spent: self.spendings,
+                    price: self.price(&self.sites[row], at),
+                });
+                match &known.insert(current).price {
+                    Ok(price) => {
+                        found += 1;
+                        if best.as_ref().is_none_or(|(cost, _)| price.cost < *cost) {
+                            best = Some((price.cost, row));
+                        }
+                        // One that breaks no budget is among them.
+                        if found >= wanted && best.as_ref().is_some_and(|(cost, _)| cost.0 == 0) {
+                            break;
+                        }
+                    }
+                    Err(rejection) => {
+                        for reason in rejection.reasons.as_slice() {
+                            *refusals.entry(reason.clone()).or_default() += 1;
+                        }
+                    }
+                }
+            }
+            let best = best.and_then(|(_, row)| Some((row, rows[row].take()?.price.ok()?.victims)));
+            if let Some((row, victims)) = best {
+                self.put(row, &[at], victims);
+                placed.push(at);
+                continue;
+            }
+            why.get_or_insert(refusals);
+            if self.group.strict {
+                break;
+            }
+        }
+        if (self.group.enough)(&self.pods(&placed)) {
+            return Ok(placed);
+        }
+        Err(why.map_or_else(|| self.unhelpful(), |why| self.said(why)))
+    }
+
+    /// Whether what is known of a site still holds.
+    fn is_current(&self, known: &Known, row: usize) -> bool {
+        let budgets = known.price.as_ref().is_ok_and(|price| price.has_budgets);
+        let same = known.placed == self.sites[row].placed.len();
+        same && (!budgets || known.spent == self.spendings)
+    }
+
+    /// The same by a plan for all of them, as if all who may go had gone.
+    pub(super) fn place_planned(&mut self, planning: &dyn Planning) -> Result<Vec<usize>, String> {
+        let every: Vec<usize> = (0..self.members.len()).collect();
+        let pods = self.pods(&every);
+        let (mut slots, mut refusals) = (Vec::new(), FxHashMap::<Reason, usize>::default());
+        for row in 0..self.sites.len() {
+            self.fill_pool(row);
+            let site = &self.sites[row];
+            let pool = site.pool.as_deref().unwrap_or_default();
+            let refused = every.iter().find_map(|at| {
+                let refused = self.fits(site.node, *at, &pods[..*at], pool).err()?;
+                Some((*at, refused))
+            });
+            if let Some((_, rejection)) = &refused {
+                for reason in rejection.reasons.as_slice() {
+                    *refusals.entry(reason.clone()).or_default() += 1;
+                }
+            }
+            slots.push(refused.map_or(pods.len(), |(at, _)| at));
+        }
+        let pools = self.sites.iter().map(|site| site.pool.as_deref());
+        let pools: Vec<&[Arc<PodInfo>]> = pools.map(Option::unwrap_or_default).collect();
+        let ranks: BTreeSet<i32> = pools
+            .iter()
+            .copied()
+            .flatten()
+            .map(|pod| pod.priority)
+            .collect();
+        let rank = |pod: &Arc<PodInfo>| {
+            let less = ranks.iter().take_while(|other| **other <= pod.priority);
+            i64::try_from(less.count()).unwrap_or(i64::MAX)
+        };
+        let offers = self.sites.iter().zip(&slots).zip(&pools);
+        let offers: Vec<Offer> = offers
+            .map(|((site, slots), pool)| Offer {
+                node: site.node,
+                slots: *slots,
+                score: pool.iter().map(rank).fold(0, i64::saturating_sub),
+            })
+            .collect();
+        let fit = self.said(refusals);
+        let nodes = planning.plan(&pods, &offers, &fit, self.view)?;
+        let mut by_row: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (at, name) in nodes.iter().enumerate() {
+            let node = self.engine.nodes.find(name);
+            let row = self.sites.iter().position(|site| Some(site.node) == node);
+            by_row
+                .entry(row.ok_or_else(|| self.unhelpful())?)
+                .or_default()
+                .push(at);
+        }
+        for (row, members) in by_row {
+            let site = &self.sites[row];
+            let pool = site.pool.as_deref().unwrap_or_default();
+            if !self.all_fit(site.node, &members, pool) {
+                return Err(self.unhelpful());
+            }
+            let (victims, ..) = self.spare(site, &members);
+            self.put(row, &members, victims);
+        }
+        Ok(every)
+    }
+
+    pub(super) fn unhelpful(&self) -> String {
+        let all = FxHashMap::from_iter([(Reason::Static(NOT_HELPFUL), self.sites.len())]);
+        self.said(all)
+    }
+
+    fn said(&self, refusals: FxHashMap<Reason, usize>) -> String {
+        hopeless("", self.engine.nodes.len(), refusals)
+    }
+}
