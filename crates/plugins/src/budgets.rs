@@ -2,7 +2,7 @@
 
 use crate::slim::Slim;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use koord_api::labels::DISABLE_PREEMPTIBLE;
+use koord_api::labels::{DISABLE_PREEMPTIBLE, POD_PREEMPTIBLE};
 use koord_api::selector;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
@@ -22,6 +22,14 @@ pub(crate) fn is_spared(pod: &PodInfo) -> bool {
     let labels = pod.object.metadata.labels.as_ref();
     let value = labels.and_then(|labels| labels.get(DISABLE_PREEMPTIBLE));
     value.is_some_and(|value| value == "true")
+}
+
+/// Whether the pod takes what its quota guarantees, and is not to be preempted for pods of that quota or of
+/// gangs.
+pub(crate) fn is_non_preemptible(pod: &PodInfo) -> bool {
+    let labels = pod.object.metadata.labels.as_ref();
+    let value = labels.and_then(|labels| labels.get(POD_PREEMPTIBLE));
+    value.is_some_and(|value| value == "false")
 }
 
 /// Whether preemption looks at disruption budgets.

@@ -8,10 +8,12 @@
 mod args;
 mod metrics;
 mod pod_groups;
+mod preemption;
 #[cfg(test)]
 mod tests;
 mod topology;
 
+use crate::budgets;
 use args::{Args, Settings};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -22,9 +24,10 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects,
-    Grouping, Helps, Holders, Insight, Interest, Metered, NotShown, ObjectChange, Offer,
-    PerProfile, Permit, Planning, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings,
-    Reason, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Grouping, Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered, NotShown,
+    ObjectChange, Offer, PerProfile, Permit, Planning, Plugin, PodPatch, Points, PreFilter,
+    PreScore, Problem, Readings, Reason, Rejection, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -52,6 +55,9 @@ pub(crate) struct Coscheduling {
     topology: Option<Topology>,
     /// Of the gang group that is tried.
     plan: Option<Plan>,
+    budgets: budgets::Looks,
+    /// The attempt in which room was looked for, and what its other members are told.
+    made_room: Option<(u64, String)>,
     /// `None`: another process keeps their statuses true.
     pod_groups: Option<PodGroups>,
     /// Values that were reported already, by uid of their object.
@@ -73,6 +79,8 @@ pub(crate) fn build(
         gangs: Gangs::default(),
         topology: context.network_topology.then(Topology::default),
         plan: None,
+        budgets: budgets::Looks::of(context),
+        made_room: None,
         pod_groups: context.controllers.enabled(NAME).then(PodGroups::default),
         reported: FxHashMap::default(),
         attempts: metrics::Attempts::default(),
@@ -314,7 +322,11 @@ impl Plugin for Coscheduling {
             .topology
             .is_some()
             .then(|| Watch::of_trimmed::<ClusterNetworkTopology, crate::slim::Slim>(TOPOLOGIES));
-        [Some(groups), topologies].into_iter().flatten().collect()
+        let budgets = self.budgets.watch().filter(|_| self.preempts());
+        [Some(groups), topologies, budgets]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
@@ -330,6 +342,13 @@ impl Plugin for Coscheduling {
     }
     fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScore {
         PreScore::Skip
+    }
+    fn last_resort(&self) -> Option<&dyn LastResort> {
+        self.preempts().then_some(self)
+    }
+    fn indexes(&self) -> Vec<IndexKind> {
+        let index = self.budgets.index().filter(|_| self.preempts());
+        index.into_iter().collect()
     }
     fn planning(&self) -> Option<&dyn Planning> {
         self.topology.is_some().then_some(self)
@@ -558,15 +577,22 @@ impl Bookkeeping for Coscheduling {
                 format!("0/{nodes} nodes are available: {nodes} {text}.")
             }
         };
+        let told = diagnosis.for_group.take().map(|said| {
+            let pod = cycle.pod;
+            format!("preemption: preemption already attempted by {pod} with message {said}")
+        });
         let mut moves = Moves::default();
         let failure = self.gangs.failed(uid, &fit, &mut moves);
         self.follow(Some(metrics::ALL_TRIED), cycle.view.now);
+        if let Some(told) = &told {
+            self.note_attempt(uid, told);
+        }
         let skipped = std::mem::take(&mut moves.skipped);
         if let Some(failure) = failure.filter(|_| self.explain_skipped && !skipped.is_empty()) {
             let mut text = Diagnosis::default();
             text.total_nodes = diagnosis.total_nodes;
             text.pre_filter_message = failure.to_string();
-            text.post_filter_message.clone_from(&room);
+            text.post_filter_message = told.unwrap_or_else(|| room.clone());
             let text = text.message();
             fx.explain
                 .extend(skipped.into_iter().map(|uid| (uid, text.clone())));

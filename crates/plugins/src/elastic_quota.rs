@@ -16,7 +16,7 @@ mod status;
 mod tests;
 mod totals;
 
-use crate::budgets::{self, is_spared};
+use crate::budgets::{self, is_non_preemptible, is_spared};
 use admission::{Request, Rules, Shift};
 use args::{Args, Gates};
 use jiff::{SignedDuration, Timestamp};
@@ -26,14 +26,14 @@ use koord_model::quota::{Forest, Options, Spec};
 use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind,
-    Insight, Interest, LastResort, Metered, NotShown, ObjectChange, PerProfile, Plugin, Points,
-    Pool, PostFilter, PreFilter, Preemption, Readings, Signable, Signature, State, Subject,
+    Action, Admission, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
+    IndexKind, Insight, Interest, LastResort, Metered, NotShown, ObjectChange, PerProfile, Plugin,
+    Points, Pool, PostFilter, PreFilter, Preemption, Readings, Signable, Signature, State, Subject,
     Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
-use ledger::{Charge, Ledger, is_non_preemptible};
+use ledger::{Charge, Ledger};
 use objects::{Objects, key_of};
 use revoke::Revoker;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -396,6 +396,47 @@ impl LastResort for ElasticQuotas {
             besides: String::new(),
             pool,
         })
+    }
+    fn admission(&self) -> Option<&dyn Admission> {
+        Some(self)
+    }
+}
+
+/// Upstream looks at one pod of a gang at a time, with its own post-filter alone.
+impl Admission for ElasticQuotas {
+    fn admits(&self, pods: &[Arc<PodInfo>], victims: &[Arc<PodInfo>], view: View<'_>) -> bool {
+        let table = view.resources;
+        let mut shifts: BTreeMap<Arc<str>, Shift> = BTreeMap::new();
+        pods.iter().all(|pod| {
+            let Some(quota) = self.quota_of(pod) else {
+                return true;
+            };
+            let shift = shifts
+                .entry(quota.clone())
+                .or_insert_with(|| Shift::of(&quota, victims, &[], &self.ledger));
+            let admitted = match self.ledger.get(&pod.uid) {
+                Some(charge) => self.fits(charge, &quota, shift),
+                None => self.admit(pod, &quota, shift, table).is_ok(),
+            };
+            let amounts = self.ledger.amounts(pod, table);
+            shift.add(&amounts, is_non_preemptible(pod), false);
+            admitted
+        })
+    }
+    fn in_the_way(&self, pods: &[Arc<PodInfo>], _view: View<'_>, name: &mut dyn FnMut(&str)) {
+        let spares = |pod: &PodInfo| self.manners.of(pod).spare_default;
+        let quotas: BTreeMap<Arc<str>, bool> = pods
+            .iter()
+            .filter_map(|pod| Some((self.quota_of(pod)?, spares(pod))))
+            .collect();
+        for (quota, spare_default) in quotas {
+            if spare_default && *quota == *DEFAULT_QUOTA {
+                continue;
+            }
+            for charge in self.ledger.on_nodes(&quota) {
+                name(&charge.info.uid);
+            }
+        }
     }
 }
 

@@ -42,6 +42,8 @@ pub(super) struct Settings {
     pub(super) defaults: Defaults,
     /// Whether gangs that ask for a network topology are placed in it.
     pub(super) aware: bool,
+    /// Whether pods of lower priority go for gangs that find no place.
+    pub(super) preempts: bool,
 }
 
 impl Args {
@@ -67,14 +69,12 @@ impl Args {
         Ok(Settings {
             defaults: Defaults { wait, policy },
             aware: self.aware_network_topology,
+            preempts: self.enable_preemption,
         })
     }
 
     /// What is asked for and not done.
     pub(super) fn warn(&self, context: &BuildContext) {
-        if self.enable_preemption {
-            tracing::warn!("{NAME}: enablePreemption has no effect: no pods are evicted for gangs");
-        }
         if self.aware_network_topology && !context.network_topology {
             tracing::warn!(
                 "{NAME}: awareNetworkTopology has no effect without \

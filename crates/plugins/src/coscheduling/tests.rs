@@ -8,6 +8,7 @@ use koord_scheduler::framework::{Indexes, Profiles, Write};
 use serde_json::json;
 use std::collections::BTreeSet;
 
+mod preemption;
 mod properties;
 mod scenarios;
 mod topology;
@@ -30,6 +31,10 @@ struct World {
     explained: BTreeMap<String, String>,
     patches: BTreeMap<String, BTreeMap<String, String>>,
     problems: Vec<String>,
+    /// Whose eviction was asked for and did not happen yet.
+    evicted: Vec<Arc<PodInfo>>,
+    /// Pods that are not bound to the nodes that their statuses name.
+    nominated: BTreeMap<String, String>,
     writes: Vec<Write>,
     /// How many cycles were run.
     cycles: usize,
@@ -49,6 +54,19 @@ fn gated_world(args: Value, gates: BTreeMap<String, bool>) -> World {
 }
 
 fn built_world(args: Value, context: &BuildContext) -> World {
+    world_with(&[], args, context)
+}
+
+/// With other plugins besides, in the order of the sample configuration.
+fn world_with(others: &[&str], args: Value, context: &BuildContext) -> World {
+    let first = [
+        "SchedulingGates",
+        "NodeResourcesFit",
+        NAME,
+        "DynamicResources",
+    ];
+    let plugins = first.iter().chain(others).chain(&["DefaultBinder"]);
+    let enabled: Vec<Value> = plugins.map(|name| json!({"name": name})).collect();
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -56,10 +74,7 @@ fn built_world(args: Value, context: &BuildContext) -> World {
             "schedulerName": "koord-scheduler",
             "plugins": {"multiPoint": {
                 "disabled": [{"name": "*"}],
-                "enabled": [
-                    {"name": "SchedulingGates"}, {"name": "NodeResourcesFit"}, {"name": NAME},
-                    {"name": "DynamicResources"}, {"name": "DefaultBinder"}
-                ]
+                "enabled": enabled
             }},
             "pluginConfig": [{"name": NAME, "args": args}]
         }]
@@ -74,6 +89,8 @@ fn built_world(args: Value, context: &BuildContext) -> World {
         explained: BTreeMap::new(),
         patches: BTreeMap::new(),
         problems: Vec::new(),
+        evicted: Vec::new(),
+        nominated: BTreeMap::new(),
         writes: Vec::new(),
         cycles: 0,
         refuse: BTreeSet::new(),
@@ -191,6 +208,7 @@ impl World {
             match output {
                 Output::Bind(request) => {
                     let (name, node) = (request.pod.name.to_string(), request.node.to_string());
+                    self.nominated.remove(&name);
                     self.conditions.remove(&name);
                     self.explained.remove(&name);
                     self.patches.insert(name, request.patch.annotations);
@@ -198,6 +216,9 @@ impl World {
                 }
                 Output::Failed(failure) => {
                     let name = failure.pod.name.to_string();
+                    if let Some(node) = failure.nominated {
+                        self.promise(&name, &node);
+                    }
                     self.conditions.insert(name, failure.message);
                 }
                 Output::Explain { pod, message } => {
@@ -205,12 +226,20 @@ impl World {
                 }
                 Output::Problem(problem) => self.problems.push(problem.message),
                 Output::Write(write) => self.writes.push(write),
-                Output::Expect { .. } => {}
-                Output::Evict { .. } | Output::Consult(_) => panic!("not here"),
+                Output::Expect { pod, node } => self.promise(&pod.name, &node),
+                Output::Evict { victims, .. } => self.evicted.extend(victims),
+                Output::Consult(_) => panic!("not here"),
             }
         }
         if self.answer {
             self.answer();
+        }
+    }
+
+    fn promise(&mut self, pod: &str, node: &str) {
+        self.nominated.remove(pod);
+        if !node.is_empty() {
+            self.nominated.insert(pod.to_owned(), node.to_owned());
         }
     }
 
@@ -259,6 +288,8 @@ fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
         gangs: Gangs::default(),
         topology: None,
         plan: None,
+        budgets: budgets::Looks::of(&BuildContext::default()),
+        made_room: None,
         pod_groups: Some(PodGroups::default()),
         reported: FxHashMap::default(),
         attempts: metrics::Attempts::default(),

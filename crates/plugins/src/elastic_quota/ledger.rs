@@ -2,6 +2,7 @@
 
 use super::args::Gates;
 use super::objects::Objects;
+use crate::budgets::is_non_preemptible;
 use jiff::{SignedDuration, Timestamp};
 use koord_api::labels;
 use koord_api::quota::DEFAULT_QUOTA;
@@ -47,14 +48,6 @@ fn named(pod: &PodInfo) -> Option<&str> {
     let labels = pod.object.metadata.labels.as_ref()?;
     let name = labels.get(labels::POD_QUOTA_NAME)?;
     (!name.is_empty()).then_some(name)
-}
-
-/// Whether a pod must not be preempted.
-pub(super) fn is_non_preemptible(pod: &PodInfo) -> bool {
-    let labels = pod.object.metadata.labels.as_ref();
-    labels
-        .and_then(|labels| labels.get(labels::POD_PREEMPTIBLE))
-        .is_some_and(|value| value == "false")
 }
 
 impl Ledger {

@@ -2,9 +2,10 @@
 
 use crate::api::{Cluster, room};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_kube::Api;
-use koord_kube::api::{Patch, PatchParams, PostParams};
+use koord_kube::api::{ListParams, Patch, PatchParams, PostParams};
 use koord_scheduler::config::Configuration;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -220,5 +221,116 @@ async fn a_gang_is_gathered_in_the_network_topology() {
     });
     let expected = json!([cluster_layer, rack("r1", 1), rack("r2", 2)]);
     assert_eq!(status["detailStatus"], expected);
+    scheduler.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gang_evicts_on_several_nodes_or_nobody() {
+    let cluster = Cluster::start().await;
+    for name in ["n1", "n2", "n3"] {
+        cluster.node(name, room("2"), json!([])).await;
+    }
+    let config = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
+        "profiles": [{
+            "schedulerName": "koord-scheduler",
+            "plugins": {
+                "multiPoint": {"enabled": [{"name": "Coscheduling"}]},
+                // As in upstream's sample, before whoever evicts for one pod.
+                "postFilter": {
+                    "disabled": [{"name": "*"}],
+                    "enabled": [{"name": "Coscheduling"}, {"name": "DefaultPreemption"}]
+                }
+            },
+            "pluginConfig": [{"name": "Coscheduling", "args": {"enablePreemption": true}}]
+        }]
+    });
+    let scheduler = cluster.schedule(|options| {
+        options.config = Some(Configuration::parse(&config.to_string()).unwrap());
+    });
+    for (name, priority) in [("little", 1), ("much", 1000)] {
+        let class = json!({"metadata": {"name": name}, "value": priority});
+        let class: PriorityClass = serde_json::from_value(class).unwrap();
+        let api: Api<PriorityClass> = Api::all(cluster.client.clone());
+        api.create(&PostParams::default(), &class).await.unwrap();
+    }
+    let of = |class: &str, more: Value| {
+        let mut spec = json!({"priorityClassName": class, "terminationGracePeriodSeconds": 0});
+        for (key, value) in more.as_object().into_iter().flatten() {
+            spec[key] = value.clone();
+        }
+        spec
+    };
+    let cores = json!([{"name": "c", "image": "i", "resources": {
+        "requests": {"cpu": "2"}, "limits": {"cpu": "2"}
+    }}]);
+    let cores = json!({"containers": cores});
+    cluster.pod_group("web", 1).await;
+    for name in ["w1", "w2", "w3"] {
+        cluster
+            .member(name, "web", of("little", cores.clone()))
+            .await;
+        cluster.bound(name).await;
+    }
+    // Four have no place, whoever goes.
+    cluster.pod_group("large", 4).await;
+    for name in ["l1", "l2", "l3", "l4"] {
+        cluster
+            .member(name, "large", of("much", cores.clone()))
+            .await;
+    }
+    let mut said = Vec::new();
+    for name in ["l1", "l2", "l3", "l4"] {
+        let (_, text) = cluster
+            .refused(name, |text| text.contains(". preemption: "))
+            .await;
+        said.push((name, text));
+    }
+    // One failed, whichever it was; the others are told what became of that.
+    let why = "0/3 nodes are available: 3 Insufficient cpu.";
+    let room = format!("preemption: {why}");
+    let failed: Vec<&str> = said
+        .iter()
+        .filter(|(_, text)| text.ends_with(&room))
+        .map(|(name, _)| *name)
+        .collect();
+    assert_eq!(failed.len(), 1, "{said:?}");
+    let told = format!(
+        "preemption: preemption already attempted by default/{} with message {why}",
+        failed[0]
+    );
+    let others = said.iter().filter(|(_, text)| text.ends_with(&told));
+    assert_eq!(others.count(), 3, "{said:?}");
+    for name in ["w1", "w2", "w3"] {
+        let pod = cluster.pods().get(name).await.unwrap();
+        assert!(pod.metadata.deletion_timestamp.is_none(), "{name} stays");
+    }
+    // Two have.
+    cluster.pod_group("gang", 2).await;
+    for name in ["a", "b"] {
+        cluster
+            .member(name, "gang", of("much", cores.clone()))
+            .await;
+    }
+    let pods = cluster.all_bound(&["a", "b"]).await;
+    let on = |pod: &Pod| pod.spec.as_ref().unwrap().node_name.clone();
+    let nodes: BTreeSet<_> = pods.iter().map(on).collect();
+    assert_eq!(nodes.len(), 2);
+    let left = cluster.pods().list(&ListParams::default()).await.unwrap();
+    let left = left.iter().filter_map(|pod| pod.metadata.name.as_deref());
+    let left: Vec<&str> = left.filter(|name| name.starts_with('w')).collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    for gone in ["w1", "w2", "w3"]
+        .iter()
+        .filter(|name| !left.contains(*name))
+    {
+        let event = cluster.event("Preempted", gone).await;
+        assert!(event.starts_with("Preempted by pod "), "{event}");
+    }
+    // Who failed first, and who was told that there is room: both were promised a node.
+    for pod in &pods {
+        let status = pod.status.as_ref().unwrap();
+        assert!(status.nominated_node_name.is_none() || status.nominated_node_name == on(pod));
+    }
     scheduler.stop().await;
 }

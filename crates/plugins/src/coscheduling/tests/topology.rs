@@ -71,6 +71,60 @@ impl World {
     }
 }
 
+/// Upstream: `TestNetworkTopology`, the rows "schedule failure, preempt success" and "…, preempt failure".
+#[test]
+fn a_gang_makes_room_in_one_place() {
+    let none = "no candidate topology nodes can accommodate job, desiredOfferSlot: 4, topology topologyNode \
+                SpineLayer/s1: 3;topology topologyNode SpineLayer/s2: 3, 0/8 nodes are available: 8 \
+                Insufficient cpu.";
+    for (priority, victims) in [(1, &["old-1"][..]), (1000, &[])] {
+        let context = BuildContext {
+            network_topology: true,
+            ..BuildContext::default()
+        };
+        let args = json!({"awareNetworkTopology": true, "enablePreemption": true});
+        let mut world = world_with(&["DefaultPreemption"], args, &context);
+        for (name, spine, block) in EIGHT {
+            world.hang(name, spine, block, 1);
+        }
+        world.topology("default", layers(), Value::Null, Action::ADD);
+        // In each spine one; who is less important goes.
+        for (name, node, priority) in [("old-1", "node-1", priority), ("old-4", "node-4", 1000)] {
+            let mut pod = on_node(pod(name, json!({})), node);
+            pod.spec.as_mut().unwrap().priority = Some(priority);
+            world.apply(pod);
+        }
+        for mut pod in four(MUST) {
+            pod.spec.as_mut().unwrap().priority = Some(1000);
+            world.apply(pod);
+        }
+        world.run();
+        let evicted = world.evicted.iter().map(|pod| &*pod.name);
+        assert_eq!(evicted.collect::<Vec<_>>(), victims);
+        assert!(world.bound.is_empty(), "{:?}", world.bound);
+        let what = match victims.len() {
+            0 => none,
+            _ => "preempt success, alreadyWaitingForBound: 0/4",
+        };
+        let told = format!("preemption: preemption already attempted by ns/p4 with message {what}");
+        let said = &world.explained["p1"];
+        assert!(said.ends_with(&told), "{said}");
+        let pods = ["p1", "p2", "p3", "p4"];
+        let promised: BTreeSet<&str> = world.nominated.values().map(String::as_str).collect();
+        let nodes = ["node-1", "node-2", "node-7", "node-8"];
+        let nodes = if victims.is_empty() { &[][..] } else { &nodes };
+        assert_eq!(promised, nodes.iter().copied().collect());
+        for old in std::mem::take(&mut world.evicted) {
+            world.delete(&old.object);
+        }
+        world.later(60);
+        let nodes = ["node-1", "node-8", "node-2", "node-7"];
+        let expected = if victims.is_empty() { [""; 4] } else { nodes };
+        let said = (&world.conditions, &world.explained, &world.nominated);
+        assert_eq!(world.nodes_of(&pods), expected, "{said:?}");
+    }
+}
+
 fn empty(aware: bool) -> World {
     let context = BuildContext {
         network_topology: true,

@@ -1,0 +1,93 @@
+//! Room for gangs that find no place: who may go for them, and how often it is looked for.
+
+use super::Coscheduling;
+use crate::budgets::{self, is_non_preemptible, is_spared};
+use koord_model::gang::Job;
+use koord_scheduler::engine::Diagnosis;
+use koord_scheduler::framework::{
+    Cycle, GroupPreemption, LastResort, PostFilter, Preemption, RulesVersion, View,
+};
+use koord_scheduler::state::PodInfo;
+use std::sync::Arc;
+
+impl Coscheduling {
+    /// Whether any profile wants pods to go for gangs.
+    pub(super) fn preempts(&self) -> bool {
+        self.settings.all().any(|settings| settings.preempts)
+    }
+
+    /// Who may go for pods of `group`, or for a pod that goes alone.
+    fn rules<'a>(&'a self, view: View<'a>, group: Option<Arc<str>>) -> Preemption<'a> {
+        Preemption {
+            prefix: "preemption: ",
+            min_candidate_percentage: 10,
+            min_candidate_absolute: 100,
+            may_evict: Box::new(move |pod| {
+                let mate = || {
+                    let theirs = self.gangs.group_of(&pod.uid);
+                    group.is_some() && theirs == group.as_ref()
+                };
+                !is_spared(pod) && !is_non_preemptible(pod) && !mate()
+            }),
+            awaits: None,
+            suffices: Box::new(|_| true),
+            budgets: Box::new(move |pod| budgets::covering(view, pod)),
+            for_holders: false,
+            besides: String::new(),
+            pool: None,
+        }
+    }
+
+    /// What members are told when room was looked for in the attempt under way.
+    fn decided(&self, job: &Job) -> Option<&str> {
+        let (attempt, told) = self.made_room.as_ref()?;
+        (job.attempt == Some(*attempt)).then_some(told)
+    }
+
+    /// Room was looked for: what members are told that are tried after this one, if any are.
+    pub(super) fn note_attempt(&mut self, uid: &str, told: &str) {
+        if let Some(group) = self.gangs.group_of(uid).cloned() {
+            self.gangs.promise(&group);
+        }
+        let attempt = self.gangs.under_way();
+        self.made_room = attempt.map(|(number, _)| (number, told.to_owned()));
+    }
+}
+
+impl LastResort for Coscheduling {
+    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
+        let uid = &cycle.pod.uid;
+        if !self.settings.of(cycle.pod).preempts {
+            return PostFilter::Unhelpful(String::new());
+        }
+        if self.gangs.goes_alone(uid) {
+            return PostFilter::Preempt(self.rules(cycle.view, None));
+        }
+        let Some(job) = self.gangs.job(uid) else {
+            return PostFilter::Unhelpful(String::new());
+        };
+        if let Some(told) = self.decided(&job) {
+            return PostFilter::Decided(told.to_owned());
+        }
+        let group = job.group.clone();
+        PostFilter::PreemptForGroup(Box::new(GroupPreemption {
+            rules: self.rules(cycle.view, Some(job.group)),
+            pending: job.pending,
+            held: job.held,
+            strict: job.strict,
+            enough: Box::new(move |placed| {
+                let uids = placed.iter().map(|pod| &*pod.uid);
+                self.gangs.would_start(&group, uids)
+            }),
+        }))
+    }
+    fn company(&self, pod: &PodInfo) -> Vec<Arc<str>> {
+        let preempts = self.settings.of(pod).preempts;
+        let job = preempts.then(|| self.gangs.job(&pod.uid)).flatten();
+        let open = job.filter(|job| self.decided(job).is_none());
+        open.map(|job| job.pending).unwrap_or_default()
+    }
+    fn preemption_state(&self, view: View<'_>) -> Option<RulesVersion> {
+        Some(budgets::version(view))
+    }
+}

@@ -1,0 +1,711 @@
+//! Room for gangs: pods of lower priority go from several nodes at once, or nobody goes.
+
+use super::*;
+
+const ATTEMPTED: &str = "preemption: preemption already attempted by ns/";
+
+/// With whoever evicts for single pods behind it, and quotas.
+fn evicting() -> World {
+    let others = ["ElasticQuota", "DefaultPreemption"];
+    let context = BuildContext::default();
+    world_with(&others, json!({"enablePreemption": true}), &context)
+}
+
+/// A pod of so many cores and this priority, on a node or not.
+fn sized(mut pod: Pod, cpu: usize, priority: i32) -> Pod {
+    let spec = pod.spec.get_or_insert_default();
+    spec.priority = Some(priority);
+    let requests = json!({"requests": {"cpu": cpu.to_string()}});
+    spec.containers[0].resources = Some(serde_json::from_value(requests).unwrap());
+    pod
+}
+
+fn plain(name: &str, node: &str, cpu: usize, priority: i32) -> Pod {
+    on_node(sized(pod(name, json!({})), cpu, priority), node)
+}
+
+fn labelled(mut pod: Pod, key: &str, value: &str) -> Pod {
+    let labels = pod.metadata.labels.get_or_insert_default();
+    labels.insert(key.to_owned(), value.to_owned());
+    pod
+}
+
+fn mentions<'a>(said: impl IntoIterator<Item = &'a String>, text: &str) -> usize {
+    said.into_iter().filter(|said| said.contains(text)).count()
+}
+
+/// Members `m1` … of gang `a`.
+fn members(count: usize, min: usize, cpu: usize, more: &Value) -> Vec<Pod> {
+    let member = |nth| annotated(&format!("m{nth}"), "a", min, more.clone());
+    (1..=count)
+        .map(|nth| sized(member(nth), cpu, 1000))
+        .collect()
+}
+
+impl World {
+    fn victims(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.evicted.iter().map(|pod| &*pod.name).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// The first of those that are to go is gone.
+    fn one_leaves(&mut self) {
+        let victim = self.evicted.remove(0);
+        self.delete(&victim.object);
+    }
+
+    fn all_leave(&mut self) {
+        while !self.evicted.is_empty() {
+            self.one_leaves();
+        }
+    }
+
+    fn full(nodes: usize, cores: usize, priority: i32) -> Self {
+        let mut world = evicting();
+        for node in 1..=nodes {
+            world.node(&format!("n{node}"), cores);
+            let (name, node) = (format!("v{node}"), format!("n{node}"));
+            world.apply(plain(&name, &node, cores, priority));
+        }
+        world
+    }
+}
+
+#[test]
+fn a_gang_takes_the_place_of_others_on_several_nodes() {
+    let mut world = World::full(4, 2, 1);
+    world.apply(plain("more", "n4", 0, 1));
+    for pod in members(3, 3, 2, &json!({})) {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!(world.victims().len(), 3, "{:?}", world.victims());
+    assert_eq!(world.nominated.len(), 3, "{:?}", world.nominated);
+    let nodes: BTreeSet<&String> = world.nominated.values().collect();
+    assert_eq!(nodes.len(), 3, "each its own");
+    assert!(world.bound.is_empty());
+    // Nobody takes the place meanwhile who is not more important.
+    let left: BTreeSet<String> = (1..=4).map(|n| format!("n{n}")).collect();
+    let promised = world.nominated.clone();
+    world.one_leaves();
+    let never = json!({"spec": {"preemptionPolicy": "Never"}});
+    world.apply(sized(pod("other", never), 2, 1000));
+    world.later(60);
+    assert!(world.bound.is_empty(), "{:?}", world.bound);
+    assert_eq!(world.nominated, promised, "one place is not the gang's");
+    let waits = "preemption: not eligible due to terminating pod on the nominated node.";
+    let said = world
+        .conditions
+        .values()
+        .filter(|said| said.ends_with(waits));
+    assert_eq!(said.count(), 1, "{:?}", world.conditions);
+    let waits = "with message not eligible due to terminating pod on the nominated node.";
+    let said = world
+        .explained
+        .values()
+        .filter(|said| said.ends_with(waits));
+    assert!(said.count() > 0, "{:?}", world.explained);
+    world.one_leaves();
+    world.later(60);
+    assert!(world.bound.is_empty(), "{:?}", world.bound);
+    assert_eq!(world.nominated, promised);
+    assert_eq!(
+        world.victims().len(),
+        1,
+        "nobody else goes: {:?}",
+        world.victims()
+    );
+    world.one_leaves();
+    world.later(60);
+    assert_eq!(world.bound(), ["m1", "m2", "m3"]);
+    assert_eq!(world.bound, promised);
+    assert_eq!(
+        left.difference(&promised.into_values().collect()).count(),
+        1
+    );
+}
+
+#[test]
+fn nobody_goes_for_a_gang_that_would_not_fit() {
+    let mut world = World::full(3, 2, 1);
+    for pod in members(4, 4, 2, &json!({})) {
+        world.apply(pod);
+    }
+    world.run();
+    assert!(world.victims().is_empty(), "{:?}", world.victims());
+    assert!(world.nominated.is_empty());
+    let why = "0/3 nodes are available: 3 Insufficient cpu.";
+    let room = format!("preemption: {why}");
+    assert_eq!(world.condition("m4"), format!("{why} {room}"));
+    let told = format!("{ATTEMPTED}m4 with message {why}");
+    for other in ["m1", "m2", "m3"] {
+        let said = &world.explained[other];
+        assert!(said.ends_with(&told), "{said}");
+    }
+    // Who came last may be too much.
+    let mut world = World::full(3, 2, 1);
+    for pod in members(4, 3, 2, &json!({})) {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!(world.victims().len(), 3);
+    world.all_leave();
+    world.later(60);
+    assert_eq!(world.bound().len(), 3);
+}
+
+/// Upstream: `Test_preemptionEvaluatorImpl_preempt`. Nodes of 32 cores, pods of 16.
+#[test]
+fn whether_and_for_whom_a_gang_evicts() {
+    struct Row {
+        name: &'static str,
+        /// Node and priority.
+        there: &'static [(&'static str, i32)],
+        change: fn(Pod) -> Pod,
+        victims: usize,
+        says: &'static str,
+    }
+    let rows = [
+        Row {
+            name: "job not eligible due to preemption policy",
+            there: &[("n1", 1), ("n1", 1), ("n2", 1), ("n2", 1)],
+            change: |mut pod| {
+                let spec = pod.spec.get_or_insert_default();
+                spec.preemption_policy = Some("Never".to_owned());
+                pod
+            },
+            victims: 0,
+            says: "not eligible due to preemptionPolicy=Never.",
+        },
+        Row {
+            name: "unschedulableAndUnResolvable",
+            there: &[("n1", 1), ("n1", 1), ("n2", 1), ("n2", 1)],
+            change: |pod| sized(pod, 64, 1000),
+            victims: 0,
+            says: "0/2 nodes are available: 2 Preemption is not helpful for scheduling.",
+        },
+        Row {
+            name: "no potential victims",
+            there: &[("n1", 1000), ("n1", 1000), ("n2", 1000), ("n2", 1000)],
+            change: |pod| pod,
+            victims: 0,
+            says: "0/2 nodes are available: 2 no potential victims.",
+        },
+        Row {
+            name: "preempt success",
+            there: &[("n1", 1), ("n1", 1), ("n2", 1), ("n2", 1)],
+            change: |pod| pod,
+            victims: 2,
+            says: "preempt success, alreadyWaitingForBound: 0/2",
+        },
+        Row {
+            name: "preempt success with one waiting pod",
+            there: &[("n1", 1), ("n1", 1), ("n2", 1)],
+            change: |pod| pod,
+            victims: 1,
+            says: "preempt success, alreadyWaitingForBound: 1/2",
+        },
+    ];
+    for row in rows {
+        let name = row.name;
+        let mut world = evicting();
+        world.node("n1", 32);
+        world.node("n2", 32);
+        for (nth, (node, priority)) in row.there.iter().enumerate() {
+            world.apply(plain(&format!("existing-{nth}"), node, 16, *priority));
+        }
+        for pod in members(2, 2, 16, &json!({})) {
+            world.apply((row.change)(pod));
+        }
+        world.run();
+        assert_eq!(world.victims().len(), row.victims, "{name}");
+        assert_eq!(
+            world.nominated.len(),
+            if row.victims > 0 { 2 } else { 0 },
+            "{name}"
+        );
+        // The one that failed is told what became of it, the other one who asked.
+        let mut failed = ["m1", "m2"].map(|pod| (world.condition(pod).to_owned(), pod));
+        failed.sort_by_key(|(said, _)| said.is_empty() || said.contains("gets rejected"));
+        let [(said, trigger), (_, other)] = failed;
+        match row.victims {
+            0 => assert!(
+                said.ends_with(&format!("preemption: {}", row.says)),
+                "{name}: {said}"
+            ),
+            _ => assert!(!said.contains("preemption"), "{name}: {said}"),
+        }
+        // Who waited is told that it was rejected.
+        if row.victims != 1 {
+            let told = &world.explained[other];
+            let expected = format!("{ATTEMPTED}{trigger} with message {}", row.says);
+            assert!(told.ends_with(&expected), "{name}: {told}");
+        }
+        world.all_leave();
+        world.later(60);
+        assert_eq!(world.bound().len(), row.victims.min(1) * 2, "{name}");
+    }
+}
+
+#[test]
+fn members_of_a_lenient_gang_are_told_that_it_was_decided() {
+    let mut world = World::full(3, 2, 1);
+    for pod in members(3, 3, 2, &json!({"mode": "NonStrict"})) {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!(world.victims().len(), 3, "one plan for all");
+    assert_eq!(world.nominated.len(), 3);
+    let told = "preemption: preemption already attempted by ns/m";
+    assert_eq!(
+        mentions(world.conditions.values(), told),
+        2,
+        "{:?}",
+        world.conditions
+    );
+    let success = "with message preempt success, alreadyWaitingForBound: 0/3";
+    assert_eq!(mentions(world.conditions.values(), success), 2);
+    world.all_leave();
+    world.later(60);
+    assert_eq!(world.bound().len(), 3);
+}
+
+#[test]
+fn who_is_spared() {
+    type Change = fn(Pod) -> Pod;
+    let rows: [(&str, Change, Change, bool); 5] = [
+        ("anybody", |pod| pod, |pod| pod, true),
+        (
+            "not to be preempted",
+            |pod| labelled(pod, "scheduling.koordinator.sh/disable-preemptible", "true"),
+            |pod| pod,
+            false,
+        ),
+        (
+            "takes what its quota guarantees",
+            |pod| labelled(pod, "quota.scheduling.koordinator.sh/preemptible", "false"),
+            |pod| pod,
+            false,
+        ),
+        // The least important member decides, whoever is tried first.
+        (
+            "more important than one of them",
+            |pod| sized(pod, 2, 7),
+            |pod| sized(pod, 2, 5),
+            false,
+        ),
+        (
+            "less than all of them",
+            |pod| sized(pod, 2, 3),
+            |pod| sized(pod, 2, 5),
+            true,
+        ),
+    ];
+    for (name, theirs, first, evicts) in rows {
+        for first_fails in [true, false] {
+            let mut world = evicting();
+            for node in ["n1", "n2"] {
+                world.node(node, 2);
+                world.apply(theirs(plain(&format!("v{node}"), node, 2, 1)));
+            }
+            let mut pods = members(2, 2, 2, &json!({}));
+            pods[usize::from(first_fails)] = first(pods[usize::from(first_fails)].clone());
+            for pod in pods {
+                world.apply(pod);
+            }
+            world.run();
+            assert_eq!(world.victims().len(), 2 * usize::from(evicts), "{name}");
+            let hopeless = "preemption: 0/2 nodes are available: 2 no potential victims.";
+            let said = mentions(world.conditions.values(), hopeless);
+            assert_eq!(said, usize::from(!evicts), "{name}: {:?}", world.conditions);
+        }
+    }
+    // Nor does a gang evict its own members.
+    let mut world = evicting();
+    world.node("n1", 2);
+    let policy = json!({"match-policy": "only-waiting"});
+    let there = sized(annotated("m0", "a", 2, policy.clone()), 2, 1);
+    world.apply(on_node(there, "n1"));
+    for pod in members(2, 2, 1, &policy) {
+        world.apply(pod);
+    }
+    world.run();
+    assert!(world.victims().is_empty(), "{:?}", world.victims());
+}
+
+#[test]
+fn budgets_are_kept_over_several_nodes() {
+    let mut world = evicting();
+    for node in ["n1", "n2"] {
+        world.node(node, 2);
+        for app in ["db", "web"] {
+            let name = format!("{app}-{node}");
+            // Were it not for the budget, the database would go.
+            let priority = if app == "db" { 1 } else { 2 };
+            world.apply(labelled(plain(&name, node, 1, priority), "app", app));
+        }
+    }
+    let budget: k8s_openapi::api::policy::v1::PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": {"name": "db", "namespace": "ns", "uid": "db"},
+        "spec": {"selector": {"matchLabels": {"app": "db"}}},
+        "status": {"disruptionsAllowed": 1, "currentHealthy": 2, "desiredHealthy": 1, "expectedPods": 2}
+    }))
+    .unwrap();
+    let change = ObjectChange {
+        kind: budgets::BUDGETS,
+        action: Action::ADD,
+        old: None,
+        new: Arc::new(budget),
+    };
+    world.engine.object_changed(&change, at(0));
+    // One on each node: they do not share one.
+    let mut pods = members(2, 2, 1, &json!({}));
+    for pod in &mut pods {
+        let ports = json!([{"containerPort": 80, "hostPort": 80}]);
+        let containers = &mut pod.spec.as_mut().unwrap().containers;
+        containers[0].ports = serde_json::from_value(ports).unwrap();
+    }
+    for pod in pods {
+        world.apply(pod);
+    }
+    world.run();
+    let dbs = world
+        .victims()
+        .iter()
+        .filter(|name| name.starts_with("db"))
+        .count();
+    assert_eq!(
+        (world.victims().len(), dbs),
+        (2, 1),
+        "{:?}",
+        world.victims()
+    );
+}
+
+fn quota(name: &str, cpu: usize) -> ObjectChange {
+    let quota: koord_api::scheduling::ElasticQuota = serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": name},
+        "spec": {"max": {"cpu": cpu.to_string()}, "min": {"cpu": cpu.to_string()}}
+    }))
+    .unwrap();
+    ObjectChange {
+        kind: "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
+        action: Action::ADD,
+        old: None,
+        new: Arc::new(quota),
+    }
+}
+
+#[test]
+fn a_gang_makes_room_in_its_quota_too() {
+    struct Row {
+        name: &'static str,
+        /// Members, of two cores each, and how many are needed.
+        gang: (usize, usize),
+        /// Cores of the one node. Its pods of two cores: two of the gang's quota, one of another.
+        cores: usize,
+        change: fn(Pod) -> Pod,
+        victims: &'static [&'static str],
+        bound: usize,
+    }
+    let rows = [
+        Row {
+            name: "only pods of the quota, however unimportant others are",
+            gang: (2, 2),
+            cores: 20,
+            change: |pod| pod,
+            victims: &["q1", "q2"],
+            bound: 2,
+        },
+        Row {
+            name: "one member has room in the quota, both have not",
+            gang: (2, 2),
+            cores: 20,
+            change: |pod| {
+                if pod.metadata.name.as_deref() == Some("q2") {
+                    sized(pod, 0, 1)
+                } else {
+                    pod
+                }
+            },
+            victims: &["q1"],
+            bound: 2,
+        },
+        Row {
+            name: "the quota is too small for them all",
+            gang: (3, 3),
+            cores: 20,
+            change: |pod| pod,
+            victims: &[],
+            bound: 0,
+        },
+        Row {
+            name: "but not for those that are needed",
+            gang: (3, 2),
+            cores: 20,
+            change: |pod| pod,
+            victims: &["q1", "q2"],
+            bound: 2,
+        },
+        Row {
+            name: "one of them may not go",
+            gang: (2, 2),
+            cores: 20,
+            change: |pod| match pod.metadata.name.as_deref() {
+                Some("q1") => labelled(pod, "quota.scheduling.koordinator.sh/preemptible", "false"),
+                _ => pod,
+            },
+            victims: &[],
+            bound: 0,
+        },
+        Row {
+            name: "the node is full besides",
+            gang: (2, 2),
+            cores: 6,
+            change: |pod| pod,
+            victims: &["q1", "q2"],
+            bound: 2,
+        },
+    ];
+    for row in rows {
+        let name = row.name;
+        let mut world = evicting();
+        world.node("n1", row.cores);
+        for (quota_name, cpu) in [("q", 4), ("r", 20)] {
+            world.engine.object_changed(&quota(quota_name, cpu), at(0));
+        }
+        let of = |pod, quota| labelled(pod, "quota.scheduling.koordinator.sh/name", quota);
+        for (pod, quota, priority) in [("q1", "q", 1), ("q2", "q", 1), ("r1", "r", 0)] {
+            world.apply((row.change)(of(plain(pod, "n1", 2, priority), quota)));
+        }
+        for pod in members(row.gang.0, row.gang.1, 2, &json!({})) {
+            world.apply(of(pod, "q"));
+        }
+        world.run();
+        let victims = world.victims();
+        assert_eq!(victims, row.victims, "{name}: {:?}", world.conditions);
+        world.all_leave();
+        world.later(60);
+        assert_eq!(
+            world.bound().len(),
+            row.bound,
+            "{name}: {:?}",
+            world.conditions
+        );
+    }
+}
+
+#[test]
+fn what_is_left_of_a_gang_keeps_nobody_out() {
+    let mut world = World::full(2, 2, 1);
+    let pods = members(2, 2, 2, &json!({}));
+    for pod in &pods {
+        world.apply(pod.clone());
+    }
+    world.run();
+    assert_eq!(world.nominated.len(), 2);
+    world.all_leave();
+    world.delete(&pods[0]);
+    let never = json!({"spec": {"preemptionPolicy": "Never"}});
+    for name in ["x", "y"] {
+        world.apply(sized(pod(name, never.clone()), 2, 1000));
+    }
+    world.later(60);
+    assert_eq!(world.bound(), ["x", "y"]);
+    assert!(!world.nominated.contains_key("m2"), "{:?}", world.nominated);
+}
+
+#[test]
+fn a_pod_of_no_gang_finds_victims_by_the_same_rules() {
+    for (label, victims) in [("true", 1), ("false", 0)] {
+        let context = BuildContext::default();
+        let mut world = world_with(&[], json!({"enablePreemption": true}), &context);
+        world.node("n1", 2);
+        let key = "quota.scheduling.koordinator.sh/preemptible";
+        world.apply(labelled(plain("v", "n1", 2, 1), key, label));
+        world.apply(sized(pod("x", json!({})), 2, 1000));
+        world.run();
+        assert_eq!(world.victims().len(), victims);
+    }
+}
+
+struct Dice(u64);
+
+impl Dice {
+    /// Below `sides`.
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).unwrap() % sides
+    }
+}
+
+/// A cluster of little nodes: cores, and the pods there by cores, priority and whether they may go.
+type Cluster = Vec<(usize, Vec<(usize, usize, bool)>)>;
+
+/// How many of the wanted sizes, from the first on or in any order, can be placed on nodes with so many
+/// cores, all ways tried.
+fn most(free: &[usize], sizes: &[usize], strict: bool) -> usize {
+    let Some((size, rest)) = sizes.split_first() else {
+        return 0;
+    };
+    let without = if strict { 0 } else { most(free, rest, strict) };
+    let placed = (0..free.len())
+        .filter(|node| free[*node] >= *size)
+        .map(|node| {
+            let mut left = free.to_vec();
+            left[node] -= size;
+            1 + most(&left, rest, strict)
+        });
+    placed.max().unwrap_or(0).max(without)
+}
+
+/// Free cores where all have gone that may go, up to a priority.
+fn free(cluster: &Cluster, up_to: Option<usize>) -> Vec<usize> {
+    let nodes = cluster.iter().map(|(cores, pods)| {
+        let stay = pods
+            .iter()
+            .filter(|(_, priority, may)| !may || up_to.is_none_or(|up_to| *priority > up_to));
+        cores - stay.map(|(cores, ..)| cores).sum::<usize>()
+    });
+    nodes.collect()
+}
+
+#[test]
+fn plans_are_those_that_a_plain_search_allows() {
+    // Nobody went; all fit anyway; some had to go; on several nodes; not all of them; too many asked.
+    let mut seen = [0; 6];
+    for seed in 0..1000 {
+        let mut dice = Dice(seed);
+        let cluster: Cluster = (0..1 + dice.roll(3))
+            .map(|_| {
+                let cores = 2 + dice.roll(5);
+                let mut left = cores;
+                let mut pods = Vec::new();
+                for _ in 0..dice.roll(4) {
+                    let size = (1 + dice.roll(3)).min(left);
+                    if size > 0 {
+                        left -= size;
+                        pods.push((size, dice.roll(4), dice.roll(5) > 0));
+                    }
+                }
+                (cores, pods)
+            })
+            .collect();
+        let count = 1 + dice.roll(4);
+        let alike = dice.roll(3) > 0;
+        let first = 1 + dice.roll(3);
+        let sizes: Vec<usize> = (0..count)
+            .map(|_| if alike { first } else { 1 + dice.roll(3) })
+            .collect();
+        let strict = dice.roll(2) == 0;
+        let mut world = evicting();
+        for (nth, (cores, pods)) in cluster.iter().enumerate() {
+            world.node(&format!("n{nth}"), *cores);
+            for (at, (size, priority, may)) in pods.iter().enumerate() {
+                let name = format!("v{nth}-{at}");
+                let pod = plain(
+                    &name,
+                    &format!("n{nth}"),
+                    *size,
+                    i32::try_from(*priority).unwrap(),
+                );
+                let key = "scheduling.koordinator.sh/disable-preemptible";
+                world.apply(if *may {
+                    pod
+                } else {
+                    labelled(pod, key, "true")
+                });
+            }
+        }
+        let mode = if strict { "Strict" } else { "NonStrict" };
+        let pods = members(count, count, 1, &json!({"mode": mode}));
+        for (pod, size) in pods.into_iter().zip(&sizes) {
+            world.apply(sized(pod, *size, 1000));
+        }
+        world.run();
+        let case = format!("seed {seed}: {cluster:?}, {mode} {sizes:?}");
+        let now = most(&free(&cluster, None), &sizes, false) == count;
+        let then = most(&free(&cluster, Some(3)), &sizes, false) == count;
+        let victims: Vec<String> = world
+            .victims()
+            .iter()
+            .map(|name| (*name).to_owned())
+            .collect();
+        if !then {
+            seen[0] += 1;
+            assert!(
+                victims.is_empty() && world.bound.is_empty(),
+                "{case}: {victims:?}"
+            );
+            // Those of a lenient gang that have a place wait in it.
+            assert_eq!(world.nominated.len(), world.booked().1, "{case}");
+            continue;
+        }
+        if world.bound.len() == count {
+            seen[1] += 1;
+            assert!(now && victims.is_empty(), "{case}");
+            continue;
+        }
+        assert!(world.bound.is_empty(), "{case}");
+        if victims.is_empty() {
+            // Of unlike ones, the first may take what the last needs.
+            assert!(!alike, "{case}: a place was overlooked");
+            seen[5] += 1;
+            continue;
+        }
+        assert!(!(now && alike), "{case}: {victims:?} went for nothing");
+        assert_eq!(world.nominated.len(), count, "{case}");
+        // On each node: who was placed there fits without the victims, and with any one of them does not.
+        let mut nodes = BTreeSet::new();
+        let mut highest = None;
+        for (nth, (cores, pods)) in cluster.iter().enumerate() {
+            let here = |(pod, _): &(&String, &String)| pod[1..].parse::<usize>().unwrap() - 1;
+            let placed = world
+                .nominated
+                .iter()
+                .filter(|(_, node)| **node == format!("n{nth}"));
+            let placed: usize = placed.map(|it| sizes[here(&it)]).sum();
+            let goes = |at: usize| victims.contains(&format!("v{nth}-{at}"));
+            let stay = pods.iter().enumerate().filter(|(at, _)| !goes(*at));
+            let left = cores - stay.map(|(_, (size, ..))| size).sum::<usize>();
+            assert!(placed <= left, "{case}: {:?}", world.nominated);
+            for (at, (size, priority, may)) in pods.iter().enumerate().filter(|(at, _)| goes(*at)) {
+                assert!(*may, "{case}: v{nth}-{at} was spared");
+                assert!(placed > left - size, "{case}: v{nth}-{at} went for nothing");
+                highest = highest.max(Some(*priority));
+                nodes.insert(nth);
+            }
+        }
+        if alike {
+            let needed =
+                (0..4).find(|up_to| most(&free(&cluster, Some(*up_to)), &sizes, false) == count);
+            assert_eq!(highest, needed, "{case}: {victims:?}");
+        }
+        seen[2] += 1;
+        seen[3] += usize::from(nodes.len() > 1);
+        let all = cluster
+            .iter()
+            .flat_map(|(_, pods)| pods)
+            .filter(|(.., may)| *may);
+        seen[4] += usize::from(victims.len() < all.count());
+        let promised = world.nominated.clone();
+        if dice.roll(2) == 0 {
+            world.all_leave();
+            world.later(60);
+            assert_eq!(world.bound, promised, "{case}: {:?}", world.conditions);
+            continue;
+        }
+        // With some gone, members may swap places: nobody else has to go, and nobody is left out.
+        for _ in 0..victims.len() {
+            world.one_leaves();
+            world.later(60);
+        }
+        assert!(world.evicted.is_empty(), "{case}: {:?}", world.victims());
+        assert_eq!(world.bound.len(), count, "{case}: {:?}", world.conditions);
+    }
+    assert!(seen.iter().all(|times| *times >= 3), "{seen:?}");
+}
