@@ -78,7 +78,7 @@ pub(super) enum ResyncMethod {
 pub(super) enum InformerMode {
     /// Those that run.
     Shared,
-    /// Those that run, or have ended and are still there.
+    /// Those that run, and, with kubelets before 1.34, those that have ended and are still there.
     #[default]
     Dedicated,
 }

@@ -11,6 +11,17 @@ use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
+/// The pods that an exporter would count.
+struct Counted {
+    /// Those that have not ended, with those that no fingerprint has, as they have nothing of their own.
+    uids: FxHashSet<Arc<str>>,
+    /// The fingerprint of those.
+    active: String,
+    /// The same with those that have ended, where that is another: kubelets before 1.34 list these, too.
+    /// Either way, all that have something were counted.
+    with_ended: Option<String>,
+}
+
 /// One node.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
@@ -137,34 +148,36 @@ impl Desk {
         }
     }
 
-    /// The fingerprint of the pods that an exporter would count, and their uids, with those that it
-    /// would not, because they have nothing of their own.
+    /// The pods that an exporter would count.
     fn counted(
         &self,
         node: NodeIndex,
         view: View<'_>,
         how: &OverReserve,
         only_exclusive: bool,
-    ) -> (String, FxHashSet<Arc<str>>) {
+    ) -> Counted {
         let mut uids = FxHashSet::default();
-        let mut hashes = Vec::new();
         let newest = self.newest.as_deref();
         let lists = |id| newest.is_some_and(|report| report.lists(id));
-        let mut add = |print: &Print| {
-            if !only_exclusive || print.is_exclusive(lists) {
-                hashes.push(print.hash);
-            }
-        };
+        let hash =
+            |print: &Print| (!only_exclusive || print.is_exclusive(lists)).then_some(print.hash);
+        let mut hashes = Vec::new();
         for pod in view.nodes.pods(node) {
             if is_counted(pod, how.informer) {
                 uids.insert(pod.uid.clone());
-                add(&Print::of(pod, view.resources));
+                hashes.extend(hash(&Print::of(pod, view.resources)));
             }
         }
-        if how.informer == InformerMode::Dedicated {
-            self.ended.values().for_each(add);
+        let active = fingerprint::of(hashes.iter().copied());
+        let with_ended = (how.informer == InformerMode::Dedicated).then(|| {
+            hashes.extend(self.ended.values().filter_map(hash));
+            fingerprint::of(hashes)
+        });
+        Counted {
+            uids,
+            with_ended: with_ended.filter(|it| *it != active),
+            active,
         }
-        (fingerprint::of(hashes), uids)
     }
 
     /// Compares the newest report with the pods on the node. If it has counted them, and no others, it
@@ -176,12 +189,12 @@ impl Desk {
         let Some(stated) = &newest.fingerprint else {
             return false;
         };
-        let (known, uids) = self.counted(node, view, how, is_exclusive(&newest, how.method));
-        if known != *stated {
+        let known = self.counted(node, view, how, is_exclusive(&newest, how.method));
+        if known.active != *stated && known.with_ended.as_ref() != Some(stated) {
             return false;
         }
-        // A pod that was placed after the exporter looked is in neither fingerprint, and stays held.
-        self.held.retain(|uid, _| !uids.contains(uid));
+        // A pod that was placed after the exporter looked is in no fingerprint, and stays held.
+        self.held.retain(|uid, _| !known.uids.contains(uid));
         self.sum = Amounts::new();
         for needs in self.held.values() {
             self.sum.add_all(needs);
@@ -203,10 +216,16 @@ impl Desk {
             None => "has no attribute nodeTopologyPodsFingerprint".to_owned(),
             Some(stated) => {
                 let only = newest.is_some_and(|report| is_exclusive(report, how.method));
-                let (known, uids) = self.counted(node, view, how, only);
+                let known = self.counted(node, view, how, only);
+                let ended = known.with_ended.as_ref().map(|it| {
+                    let count = self.ended.len();
+                    format!(", or {it:?} with the {count} that have ended")
+                });
                 format!(
-                    "states fingerprint {stated:?} of its pods, and the {} pods known here make {known:?}",
-                    uids.len() + self.ended.len()
+                    "states fingerprint {stated:?} of its pods, and the {} pods known here make {:?}{}",
+                    known.uids.len(),
+                    known.active,
+                    ended.unwrap_or_default()
                 )
             }
         };

@@ -407,6 +407,29 @@ fn a_pod_that_has_ended_is_in_the_fingerprint_of_kubelets() {
     }
 }
 
+/// Kubelets from 1.34 list active pods only: what they report has everything that runs.
+#[test]
+fn a_pod_that_has_ended_may_be_missing_in_the_fingerprint_of_kubelets() {
+    for phase in ["Succeeded", "Failed"] {
+        let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
+        engine.pod_applied(bound(pod("ended", &twenty()), "b", "Running"), now());
+        engine.pod_applied(bound(pod("ended", &twenty()), "b", phase), now());
+        engine.object_changed(
+            &report("b", SINGLE, printed(NOBODY), two_zones(20, 20)),
+            now(),
+        );
+        assert_eq!(
+            place(&mut engine, pod("pod1", &twenty())),
+            Ok("b".to_owned())
+        );
+        engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Running"), now());
+        assert!(place(&mut engine, pod("pod2", &twenty())).is_err());
+        engine.object_changed(&report("b", SINGLE, printed(POD1), two_zones(0, 20)), now());
+        let found = decide(&mut engine, at(400)).map(|bind| bind.node.to_string());
+        assert_eq!(found, Ok("b".to_owned()), "{phase}");
+    }
+}
+
 #[test]
 fn a_kubelet_that_is_configured_anew_is_heard_of_at_once() {
     for (scope, heard) in [("All", true), ("OnlyResources", false)] {
