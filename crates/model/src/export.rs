@@ -2,7 +2,7 @@
 //! of the machine and of what the kubelet's PodResources service lists.
 //!
 //! The community's exporter is `nfd-topology-updater` of kubernetes-sigs/node-feature-discovery; rules
-//! and names are its own. Here zones and resources come in order, a CPU or device that is listed twice
+//! and names are its own. Here zones and resources come in order, a CPU or device that two have
 //! counts once, one near several NUMA nodes is taken from each of them, nothing goes below 0, and what
 //! makes no sense is told ([`Zones::problems`]) and passed over.
 
@@ -33,12 +33,13 @@ pub struct Node {
 /// A machine: its NUMA nodes by number, below 64.
 pub type Machine = BTreeMap<u8, Node>;
 
-/// Devices of one resource that are near the same NUMA nodes.
+/// Devices of one resource that are near the same NUMA nodes, or, as the kubelet lists them, one that
+/// is near one: then it has as many entries as NUMA nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
     /// The resource.
     pub resource: String,
-    /// Their ids, unique in the resource.
+    /// Their ids; the same id in the same resource is the same device.
     pub ids: Vec<String>,
     /// The NUMA nodes; none if nobody knows.
     pub nodes: NumaMask,
@@ -189,9 +190,7 @@ impl<'a> Books<'a> {
         for block in &allocatable.memory {
             books.open_memory(block);
         }
-        for devices in &allocatable.devices {
-            books.open_devices(devices);
-        }
+        books.open_devices(&allocatable.devices);
         books
     }
 
@@ -216,27 +215,31 @@ impl<'a> Books<'a> {
         }
     }
 
-    fn open_devices(&mut self, devices: &'a Devices) {
-        let resource = devices.resource.as_str();
-        for id in &devices.ids {
-            let known = self.devices.entry(resource).or_default();
-            if known.contains_key(id.as_str()) {
-                self.wrong(format!("device {id:?} of {resource} is allocatable twice"));
-                continue;
-            }
-            known.insert(id, devices.nodes);
-            for number in devices.nodes.ids() {
-                let Some(all) = self.nodes.get_mut(&number) else {
-                    self.wrong(format!(
-                        "device {id:?} of {resource} is near NUMA node {number}, which there is not"
-                    ));
-                    continue;
-                };
-                let tally = all.entry(resource.to_owned()).or_default();
-                tally.more(1);
-                tally.capacity = tally.allocatable;
+    /// The kubelet lists a device once for each NUMA node that it is near.
+    fn open_devices(&mut self, listed: &'a [Devices]) {
+        for devices in listed {
+            let known = self.devices.entry(&devices.resource).or_default();
+            for id in &devices.ids {
+                known.entry(id).or_default().0 |= devices.nodes.0;
             }
         }
+        let mut foreign = Vec::new();
+        for (resource, known) in &self.devices {
+            for (id, nodes) in known {
+                for number in nodes.ids() {
+                    let Some(all) = self.nodes.get_mut(&number) else {
+                        foreign.push(format!(
+                            "device {id:?} of {resource} is near NUMA node {number}, which there is not"
+                        ));
+                        continue;
+                    };
+                    let tally = all.entry((*resource).to_owned()).or_default();
+                    tally.more(1);
+                    tally.capacity = tally.allocatable;
+                }
+            }
+        }
+        self.problems.extend(foreign);
     }
 
     fn take(&mut self, share: &Share) {
@@ -260,10 +263,11 @@ impl<'a> Books<'a> {
         for block in &share.memory {
             self.take_memory(block);
         }
-        for devices in &share.devices {
-            for id in &devices.ids {
-                self.take_device(&devices.resource, id);
-            }
+        let devices = share.devices.iter();
+        let devices = devices.flat_map(|one| one.ids.iter().map(|id| (&*one.resource, &**id)));
+        // Once, though it is listed for each NUMA node that it is near.
+        for (resource, id) in devices.collect::<BTreeSet<_>>() {
+            self.take_device(resource, id);
         }
     }
 
@@ -474,12 +478,37 @@ mod tests {
         );
     }
 
+    /// The kubelet lists a device near several NUMA nodes once for each of them.
+    #[test]
+    fn a_device_near_two_numa_nodes_is_one_device() {
+        let (machine, mut all) = machine();
+        let x = vec![devices(&["x"], &[0]), devices(&["x"], &[1])];
+        all.devices.clone_from(&x);
+        all.devices.push(devices(&["y"], &[1]));
+        let one = Share {
+            devices: x,
+            ..Share::default()
+        };
+        for (taken, free) in [(&[][..], [1, 2]), (&[one], [0, 1])] {
+            let found = zones(&machine, &all, taken);
+            let memory = "memory 8Gi/7Gi/7Gi";
+            assert_eq!(
+                text(&found.zones),
+                [
+                    format!("node-0 Node: cpu 4/3/3, ex.com/a 1/1/{}, {memory}", free[0]),
+                    format!("node-1 Node: cpu 4/3/3, ex.com/a 2/2/{}, {memory}", free[1]),
+                ]
+            );
+            assert_eq!(found.problems, [""; 0]);
+        }
+    }
+
     /// Lists that contradict each other or the machine give nothing away twice, and do not go below 0.
     #[test]
     fn contradictions_are_told_and_counted_once() {
         let (machine, mut all) = machine();
         all.cpus.insert(9);
-        all.devices.push(devices(&["a"], &[1]));
+        all.devices.push(devices(&["a"], &[0]));
         all.devices.push(devices(&["d"], &[7]));
         all.memory.push(block(GI, &[7]));
         let one = Share {
@@ -509,7 +538,6 @@ mod tests {
                 "allocatable CPUs 9 are in no NUMA node",
                 "allocatable memory in NUMA node 7, which there is not",
                 "containers have 1073741824 bytes of memory more in NUMA nodes 01 than is allocatable",
-                "device \"a\" of ex.com/a is allocatable twice",
                 "device \"d\" of ex.com/a is near NUMA node 7, which there is not",
                 "two containers have CPUs 2",
                 "two containers have device \"a\" of ex.com/a",

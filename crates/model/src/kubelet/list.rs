@@ -6,7 +6,6 @@
 use super::{CpuManager, Held, Kubelet};
 use crate::export::{Block, Devices, Machine, Node, Share};
 use crate::numa::NumaMask;
-use std::collections::BTreeMap;
 
 impl Kubelet {
     /// The machine as the kernel describes it.
@@ -52,7 +51,7 @@ impl Kubelet {
         }
         for (resource, all) in &self.machine.devices {
             let healthy = all.iter().filter(|device| device.healthy);
-            share.devices.extend(grouped(
+            share.devices.extend(each(
                 resource,
                 healthy.map(|device| (device.id.clone(), device.nodes)),
             ));
@@ -78,7 +77,7 @@ impl Kubelet {
         };
         let devices = held.devices.iter().flat_map(|(resource, ids)| {
             let ids = ids.iter().map(|id| (id.clone(), near(resource, id)));
-            grouped(resource, ids)
+            each(resource, ids)
         });
         Share {
             cpus: held.cpus.clone(),
@@ -96,22 +95,23 @@ impl Kubelet {
     }
 }
 
-/// One entry for each set of NUMA nodes.
-fn grouped(
+/// One entry for each device and NUMA node that it is near; without nodes if its plugin does not say.
+fn each(
     resource: &str,
     devices: impl Iterator<Item = (String, Option<NumaMask>)>,
-) -> Vec<Devices> {
-    let mut by_nodes: BTreeMap<NumaMask, Vec<String>> = BTreeMap::new();
-    for (id, nodes) in devices {
-        by_nodes
-            .entry(nodes.unwrap_or_default())
-            .or_default()
-            .push(id);
-    }
-    let entry = |(nodes, ids)| Devices {
-        resource: resource.to_owned(),
-        ids,
-        nodes,
-    };
-    by_nodes.into_iter().map(entry).collect()
+) -> impl Iterator<Item = Devices> {
+    devices.flat_map(move |(id, nodes)| {
+        let near = match nodes {
+            None => vec![NumaMask::default()],
+            Some(nodes) => nodes
+                .ids()
+                .map(|node| NumaMask::from_iter([node]))
+                .collect(),
+        };
+        near.into_iter().map(move |nodes| Devices {
+            resource: resource.to_owned(),
+            ids: vec![id.clone()],
+            nodes,
+        })
+    })
 }

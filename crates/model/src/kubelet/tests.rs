@@ -1,5 +1,6 @@
 //! One kubelet and pods.
 
 mod admission;
+mod list;
 mod merge;
 mod prediction;
