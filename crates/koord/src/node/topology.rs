@@ -2,6 +2,7 @@
 
 use crate::{cluster, console};
 use anyhow::{Context as _, Result};
+use koord_api::resources;
 use koord_api::topology::{Zone, zone_name};
 use koord_model::export::{Machine, Node};
 use koordlet::exporter::{self, ListError, Listed};
@@ -45,6 +46,11 @@ pub(super) fn main(args: &Args) -> Result<()> {
 
 fn render(machine: &Machine, listed: Result<&Listed, &ListError>) -> String {
     let mut out = String::new();
+    let zones = listed.iter().flat_map(|listed| &listed.zones.zones);
+    let resources = zones.flat_map(|zone| &zone.resources);
+    let exclusive = resources
+        .filter(|resource| resource.name == resources::CPU)
+        .any(|cpus| cpus.allocatable.signum() > 0);
     for (id, node) in machine {
         let name = zone_name(u32::from(*id));
         let _ = writeln!(out, "{name}  {}", facts(node));
@@ -57,11 +63,15 @@ fn render(machine: &Machine, listed: Result<&Listed, &ListError>) -> String {
         }
         let zones = listed.iter().flat_map(|listed| &listed.zones.zones);
         for zone in zones.filter(|zone| zone.name == name) {
-            given(&mut out, zone);
+            given(&mut out, zone, exclusive);
         }
     }
     match listed {
         Ok(listed) => {
+            if !exclusive {
+                // The kubelet does not say why; its other policy leaves some.
+                let _ = writeln!(out, "no CPU is exclusive (cpuManagerPolicy none)");
+            }
             let _ = writeln!(
                 out,
                 "{} pods are listed, fingerprint {}",
@@ -91,10 +101,11 @@ fn facts(node: &Node) -> String {
         .join(", ")
 }
 
-/// A bar for each resource: what pods have, of what they can have.
-fn given(out: &mut String, zone: &Zone) {
+/// A bar for each resource: what pods have, of what they can have. CPUs only if some can be exclusive.
+fn given(out: &mut String, zone: &Zone, exclusive: bool) {
     const WIDTH: i64 = 20;
-    for resource in &zone.resources {
+    let all = zone.resources.iter();
+    for resource in all.filter(|it| exclusive || it.name != resources::CPU) {
         let (all, free) = (resource.allocatable.value(), resource.available.value());
         let taken = all.saturating_sub(free).max(0);
         let filled = taken.saturating_mul(WIDTH).checked_div(all).unwrap_or(0);
@@ -146,6 +157,27 @@ mod tests {
              2 pods are listed, fingerprint pfp0v001a5e1c50c557adb9d\n  \
              passed over: a container has CPUs 9, which are not allocatable\n  \
              passed over: two containers have CPUs 1\n"
+        );
+    }
+
+    /// The kubelet's CPU manager without a policy lists no CPUs.
+    #[test]
+    fn that_no_cpu_is_exclusive_is_said() {
+        let node = Node {
+            cpus: "0-3".parse().unwrap(),
+            ..Node::default()
+        };
+        let machine: Machine = [(0, node)].into();
+        let listed = Listed {
+            zones: zones(&machine, &Share::default(), &[]),
+            pods: 0,
+            fingerprint: "pfp0v001ef46db3751d8e999".to_owned(),
+        };
+        assert_eq!(
+            render(&machine, Ok(&listed)),
+            "node-0  CPUs 0-3 (4)\n\
+             no CPU is exclusive (cpuManagerPolicy none)\n\
+             0 pods are listed, fingerprint pfp0v001ef46db3751d8e999\n"
         );
     }
 }

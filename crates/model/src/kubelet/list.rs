@@ -4,6 +4,7 @@
 //! are not listed, though what nobody took over from them stays theirs until the pod ends.
 
 use super::{CpuManager, Held, Kubelet};
+use crate::cpuset::CpuSet;
 use crate::export::{Block, Devices, Machine, Node, Share};
 use crate::numa::NumaMask;
 
@@ -28,12 +29,13 @@ impl Kubelet {
         nodes.ids().map(node).collect()
     }
 
-    /// `GetAllocatableResources`: CPUs whatever the CPU manager's policy; memory with the static one.
+    /// `GetAllocatableResources`: CPUs and memory with the static policy of their managers only, as
+    /// without it nobody has them alone.
     #[must_use]
     pub fn allocatable(&self) -> Share {
         let mut share = Share {
             cpus: match self.settings.cpu {
-                CpuManager::None => self.machine.topology.all().clone(),
+                CpuManager::None => CpuSet::new(),
                 CpuManager::Static { .. } => self.allocatable_cpus(),
             },
             ..Share::default()

@@ -23,7 +23,11 @@ fn a_device_near_two_numa_nodes_is_listed_twice_and_counted_once() {
         ids: vec![id.to_owned()],
         nodes: nodes.iter().copied().collect(),
     };
-    let expected = [entry("both", &[0]), entry("both", &[1]), entry("silent", &[])];
+    let expected = [
+        entry("both", &[0]),
+        entry("both", &[1]),
+        entry("silent", &[]),
+    ];
     assert_eq!(kubelet.allocatable().devices, expected);
     let taken: Vec<_> = kubelet.listed("a").into_iter().map(|it| it.1).collect();
     assert_eq!(taken[0].devices, expected);
@@ -33,5 +37,25 @@ fn a_device_near_two_numa_nodes_is_listed_twice_and_counted_once() {
         let device = zone.resources.iter().find(|it| it.name == "ex.com/a");
         let device = device.unwrap();
         assert_eq!((device.capacity.value(), device.available.value()), (1, 0));
+    }
+}
+
+/// Only the static policy gives CPUs away.
+#[test]
+fn without_a_cpu_manager_no_cpus_are_allocatable() {
+    let mut settings = Settings::default();
+    for (cpu, count) in [
+        (CpuManager::None, 0),
+        (
+            CpuManager::Static {
+                reserved: CpuSet::new(),
+                full_cores: false,
+            },
+            8,
+        ),
+    ] {
+        settings.cpu = cpu;
+        let kubelet = Kubelet::new(machine(2, 4, 8 * GI), settings.clone()).unwrap();
+        assert_eq!(kubelet.allocatable().cpus.len(), count);
     }
 }
