@@ -58,8 +58,9 @@ pub struct Options {
     pub terminated_pod_gc_threshold: usize,
     /// Simulated nodes besides this machine.
     pub simulated_nodes: usize,
-    /// The NUMA nodes of simulated nodes. With them, the scheduler keeps pods off nodes whose kubelet
-    /// would refuse them.
+    /// The NUMA nodes of simulated nodes. With them and policy single-numa-node, the scheduler keeps
+    /// pods off nodes whose kubelet would refuse them (NodeResourceTopologyMatch); with another policy
+    /// and scope pod, NodeNUMAResource aligns by its own books, and some may be refused.
     pub topology: Option<koord_sim::Layout>,
     /// The first content of `slo-controller-config`, by key.
     pub slo_config: Value,
@@ -268,11 +269,20 @@ impl Cluster {
                 Some(_) => koord_plugins::registry_with_topology_match(),
                 None => koord_plugins::registry(),
             };
-            let scheduler = koord_scheduler::Options {
+            let mut scheduler = koord_scheduler::Options {
                 leader_elect: false,
                 profile_names: vec!["koord-scheduler".to_owned(), "default-scheduler".to_owned()],
                 ..koord_scheduler::Options::new(registry)
             };
+            if options
+                .topology
+                .as_ref()
+                .is_some_and(|it| it.scope == "pod")
+            {
+                // Scope pod is how NodeNUMAResource aligns: then it can do so for every policy.
+                let gate = "FullNRTPolicyMapping".to_owned();
+                scheduler.build.gates.insert(gate, true);
+            }
             let admin = Admin::new(context.metrics.clone()).with_routes(scheduler.debug.router());
             self.scheduler_address = self.serve_scheduler(&admin).await;
             spawn(

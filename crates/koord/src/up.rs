@@ -25,7 +25,8 @@ pub struct Args {
     /// cannot align; a node of an earlier start stays as it is.
     #[arg(long, value_name = "NODESxCPUS")]
     pub topology: Option<Layout>,
-    /// topologyManagerPolicy of these kubelets: none, best-effort, restricted or single-numa-node.
+    /// topologyManagerPolicy of these kubelets: none, best-effort, restricted or single-numa-node. Only
+    /// with the last does the scheduler keep away all pods that a kubelet would refuse.
     #[arg(
         long,
         value_name = "POLICY",
