@@ -199,7 +199,7 @@ async fn run(args: &Args) -> Result<Outcome> {
     for chain in Chain::ALL {
         let (name, about) = (chain.name(), chain.about());
         console::warn(format_args!("{name}: {about}, {} s", setup.seconds));
-        let stage = Stage::set(chain, &setup).await?;
+        let mut stage = Stage::set(chain, &setup).await.context(name)?;
         let watched = stage.watch(chain, &setup).await;
         stage.clear().await;
         chains.push(watched.context(name)?);
@@ -219,7 +219,23 @@ struct Stage {
     server: std::sync::Arc<ApiServer>,
     client: Client,
     context: Context,
-    parts: JoinSet<Result<()>>,
+    parts: JoinSet<Part>,
+}
+
+/// What runs for the whole time, and how it ended.
+type Part = (&'static str, Result<()>);
+
+/// Does `work`, unless one of `parts` ends before: what is found without it means nothing.
+async fn beside<T>(parts: &mut JoinSet<Part>, work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        biased;
+        Some(ended) = parts.join_next() => match ended {
+            Ok((name, Ok(()))) => bail!("the {name} ended before everything was measured"),
+            Ok((name, Err(error))) => Err(error.context(name)),
+            Err(error) => Err(error).context("simulated nodes or scheduler"),
+        },
+        found = work => found,
+    }
 }
 
 impl Stage {
@@ -240,11 +256,11 @@ impl Stage {
         };
         let (client, context) = (stage.client.clone(), stage.context.clone());
         stage.parts.spawn(async move {
-            koord_sim::run(options, client, context)
-                .await
-                .context("simulated nodes")
+            let ended = koord_sim::run(options, client, context).await;
+            ("simulation of nodes", ended.map_err(Into::into))
         });
-        stage.reported(setup.nodes as usize).await?;
+        let reported = reported(stage.client.clone(), setup.nodes as usize);
+        beside(&mut stage.parts, reported).await?;
         let options = koord_scheduler::Options {
             leader_elect: false,
             config: Some(chain.config()?),
@@ -252,35 +268,13 @@ impl Stage {
         };
         let (client, context) = (stage.client.clone(), stage.context.clone());
         stage.parts.spawn(async move {
-            koord_scheduler::run(options, client, context)
-                .await
-                .context("scheduler")
+            let ended = koord_scheduler::run(options, client, context).await;
+            ("scheduler", ended.map_err(Into::into))
         });
         Ok(stage)
     }
 
-    /// Waits until every node has a report.
-    async fn reported(&self, nodes: usize) -> Result<()> {
-        let reports: Api<NodeResourceTopology> = Api::all(self.client.clone());
-        let all = async {
-            while reports
-                .list_metadata(&ListParams::default())
-                .await?
-                .items
-                .len()
-                < nodes
-            {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            Ok::<_, koord_kube::Error>(())
-        };
-        match tokio::time::timeout(PATIENCE, all).await {
-            Ok(done) => Ok(done?),
-            Err(_) => bail!("not all of {nodes} simulated nodes appeared within {PATIENCE:?}"),
-        }
-    }
-
-    async fn watch(&self, chain: Chain, setup: &Setup) -> Result<Watched> {
+    async fn watch(&mut self, chain: Chain, setup: &Setup) -> Result<Watched> {
         let stop = self.context.shutdown.clone();
         let pods = Informer::<Pod>::start(self.client.clone(), Scope::default(), stop);
         let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), "default");
@@ -288,29 +282,59 @@ impl Stage {
             .create(&PostParams::default(), &deployment(setup)?)
             .await
             .context("Deployment")?;
-        let failed_by_second = count(pods, setup.seconds).await?;
+        let failed_by_second = beside(&mut self.parts, count(pods, setup.seconds)).await?;
         let all: Api<Pod> = Api::namespaced(self.client.clone(), "default");
         let live = ListParams::default().fields("status.phase!=Failed");
         let live = all.list(&live).await.context("pods")?.items;
-        let waiting: Vec<String> = live.iter().filter_map(waits).collect();
-        Ok(Watched {
-            chain,
-            failed: failed_by_second.iter().sum(),
-            failed_by_second,
-            running: live.iter().filter(|pod| phase(pod) == "Running").count(),
-            waiting: waiting.len(),
-            why: waiting.into_iter().next(),
-        })
+        watched(chain, failed_by_second, &live)
     }
 
     async fn clear(mut self) {
         self.context.shutdown.cancel();
         while let Some(ended) = self.parts.join_next().await {
-            if let Ok(Err(error)) = ended {
-                console::warn(console::chain(&error));
+            if let Ok((name, Err(error))) = ended {
+                console::warn(console::chain(&error.context(name)));
             }
         }
         self.server.close().await;
+    }
+}
+
+/// What became of the pods; `live` are those that have not failed.
+fn watched(chain: Chain, failed_by_second: Vec<u64>, live: &[Pod]) -> Result<Watched> {
+    let running = live.iter().filter(|pod| phase(pod) == "Running").count();
+    if running == 0 {
+        bail!("no pod runs at the end: nothing was shown");
+    }
+    let waiting: Vec<String> = live.iter().filter_map(waits).collect();
+    Ok(Watched {
+        chain,
+        failed: failed_by_second.iter().sum(),
+        failed_by_second,
+        running,
+        waiting: waiting.len(),
+        why: waiting.into_iter().next(),
+    })
+}
+
+/// Waits until every node has a report.
+async fn reported(client: Client, nodes: usize) -> Result<()> {
+    let reports: Api<NodeResourceTopology> = Api::all(client);
+    let all = async {
+        while reports
+            .list_metadata(&ListParams::default())
+            .await?
+            .items
+            .len()
+            < nodes
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok::<_, koord_kube::Error>(())
+    };
+    match tokio::time::timeout(PATIENCE, all).await {
+        Ok(done) => Ok(done?),
+        Err(_) => bail!("not all of {nodes} simulated nodes appeared within {PATIENCE:?}"),
     }
 }
 
@@ -397,5 +421,53 @@ mod tests {
         );
         let read: Outcome = serde_json::from_value(text).unwrap();
         assert_eq!(read, page::tests::outcome());
+    }
+
+    /// A scheduler that dies binds nothing, and nothing fails.
+    #[tokio::test]
+    async fn nothing_is_measured_without_all_parts() {
+        async fn died() -> Part {
+            ("scheduler", Err(anyhow::anyhow!("lost its lease")))
+        }
+        async fn ended() -> Part {
+            ("simulation of nodes", Ok(()))
+        }
+        async fn panicked() -> Part {
+            panic!("of a test");
+        }
+        for (at, why) in [
+            "scheduler: lost its lease",
+            "the simulation of nodes ended before everything was measured",
+            "simulated nodes or scheduler: task",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut parts = JoinSet::new();
+            parts.spawn(std::future::pending());
+            match at {
+                0 => parts.spawn(died()),
+                1 => parts.spawn(ended()),
+                _ => parts.spawn(panicked()),
+            };
+            let found = beside(&mut parts, std::future::pending::<Result<()>>()).await;
+            let error = format!("{:#}", found.unwrap_err());
+            assert!(error.starts_with(why), "{error}");
+        }
+        let mut parts = JoinSet::new();
+        parts.spawn(std::future::pending());
+        assert_eq!(beside(&mut parts, async { Ok(5) }).await.unwrap(), 5);
+    }
+
+    #[test]
+    fn a_cluster_on_which_nothing_runs_shows_nothing() {
+        let pod = |phase: &str| -> Pod {
+            serde_json::from_value(json!({"status": {"phase": phase}})).unwrap()
+        };
+        let found = watched(Chain::Community, vec![0, 0], &[pod("Pending")]);
+        assert!(found.unwrap_err().to_string().contains("no pod runs"));
+        let live = [pod("Pending"), pod("Running")];
+        let found = watched(Chain::Community, vec![2, 1], &live).unwrap();
+        assert_eq!((found.failed, found.running, found.waiting), (3, 1, 0));
     }
 }
