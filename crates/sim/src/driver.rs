@@ -36,7 +36,8 @@ const STOPPING: Duration = Duration::from_millis(200);
 
 /// From a change of what a kubelet lists to the exporter's report of it.
 const EXPORTED_AFTER: Duration = Duration::from_millis(100);
-/// After which a pod is looked at again whose node's kubelet has not started.
+/// After which a pod is looked at again whose node's kubelet has not started, and a report that waits
+/// for pods.
 const KUBELET_STARTS: Duration = Duration::from_millis(50);
 /// Who owns the fields of a simulated node's NodeResourceTopology.
 const EXPORTER: &str = "koord-sim";
@@ -324,6 +325,9 @@ impl Shared {
         match self.floors.admit(&node, pod) {
             Admission::Admitted(true) => self.export(name),
             Admission::Refused(reason, _) => {
+                if self.floors.count(name, pod) {
+                    self.export(name);
+                }
                 let pod = pod.metadata.name.as_deref().unwrap_or_default();
                 tracing::warn!(node = name, pod, reason, "simulated pod runs unaligned");
             }
@@ -505,6 +509,11 @@ async fn work_on_exports(shared: Arc<Shared>) {
     let params = PatchParams::apply(EXPORTER).force();
     while let Some(work) = shared.export_queue.next().await {
         let name = work.key();
+        // What pods have that ran before is free to those who do not know them.
+        if !shared.listed.load(Ordering::Acquire) {
+            shared.export_queue.add_after(name.clone(), KUBELET_STARTS);
+            continue;
+        }
         let Some(report) = shared.floors.report(name) else {
             continue;
         };

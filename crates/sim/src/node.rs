@@ -200,6 +200,20 @@ pub(crate) fn address(node: &Node) -> String {
     })
 }
 
+/// What `node` has if it does not say: what its own NUMA nodes have, or what the template has.
+fn capacity(node: &Node, template: &NodeTemplate) -> ResourceList {
+    let mut capacity = template.capacity.clone();
+    // A malformed one is told where its kubelet is started.
+    if let Ok(Some(layout)) = Layout::of(node) {
+        let of_template = template.numa.iter().flat_map(|numa| numa.devices.keys());
+        for resource in of_template {
+            capacity.remove(resource);
+        }
+        capacity.extend(layout.capacity());
+    }
+    capacity
+}
+
 /// The status patch that makes `node` ready. Capacity it already has is kept.
 pub(crate) fn ready_status(node: &Node, template: &NodeTemplate, now: Timestamp) -> Value {
     let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
@@ -243,13 +257,13 @@ pub(crate) fn ready_status(node: &Node, template: &NodeTemplate, now: Timestamp)
         .and_then(|status| status.capacity.as_ref())
         .is_none_or(|amounts| amounts.is_empty())
     {
-        status["capacity"] = json!(template.capacity);
+        status["capacity"] = json!(capacity(node, template));
     }
     if known
         .and_then(|s| s.allocatable.as_ref())
         .is_none_or(|amounts| amounts.is_empty())
     {
-        status["allocatable"] = json!(template.capacity);
+        status["allocatable"] = json!(capacity(node, template));
     }
     json!({ "status": status })
 }
@@ -297,5 +311,27 @@ mod tests {
         let mut ready = patch;
         ready["metadata"] = json!({ "name": "k" });
         assert!(is_ready(&node(ready)));
+    }
+
+    #[test]
+    fn a_node_with_numa_nodes_and_no_capacity_has_what_they_have() {
+        let mut layout = Layout::new(2, 8).unwrap();
+        layout.devices = [("ex.com/a".to_owned(), vec![0, 1])].into();
+        let annotation = json!(layout).to_string();
+        let made = json!({"metadata": {"name": "k",
+            "annotations": {NODE_ANNOTATION: "true", TOPOLOGY_ANNOTATION: annotation}}});
+        let mut other = Layout::new(1, 2).unwrap();
+        other.devices = [("ex.com/b".to_owned(), vec![0])].into();
+        for template in [NodeTemplate::default(), NodeTemplate::with_numa(other)] {
+            let patch = ready_status(&node(made.clone()), &template, Timestamp::UNIX_EPOCH);
+            for amounts in ["capacity", "allocatable"] {
+                let amounts = &patch["status"][amounts];
+                assert_eq!(amounts["cpu"], "16");
+                assert_eq!(amounts["memory"], "64Gi");
+                assert_eq!(amounts["pods"], "110");
+                assert_eq!(amounts["ex.com/a"], "2");
+                assert_eq!(amounts.get("ex.com/b"), None);
+            }
+        }
     }
 }

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 /// One node's kubelet.
 struct Floor {
     kubelet: Kubelet,
-    /// What each pod that it knows adds to the fingerprint, by uid.
+    /// What each pod that runs adds to the fingerprint, by uid.
     prints: FxHashMap<String, u64>,
     owner: Value,
     /// What was written last.
@@ -88,10 +88,7 @@ impl Floors {
         let read = kubelet::Pod::read(pod, |name| machine.devices.contains_key(name));
         match floor.kubelet.admit(&read) {
             Ok(()) => {
-                let text = |field: &Option<String>| field.clone().unwrap_or_default();
-                let meta = &pod.metadata;
-                let print = fingerprint::pod(&text(&meta.namespace), &text(&meta.name));
-                floor.prints.insert(uid, print);
+                floor.prints.insert(uid, print(pod));
                 Admission::Admitted(true)
             }
             Err(refusal) => Admission::Refused(
@@ -99,6 +96,17 @@ impl Floors {
                 format!("Pod was rejected: {}", refusal.message),
             ),
         }
+    }
+
+    /// A pod runs that has nothing here for itself: an exporter counts it all the same. Whether that is
+    /// new.
+    pub(crate) fn count(&self, node: &str, pod: &Pod) -> bool {
+        let mut floors = self.0.lock();
+        let Some(floor) = floors.get_mut(node) else {
+            return false;
+        };
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        floor.prints.insert(uid, print(pod)).is_none()
     }
 
     /// A pod has ended or is gone. Whether the kubelet of `node` knew it.
@@ -125,6 +133,11 @@ impl Floors {
             floor.written = Some(report);
         }
     }
+}
+
+fn print(pod: &Pod) -> u64 {
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    fingerprint::pod(&text(&pod.metadata.namespace), &text(&pod.metadata.name))
 }
 
 impl Floor {
@@ -233,6 +246,28 @@ mod tests {
             floors.admit(&node, &pod("c", "5")),
             Admission::Admitted(true)
         );
+    }
+
+    /// It ran before its kubelet was started again, and what it had went to others.
+    #[test]
+    fn a_pod_that_runs_unaligned_is_in_the_fingerprint() {
+        let floors = Floors::default();
+        let node = node(&json!({"numaNodes": 1, "cpusPerNode": 4}));
+        assert_eq!(floors.add(&node), Ok(true));
+        let print = |floors: &Floors| floors.report("n").unwrap()["attributes"][2].clone();
+        let unaligned = pod("pod1", "5");
+        let Admission::Refused(..) = floors.admit(&node, &unaligned) else {
+            panic!("five CPUs of four")
+        };
+        let empty = print(&floors);
+        assert!(floors.count("n", &unaligned) && !floors.count("n", &unaligned));
+        // Only pod1 of namespace default, by an independent implementation.
+        assert_eq!(print(&floors)["value"], "pfp0v001a5e1c50c557adb9d");
+        assert_eq!(free(&floors.report("n").unwrap()), ["4"]);
+        // It is not asked again, and gone when it is gone.
+        assert_eq!(floors.admit(&node, &unaligned), Admission::Admitted(false));
+        assert!(floors.release("n", "pod1"));
+        assert_eq!(print(&floors), empty);
     }
 
     #[test]

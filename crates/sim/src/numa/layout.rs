@@ -39,7 +39,7 @@ pub struct Layout {
     /// `topologyManagerScope`; `container` when not given.
     #[serde(default = "container")]
     pub scope: String,
-    /// The NUMA nodes of devices, by resource.
+    /// The NUMA nodes of devices, by extended resource.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub devices: BTreeMap<String, Vec<u8>>,
 }
@@ -115,6 +115,10 @@ impl Layout {
             return Err(LayoutError::field("memoryPerNode", memory, "below 0"));
         }
         for (resource, nodes) in &self.devices {
+            if !resources::is_extended(resource) {
+                let why = "not the name of an extended resource, as example.com/gpu";
+                return Err(LayoutError::field("devices", resource, why));
+            }
             if let Some(node) = nodes.iter().find(|node| **node >= self.numa_nodes) {
                 let why = format!("there are {} NUMA nodes", self.numa_nodes);
                 return Err(LayoutError::field(
@@ -275,6 +279,14 @@ mod tests {
             (
                 json!({"numaNodes": 2, "cpusPerNode": 1, "devices": {"a/b": [2]}}),
                 "devices[a/b]: 2",
+            ),
+            (
+                json!({"numaNodes": 2, "cpusPerNode": 1, "devices": {"memory": [0]}}),
+                "devices: memory: not the name",
+            ),
+            (
+                json!({"numaNodes": 2, "cpusPerNode": 1, "devices": {"hugepages-2Mi": [0]}}),
+                "devices: hugepages-2Mi: not",
             ),
             (
                 json!({"numaNodes": 2, "cpusPerNode": 1, "memoryPerNode": "-1"}),
