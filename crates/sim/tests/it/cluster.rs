@@ -1,5 +1,7 @@
 //! An API server and a simulation in one process.
 
+use axum::extract::Request;
+use axum::middleware::{self, Next};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, Context};
 use koord_kube::api::PostParams;
@@ -14,6 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) struct Cluster {
     pub(crate) client: Client,
+    /// To the same server, which takes a second to list pods.
+    slow: Client,
     clock: Clock,
     sim: Option<(CancellationToken, JoinHandle<Result<(), koord_sim::Error>>)>,
 }
@@ -27,21 +31,39 @@ impl Cluster {
         let server = ApiServer::open(config).await.unwrap();
         server.install_crds(koord_api::crd_values()).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
+        let late = |request: Request, next: Next| async move {
+            if request.uri().path() == "/api/v1/pods" {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            next.run(request).await
+        };
+        let slow = server.service().layer(middleware::from_fn(late));
+        let slow = koord_kube::client::in_process(slow);
         Self {
             client,
+            slow,
             clock,
             sim: None,
         }
     }
 
     pub(crate) fn simulate(&mut self, nodes: usize) {
+        self.simulate_with(nodes, self.client.clone());
+    }
+
+    /// A simulation that knows all pods a second late.
+    pub(crate) fn simulate_slowly(&mut self, nodes: usize) {
+        self.simulate_with(nodes, self.slow.clone());
+    }
+
+    fn simulate_with(&mut self, nodes: usize, client: Client) {
         let options = koord_sim::Options {
             nodes,
             ..koord_sim::Options::default()
         };
         let context = Context::with_clock(self.clock.clone());
         let stop = context.shutdown.clone();
-        let task = tokio::spawn(koord_sim::run(options, self.client.clone(), context));
+        let task = tokio::spawn(koord_sim::run(options, client, context));
         self.sim = Some((stop, task));
     }
 

@@ -85,6 +85,28 @@ async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
     cluster.stop_simulation().await;
 }
 
+/// A simulation that has not seen the pods yet must not say that their CPUs are free.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_reported_before_all_pods_are_known() {
+    let mut cluster = Cluster::start().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let layout = json!({"numaNodes": 2, "cpusPerNode": 8});
+    cluster.create(nodes, node(&layout)).await;
+    cluster.simulate(0);
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    cluster.create(pods, pod("a", "5")).await;
+    cluster
+        .until_is::<NodeResourceTopology>(|report| free(report, [3, 8]))
+        .await;
+    cluster.stop_simulation().await;
+    let reports: Api<NodeResourceTopology> = Api::all(cluster.client.clone());
+    reports.delete("n", &DeleteParams::default()).await.unwrap();
+    cluster.simulate_slowly(0);
+    let first = cluster.until_is::<NodeResourceTopology>(|_| true).await;
+    assert!(free(&first, [3, 8]), "{first:?}");
+    cluster.stop_simulation().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_layout_that_cannot_be_is_told_on_the_node() {
     let mut cluster = Cluster::start().await;
