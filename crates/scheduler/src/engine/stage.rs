@@ -151,7 +151,9 @@ impl Evaluation {
         if !scope.has_more_to_say() {
             return;
         }
-        rows.retain(|node| scope.opposed(*node).is_none());
+        if scope.opinion.is_some() {
+            rows.retain(|node| scope.opposed(*node).is_none());
+        }
         let mut fits = vec![true; rows.len()];
         for (plugin, state) in &scope.prepared.moving {
             if let Some(volatile) = scope.plugins[*plugin].volatile() {
