@@ -66,11 +66,16 @@ pub(crate) fn build(
 }
 
 impl Fit {
+    /// Whether a request of this resource is left to others to judge.
+    fn leaves(&self, id: ResourceId, name: &str) -> bool {
+        id == PODS || self.args.ignores(name)
+    }
+
     fn needs(&self, pod: &PodInfo, table: &ResourceTable) -> Needs {
         let mut needs = Vec::new();
         for (id, amount) in pod.requests.iter() {
             let name = table.name(id);
-            if amount == 0 || id == PODS || self.args.ignores(&name) {
+            if amount == 0 || self.leaves(id, &name) {
                 continue;
             }
             let reason = match id {
@@ -164,8 +169,11 @@ impl Plugin for Fit {
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
         // An empty node must be large enough, or nothing on it matters.
         let large = |node: &NodeInfo| {
-            let enough =
-                |(id, amount): (ResourceId, i64)| amount == 0 || amount <= node.allocatable.get(id);
+            let enough = |(id, amount): (ResourceId, i64)| {
+                amount == 0
+                    || amount <= node.allocatable.get(id)
+                    || self.leaves(id, &view.resources.name(id))
+            };
             node.allocatable.get(PODS) > 0 && pod.requests.iter().all(enough)
         };
         let helps = match (event.node, event.pod) {

@@ -28,8 +28,13 @@ fn pod(name: &str, requests: Value, node: Option<&str>) -> Arc<Pod> {
 impl World {
     /// Nodes with a pod each, and `waits`, which has room on none; `small` could never hold it.
     fn new() -> Self {
+        Self::with(json!({}), json!({"cpu": "3"}))
+    }
+
+    /// The same with these arguments of the plugin, and what `waits` asks for.
+    fn with(args: Value, asked: Value) -> Self {
         let mut world = Self {
-            engine: small::engine(&["NodeResourcesFit"], json!({})),
+            engine: small::engine(&["NodeResourcesFit"], args),
             now: small::now(),
         };
         for (name, cpu) in [("large", "3"), ("small", "1")] {
@@ -40,7 +45,7 @@ impl World {
         }
         world
             .engine
-            .pod_applied(pod("waits", json!({"cpu": "3"}), None), world.now);
+            .pod_applied(pod("waits", asked, None), world.now);
         assert_eq!(world.tried().as_deref(), Some("nowhere"));
         assert_eq!(world.tried(), None, "once");
         world
@@ -74,6 +79,31 @@ fn room_on_a_node_that_is_too_small_wakes_nobody() {
         .engine
         .pod_deleted(&bound("on-large", "large"), world.now);
     assert_eq!(world.tried().as_deref(), Some("large"));
+}
+
+/// What no node says it has, and the filter does not ask for either, keeps nobody asleep.
+#[test]
+fn resources_that_are_left_to_others_keep_nobody_asleep() {
+    let asked = json!({"cpu": "3", "example.com/mem": "1"});
+    for ignored in [
+        json!({"ignoredResources": ["example.com/mem"]}),
+        json!({"ignoredResourceGroups": ["example.com"]}),
+    ] {
+        let mut world = World::with(ignored.clone(), asked.clone());
+        world
+            .engine
+            .pod_deleted(&bound("on-large", "large"), world.now);
+        assert_eq!(world.tried().as_deref(), Some("large"), "{ignored}");
+        let mut world = World::with(ignored.clone(), asked.clone());
+        let room = json!({"cpu": "4", "pods": "9"});
+        small::node(&mut world.engine, "small", room);
+        assert_eq!(world.tried().as_deref(), Some("small"), "{ignored}");
+    }
+    let mut world = World::with(json!({}), asked);
+    world
+        .engine
+        .pod_deleted(&bound("on-large", "large"), world.now);
+    assert_eq!(world.tried(), None, "it is asked for here");
 }
 
 /// A pod that turns up elsewhere gives back what it was assumed to have.
