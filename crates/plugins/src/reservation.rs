@@ -295,12 +295,13 @@ impl Plugin for Reservations {
         let Some(new) = change.new_as::<Reservation>() else {
             return Helps::Skip;
         };
+        let old = change::old_of(change);
         // Its owners may be taken in by another one.
-        if change.action.meets(Action::DELETE) && self.record_of(pod).is_some_and(is_ahead) {
+        let ended = change.action.meets(Action::DELETE) || change::ends(old, new);
+        if ended && self.record_of(pod).is_some_and(is_ahead) {
             return Helps::Queue;
         }
         // What is over or gone gives its room back, which is an event of its own.
-        let old = change::old_of(change);
         let useful = change::opens(old, new) && owners::is_owner(&new.spec.owners, pod);
         if useful || change::shrinks(old, new) {
             Helps::Queue

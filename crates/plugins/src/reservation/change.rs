@@ -14,6 +14,19 @@ fn is_available(object: &Reservation) -> bool {
     status.is_some_and(|s| s.phase == Some(ReservationPhase::Available) && !s.node_name.is_empty())
 }
 
+fn is_over(object: &Reservation) -> bool {
+    let phase = object.status.as_ref().and_then(|s| s.phase.as_ref());
+    matches!(
+        phase,
+        Some(ReservationPhase::Succeeded | ReservationPhase::Failed)
+    )
+}
+
+/// Whether a reservation is over that was not before: whom it told of itself it keeps no longer.
+pub(super) fn ends(old: Option<&Reservation>, new: &Reservation) -> bool {
+    is_over(new) && old.is_some_and(|old| !is_over(old))
+}
+
 /// Whether a change may let a pod use the reservation that could not before. Owners that come only
 /// change its status, and messages open nothing.
 pub(super) fn opens(old: Option<&Reservation>, new: &Reservation) -> bool {

@@ -616,6 +616,24 @@ fn who_waits_hears_of_what_came_to_nothing() {
     assert_eq!(world.fate("p"), "n (s)");
 }
 
+/// What is over keeps nobody either, though it is still there.
+#[test]
+fn who_waits_hears_of_what_ended_before_it_came() {
+    for phase in ["Failed", "Succeeded"] {
+        let mut world = half_placed(&[]);
+        world.half = true;
+        let must = json!({"metadata": {"labels": {RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}}});
+        ahead(&mut world, "s", "6", "web", must);
+        world.run();
+        assert!(world.word("s").contains(NO_POD), "{}", world.word("s"));
+        world.half = false;
+        world.edit("r", json!({"status": {"phase": phase}}));
+        drop(world.engine.take_outputs());
+        world.later(20);
+        assert_eq!(world.fate("p"), "n (s)", "{phase}");
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Move {
     Run(u8, u8, bool),
