@@ -180,19 +180,24 @@ impl Reservations {
     fn forget_owners(&self, uid: &str, but: Option<&str>, fx: &mut Effects) {
         let owners = self.table.owners(uid);
         for owner in owners.filter(|owner| but.is_none_or(|node| *owner.node != *node)) {
-            let nothing = json!({annotations::RESERVATION_ALLOCATED: null});
-            let pod = &owner.pod;
-            fx.writes.push(Write {
-                group: "",
-                version: "v1",
-                plural: "pods",
-                namespace: pod.namespace.to_string(),
-                name: pod.name.to_string(),
-                verb: Verb::Patch(json!({"metadata":
-                    {"uid": &*pod.uid, "annotations": nothing}})),
-                timed: None,
-            });
+            fx.writes.push(says_of(&owner.pod, None));
         }
+    }
+}
+
+/// Makes `pod` say that it uses the reservation that `text` names, or none.
+fn says_of(pod: &PodInfo, text: Option<&str>) -> Write {
+    Write {
+        group: "",
+        version: "v1",
+        plural: "pods",
+        namespace: pod.namespace.to_string(),
+        name: pod.name.to_string(),
+        verb: Verb::Patch(json!({"metadata": {
+            "uid": &*pod.uid,
+            "annotations": {annotations::RESERVATION_ALLOCATED: text},
+        }})),
+        timed: None,
     }
 }
 

@@ -6,22 +6,21 @@
 //! reservation. Which pods these are is computed afresh at every step from the same books, and so
 //! is the same at all of them.
 
-use super::Reservations;
 use super::args::Args;
 use super::crowd::{Mark, says_true};
 use super::owners::{self, is_owner};
 use super::side::{self, PodSide, Unmatched};
 use super::table::{Owner, Record, Table, allocated};
+use super::{Reservations, says_of};
 use crate::restricted::is_restricted;
 use koord_api::scheduling::PreAllocationMode;
 use koord_api::{annotations, labels};
 use koord_model::reservation::{Restricted, score};
 use koord_model::resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId};
 use koord_scheduler::framework::{
-    Code, Cycle, Effects, Overlay, Reason, Reasons, Rejection, Verb, Verdict, View, Write,
+    Code, Cycle, Effects, Overlay, Reason, Reasons, Rejection, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
-use serde_json::json;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -325,6 +324,16 @@ impl Reservations {
             code: Code::Unschedulable,
             reasons: Reasons::Many(reasons.into()),
         })?;
+        let told = self
+            .table
+            .confirmed_on(&pod.uid, cycle.view.nodes.name(node));
+        let is_chosen = |told: &PodInfo| chosen.iter().any(|taken| *taken.uid == *told.uid);
+        let left_out: Vec<_> = told.filter(|told| !is_chosen(told)).cloned().collect();
+        if left_out.is_empty() {
+            self.table.left_out.remove(&pod.uid);
+        } else {
+            self.table.left_out.insert(pod.uid.clone(), left_out);
+        }
         for taken in chosen {
             // It says so already, since a binding that failed half-way.
             if self.table.is_confirmed(&pod.uid, &taken.uid) {
@@ -341,25 +350,17 @@ impl Reservations {
         Ok(())
     }
 
-    /// What tells the pods that `record` is placed over.
+    /// What tells the pods that `record` is placed over, and those that were told so in vain.
     pub(super) fn writes_ahead(&self, record: &Record) -> Vec<Write> {
         let taken = self.table.owners(&record.uid).filter(|owner| owner.ahead);
         let Ok(text) = super::allocated_text(record) else {
             return Vec::new();
         };
-        let write = |owner: &Owner| Write {
-            group: "",
-            version: "v1",
-            plural: "pods",
-            namespace: owner.pod.namespace.to_string(),
-            name: owner.pod.name.to_string(),
-            verb: Verb::Patch(json!({"metadata": {
-                "uid": &*owner.pod.uid,
-                "annotations": {annotations::RESERVATION_ALLOCATED: text},
-            }})),
-            timed: None,
-        };
-        let mut writes: Vec<Write> = taken.map(write).collect();
+        let mut writes: Vec<Write> = taken
+            .map(|owner| says_of(&owner.pod, Some(&text)))
+            .collect();
+        let left_out = self.table.left_out.get(&record.uid).into_iter().flatten();
+        writes.extend(left_out.map(|pod| says_of(pod, None)));
         writes.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
         writes
     }
@@ -367,6 +368,7 @@ impl Reservations {
     /// The reservation that is not placed takes nobody in. Whoever has read it on the pod already goes
     /// on reading it there, and so does this reservation when it is tried again.
     pub(super) fn give_back_ahead(&mut self, uid: &str, fx: &mut Effects) {
+        self.table.left_out.remove(uid);
         let assumed = |owner: &&Owner| owner.ahead && !owner.confirmed;
         let taken: Vec<Arc<str>> = self
             .table

@@ -93,6 +93,9 @@ pub(super) struct Table {
     /// By uid of the reservation, which may not be known (yet, or any more), then of the pod.
     owners: FxHashMap<Arc<str>, FxHashMap<Arc<str>, Owner>>,
     owner_of: FxHashMap<Arc<str>, Arc<str>>,
+    /// By uid of a reservation that is being placed: who is on its node and was told of it before, and is
+    /// not taken in this time.
+    pub(super) left_out: FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>,
     specs: Owners,
     /// Reservations, by uid, whose status may have to be written.
     pub(super) dirty: FxHashSet<Arc<str>>,
@@ -181,6 +184,18 @@ impl Table {
     /// The uid of the reservation that the pod with this uid uses.
     pub(super) fn used_by(&self, pod: &str) -> Option<&Arc<str>> {
         self.owner_of.get(pod)
+    }
+
+    /// The pods on `node` of which the API says that they use the reservation with this uid.
+    pub(super) fn confirmed_on(
+        &self,
+        uid: &str,
+        node: &str,
+    ) -> impl Iterator<Item = &Arc<PodInfo>> {
+        let owners = self.owners(uid);
+        owners
+            .filter(move |owner| owner.confirmed && *owner.node == *node)
+            .map(|owner| &owner.pod)
     }
 
     /// Whether the API says that `pod` uses the reservation with this uid.
@@ -391,6 +406,7 @@ impl Table {
             fx.touched.push(row);
         }
         self.dirty.remove(uid);
+        self.left_out.remove(uid);
         self.free.push(at);
         fx.remove.push(record.uid);
     }

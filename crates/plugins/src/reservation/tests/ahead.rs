@@ -634,6 +634,44 @@ fn who_waits_hears_of_what_ended_before_it_came() {
     }
 }
 
+#[test]
+fn who_was_told_in_vain_is_told_when_others_are_taken_in() {
+    let mut world = half_placed(&[]);
+    // It fills the reservation better.
+    running(&mut world, "p2", "5", "web");
+    world.later(60);
+    assert_eq!(world.status("r")["phase"], "Available");
+    assert_eq!(world.fate("p2"), "n (r)");
+    assert_eq!(world.fate("p"), "n");
+    let owners = &world.status("r")["currentOwners"];
+    assert_eq!(owners.as_array().map(Vec::len), Some(1), "{owners}");
+    assert_eq!(owners[0]["name"], "p2");
+    assert_eq!(world.booked("n"), 10_000);
+    // Who is taken in again is not told that it is not.
+    let mut world = half_placed(&[]);
+    world.half = true;
+    world.later(60);
+    world.half = false;
+    world.later(600);
+    assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
+    assert_eq!(world.fate("p"), "n (r)");
+    // Nor is anybody as long as nothing is written.
+    let mut world = half_placed(&[]);
+    running(&mut world, "p2", "5", "web");
+    world.broken = true;
+    world.later(60);
+    assert_eq!(
+        (world.fate("p"), world.fate("p2")),
+        ("n (r)".to_owned(), "n".to_owned())
+    );
+    // The better one is gone when the reservation is tried again.
+    world.pod_gone("p2");
+    world.broken = false;
+    world.later(600);
+    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
+}
+
 #[derive(Debug, Clone)]
 enum Move {
     Run(u8, u8, bool),
