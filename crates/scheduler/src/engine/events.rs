@@ -6,6 +6,7 @@ use crate::queue::PluginSet;
 use crate::state::{NodeInfo, PodInfo, SeenPod};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 impl Engine {
@@ -172,21 +173,30 @@ impl Engine {
         let matters = old
             .as_ref()
             .is_none_or(|old| old.differs_for_scheduling(&info));
-        if matters {
-            // What is read of the pod is read now, and not while others wait to be placed.
-            self.own_shape(&info, profile);
-        }
         let Some(old) = old else {
-            return self.queue.add(info, gates, now);
+            self.queue.add(info.clone(), gates, now);
+            return self.read_early(&info, profile);
         };
         if self.promise_is_over(&old, &info) {
             self.promise_ended(&old, now);
         }
         let uid = info.uid.clone();
-        self.queue.replace(info);
+        self.queue.replace(info.clone());
         self.queue.gate(&uid, gates, now);
         if matters && gates == 0 {
             self.queue.wake(&uid, "UnschedulablePodUpdate", now);
+        }
+        if matters {
+            self.read_early(&info, profile);
+        }
+    }
+
+    /// What is read of a pod that is queued is read now, and not while others wait to be placed. Where a
+    /// plugin panics over it, it does so again when the pod is tried, and refuses it then.
+    fn read_early(&self, info: &PodInfo, profile: usize) {
+        let read = AssertUnwindSafe(|| self.own_shape(info, profile));
+        if catch_unwind(read).is_err() {
+            tracing::error!(pod = %info, "a plugin panicked over a pod that is queued");
         }
     }
 

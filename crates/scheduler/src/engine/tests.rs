@@ -72,6 +72,7 @@ impl Plugin for Knobs {
         pod.annotation("thing").into_iter().collect()
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        assert!(pod.annotation("unreadable").is_none(), "asked not to read");
         signature.amounts(&pod.requests);
         signature.text(&pod.name[..1]);
         Signable::Yes
@@ -316,6 +317,36 @@ fn a_panicking_plugin_costs_one_cycle_not_the_scheduler() {
     let placed = schedule(&mut engine, 1);
     assert_eq!(placed[1], ("fine".to_owned(), Some("n".to_owned())));
     assert!(messages(&mut engine)[0].starts_with("SchedulerError: a plugin panicked: asked to"));
+    assert!(engine.nodes().books_balance());
+}
+
+#[test]
+fn a_plugin_that_panics_over_a_pod_as_it_comes_leaves_it_to_the_attempt() {
+    const SAID: &str = "SchedulerError: a plugin panicked: asked not to read";
+    let unreadable = |name: &str, cpu: &str| {
+        let odd = json!({"unreadable": "yes"});
+        pod_with(name, cpu, |value| value["metadata"]["annotations"] = odd)
+    };
+    let mut engine = engine();
+    engine.node_applied(node("n", "4"), at(0));
+    engine.pod_applied(unreadable("odd", "1"), at(0));
+    engine.pod_applied(pod("fine", "1"), at(1));
+    let placed = schedule(&mut engine, 1);
+    let fine = ("fine".to_owned(), Some("n".to_owned()));
+    assert_eq!(placed, [("odd".to_owned(), None), fine]);
+    assert_eq!(messages(&mut engine)[0], SAID);
+    // And so does one that is changed while it waits.
+    let mut engine = self::engine();
+    engine.node_applied(node("n", "4"), at(0));
+    engine.pod_applied(pod("later", "8"), at(0));
+    assert_eq!(schedule(&mut engine, 0).len(), 1);
+    messages(&mut engine);
+    engine.pod_applied(unreadable("later", "1"), at(1));
+    assert_eq!(schedule(&mut engine, 60), [("later".to_owned(), None)]);
+    assert_eq!(messages(&mut engine), [SAID]);
+    engine.pod_applied(pod("later", "1"), at(61));
+    let placed = ("later".to_owned(), Some("n".to_owned()));
+    assert_eq!(schedule(&mut engine, 120), [placed]);
     assert!(engine.nodes().books_balance());
 }
 
