@@ -6,7 +6,7 @@ use super::placement::send_binding;
 use super::send::{NOTHING, send_write};
 use super::watch::Message;
 use crate::engine::{BindRequest, Consultation, Failure};
-use crate::framework::{Problem, Readings, Timed, Write};
+use crate::framework::{BindPlan, Problem, Readings, Timed, Write};
 use crate::metrics::{Call, Metrics};
 use crate::state::{Booked, PodInfo};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
@@ -167,7 +167,18 @@ impl Writer {
     /// Binds a pod; the result arrives as a message.
     pub(super) fn bind(&mut self, request: BindRequest) {
         self.binding += 1;
-        let before = self.statuses.remove(&request.pod.uid);
+        let mut before: Vec<_> = self.statuses.remove(&request.pod.uid).into_iter().collect();
+        // What plugins wrote to the objects of a placement before goes before it, what they write next after.
+        let done = CancellationToken::new();
+        if let BindPlan::Writes(writes) = &request.plan {
+            // Each once: it does not wait for itself.
+            let targets: FxHashSet<Arc<str>> = writes.iter().map(target).collect();
+            for target in targets {
+                let under_way = tokio::spawn(done.clone().cancelled_owned());
+                before.extend(self.statuses.insert(target, under_way));
+            }
+        }
+        let done = done.drop_guard();
         // The API server clears the nomination of a pod that is bound.
         self.expected.remove(&request.pod.uid);
         let (client, gate) = (self.client.clone(), self.gate.clone());
@@ -216,7 +227,8 @@ impl Writer {
                 .await;
         };
         tokio::spawn(async move {
-            if let Some(before) = before {
+            let _done = done;
+            for before in before {
                 let _ = before.await;
             }
             gate.pass(work).await;
@@ -323,7 +335,7 @@ impl Writer {
 
     /// Sends a write that a plugin asked for. Writes to one object go in order.
     pub(super) fn write(&mut self, write: Write) {
-        let key: Arc<str> = format!("{}/{}/{}", write.plural, write.namespace, write.name).into();
+        let key = target(&write);
         let timings = self.timings.clone();
         let (nowhere, target) = (self.nowhere.clone(), key.clone());
         self.in_order(key, move |client| async move {
@@ -470,6 +482,11 @@ impl Writer {
     }
 }
 
+/// The object that a write is about, as a key of the order in which it is written to.
+fn target(write: &Write) -> Arc<str> {
+    format!("{}/{}/{}", write.plural, write.namespace, write.name).into()
+}
+
 fn reference(pod: &PodInfo) -> ObjectReference {
     match pod.booked() {
         Booked::Holder(object) => object.clone(),
@@ -538,6 +555,8 @@ fn seconds(time: jiff::Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::framework::{PodPatch, Verb};
+    use koord_kube::client::in_process;
     use koord_model::resources::ResourceTable;
 
     fn failure(condition: Value) -> Failure {
@@ -585,5 +604,81 @@ mod tests {
         let patch = status_patch(&failure(said), "", None, now).unwrap();
         let condition = &patch["status"]["conditions"][0];
         assert_eq!(condition["lastTransitionTime"], "2025-01-01T00:00:00Z");
+    }
+
+    /// What is written to `name`: `said`.
+    fn says(plural: &'static str, name: &str, said: &str) -> Write {
+        Write {
+            group: "",
+            version: "v1",
+            plural,
+            namespace: "ns".to_owned(),
+            name: name.to_owned(),
+            verb: Verb::Patch(json!({"metadata": {"annotations": {"said": said}}})),
+            timed: None,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_placement_and_what_plugins_write_to_its_pods_keep_their_order() {
+        // An API that takes its time over pod `p`, as long as it is not allowed to go on.
+        let (arrived, mut arrivals) = mpsc::unbounded_channel();
+        let go = Arc::new(Semaphore::new(0));
+        let hold = go.clone();
+        let api = axum::Router::new().fallback(move |request: axum::extract::Request| {
+            let (arrived, hold) = (arrived.clone(), hold.clone());
+            async move {
+                let (head, body) = request.into_parts();
+                let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+                let body: Value = serde_json::from_slice(&body).unwrap();
+                let name = head.uri.path().rsplit('/').next().unwrap_or_default();
+                let said = body["metadata"]["annotations"]["said"].as_str();
+                let line = format!("{name} {}", said.unwrap_or_default());
+                let _ = arrived.send(line);
+                if name == "p" {
+                    hold.acquire().await.unwrap().forget();
+                }
+                axum::Json(json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}))
+            }
+        });
+        let mut next = async || {
+            let arrival = tokio::time::timeout(Duration::from_secs(60), arrivals.recv());
+            arrival.await.ok().flatten().unwrap_or_default()
+        };
+        let (sender, mut messages) = mpsc::channel(8);
+        let metrics = Metrics::register(&prometheus::Registry::new()).unwrap();
+        let clock = koord_app::Clock::system();
+        let recorder = Recorder::silent();
+        let mut writer = Writer::new(in_process(api), recorder, clock, 8, sender, metrics);
+        let request = BindRequest {
+            pod: failure(json!({"type": "Ready", "status": "False"})).pod,
+            node: "n".into(),
+            patch: PodPatch::default(),
+            plan: BindPlan::Writes(vec![
+                says("pods", "p", "taken"),
+                says("things", "r", "first"),
+                says("things", "r", "placed"),
+            ]),
+            profile: 0,
+            binder: "Test",
+            extender: None,
+        };
+        writer.write(says("pods", "p", "free"));
+        assert_eq!(next().await, "p free");
+        // Nobody waits for an answer about another pod.
+        writer.bind(request);
+        writer.write(says("pods", "q", "one"));
+        assert_eq!(next().await, "q one");
+        go.add_permits(1);
+        assert_eq!(next().await, "p taken");
+        writer.write(says("pods", "p", "free again"));
+        writer.write(says("pods", "q", "two"));
+        assert_eq!(next().await, "q two");
+        go.add_permits(1);
+        assert_eq!(next().await, "r first");
+        assert_eq!(next().await, "r placed");
+        assert_eq!(next().await, "p free again");
+        let bound = messages.recv().await;
+        assert!(matches!(bound, Some(Message::Bound { result: Ok(()), .. })));
     }
 }
