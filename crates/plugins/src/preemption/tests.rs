@@ -151,6 +151,9 @@ fn run(engine: &mut Engine, seconds: i64) -> Vec<String> {
         for output in engine.take_outputs() {
             match output {
                 Output::Bind(bind) => out.push(format!("bind {} {}", bind.pod.name, bind.node)),
+                Output::Expect { pod, node } if node.is_empty() => {
+                    out.push(format!("unexpect {}", pod.name));
+                }
                 Output::Evict { node, victims, .. } => {
                     let names: Vec<&str> = victims.iter().map(|pod| &*pod.name).collect();
                     out.push(format!("evict {node}: {}", names.join(" ")));
@@ -491,7 +494,10 @@ fn a_higher_preemptor_takes_the_promise_of_a_lower_one() {
     engine.pod_applied(pod("y cpu=4 prio=20"), at(2));
     // The victim is going already, but it is evicted again in y's name: it may be spared by then.
     let out = run(&mut engine, 2);
-    assert_eq!(out, ["clear x", "evict n1: a", "nominated n1"]);
+    assert_eq!(
+        out,
+        ["clear x", "unexpect x", "evict n1: a", "nominated n1"]
+    );
     assert_eq!(engine.nominated_node("x"), None);
     engine.pod_deleted(&pod("a on=n1 cpu=4 prio=1"), at(3));
     let out = run(&mut engine, 20);

@@ -14,7 +14,7 @@ use crate::framework::{
 };
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::json;
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -452,26 +452,35 @@ impl Engine {
         now: Timestamp,
     ) -> Arc<str> {
         let node = self.nodes.name(plan.node).clone();
-        self.outrank(&node, pod.priority);
+        self.outrank(&node, pod.priority, &FxHashSet::default());
         self.nominate(pod, &node);
         self.send_away(pod, &node, plan.victims.clone(), plugin, now);
         node
     }
 
-    /// Withdraws what pods of lower priority than this were promised on `node`.
-    pub(super) fn outrank(&mut self, node: &str, priority: i32) {
+    /// Withdraws what pods of lower priority than this were promised on `node`, but for `mates`, by uid.
+    pub(super) fn outrank(&mut self, node: &str, priority: i32, mates: &FxHashSet<Arc<str>>) {
         let outranked: Vec<Arc<PodInfo>> = self
             .nominator
             .on(node)
             .iter()
-            .filter(|other| other.priority < priority)
+            .filter(|other| other.priority < priority && !mates.contains(&other.uid))
             .cloned()
             .collect();
         for other in outranked {
             self.denominate(&other.uid);
-            if !other.is_holder() {
+            if other.is_holder() {
+                continue;
+            }
+            // Its status may not show yet what it was promised; then only a plain write takes it back.
+            if other.nominated.is_none() {
                 self.outbox.push(Output::Write(clear_nomination(&other)));
             }
+            // What the binder was told to expect is void, too.
+            self.outbox.push(Output::Expect {
+                pod: other,
+                node: Arc::from(""),
+            });
         }
     }
 

@@ -249,7 +249,7 @@ impl Engine {
         diagnosis.nominated = None;
         let said = match attempt {
             Attempt::Room(plan) => {
-                let node = self.make_room_together(pod, by, plan, &pending, now);
+                let node = self.make_room_together(pod, by, plan, (&pending, &held), now);
                 diagnosis.nominated = Some(node.map_or_else(String::new, |node| node.to_string()));
                 let total = held.len() + pending.len();
                 let held = held.len();
@@ -290,9 +290,22 @@ impl Engine {
         pod: &Arc<PodInfo>,
         by: Instance,
         plan: Plan,
-        pending: &[Arc<str>],
+        (pending, held): (&[Arc<str>], &[Arc<str>]),
         now: Timestamp,
     ) -> Option<Arc<str>> {
+        // Mates have their places beside each other.
+        let mates = pending.iter().chain(held).cloned().collect();
+        let mut highest: FxHashMap<NodeIndex, i32> = FxHashMap::default();
+        for (member, node) in &plan.places {
+            let known = highest.entry(*node).or_insert(member.priority);
+            *known = member.priority.max(*known);
+        }
+        let mut highest: Vec<(NodeIndex, i32)> = highest.into_iter().collect();
+        highest.sort_unstable();
+        for (node, priority) in highest {
+            let node = self.nodes.name(node).clone();
+            self.outrank(&node, priority, &mates);
+        }
         let mut own = None;
         for uid in pending {
             let place = plan.places.iter().find(|(member, _)| member.uid == *uid);
@@ -301,7 +314,6 @@ impl Engine {
                 continue;
             };
             let node = self.nodes.name(*node).clone();
-            self.outrank(&node, member.priority);
             self.nominate(member, &node);
             if member.uid == pod.uid {
                 own = Some(node);

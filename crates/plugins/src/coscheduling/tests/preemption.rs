@@ -334,6 +334,22 @@ fn who_is_spared() {
     assert!(world.victims().is_empty(), "{:?}", world.victims());
 }
 
+/// Of the pods labelled with this app, so many may be disrupted.
+fn budget(app: &str, allowed: i32) -> ObjectChange {
+    let budget: k8s_openapi::api::policy::v1::PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": {"name": app, "namespace": "ns", "uid": app},
+        "spec": {"selector": {"matchLabels": {"app": app}}},
+        "status": {"disruptionsAllowed": allowed, "currentHealthy": 2, "desiredHealthy": 1, "expectedPods": 2}
+    }))
+    .unwrap();
+    ObjectChange {
+        kind: budgets::BUDGETS,
+        action: Action::ADD,
+        old: None,
+        new: Arc::new(budget),
+    }
+}
+
 #[test]
 fn budgets_are_kept_over_several_nodes() {
     let mut world = evicting();
@@ -346,19 +362,7 @@ fn budgets_are_kept_over_several_nodes() {
             world.apply(labelled(plain(&name, node, 1, priority), "app", app));
         }
     }
-    let budget: k8s_openapi::api::policy::v1::PodDisruptionBudget = serde_json::from_value(json!({
-        "metadata": {"name": "db", "namespace": "ns", "uid": "db"},
-        "spec": {"selector": {"matchLabels": {"app": "db"}}},
-        "status": {"disruptionsAllowed": 1, "currentHealthy": 2, "desiredHealthy": 1, "expectedPods": 2}
-    }))
-    .unwrap();
-    let change = ObjectChange {
-        kind: budgets::BUDGETS,
-        action: Action::ADD,
-        old: None,
-        new: Arc::new(budget),
-    };
-    world.engine.object_changed(&change, at(0));
+    world.engine.object_changed(&budget("db", 1), at(0));
     // One on each node: they do not share one.
     let mut pods = members(2, 2, 1, &json!({}));
     for pod in &mut pods {
@@ -514,6 +518,35 @@ fn what_is_left_of_a_gang_keeps_nobody_out() {
     world.later(60);
     assert_eq!(world.bound(), ["x", "y"]);
     assert!(!world.nominated.contains_key("m2"), "{:?}", world.nominated);
+}
+
+#[test]
+fn members_do_not_outrank_each_other() {
+    let mut world = World::full(1, 6, 1);
+    // Who was promised room there and is less important loses it.
+    let mut low = sized(pod("low", json!({})), 1, 2);
+    low.status.get_or_insert_default().nominated_node_name = Some("n1".to_owned());
+    world.apply(low);
+    let mut pods = members(3, 3, 2, &json!({}));
+    for (pod, priority) in pods.iter_mut().zip([5, 7, 10]) {
+        pod.spec.as_mut().unwrap().priority = Some(priority);
+    }
+    for pod in pods {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!(world.victims(), ["v1"]);
+    assert_eq!(world.engine.nominated_node("low"), None);
+    for uid in ["m1", "m2", "m3"] {
+        let node = world.engine.nominated_node(uid);
+        assert_eq!(node.map(|node| &**node), Some("n1"), "{uid}");
+        assert_eq!(world.nominated.get(uid).map(String::as_str), Some("n1"));
+    }
+    world.all_leave();
+    let never = json!({"spec": {"preemptionPolicy": "Never"}});
+    world.apply(sized(pod("x", never), 2, 5));
+    world.later(60);
+    assert_eq!(world.bound(), ["m1", "m2", "m3"]);
 }
 
 #[test]
