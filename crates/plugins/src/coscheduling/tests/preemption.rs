@@ -387,6 +387,24 @@ fn budgets_are_kept_over_several_nodes() {
     );
 }
 
+#[test]
+fn a_budget_is_broken_once_however_many_come() {
+    let mut world = evicting();
+    world.node("n1", 6);
+    world.node("n2", 2);
+    world.apply(labelled(plain("p", "n1", 6, 1), "app", "db"));
+    world.apply(plain("v", "n2", 2, 1));
+    world.engine.object_changed(&budget("db", 0), at(0));
+    // The larger one is tried first.
+    let mut pods = members(2, 2, 2, &json!({}));
+    pods[1] = sized(pods[1].clone(), 4, 1000);
+    for pod in pods {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!(world.victims(), ["p"]);
+}
+
 fn quota(name: &str, cpu: usize) -> ObjectChange {
     let quota: koord_api::scheduling::ElasticQuota = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "ns", "uid": name},

@@ -110,8 +110,8 @@ impl<'a> Planner<'a> {
         members.all(|(nth, at)| self.fits(node, *at, &pods[..nth], victims).is_ok())
     }
 
-    /// Who has to go from the site for `members`, if they are all that are placed there; how many of them have
-    /// no budget left, and whether anybody there has one.
+    /// Who has to go from the site for `members`, if they are all that are placed there; how many of them,
+    /// beside those that have to go as it is, have no budget left, and whether anybody there has one.
     pub(super) fn spare(&self, site: &Site, members: &[usize]) -> (Vec<Arc<PodInfo>>, usize, bool) {
         let rules = &self.group.rules;
         let mut spent = self.spent.clone();
@@ -120,6 +120,7 @@ impl<'a> Planner<'a> {
         }
         let mut going = site.pool.clone().unwrap_or_default();
         let (order, unprotected, has_budgets) = spare_order(&going, rules, &spent);
+        let is_known = |pod: &PodInfo| site.victims.iter().any(|known| known.uid == pod.uid);
         let mut violations = 0;
         for (nth, other) in order.into_iter().enumerate() {
             let Some(at) = going.iter().position(|pod| pod.uid == other.uid) else {
@@ -127,8 +128,8 @@ impl<'a> Planner<'a> {
             };
             going.remove(at);
             if !self.all_fit(site.node, members, &going) {
+                violations += usize::from(nth < unprotected && !is_known(&other));
                 going.insert(at, other);
-                violations += usize::from(nth < unprotected);
             }
         }
         (going, violations, has_budgets)
