@@ -540,6 +540,17 @@ impl Bookkeeping for InterPodAffinity {
 }
 
 impl Volatile for InterPodAffinity {
+    fn minds_afar(&self, pod: &PodInfo, mate: &PodInfo) -> bool {
+        let labels_of = |name: &str| self.namespaces.get(name).cloned();
+        let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
+            let terms = terms::required(owner, anti).iter();
+            // Who is to be away from one node does not mind the others.
+            let mut terms =
+                terms.filter(|term| !anti || term.topology_key != crate::hosts::HOSTNAME);
+            terms.any(|term| terms::parse(term, owner).matches(other, &labels_of))
+        };
+        meets(pod, mate, false) || meets(pod, mate, true) || meets(mate, pod, true)
+    }
     fn filter_rows(
         &self,
         _cycle: &Cycle<'_>,

@@ -458,6 +458,21 @@ impl Bookkeeping for TopologySpread {
 }
 
 impl Volatile for TopologySpread {
+    fn minds_afar(&self, pod: &PodInfo, mate: &PodInfo) -> bool {
+        let own = listed(pod);
+        let belongs = own.is_empty().then(|| self.owners.selector(pod));
+        let all = if own.is_empty() { &self.defaults } else { own };
+        let labels = mate.object.metadata.labels.as_ref();
+        let counts = |constraint: &TopologySpreadConstraint| match &belongs {
+            Some(belongs) => !belongs.is_empty() && belongs.matches(labels),
+            None => selector(constraint, pod).matches(labels),
+        };
+        // One more on another node leaves this one at least as good as it was.
+        let hard = |constraint: &&TopologySpreadConstraint| {
+            constraint.when_unsatisfiable == DO_NOT_SCHEDULE && constraint.topology_key != HOSTNAME
+        };
+        pod.namespace == mate.namespace && all.iter().filter(hard).any(counts)
+    }
     fn filter_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], fits: &mut [bool]) {
         debug_assert!(cycle.overlay.is_empty());
         let census = &self.census;

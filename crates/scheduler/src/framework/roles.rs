@@ -135,6 +135,11 @@ pub trait Volatile {
     ) {
         self.score_rows(cycle, state, rows, scores);
     }
+    /// Whether what the filter says of `pod` may change with `mate`, which is not placed yet, on another node
+    /// than the one that is judged.
+    fn minds_afar(&self, _pod: &PodInfo, _mate: &PodInfo) -> bool {
+        false
+    }
 }
 
 /// Keeps pods from being the victims of a preemption.

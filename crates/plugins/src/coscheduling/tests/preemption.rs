@@ -568,6 +568,42 @@ fn members_do_not_outrank_each_other() {
 }
 
 #[test]
+fn nobody_goes_where_mates_elsewhere_may_be_in_the_way() {
+    for (key, victims) in [("zone", 0), ("kubernetes.io/hostname", 2)] {
+        let context = BuildContext::default();
+        let args = json!({"enablePreemption": true});
+        let mut world = world_with(&["InterPodAffinity"], args, &context);
+        for (name, zone, priority) in [("n1", "a", 1), ("n2", "a", 1), ("n3", "b", 2000)] {
+            let node: Node = serde_json::from_value(json!({
+                "metadata": {"name": name, "uid": name,
+                    "labels": {"zone": zone, "kubernetes.io/hostname": name}},
+                "status": {"allocatable": {"cpu": "2", "pods": "10"}}
+            }))
+            .unwrap();
+            world.engine.node_applied(Arc::new(node), at(0));
+            world.apply(plain(&format!("v-{name}"), name, 2, priority));
+        }
+        for pod in members(2, 2, 2, &json!({})) {
+            let mut pod = labelled(pod, "app", "a");
+            let term = json!({"topologyKey": key, "labelSelector": {"matchLabels": {"app": "a"}}});
+            let terms = json!({"requiredDuringSchedulingIgnoredDuringExecution": [term]});
+            let affinity = json!({"podAntiAffinity": terms});
+            pod.spec.as_mut().unwrap().affinity = serde_json::from_value(affinity).unwrap();
+            world.apply(pod);
+        }
+        world.run();
+        let gone = world.victims();
+        assert_eq!(
+            gone.len(),
+            victims,
+            "{key}: {gone:?} {:?}",
+            world.conditions
+        );
+        assert_eq!(world.nominated.len(), victims, "{key}");
+    }
+}
+
+#[test]
 fn a_pod_of_no_gang_finds_victims_by_the_same_rules() {
     for (label, victims) in [("true", 1), ("false", 0)] {
         let context = BuildContext::default();

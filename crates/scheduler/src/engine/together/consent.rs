@@ -1,8 +1,8 @@
 //! Who goes besides, so that plugins let the members in: those that go by what others have, like quotas.
 
-use super::{Plan, Planner, Site};
+use super::{Member, Plan, Planner, Site};
 use crate::engine::preempt::{importance, spare_order};
-use crate::framework::Admission;
+use crate::framework::{Admission, Volatile};
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -22,6 +22,9 @@ impl Planner<'_> {
         if victims.is_empty() {
             return None;
         }
+        if self.depend_on_each_other() {
+            return None;
+        }
         let of = |site: &Site| -> Vec<_> {
             let members = site.placed.iter();
             let members = members.map(|at| (self.members[*at].pod.clone(), site.node));
@@ -29,6 +32,28 @@ impl Planner<'_> {
         };
         let places = self.sites.iter().flat_map(of).collect();
         Some(Plan { places, victims })
+    }
+
+    /// Whether where a member has its place may change what is said of a mate on another node: that was not
+    /// seen, since each node was looked at by itself.
+    fn depend_on_each_other(&self) -> bool {
+        self.sites.iter().any(|site| {
+            let others = self.sites.iter().filter(|other| other.node != site.node);
+            let others: Vec<usize> = others
+                .flat_map(|other| other.placed.iter().copied())
+                .collect();
+            site.placed.iter().any(|at| {
+                let Member { pod, prepared, .. } = &self.members[*at];
+                let moving = prepared.iter().flat_map(|prepared| &prepared.moving);
+                let mut moving =
+                    moving.filter_map(|(plugin, _)| self.engine.plugins[*plugin].volatile());
+                let mut minds = |rules: &dyn Volatile| {
+                    let mut mates = others.iter().map(|mate| &self.members[*mate].pod);
+                    mates.any(|mate| rules.minds_afar(pod, mate))
+                };
+                moving.any(&mut minds)
+            })
+        })
     }
 
     /// Has others go besides, so that plugins let the members in. Takes members that they do not let in,
