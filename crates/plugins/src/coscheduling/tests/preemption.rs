@@ -604,6 +604,39 @@ fn nobody_goes_where_mates_elsewhere_may_be_in_the_way() {
 }
 
 #[test]
+fn a_gang_awaits_those_of_its_quota_on_other_nodes() {
+    let mut world = evicting();
+    world.engine.object_changed(&quota("q", 4), at(0));
+    world.engine.object_changed(&budget("q2", 1), at(0));
+    let of = |pod| labelled(pod, "quota.scheduling.koordinator.sh/name", "q");
+    world.node("n1", 2);
+    for (name, node, priority) in [("q2", "n2", 1), ("q3", "n3", 2)] {
+        world.node(node, 2);
+        let pod = labelled(of(plain(name, node, 2, priority)), "app", name);
+        world.apply(pod);
+    }
+    for pod in members(1, 1, 2, &json!({})) {
+        world.apply(of(pod));
+    }
+    world.run();
+    assert_eq!(world.victims(), ["q2"]);
+    assert_eq!(world.nominated["m1"], "n1");
+    // It terminates, and its budget is used up: the other one would be less harmful.
+    world.engine.object_changed(&budget("q2", 0), at(0));
+    let mut going = (*world.evicted[0].object).clone();
+    let since = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0));
+    going.metadata.deletion_timestamp = Some(since);
+    world.apply(going);
+    world.node("n4", 1);
+    world.later(600);
+    assert_eq!(world.victims(), ["q2"], "{:?}", world.conditions);
+    assert_eq!(world.nominated["m1"], "n1");
+    world.all_leave();
+    world.later(60);
+    assert_eq!(world.bound["m1"], "n1");
+}
+
+#[test]
 fn a_pod_of_no_gang_finds_victims_by_the_same_rules() {
     for (label, victims) in [("true", 1), ("false", 0)] {
         let context = BuildContext::default();

@@ -8,7 +8,7 @@ use crate::engine::preempt::{
 use crate::engine::scope::Scope;
 use crate::framework::{Code, Cycle, Offer, Planning, Reason, Rejection};
 use crate::state::{NodeIndex, PodInfo};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -44,19 +44,31 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Whether somebody is on its way out of a node that a member was promised.
+    /// Whether somebody is on its way out of a node that a member was promised, or out of another one for a
+    /// member: what it has of a quota is promised as well.
     pub(super) fn is_awaiting(&self) -> bool {
         let rules = &self.group.rules;
-        (0..self.members.len()).any(|at| {
+        let mut promised = FxHashSet::default();
+        let mut holds = false;
+        let awaits = (0..self.members.len()).any(|at| {
             let pod = &self.members[at].pod;
             let node = self.engine.nominated_node(&pod.uid);
             let node = node.and_then(|node| self.engine.nodes.find(node));
             let Some((node, scope)) = node.zip(self.scope(at)) else {
                 return false;
             };
+            promised.insert(node);
+            let fits_ever = !never_fits(&scope.judge(node));
+            holds |= fits_ever;
             let awaited = |other: &Arc<PodInfo>| self.engine.is_awaited(pod, node, other, rules);
-            self.engine.nodes.pods(node).any(awaited) && !never_fits(&scope.judge(node))
-        })
+            fits_ever && self.engine.nodes.pods(node).any(awaited)
+        });
+        let elsewhere = |(victim, preemptor): (&Arc<str>, &Arc<str>)| {
+            let record = self.engine.pods.get(victim);
+            let ours = self.mates.contains(preemptor) || self.group.held.contains(preemptor);
+            ours && record.is_some_and(|record| !promised.contains(&record.node))
+        };
+        awaits || holds && self.engine.evicting.iter().any(elsewhere)
     }
 
     pub(super) fn pods(&self, members: &[usize]) -> Vec<Arc<PodInfo>> {
