@@ -259,7 +259,9 @@ impl Engine {
             Attempt::Hopeless(text) => {
                 diagnosis.nominated = Some(String::new());
                 for uid in pending.iter().filter(|uid| **uid != pod.uid) {
-                    self.withdraw(uid);
+                    if let Some(mate) = self.withdraw(uid) {
+                        self.promise_ended(&mate, now);
+                    }
                 }
                 messages.push(format!("{prefix}{text}"));
                 text
