@@ -105,7 +105,7 @@ class States:
     """What the clusters went through, counted where both sides agreed."""
 
     # What must have been at least so often when all themes ran five times.
-    LEAST = {"bound": 500, "unschedulable": 300, "preempted": 10, "gang bound": 10, "gang waits": 10, "reservation available": 20,
+    LEAST = {"bound": 500, "unschedulable": 300, "preempted": 10, "gang Scheduled": 10, "gang waits": 10, "reservation available": 20,
              "reservation consumed": 15, "reservation succeeded": 5, "cpuset": 30, "numa": 20, "part of a gpu": 15, "whole gpu": 10,
              "rdma": 5, "quota refuses": 10, "load refuses": 5, "claim refuses": 5}
     TEXTS = {"quota refuses": "quota", "load refuses": "usage exceed threshold", "claim refuses": "volume"}

@@ -45,8 +45,11 @@ RESTLESS = "restless"
 MARK = "mark"
 # A scheduler that does not bind a pod in so many seconds has gone.
 GONE = 300
-# Equal nodes are drawn at random by both: so often an event is taken back and made again, and so often a whole cluster.
-TRIES, AGAIN = 6, 5
+# Of equal nodes Koordinator's takes the first that it found (Kubernetes 1.35.6 draws only when an extender scored), ours
+# the one with the best lot, which a node keeps until it changes: so often an event is taken back, every node relabelled
+# for new lots, and the event made again, and so often a whole cluster.
+TRIES, AGAIN = 8, 5
+LOT = "twin-lot"
 PLACES = ("node", "nominated", "resource-status", "device-allocated", "(object)")
 
 
@@ -166,6 +169,8 @@ class Slot:
         elif self.next == "undo":
             thing = self.event()[1]
             side.do(("delete", thing["kind"], thing["metadata"]["name"]))
+            for node in self.cluster.nodes:
+                side.do(("patch", "Node", node["metadata"]["name"], "", {"metadata": {"labels": {LOT: str(self.tries)}}}))
         elif self.next == "clear":
             side.clear(self.cluster)
 
