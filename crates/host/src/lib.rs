@@ -29,6 +29,7 @@ mod mounts;
 pub mod numa;
 pub mod packets;
 pub mod path;
+pub mod pci;
 pub mod perf;
 pub mod process;
 pub mod procfs;

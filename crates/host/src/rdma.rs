@@ -1,5 +1,9 @@
-//! Device files of RDMA adapters, as the kernel numbers them. sysfs tells path and numbers also where
-//! `/dev` is another's, as in a container.
+//! RDMA adapters: their device files, as the kernel numbers them, and which there are ([`adapters`]). sysfs
+//! tells path and numbers also where `/dev` is another's, as in a container.
+
+mod inventory;
+
+pub use inventory::{Adapter, Adapters, adapters};
 
 use crate::error::{HostError, Malformed, Result};
 use crate::root::Root;
