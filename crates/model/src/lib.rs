@@ -8,6 +8,7 @@ pub mod cpu_limit;
 pub mod cpuset;
 pub mod cpuset_rule;
 pub mod device;
+pub mod device_report;
 pub mod estimate;
 pub mod evict;
 pub mod export;
