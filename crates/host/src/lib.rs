@@ -27,6 +27,7 @@ pub mod limits;
 pub mod memory;
 mod mounts;
 pub mod numa;
+pub mod nvml;
 pub mod packets;
 pub mod path;
 pub mod pci;

@@ -4,8 +4,10 @@
 //! Every test that lacks something therefore says so here, and the gate (`.ci/skips`) reads it.
 
 mod containerd;
+mod nvml;
 
 pub use containerd::{CONTAINERD, Containerd, Groups, IMAGE, containerd_for_test};
+pub use nvml::{FakeGpu, FakeNvml};
 
 use std::fs::OpenOptions;
 use std::io::Write;

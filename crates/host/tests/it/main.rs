@@ -5,4 +5,5 @@
 mod comparison;
 mod confined;
 mod lockstep;
+mod nvml;
 mod support;

@@ -1,0 +1,147 @@
+//! NVIDIA's management library (NVML), loaded while running: which GPUs there are, and what goes wrong with
+//! them. Machines without it lose nothing: [`Nvml::load`] says why there is none.
+//!
+//! The functions and structures are those of NVML 11 and later, whose names carry versions: they do not
+//! change. The library may be called from any thread.
+
+mod library;
+
+use library::Library;
+pub use library::NvmlError;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The name under which the driver installs the library.
+pub const LIBRARY: &str = "libnvidia-ml.so.1";
+
+/// Xids that an application causes: the GPU is well. Source: Koordinator
+/// `pkg/koordlet/statesinformer/impl/states_device_linux.go`, after NVIDIA's list of Xid errors.
+pub const XIDS_OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its UUID, such as `GPU-1f…`.
+    pub uuid: String,
+    /// Its name, such as `NVIDIA A100-SXM4-80GB`; empty where the library does not tell.
+    pub name: String,
+    /// The number of its device file.
+    pub minor: i32,
+    /// Its memory in bytes.
+    pub memory: u64,
+    /// Its PCI address, such as `0000:3b:00.0`, in small letters.
+    pub address: String,
+}
+
+/// What went wrong with a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Xid {
+    /// What: NVIDIA's number.
+    pub code: u64,
+    /// Whose PCI address; `None` is every GPU.
+    pub address: Option<String>,
+}
+
+/// The library, initialised. It is shut down with the last clone.
+#[derive(Debug, Clone)]
+pub struct Nvml(Arc<Library>);
+
+impl Nvml {
+    /// Loads the library: by its path, or by its name from where the loader looks.
+    ///
+    /// # Errors
+    /// When it is not there, lacks a function, or refuses to start.
+    pub fn load(path: &Path) -> Result<Self, NvmlError> {
+        Ok(Self(Arc::new(Library::load(path)?)))
+    }
+
+    /// The driver's version, such as `535.104.05`.
+    ///
+    /// # Errors
+    /// What the library answers.
+    pub fn driver(&self) -> Result<String, NvmlError> {
+        self.0.driver_version()
+    }
+
+    /// The GPUs, and of those that cannot be asked why.
+    ///
+    /// # Errors
+    /// When not even their number can be had.
+    pub fn gpus(&self) -> Result<(Vec<Gpu>, Vec<NvmlError>), NvmlError> {
+        let (mut gpus, mut lost) = (Vec::new(), Vec::new());
+        for index in 0..self.0.count()? {
+            match self.gpu(index) {
+                Ok(gpu) => gpus.push(gpu),
+                Err(error) => lost.push(error),
+            }
+        }
+        Ok((gpus, lost))
+    }
+
+    fn gpu(&self, index: u32) -> Result<Gpu, NvmlError> {
+        let library = &*self.0;
+        let device = library.by_index(index)?;
+        let minor = library.minor(device)?;
+        Ok(Gpu {
+            uuid: library.uuid(device)?,
+            // A name is for people and labels.
+            name: library.name(device).unwrap_or_default(),
+            minor: i32::try_from(minor).map_err(|_| {
+                NvmlError::answer(
+                    "nvmlDeviceGetMinorNumber",
+                    format!("minor {minor} is too large"),
+                )
+            })?,
+            memory: library.memory(device)?,
+            address: library.address(device)?,
+        })
+    }
+
+    /// Subscribes to what goes wrong with the GPUs of these addresses. Those that are too old to tell are
+    /// listed, with those that cannot be subscribed to and why.
+    ///
+    /// # Errors
+    /// When the library has no events.
+    pub fn watch(&self, addresses: &[String]) -> Result<Watch, NvmlError> {
+        let set = library::EventSet::new(self.0.clone())?;
+        let (mut mute, mut lost) = (Vec::new(), Vec::new());
+        for address in addresses {
+            let device = self.0.by_address(address);
+            match device.and_then(|device| set.register(device)) {
+                Ok(true) => {}
+                Ok(false) => mute.push(address.clone()),
+                Err(error) => lost.push((address.clone(), error)),
+            }
+        }
+        Ok(Watch { set, mute, lost })
+    }
+}
+
+/// A subscription.
+#[derive(Debug)]
+pub struct Watch {
+    set: library::EventSet,
+    /// Addresses of GPUs whose health cannot be watched.
+    pub mute: Vec<String>,
+    /// Addresses of those that could not be subscribed to, and why.
+    pub lost: Vec<(String, NvmlError)>,
+}
+
+impl Watch {
+    /// Waits for the next critical Xid, at most `patience`; `None` when there is none until then, or an
+    /// application has caused it.
+    ///
+    /// # Errors
+    /// What the library answers. It may answer so at once each time: whoever asks again waits first.
+    pub fn next(&self, patience: Duration) -> Result<Option<Xid>, NvmlError> {
+        let xid = self.set.wait(patience)?;
+        Ok(xid.filter(|xid| !XIDS_OF_APPLICATIONS.contains(&xid.code)))
+    }
+
+    /// Why the GPU of this address is not there any more; `None` when it is.
+    #[must_use]
+    pub fn absence(&self, address: &str) -> Option<NvmlError> {
+        self.set.library().by_address(address).err()
+    }
+}

@@ -1,0 +1,115 @@
+//! A library that answers as NVIDIA's does: a shared object that the test compiles, so that what loads the
+//! library is what is tested.
+
+use super::skip;
+use crate::fake::Tree;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SOURCE: &str = include_str!("nvml.c");
+
+/// A GPU of the fake.
+#[derive(Debug, Clone, Copy)]
+pub struct FakeGpu {
+    /// Its UUID.
+    pub uuid: &'static str,
+    /// Its name.
+    pub name: &'static str,
+    /// The number of its device file.
+    pub minor: u32,
+    /// Its memory in bytes.
+    pub memory: u64,
+    /// Its PCI bus: it is `0000:<bus>:00.0`.
+    pub bus: u8,
+    /// Whether its health can be watched.
+    pub watched: bool,
+}
+
+/// The library, in a directory of its own, which also has the files that it answers from.
+#[derive(Debug)]
+pub struct FakeNvml {
+    dir: PathBuf,
+}
+
+impl FakeNvml {
+    /// Compiles one into `dir`, which must exist, for these GPUs and driver 535.104.05. `None`, and said
+    /// so, where there is no C compiler.
+    ///
+    /// # Errors
+    /// When the compiler refuses or files cannot be written.
+    #[track_caller]
+    pub fn build(dir: &Path, gpus: &[FakeGpu]) -> io::Result<Option<Self>> {
+        if Command::new("cc").arg("--version").output().is_err() {
+            skip("cc", "a library is compiled for this test");
+            return Ok(None);
+        }
+        let fake = Self {
+            dir: dir.to_owned(),
+        };
+        let lines = gpus.iter().map(|gpu| {
+            let watched = u8::from(gpu.watched);
+            let FakeGpu { uuid, name, .. } = gpu;
+            format!(
+                "{uuid}|{name}|{}|{}|{:x}|{watched}\n",
+                gpu.minor, gpu.memory, gpu.bus
+            )
+        });
+        fake.put("cards", &lines.collect::<String>())?;
+        fake.put("driver", "535.104.05")?;
+        let source = dir.join("nvml.c");
+        fs::write(&source, SOURCE)?;
+        let done = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O0", "-o"])
+            .arg(fake.library())
+            .arg(format!("-DDIR=\"{}\"", dir.display()))
+            .arg(source)
+            .output()?;
+        if !done.status.success() {
+            let said = String::from_utf8_lossy(&done.stderr);
+            return Err(io::Error::other(said.trim().to_owned()));
+        }
+        Ok(Some(fake))
+    }
+
+    /// Where the library is.
+    #[must_use]
+    pub fn library(&self) -> PathBuf {
+        self.dir.join(crate::nvml::LIBRARY)
+    }
+
+    /// Changes what it answers; the head of `nvml.c` says how. The file changes at once.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn put(&self, file: &str, content: &str) -> io::Result<()> {
+        let draft = self.dir.join("draft");
+        fs::write(&draft, content)?;
+        fs::rename(draft, self.dir.join(file))
+    }
+
+    /// A file of the library's; empty where there is none.
+    #[must_use]
+    pub fn read(&self, file: &str) -> String {
+        fs::read_to_string(self.dir.join(file)).unwrap_or_default()
+    }
+
+    /// Puts the GPU of `bus` into sysfs, with NVIDIA's driver, on this NUMA node and below `root_complex`.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn plug(tree: &Tree, bus: u8, numa_node: i32, root_complex: &str) -> io::Result<()> {
+        let address = format!("0000:{bus:02x}:00.0");
+        let function = format!("sys/devices/{root_complex}/{address}");
+        tree.put(&format!("{function}/numa_node"), &format!("{numa_node}\n"))?;
+        tree.put(&format!("{function}/class"), "0x030200\n")?;
+        for dir in ["sys/bus/pci/devices", "sys/bus/pci/drivers/nvidia"] {
+            let dir = tree.dir().join(dir);
+            fs::create_dir_all(&dir)?;
+            symlink(tree.dir().join(&function), dir.join(&address))?;
+        }
+        Ok(())
+    }
+}
