@@ -75,8 +75,8 @@ gates! {
     CgroupReconcile: Alpha, false, Works;
     BlkIOReconcile: Alpha, false, Works;
     NodeTopologyReport: Beta, true, NOT_YET;
-    Accelerators: Alpha, false, NOT_YET;
-    RDMADevices: Alpha, false, NOT_YET;
+    Accelerators: Alpha, false, Partly("devices are reported; how much of a GPU is used is not measured");
+    RDMADevices: Alpha, false, Works;
     CPICollector: Alpha, false, Works;
     Libpfm4: Alpha, false, Nothing("perf events are read without the library");
     PSICollector: Alpha, false, Works;

@@ -14,6 +14,7 @@
 //! | [`audit`] | a record of everything done |
 //! | [`agent`] | the loop body that ties these together |
 //! | [`report`] | NodeMetric |
+//! | [`devices`] | Device: accelerators and RDMA adapters |
 //! | [`exporter`] | NUMA nodes, and what the kubelet has given away of them |
 //! | [`evictor`] | evictions, through the API or by killing |
 //! | [`status`], [`metrics`] | what people see of the agent |
@@ -27,6 +28,7 @@ pub mod agent;
 pub mod args;
 pub mod audit;
 pub mod collect;
+pub mod devices;
 pub mod evictor;
 pub mod executor;
 pub mod exporter;

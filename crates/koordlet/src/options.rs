@@ -1,6 +1,7 @@
 //! What the agent can be told, with upstream's defaults.
 
 use crate::audit;
+use crate::devices;
 use crate::evictor;
 use crate::gates::Gates;
 use crate::predict;
@@ -211,6 +212,8 @@ pub struct Options {
     pub audit: audit::Log,
     /// How pods are evicted.
     pub evict: evictor::Config,
+    /// How devices are reported, with the gates `Accelerators` and `RDMADevices`.
+    pub devices: devices::Config,
     /// How containers get their values at creation; not at all by default.
     pub runtime: runtime::Config,
     /// Where the loop runs.
@@ -234,6 +237,7 @@ impl Default for Options {
             address: None,
             audit: audit::Log::default(),
             evict: evictor::Config::default(),
+            devices: devices::Config::default(),
             runtime: runtime::Config::default(),
             thread: Thread::Own,
             realtime_priority: 0,

@@ -2,6 +2,7 @@
 
 use crate::agent::{Agent, AgentError, Now, Ticked};
 use crate::collect::table;
+use crate::devices::{self, Finder as DeviceFinder};
 use crate::evictor::{self, Done, Evictor, Outcome};
 use crate::gates::{Gate, Gates};
 use crate::http;
@@ -151,6 +152,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
             ctx.shutdown.clone(),
         ));
     }
+    report_devices(&options, &client, &ctx, &states, &root);
     let (requests, inbox) = mpsc::channel(16);
     let recorder = Recorder::start(
         client.clone(),
@@ -210,6 +212,30 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     }
     options.audit.flush();
     Ok(())
+}
+
+/// Starts the reporter of devices, where a gate opens one.
+fn report_devices(
+    options: &Options,
+    client: &Client,
+    ctx: &Context,
+    states: &Arc<States>,
+    root: &Root,
+) {
+    let config = &options.devices;
+    let finder = DeviceFinder::new(root.clone(), &options.settings.gates, config);
+    let Some(finder) = finder.filter(|_| !config.interval.is_zero()) else {
+        return;
+    };
+    let reporter = devices::Reporter {
+        node: options.node_name.clone(),
+        client: client.clone(),
+        states: states.clone(),
+        clock: ctx.clock.clone(),
+        finder,
+        interval: config.interval,
+    };
+    tokio::spawn(reporter.run(ctx.shutdown.clone()));
 }
 
 /// Mounts resctrl where a strategy that is switched on could use it.

@@ -232,9 +232,30 @@ pub struct States {
     /// Do not ask the kubelet for its configuration.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub disable_query_kubelet_config: bool,
+    /// Between two looks at what has changed of the devices; 0 never looks.
+    #[arg(long, default_value = "3s", value_parser = super::duration)]
+    pub node_topology_sync_interval: Duration,
     /// Whether NodeMetric is reported.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_node_metric_report: bool,
+}
+
+/// Devices.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Devices (gates Accelerators and RDMADevices)")]
+pub struct Devices {
+    /// Where vendors' tools describe their accelerators in files.
+    #[arg(long, default_value = "/var/run/koordlet/xpu-device-infos/", value_parser = path)]
+    pub xpu_device_infos_dir: PathBuf,
+    /// Report the accelerators of these files only, also where there are none.
+    #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
+    pub xpu_enforce_collect_from_device_infos: bool,
+    /// NVIDIA's library: its path, or its name where the loader finds it.
+    #[arg(long, default_value = koord_host::nvml::LIBRARY)]
+    pub nvml_library: PathBuf,
+    /// HAMi-core's library on the host, for containers that share a GPU through it (gate GPUEnvInject).
+    #[arg(long, default_value = "/usr/local/vgpu/libvgpu.so")]
+    pub hami_core_library_directory_path: String,
 }
 
 /// Collectors.

@@ -64,13 +64,8 @@ inert! {
         default_runtime_type "default-runtime-type" = "containerd";
         run_root_dir "run-root-dir" = "/host-run/";
     }
-    "devices are not reported yet": {
-        hami_core_library_directory_path "hami-core-library-directory-path" =
-            "/usr/local/vgpu/libvgpu.so";
+    "the kubelet's PodResources are not extended yet": {
         pod_resources_proxy_path "pod-resources-proxy-path" = "/var/run/koordlet/pod-resources";
-        xpu_device_infos_dir "xpu-device-infos-dir" = "/var/run/koordlet/xpu-device-infos/";
-        xpu_enforce_collect_from_device_infos "xpu-enforce-collect-from-device-infos" = "false";
-        node_topology_sync_interval "node-topology-sync-interval" = "3s";
     }
     "task ids are read where they are needed": {
         enable_pod_taskids "enable-pod-taskids" = "false";

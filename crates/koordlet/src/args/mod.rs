@@ -9,6 +9,7 @@ pub mod inert;
 mod tests;
 
 use crate::audit;
+use crate::devices;
 use crate::evictor;
 use crate::gates::{Gate, GateError, Gates};
 use crate::options::{Collectors, Kubelet, Options, PodSource, Settings, Thread};
@@ -71,6 +72,9 @@ pub struct Args {
     /// The container runtime.
     #[command(flatten)]
     pub runtime: groups::Runtime,
+    /// Devices.
+    #[command(flatten)]
+    pub devices: groups::Devices,
     /// The audit log.
     #[command(flatten)]
     pub audit: groups::Audit,
@@ -180,6 +184,7 @@ impl Args {
             address: self.addr.0,
             audit,
             evict,
+            devices: self.devices(),
             runtime: self.runtime()?,
             thread: Thread::Own,
             realtime_priority: self.realtime_priority,
@@ -221,6 +226,7 @@ impl Args {
             unset_cpu_quota: !qos.disable_unset_cpu_quota,
             reconcile_interval_ms: millis(qos.runtime_hooks_reconcile_interval),
             force_update_ms: seconds(qos.resource_force_update_seconds),
+            hami_library: self.devices.hami_core_library_directory_path.clone(),
             restore_on_stop: qos.restore_on_stop,
             training_interval_ms: millis(self.prediction.prediction_training_interval),
             predict: self.predict()?,
@@ -262,6 +268,15 @@ impl Args {
             mode,
             ..evictor::Config::default()
         })
+    }
+
+    fn devices(&self) -> devices::Config {
+        devices::Config {
+            files: self.devices.xpu_device_infos_dir.clone(),
+            files_only: self.devices.xpu_enforce_collect_from_device_infos,
+            library: self.devices.nvml_library.clone(),
+            interval: self.states.node_topology_sync_interval,
+        }
     }
 
     fn runtime(&self) -> Result<runtime::Config, ArgsError> {

@@ -251,9 +251,19 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
         interval_ms: 20,
         ..Settings::default()
     };
-    for gate in [Gate::BEMemoryEvict, Gate::BlkIOReconcile] {
+    for gate in [
+        Gate::BEMemoryEvict,
+        Gate::BlkIOReconcile,
+        Gate::Accelerators,
+    ] {
         settings.gates.set(gate, true);
     }
+    let files = tempfile::tempdir().unwrap();
+    let accelerator = |uuid: &str| {
+        let list = json!([{"uuid": uuid, "minor": "0", "vendor": "v", "model": "m"}]);
+        std::fs::write(files.path().join("a"), list.to_string()).unwrap();
+    };
+    accelerator("first");
     let options = Options {
         node_name: NODE.to_owned(),
         root: Some(tree.root().clone()),
@@ -266,6 +276,11 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
             ..Kubelet::default()
         }),
         report_interval: Some(Duration::from_millis(100)),
+        devices: koordlet::devices::Config {
+            files: files.path().to_owned(),
+            interval: Duration::from_millis(50),
+            ..Default::default()
+        },
         ..Options::default()
     };
     let context = Context::with_clock(clock);
@@ -276,6 +291,10 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
     );
     let agent = tokio::spawn(agent);
 
+    let group = "scheduling.koordinator.sh";
+    let first = BTreeSet::from([right("create", "devices", group)]);
+    assert_eq!(record.until(&first).await, Ok(()), "the first report");
+    accelerator("second");
     let unused = record.until(&given()).await;
     assert_eq!(unused, Ok(()), "given, and nothing uses it");
     context.shutdown.cancel();
@@ -320,6 +339,7 @@ fn the_manifests_fit_together() {
         &args.prediction.prediction_checkpoint_filepath,
         &args.collectors.tsdb_path,
         &args.system.var_lib_kubelet_dir,
+        &args.devices.xpu_device_infos_dir,
     ] {
         assert!(
             mounts.contains(dir.to_str().unwrap().trim_end_matches('/')),

@@ -6,6 +6,7 @@ mod agent;
 mod beside;
 mod containerd;
 mod deploy;
+mod devices;
 mod http;
 mod kernel;
 mod killed;

@@ -1,0 +1,168 @@
+//! Device reports: what is found on this machine, as the node's Device object.
+//!
+//! | source | finds | with gate |
+//! |---|---|---|
+//! | [`files`] | accelerators that vendors' tools describe | `Accelerators` |
+//! | NVIDIA's library, where the files have none | GPUs | `Accelerators` |
+//! | sysfs | RDMA adapters | `RDMADevices` |
+//!
+//! [`koord_model::device_report`] makes the object of it. The API server is asked when the report or the
+//! object has changed, which a watch of the one object tells, and written to when something is to be changed.
+
+pub mod files;
+mod found;
+mod nvidia;
+
+pub use found::Finder;
+
+use crate::states::States;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use koord_api::scheduling::Device;
+use koord_app::Clock;
+use koord_kube::api::PostParams;
+use koord_kube::informer::{ObjectKey, Store};
+use koord_kube::{Api, Client, Informer, ResourceExt, Scope, patch};
+use koord_model::device_report::{MANAGER, Owner, Report, plan};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// How long a write may take.
+const WRITE_WITHIN: Duration = Duration::from_secs(10);
+
+/// What is told at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Where vendors' tools put their files.
+    pub files: PathBuf,
+    /// Whether accelerators are only those of the files.
+    pub files_only: bool,
+    /// NVIDIA's library: its path, or its name.
+    pub library: PathBuf,
+    /// Between two looks at the devices.
+    pub interval: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            files: "/var/run/koordlet/xpu-device-infos/".into(),
+            files_only: false,
+            library: koord_host::nvml::LIBRARY.into(),
+            interval: Duration::from_secs(3),
+        }
+    }
+}
+
+/// Reports devices, until it is stopped.
+pub(crate) struct Reporter {
+    pub(crate) node: String,
+    pub(crate) client: Client,
+    pub(crate) states: Arc<States>,
+    pub(crate) clock: Clock,
+    pub(crate) finder: Finder,
+    pub(crate) interval: Duration,
+}
+
+impl Reporter {
+    pub(crate) async fn run(self, shutdown: CancellationToken) {
+        let scope = Scope {
+            fields: Some(format!("metadata.name={}", self.node)),
+            ..Scope::default()
+        };
+        let stored = Informer::<Device>::start_store(self.client.clone(), scope, shutdown.clone());
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = self.report(stored) => {}
+        }
+    }
+
+    async fn report(self, stored: Store<Device>) {
+        let Self {
+            node,
+            client,
+            states,
+            clock,
+            mut finder,
+            interval,
+        } = self;
+        if !stored.wait_synced().await {
+            return;
+        }
+        let key = ObjectKey::new("", node.as_str());
+        // The Device's version, the node's UID and the report with which there was nothing to write. The
+        // watch does not tell whose keys are whose, so that only the API server's copy can decide.
+        let mut settled = None;
+        loop {
+            // Files, and libraries that ask drivers, may take their time.
+            let looked = tokio::task::spawn_blocking(move || {
+                let report = finder.look();
+                (finder, report)
+            });
+            let Ok((back, (report, complaints))) = looked.await else {
+                tracing::error!("devices are not reported any more: the look at them has died");
+                return;
+            };
+            finder = back;
+            for (object, malformed) in complaints {
+                states.complaints.replace(&object, malformed);
+            }
+            // The Node's UID makes it the owner; a second later it will be known.
+            let Some(info) = states.node.load_full() else {
+                sleep(interval.min(Duration::from_secs(1))).await;
+                continue;
+            };
+            let owner = Owner {
+                name: &node,
+                uid: &info.uid,
+            };
+            let version = stored
+                .get(&key)
+                .and_then(|device| device.resource_version());
+            let asked = (version, info.uid.clone(), report);
+            if settled.as_ref() != Some(&asked) {
+                let written = write(&client, owner, &asked.2, Time(clock.now()));
+                match timeout(WRITE_WITHIN, written).await {
+                    Ok(Ok(version)) => settled = Some((version, asked.1, asked.2)),
+                    Ok(Err(error)) => tracing::warn!(%error, "Device could not be reported"),
+                    Err(_) => tracing::warn!(
+                        limit = ?WRITE_WITHIN,
+                        "Device could not be reported: the API server does not answer"
+                    ),
+                }
+            }
+            sleep(interval).await;
+        }
+    }
+}
+
+/// Writes what is to be changed of the Device as it is now, again after a conflict. Returns the version of
+/// the Device that says what is reported.
+async fn write(
+    client: &Client,
+    owner: Owner<'_>,
+    report: &Report,
+    now: Time,
+) -> Result<Option<String>, koord_kube::Error> {
+    let api: Api<Device> = Api::all(client.clone());
+    let params = PostParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    patch::retry_on_conflict(|| async {
+        let old = api.get_opt(owner.name).await?;
+        let Some(new) = plan(old.as_ref(), owner, report, now.clone()) else {
+            return Ok(old.and_then(|old| old.resource_version()));
+        };
+        let written = match old {
+            Some(_) => api.replace(owner.name, &params, &new).await?,
+            None => api.create(&params, &new).await?,
+        };
+        let devices = new.spec.devices.len();
+        tracing::info!(devices, "Device is reported");
+        Ok(written.resource_version())
+    })
+    .await
+}

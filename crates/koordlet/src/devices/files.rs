@@ -1,0 +1,216 @@
+//! Accelerators that vendors' tools describe in files, see [`koord_model::device_report::xpu`].
+
+use crate::states::malformed::Malformed;
+use koord_model::device_report::xpu::{self, Card};
+use koord_model::device_report::{Problem, Report};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+/// A file that is longer is none: 64 devices take some 64 KiB.
+const LONGEST: u64 = 4 << 20;
+
+/// What is wrong, by the object that it is shown with.
+pub type Complaints = Vec<(String, Vec<Malformed>)>;
+
+/// The directory, and what its files said last.
+#[derive(Debug)]
+pub struct Files {
+    dir: PathBuf,
+    cards: BTreeMap<String, Vec<Card>>,
+    shown: Vec<String>,
+    last: Option<Report>,
+}
+
+impl Files {
+    /// Nothing is read yet.
+    #[must_use]
+    pub fn new(dir: PathBuf) -> Self {
+        Self {
+            dir,
+            cards: BTreeMap::new(),
+            shown: Vec::new(),
+            last: None,
+        }
+    }
+
+    /// Reads the directory. A file that cannot be understood says what it said last, and the others are
+    /// read all the same. `None` where there has not been a device yet; where there are none any more,
+    /// what was reported last stands: the tool that wrote them is being restarted.
+    pub fn look(&mut self) -> (Option<Report>, Complaints) {
+        let mut complaints = BTreeMap::new();
+        let directory = format!("XPU directory {}", self.dir.display());
+        match list(&self.dir) {
+            Ok(names) => {
+                self.cards.retain(|name, _| names.contains(name));
+                for name in names {
+                    let problems = self.read(&name);
+                    complaints.insert(format!("XPU file {name}"), problems);
+                }
+            }
+            Err(error) => {
+                let problem = Malformed::new("", self.dir.display().to_string(), &error);
+                complaints.insert(directory.clone(), vec![problem]);
+            }
+        }
+        let cards: Vec<Card> = self.cards.values().flatten().cloned().collect();
+        if !cards.is_empty() {
+            let (report, problems) = xpu::report(&cards);
+            self.last = Some(report);
+            let problems = problems.into_iter().map(malformed);
+            complaints.entry(directory).or_default().extend(problems);
+        }
+        // What was wrong with files that are gone is so no more.
+        for object in std::mem::take(&mut self.shown) {
+            complaints.entry(object).or_default();
+        }
+        let standing = complaints.iter().filter(|(_, wrong)| !wrong.is_empty());
+        self.shown = standing.map(|(object, _)| object.clone()).collect();
+        (self.last.clone(), complaints.into_iter().collect())
+    }
+
+    fn read(&mut self, name: &str) -> Vec<Malformed> {
+        let wrong = |error: &dyn std::fmt::Display| vec![Malformed::new("", name, &error)];
+        let text = match read(&self.dir.join(name)) {
+            Ok(Some(text)) => text,
+            // Gone since it was listed, or none of ours.
+            Ok(None) => {
+                self.cards.remove(name);
+                return Vec::new();
+            }
+            Err(error) => return wrong(&error),
+        };
+        match xpu::parse(&text) {
+            Ok((cards, problems)) => {
+                self.cards.insert(name.to_owned(), cards);
+                problems.into_iter().map(malformed).collect()
+            }
+            Err(problem) => vec![malformed(problem)],
+        }
+    }
+}
+
+pub(super) fn malformed(problem: Problem) -> Malformed {
+    Malformed::new(problem.field, problem.value, &problem.why)
+}
+
+/// The names in `dir`, sorted; none where there is no such directory.
+fn list(dir: &Path) -> std::io::Result<Vec<String>> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        // A name that is no text is none that could be shown; upstream's tools write no such.
+        names.extend(entry?.file_name().into_string().ok());
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// The content of a regular file; `None` where it is none, or gone.
+fn read(path: &Path) -> std::io::Result<Option<String>> {
+    let gone = |error: std::io::Error| match error.kind() {
+        ErrorKind::NotFound => Ok(None),
+        _ => Err(error),
+    };
+    // Looked at first: to open a pipe would be to wait for its writer.
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => {}
+        Ok(_) => return Ok(None),
+        Err(error) => return gone(error),
+    }
+    let file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) => return gone(error),
+    };
+    let mut text = String::new();
+    file.take(LONGEST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST {
+        let why = format!("longer than {LONGEST} bytes");
+        return Err(std::io::Error::other(why));
+    }
+    Ok(Some(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(uuid: &str, minor: &str) -> String {
+        format!(r#"{{"vendor": "v", "model": "m", "uuid": "{uuid}", "minor": "{minor}"}}"#)
+    }
+
+    fn ids(report: Option<Report>) -> Vec<String> {
+        let devices = report.into_iter().flat_map(|report| report.devices);
+        devices.map(|found| found.info.id).collect()
+    }
+
+    fn wrong(complaints: &Complaints) -> Vec<(&str, &str, &str)> {
+        let each = complaints.iter().flat_map(|(object, list)| {
+            let list = list.iter();
+            list.map(|one| (object.as_str(), one.field.as_str(), one.value.as_str()))
+        });
+        each.collect()
+    }
+
+    #[test]
+    fn one_bad_file_costs_nothing_of_the_others_nor_what_it_said_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        let mut files = Files::new(dir.path().join("x"));
+        let (report, complaints) = files.look();
+        assert!(
+            report.is_none() && complaints.is_empty(),
+            "no directory, no word"
+        );
+
+        let mut files = Files::new(dir.path().to_owned());
+        put("a", &format!("[{}]", card("a0", "0")));
+        put("b", &format!("[{}, {}]", card("b1", "1"), card("b2", "x")));
+        put("c", "[]");
+        fs::create_dir(dir.path().join("d")).unwrap();
+        let (report, complaints) = files.look();
+        assert_eq!(ids(report), ["a0", "b1"]);
+        assert_eq!(wrong(&complaints), [("XPU file b", "[1].minor", "x")]);
+
+        // Half written; more than one may be asked to read; no text; gone.
+        put("a", r#"[{"uuid": "a0","#);
+        put("b", &format!("[{}]", card("b3", "3")));
+        fs::write(dir.path().join("e"), [0xff, 0xfe]).unwrap();
+        let (report, complaints) = files.look();
+        assert_eq!(ids(report), ["a0", "b3"]);
+        let named = wrong(&complaints);
+        assert_eq!(named.len(), 2, "{named:?}");
+        assert_eq!(named[0], ("XPU file a", "", r#"[{"uuid": "a0","#));
+        assert_eq!(named[1].0, "XPU file e");
+        assert!(
+            complaints.contains(&("XPU file b".to_owned(), Vec::new())),
+            "b is well now"
+        );
+
+        fs::remove_file(dir.path().join("a")).unwrap();
+        fs::remove_file(dir.path().join("e")).unwrap();
+        let (report, complaints) = files.look();
+        assert_eq!(ids(report), ["b3"]);
+        assert_eq!(wrong(&complaints), []);
+        // The tool that writes the one file is restarted.
+        fs::remove_file(dir.path().join("b")).unwrap();
+        assert_eq!(ids(files.look().0), ["b3"]);
+    }
+
+    #[test]
+    fn two_files_with_one_minor() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a"), format!("[{}]", card("a0", "0"))).unwrap();
+        fs::write(dir.path().join("b"), format!("[{}]", card("b0", "0"))).unwrap();
+        let (report, complaints) = Files::new(dir.path().to_owned()).look();
+        assert_eq!(ids(report), ["a0"]);
+        let named = wrong(&complaints);
+        assert!(named[0].0.starts_with("XPU directory"), "{named:?}");
+        assert_eq!((named[0].1, named[0].2), ("minor", "0"));
+    }
+}

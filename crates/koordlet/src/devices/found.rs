@@ -1,0 +1,147 @@
+//! The sources of devices, in the order in which they are believed.
+
+use super::Config;
+use super::files::{Complaints, Files};
+use super::nvidia::Nvidia;
+use crate::gates::{Gate, Gates};
+use crate::states::malformed::Malformed;
+use koord_api::scheduling::{
+    DeviceInfo, DeviceTopology, DeviceType, VirtualFunction, VirtualFunctionGroup,
+};
+use koord_api::{Quantity, resources};
+use koord_host::Root;
+use koord_host::rdma::{Adapter, adapters};
+use koord_model::device_report::{Found, Report};
+
+/// Looks at the devices of a machine.
+#[derive(Debug)]
+pub struct Finder {
+    root: Root,
+    files: Option<Files>,
+    nvidia: Option<Nvidia>,
+    rdma: bool,
+    /// RDMA adapters as they were when they could be listed.
+    adapters: Vec<Found>,
+}
+
+impl Finder {
+    /// The sources that the gates open; `None` where none is.
+    #[must_use]
+    pub fn new(root: Root, gates: &Gates, config: &Config) -> Option<Self> {
+        let accelerators = gates.is_on(Gate::Accelerators);
+        let rdma = gates.is_on(Gate::RDMADevices);
+        let asks = accelerators && !config.files_only;
+        (accelerators || rdma).then(|| Self {
+            nvidia: asks.then(|| Nvidia::new(root.clone(), config.library.clone())),
+            root,
+            files: accelerators.then(|| Files::new(config.files.clone())),
+            rdma,
+            adapters: Vec::new(),
+        })
+    }
+
+    /// What there is, and what of it cannot be understood, by the object that it is shown with.
+    pub fn look(&mut self) -> (Report, Complaints) {
+        let mut report = Report::default();
+        let mut complaints = Vec::new();
+        if let Some(files) = &mut self.files {
+            let (found, wrong) = files.look();
+            complaints = wrong;
+            match (found, &mut self.nvidia) {
+                (Some(found), _) => report = found,
+                (None, Some(nvidia)) => {
+                    let (found, wrong) = nvidia.look();
+                    report = found.unwrap_or_default();
+                    complaints.extend(wrong);
+                }
+                (None, None) => {}
+            }
+        }
+        if self.rdma {
+            let wrong = self.look_at_adapters();
+            report.devices.extend(self.adapters.iter().cloned());
+            complaints.push(("RDMA devices".to_owned(), wrong));
+        }
+        (report, complaints)
+    }
+
+    fn look_at_adapters(&mut self) -> Vec<Malformed> {
+        let found = match adapters(&self.root) {
+            Ok(found) => found,
+            Err(error) => return vec![Malformed::new("", "", &error)],
+        };
+        self.adapters = found.adapters.iter().map(adapter).collect();
+        let left_out = found.left_out.into_iter();
+        let wrong = left_out.map(|(device, why)| Malformed::new("device", device, &why));
+        wrong.collect()
+    }
+}
+
+fn adapter(adapter: &Adapter) -> Found {
+    let place = &adapter.place;
+    let functions = adapter.functions.iter();
+    let vfs: Vec<VirtualFunction> = functions
+        .map(|address| VirtualFunction {
+            minor: -1,
+            bus_id: address.clone(),
+        })
+        .collect();
+    let group = VirtualFunctionGroup {
+        vfs,
+        ..VirtualFunctionGroup::default()
+    };
+    let has_functions = !group.vfs.is_empty();
+    Found {
+        info: DeviceInfo {
+            id: place.address.clone(),
+            minor: Some(adapter.minor),
+            type_: Some(DeviceType::Rdma),
+            health: adapter.active,
+            resources: [(resources::RDMA.to_owned(), Quantity::from_value(100))].into(),
+            topology: Some(DeviceTopology {
+                socket_id: -1,
+                node_id: place.numa_node,
+                pcie_id: place.root_complex.clone(),
+                bus_id: place.address.clone(),
+            }),
+            vf_groups: has_functions.then_some(group).into_iter().collect(),
+            ..DeviceInfo::default()
+        },
+        health: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_host::pci::Place;
+    use serde_json::json;
+
+    /// Upstream: the adapter of `Test_reportGPUDevice`, with functions.
+    #[test]
+    fn an_adapter_is_reported_with_its_functions() {
+        let mut one = Adapter {
+            devices: vec!["mlx5_0".to_owned()],
+            minor: 0,
+            place: Place {
+                address: "0000:00:09.0".to_owned(),
+                numa_node: 1,
+                root_complex: "pci0000:00".to_owned(),
+            },
+            active: true,
+            functions: vec!["0000:00:09.2".to_owned(), "0000:00:09.3".to_owned()],
+        };
+        let mut expected = json!({"id": "0000:00:09.0", "minor": 0, "type": "rdma", "health": true,
+            "resources": {"koordinator.sh/rdma": "100"},
+            "topology": {"socketID": -1, "nodeID": 1, "pcieID": "pci0000:00", "busID": "0000:00:09.0"},
+            "vfGroups": [{"vfs": [{"minor": -1, "busID": "0000:00:09.2"},
+                {"minor": -1, "busID": "0000:00:09.3"}]}]});
+        let written = |one: &Adapter| serde_json::to_value(adapter(one).info).unwrap();
+        assert_eq!(written(&one), expected);
+        one.functions.clear();
+        one.active = false;
+        expected.as_object_mut().unwrap().remove("vfGroups");
+        expected["health"] = json!(false);
+        assert_eq!(written(&one), expected);
+    }
+}

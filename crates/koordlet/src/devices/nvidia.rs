@@ -1,0 +1,295 @@
+//! NVIDIA's GPUs, as its library tells them.
+
+use super::files::{Complaints, malformed};
+use crate::states::malformed::Malformed;
+use koord_api::scheduling::{DeviceInfo, DeviceTopology, DeviceType};
+use koord_api::{Quantity, labels, resources};
+use koord_host::nvml::{Gpu, Nvml, NvmlError, Xid};
+use koord_host::{Root, pci};
+use koord_model::device_report::xpu::label;
+use koord_model::device_report::{Found, Health, Report};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How many looks come between two attempts to load the library: a minute with the usual interval.
+const RETRY_LOOKS: u32 = 20;
+
+/// How long one wait for trouble takes; the watch ends that much after its owner.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Before the library is asked again after an error: it may answer so each time, and at once.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// What is wrong with GPUs, by their address. It stays until koordlet is started again: no event tells
+/// that a GPU is well.
+type Troubles = Arc<Mutex<BTreeMap<String, Health>>>;
+
+/// The library and what it told, where there are GPUs for it.
+#[derive(Debug)]
+pub(super) struct Nvidia {
+    root: Root,
+    library: PathBuf,
+    loaded: Option<Loaded>,
+    /// Looks until the next attempt.
+    wait: u32,
+    wrong: Vec<Malformed>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    /// By address.
+    gpus: Vec<(String, Found)>,
+    labels: BTreeMap<String, String>,
+    wrong: Vec<Malformed>,
+    troubles: Troubles,
+    stop: Arc<AtomicBool>,
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Nvidia {
+    pub(super) fn new(root: Root, library: PathBuf) -> Self {
+        Self {
+            root,
+            library,
+            loaded: None,
+            wait: 0,
+            wrong: Vec::new(),
+        }
+    }
+
+    /// The GPUs; none where NVIDIA's driver has none. The library is asked once for what does not change.
+    pub(super) fn look(&mut self) -> (Option<Report>, Complaints) {
+        self.load();
+        let wrong = match &self.loaded {
+            Some(loaded) => loaded.wrong.clone(),
+            None => self.wrong.clone(),
+        };
+        let report = self.loaded.as_ref().map(Loaded::report);
+        (report, vec![("NVIDIA GPUs".to_owned(), wrong)])
+    }
+
+    fn load(&mut self) {
+        if self.loaded.is_some() {
+            return;
+        }
+        let addresses = match pci::of_driver(&self.root, "nvidia") {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                self.wrong = vec![Malformed::new("", "", &error)];
+                return;
+            }
+        };
+        if addresses.is_empty() {
+            self.wrong.clear();
+            self.wait = 0;
+            return;
+        }
+        if self.wait > 0 {
+            self.wait -= 1;
+            return;
+        }
+        self.wait = RETRY_LOOKS;
+        self.wrong.clear();
+        match Loaded::new(&self.root, &self.library, &addresses) {
+            Ok(loaded) => self.loaded = Some(loaded),
+            Err(error) => {
+                let library = self.library.display().to_string();
+                self.wrong = vec![Malformed::new("library", library, &error)];
+            }
+        }
+    }
+}
+
+impl Loaded {
+    fn new(root: &Root, library: &Path, addresses: &[String]) -> Result<Self, NvmlError> {
+        let nvml = Nvml::load(library)?;
+        let (gpus, lost) = nvml.gpus()?;
+        let lost = lost.iter().map(|error| Malformed::new("gpu", "", error));
+        let mut wrong: Vec<Malformed> = lost.collect();
+        let mut problems = Vec::new();
+        let driver = nvml.driver();
+        let names: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+        let mut labels = BTreeMap::new();
+        labels.insert(labels::NODE_GPU_VENDOR.to_owned(), "nvidia".to_owned());
+        match (&driver, names.first()) {
+            (Ok(driver), Some(first)) if names.iter().all(|name| name == first) => {
+                let model = first.strip_prefix("NVIDIA ").unwrap_or(first);
+                label(&mut labels, labels::NODE_GPU_MODEL, model, &mut problems);
+                if labels.contains_key(labels::NODE_GPU_MODEL) {
+                    let key = labels::NODE_GPU_DRIVER_VERSION;
+                    label(&mut labels, key, driver, &mut problems);
+                }
+            }
+            (Ok(_), Some(_)) => {
+                let why = "GPUs of several models: neither model nor driver is a label";
+                wrong.push(Malformed::new("name", names.join(","), why));
+            }
+            (Ok(_), None) => {}
+            (Err(error), _) => wrong.push(Malformed::new("driver", "", error)),
+        }
+        wrong.extend(problems.into_iter().map(malformed));
+        let gpus = gpus.iter().map(|gpu| {
+            let place = pci::place(root, &gpu.address).unwrap_or_else(|error| {
+                wrong.push(Malformed::new("address", gpu.address.as_str(), &error));
+                None
+            });
+            (gpu.address.clone(), found(gpu, place))
+        });
+        let gpus: Vec<(String, Found)> = gpus.collect();
+        let troubles = Troubles::default();
+        let stop = Arc::new(AtomicBool::new(false));
+        if let Err(error) = watch(&nvml, addresses, &troubles, &stop, &mut wrong) {
+            wrong.push(Malformed::new("health", "", &error));
+        }
+        tracing::info!(
+            gpus = gpus.len(),
+            driver = driver.unwrap_or_default(),
+            "NVIDIA's library is loaded"
+        );
+        Ok(Self {
+            gpus,
+            labels,
+            wrong,
+            troubles,
+            stop,
+        })
+    }
+
+    fn report(&self) -> Report {
+        let troubles = self.troubles.lock();
+        let devices = self.gpus.iter().map(|(address, gpu)| {
+            let mut gpu = gpu.clone();
+            let trouble = troubles.get(address).cloned();
+            gpu.info.health = trouble.is_none();
+            gpu.health = trouble;
+            gpu
+        });
+        // Upstream says nothing of a machine on which the library finds no GPU.
+        let devices: Vec<Found> = devices.collect();
+        let labels = if devices.is_empty() {
+            BTreeMap::new()
+        } else {
+            self.labels.clone()
+        };
+        Report {
+            devices,
+            labels,
+            annotations: BTreeMap::new(),
+        }
+    }
+}
+
+/// What is reported of a GPU; without a topology where sysfs does not tell its root complex.
+fn found(gpu: &Gpu, place: Option<pci::Place>) -> Found {
+    let memory = i64::try_from(gpu.memory).unwrap_or(i64::MAX);
+    let amounts = [
+        (resources::GPU_CORE, Quantity::from_value(100)),
+        (resources::GPU_MEMORY, Quantity::from_bytes(memory)),
+        (resources::GPU_MEMORY_RATIO, Quantity::from_value(100)),
+    ];
+    let place = place.filter(|place| !place.root_complex.is_empty());
+    let topology = place.map(|place| DeviceTopology {
+        socket_id: -1,
+        node_id: place.numa_node,
+        pcie_id: place.root_complex,
+        bus_id: place.address,
+    });
+    Found {
+        info: DeviceInfo {
+            id: gpu.uuid.clone(),
+            minor: Some(gpu.minor),
+            type_: Some(DeviceType::Gpu),
+            health: true,
+            resources: amounts
+                .map(|(name, amount)| (name.to_owned(), amount))
+                .into(),
+            topology,
+            ..DeviceInfo::default()
+        },
+        health: None,
+    }
+}
+
+/// Starts to gather what goes wrong with the GPUs of these addresses, until `stop` is set.
+fn watch(
+    nvml: &Nvml,
+    addresses: &[String],
+    troubles: &Troubles,
+    stop: &Arc<AtomicBool>,
+    wrong: &mut Vec<Malformed>,
+) -> Result<(), NvmlError> {
+    let watch = nvml.watch(addresses)?;
+    for address in &watch.mute {
+        let health = unhealthy(
+            "DeviceHealthCheckNotSupported",
+            "device does not support health checking",
+        );
+        troubles.lock().insert(address.clone(), health);
+    }
+    for (address, error) in &watch.lost {
+        wrong.push(Malformed::new("health", address.as_str(), error));
+    }
+    let (all, troubles, stop) = (addresses.to_vec(), troubles.clone(), stop.clone());
+    let listen = move || {
+        while !stop.load(Ordering::Relaxed) {
+            match watch.next(PATIENCE) {
+                Ok(None) => {}
+                Ok(Some(xid)) => {
+                    note(&xid, &all, &troubles);
+                    for address in &all {
+                        if let Some(error) = watch.absence(address) {
+                            let message = format!("failed to get device, error: {error}");
+                            let health = unhealthy(&format!("Xid{}", xid.code), &message);
+                            troubles.lock().insert(address.clone(), health);
+                        }
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the health of NVIDIA GPUs cannot be asked");
+                    std::thread::park_timeout(PAUSE);
+                }
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("gpu-health".to_owned());
+    if let Err(error) = thread.spawn(listen) {
+        wrong.push(Malformed::new("health", "", &error));
+    }
+    Ok(())
+}
+
+fn note(xid: &Xid, all: &[String], troubles: &Troubles) {
+    let code = xid.code;
+    let message = format!("Xid error detected on device, error code: {code}");
+    tracing::warn!(
+        xid = code,
+        gpu = xid.address.as_deref().unwrap_or("all"),
+        "a GPU has failed"
+    );
+    let health = unhealthy(&format!("Xid{code}"), &message);
+    let whose = match &xid.address {
+        Some(address) => std::slice::from_ref(address),
+        None => all,
+    };
+    let mut troubles = troubles.lock();
+    for address in whose {
+        troubles.insert(address.clone(), health.clone());
+    }
+}
+
+fn unhealthy(code: &str, message: &str) -> Health {
+    Health {
+        healthy: false,
+        code: code.to_owned(),
+        message: message.to_owned(),
+    }
+}
