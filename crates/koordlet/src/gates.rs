@@ -74,14 +74,14 @@ gates! {
     ResctrlCollector: Alpha, false, Works;
     CgroupReconcile: Alpha, false, Works;
     BlkIOReconcile: Alpha, false, Works;
-    NodeTopologyReport: Beta, true, NOT_YET;
+    NodeTopologyReport: Beta, true, Works;
     Accelerators: Alpha, false, Partly("devices are reported; how much of a GPU is used is not measured");
     RDMADevices: Alpha, false, Works;
     CPICollector: Alpha, false, Works;
     Libpfm4: Alpha, false, Nothing("perf events are read without the library");
     PSICollector: Alpha, false, Works;
     ColdPageCollector: Alpha, false, Works;
-    HugePageReport: Alpha, false, Partly("huge pages are measured; NodeResourceTopology, which has them, is not reported yet");
+    HugePageReport: Alpha, false, Works;
     PodResourcesProxy: Alpha, false, NOT_YET;
     HamiCoreVGPUMonitor: Alpha, false, Nothing("HAMi's shared cache is not read");
     PerCPUMetric: Alpha, false, Works;

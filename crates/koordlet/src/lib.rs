@@ -15,6 +15,7 @@
 //! | [`agent`] | the loop body that ties these together |
 //! | [`report`] | NodeMetric |
 //! | [`devices`] | Device: accelerators and RDMA adapters |
+//! | [`node_topology`] | NodeResourceTopology |
 //! | [`exporter`] | NUMA nodes, and what the kubelet has given away of them |
 //! | [`evictor`] | evictions, through the API or by killing |
 //! | [`status`], [`metrics`] | what people see of the agent |
@@ -37,6 +38,7 @@ pub mod hooks;
 mod http;
 pub mod metrics;
 mod node_events;
+pub mod node_topology;
 pub mod options;
 pub mod predict;
 pub mod qos;

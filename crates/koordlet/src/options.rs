@@ -4,6 +4,7 @@ use crate::audit;
 use crate::devices;
 use crate::evictor;
 use crate::gates::Gates;
+use crate::node_topology;
 use crate::predict;
 use crate::runtime;
 use crate::states::slo::SuppressMode;
@@ -206,6 +207,9 @@ pub struct Options {
     /// Overrides the NodeMetric's report interval, also below the minimum of 30 s. For tests and
     /// for `koord up`, where somebody waits for the first report.
     pub report_interval: Option<Duration>,
+    /// How the NodeResourceTopology is reported; `None` reads the one that is there. Whether it is
+    /// written is the gate `NodeTopologyReport`.
+    pub topology: Option<node_topology::Reporting>,
     /// Where to serve health, metrics and audit events; `None` serves nothing.
     pub address: Option<SocketAddr>,
     /// The audit log; hand in one to read along.
@@ -234,6 +238,7 @@ impl Default for Options {
             pods: PodSource::ApiServer,
             report: true,
             report_interval: None,
+            topology: None,
             address: None,
             audit: audit::Log::default(),
             evict: evictor::Config::default(),

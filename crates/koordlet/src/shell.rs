@@ -8,6 +8,7 @@ use crate::gates::{Gate, Gates};
 use crate::http;
 use crate::metrics::Metrics;
 use crate::node_events::{NodeEvents, Warnings};
+use crate::node_topology;
 use crate::options::{Options, PodSource, Thread};
 use crate::qos;
 use crate::report::{Memory, Policy};
@@ -153,6 +154,11 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         ));
     }
     report_devices(&options, &client, &ctx, &states, &root);
+    if let Some(reporting) = options.topology.filter(|it| !it.interval.is_zero()) {
+        let parts = topology_parts(&options, reporting, &client, &root, &states, &metrics);
+        let reporter = node_topology::Reporter::new(parts);
+        tokio::spawn(reporter.run(ctx.shutdown.clone()));
+    }
     let (requests, inbox) = mpsc::channel(16);
     let recorder = Recorder::start(
         client.clone(),
@@ -238,6 +244,31 @@ fn report_devices(
     tokio::spawn(reporter.run(ctx.shutdown.clone()));
 }
 
+fn topology_parts(
+    options: &Options,
+    reporting: node_topology::Reporting,
+    client: &Client,
+    root: &Root,
+    states: &Arc<States>,
+    metrics: &Metrics,
+) -> node_topology::Parts {
+    let settings = &options.settings;
+    node_topology::Parts {
+        node: options.node_name.clone(),
+        root: root.clone(),
+        states: states.clone(),
+        metrics: metrics.clone(),
+        client: client.clone(),
+        reporting,
+        writes: settings.gates.is_on(Gate::NodeTopologyReport),
+        asks_kubelet: matches!(&options.pods, PodSource::Kubelet(kubelet) if kubelet.query_config),
+        kubelet_dir: settings.kubelet_dir.clone(),
+        huge_pages: settings.gates.is_on(Gate::HugePageReport),
+        each_cpu: settings.gates.is_on(Gate::PerCPUMetric),
+        machine_every: Duration::from_millis(settings.collectors.cpu_info_ms),
+    }
+}
+
 /// Mounts resctrl where a strategy that is switched on could use it.
 fn mount_resctrl(root: &Root, gates: &Gates) {
     if ![Gate::RdtResctrl, Gate::Resctrl]
@@ -308,10 +339,11 @@ fn watch_cluster(
         ..Scope::default()
     };
     let nodes = Informer::<Node>::start(client.clone(), by_name(), ctx.shutdown.clone());
-    let topologies =
-        Informer::<NodeResourceTopology>::start(client.clone(), by_name(), ctx.shutdown.clone());
     let slos = Informer::<RawNodeSLO>::start(client.clone(), by_name(), ctx.shutdown.clone());
-    let (to, pools) = (states.clone(), metrics.clone());
+    if options.topology.is_none() {
+        follow_topology(options, client, by_name(), ctx, states, metrics);
+    }
+    let to = states.clone();
     let metrics = metrics.clone();
     tokio::spawn(follow(nodes.changes, move |node: Option<&Node>| {
         let last = to.node.load_full();
@@ -326,20 +358,6 @@ fn watch_cluster(
         }
         to.node.store(info.map(Arc::new));
     }));
-    let to = states.clone();
-    let each_cpu = options.settings.gates.is_on(Gate::PerCPUMetric);
-    let read = move |object: Option<&NodeResourceTopology>| {
-        let last = to.topology.load_full();
-        let info = object.map(|object| TopologyInfo::read(object, last.as_deref()));
-        let (info, malformed) = info.unzip();
-        to.complaints
-            .replace("NodeResourceTopology", malformed.unwrap_or_default());
-        if let Some(info) = &info {
-            pools.topology(info, each_cpu);
-        }
-        to.topology.store(info.map(Arc::new));
-    };
-    tokio::spawn(follow(topologies.changes, read));
     let to = states.clone();
     tokio::spawn(follow(slos.changes, move |slo: Option<&RawNodeSLO>| {
         let last = to.slo.load_full();
@@ -369,6 +387,33 @@ fn watch_cluster(
         to.policy.store(policy.map(Arc::new));
     };
     tokio::spawn(follow(policies.changes, read));
+}
+
+/// Reads the NodeResourceTopology that somebody else writes.
+fn follow_topology(
+    options: &Options,
+    client: &Client,
+    scope: Scope,
+    ctx: &Context,
+    states: &Arc<States>,
+    metrics: &Metrics,
+) {
+    let topologies =
+        Informer::<NodeResourceTopology>::start(client.clone(), scope, ctx.shutdown.clone());
+    let (to, pools) = (states.clone(), metrics.clone());
+    let each_cpu = options.settings.gates.is_on(Gate::PerCPUMetric);
+    let read = move |object: Option<&NodeResourceTopology>| {
+        let last = to.topology.load_full();
+        let info = object.map(|object| TopologyInfo::read(object, last.as_deref()));
+        let (info, malformed) = info.unzip();
+        to.complaints
+            .replace("NodeResourceTopology", malformed.unwrap_or_default());
+        if let Some(info) = &info {
+            pools.topology(info, each_cpu);
+        }
+        to.topology.store(info.map(Arc::new));
+    };
+    tokio::spawn(follow(topologies.changes, read));
 }
 
 /// Hands the newest state of the one watched object to `set`; `None` when it is gone.

@@ -232,9 +232,15 @@ pub struct States {
     /// Do not ask the kubelet for its configuration.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub disable_query_kubelet_config: bool,
-    /// Between two looks at what has changed of the devices; 0 never looks.
+    /// Between two looks at what has changed of the NodeResourceTopology and of the
+    /// devices; 0 never looks.
     #[arg(long, default_value = "3s", value_parser = super::duration)]
     pub node_topology_sync_interval: Duration,
+    /// Whose the zones of the NodeResourceTopology are: `koordinator`, `annotations-only` (an
+    /// exporter's such as nfd-topology-updater), or `auto`, which leaves them to an exporter that has
+    /// left a fingerprint of the pods.
+    #[arg(long, default_value = "auto")]
+    pub node_topology_mode: String,
     /// Whether NodeMetric is reported.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_node_metric_report: bool,

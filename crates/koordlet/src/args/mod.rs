@@ -12,6 +12,7 @@ use crate::audit;
 use crate::devices;
 use crate::evictor;
 use crate::gates::{Gate, GateError, Gates};
+use crate::node_topology;
 use crate::options::{Collectors, Kubelet, Options, PodSource, Settings, Thread};
 use crate::predict;
 use crate::runtime;
@@ -128,6 +129,9 @@ pub enum ArgsError {
     /// `--eviction-mode`.
     #[error(transparent)]
     Eviction(#[from] evictor::UnknownMode),
+    /// `--node-topology-mode`.
+    #[error(transparent)]
+    Topology(#[from] node_topology::UnknownMode),
     /// `agent_mode`.
     #[error(transparent)]
     Agent(#[from] groups::UnknownAgentMode),
@@ -181,6 +185,7 @@ impl Args {
             pods,
             report: self.states.enable_node_metric_report,
             report_interval: None,
+            topology: self.topology()?,
             address: self.addr.0,
             audit,
             evict,
@@ -256,6 +261,13 @@ impl Args {
             }
             other => Err(ArgsError::PodSource(other.to_owned())),
         }
+    }
+
+    fn topology(&self) -> Result<Option<node_topology::Reporting>, ArgsError> {
+        let interval = self.states.node_topology_sync_interval;
+        let mode = self.states.node_topology_mode.parse()?;
+        let reporting = node_topology::Reporting { interval, mode };
+        Ok((!interval.is_zero()).then_some(reporting))
     }
 
     fn evict(&self) -> Result<evictor::Config, ArgsError> {

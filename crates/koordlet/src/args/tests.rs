@@ -107,7 +107,7 @@ resource-force-update-seconds 60
 ";
 
 /// Flags of our own.
-const OURS: [&str; 13] = [
+const OURS: [&str; 14] = [
     "agent-mode",
     "be-pod-cpu-idle",
     "cpu-suppress-mode",
@@ -117,6 +117,7 @@ const OURS: [&str; 13] = [
     "kubelet-cgroup-root",
     "kubelet-url",
     "node-name",
+    "node-topology-mode",
     "nvml-library",
     "pod-source",
     "restore-on-stop",

@@ -5,7 +5,8 @@ use super::reader::Reader;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use koord_api::extension::{
-    AmplificationRatios, Reserved, SystemQosResource, parse_normalization_ratio,
+    self, AmplificationRatios, NodeReservation, Reserved, SystemQosResource,
+    parse_normalization_ratio,
 };
 use koord_api::{Quantity, ResourceList, annotations, labels, quantity, resources};
 use koord_host::CpuSet;
@@ -25,7 +26,7 @@ pub struct Amounts {
 }
 
 /// What is kept back from all pods by the node's reservation annotation.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Reservation {
     /// Amounts; the number of [`Self::cpus`] where CPUs are listed.
     pub amounts: Amounts,
@@ -33,6 +34,8 @@ pub struct Reservation {
     pub cpus: CpuSet,
     /// Whether the scheduler takes the amounts off what it sees as allocatable.
     pub trims_allocatable: bool,
+    /// The annotation as it was read.
+    pub said: NodeReservation,
 }
 
 /// The CPUs of pods of class SYSTEM.
@@ -82,8 +85,8 @@ pub struct NodeInfo {
     pub amplification: BTreeMap<String, f64>,
     /// Bandwidth of the node in bits per second.
     pub network_bandwidth: Option<i64>,
-    /// Whether the reservation is split over the NUMA nodes.
-    pub numa_reservation: bool,
+    /// The label that says whether each NUMA node keeps back its part of what the node does: `true`.
+    pub numa_reservation: Option<String>,
     /// The suppression mode asked for by annotation.
     pub suppress_mode: Option<String>,
     /// Published batch and mid resources (milli-cores and bytes).
@@ -172,7 +175,9 @@ impl NodeInfo {
                 last.and_then(|last| last.network_bandwidth),
                 |text| text.parse::<Quantity>().map(|q| q.value()),
             ),
-            numa_reservation: label(labels::NODE_NUMA_RESERVATION) == Some("true"),
+            numa_reservation: label(labels::NODE_NUMA_RESERVATION)
+                .filter(|value| !value.is_empty())
+                .map(str::to_owned),
             suppress_mode: reader.text(SUPPRESS_MODE_ANNOTATION).map(str::to_owned),
             extended: extended.collect(),
             addresses: addresses
@@ -222,6 +227,11 @@ fn reservation(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Reservation 
             },
             cpus: reserved.cpus.iter().copied().collect(),
             trims_allocatable: reserved.trims_allocatable,
+            // It was read from the same text.
+            said: extension::read(reader.notes(), annotations::NODE_RESERVATION)
+                .ok()
+                .flatten()
+                .unwrap_or_default(),
         })
     });
     let last = last.map(|last| last.reservation.clone());
@@ -357,7 +367,7 @@ mod tests {
         assert_eq!(info.amplification_of("cpu"), 1.5);
         assert_eq!(info.amplification_of("memory"), 1.0);
         assert_eq!(info.network_bandwidth, Some(10_000_000_000));
-        assert!(info.numa_reservation);
+        assert_eq!(info.numa_reservation.as_deref(), Some("true"));
         assert_eq!(info.kubelet_port, Some(10250));
         assert_eq!(info.addresses[0].1, "10.0.0.1");
         let off = node(json!({annotations::NODE_CPU_NORMALIZATION_RATIO: "-1"}));

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod, ServiceAccou
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use koord_api::slo::{NodeMetric, NodeSLO};
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_app::{Clock, Context, flags};
 use koord_host::Resource;
 use koord_host::fake::Tree;
@@ -15,6 +16,7 @@ use koord_kube::client::{Body, in_process};
 use koord_kube::{Api, Client, patch};
 use koordlet::args::Args;
 use koordlet::gates::Gate;
+use koordlet::node_topology::Reporting;
 use koordlet::options::Kubelet;
 use koordlet::{Options, PodSource, Settings};
 use serde::de::DeserializeOwned;
@@ -281,6 +283,10 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
             interval: Duration::from_millis(50),
             ..Default::default()
         },
+        topology: Some(Reporting {
+            interval: Duration::from_millis(100),
+            ..Reporting::default()
+        }),
         ..Options::default()
     };
     let context = Context::with_clock(clock);
@@ -295,6 +301,17 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
     let first = BTreeSet::from([right("create", "devices", group)]);
     assert_eq!(record.until(&first).await, Ok(()), "the first report");
     accelerator("second");
+    // Somebody breaks what it has reported, and it mends that.
+    let topologies: Api<NodeResourceTopology> = Api::all(client.clone());
+    let made = async {
+        while topologies.get_opt(NODE).await.unwrap().is_none() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let made = tokio::time::timeout(Duration::from_secs(120), made).await;
+    assert!(made.is_ok(), "no NodeResourceTopology");
+    let broken = json!({"topologyPolicies": []});
+    patch::merge(&topologies, NODE, &broken).await.unwrap();
     let unused = record.until(&given()).await;
     assert_eq!(unused, Ok(()), "given, and nothing uses it");
     context.shutdown.cancel();

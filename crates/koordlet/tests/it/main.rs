@@ -10,4 +10,5 @@ mod devices;
 mod http;
 mod kernel;
 mod killed;
+mod node_topology;
 mod outage;

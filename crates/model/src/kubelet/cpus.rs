@@ -134,6 +134,12 @@ fn on(topology: &Topology, mask: NumaMask) -> CpuSet {
     out
 }
 
+/// `count` of `free` as the static CPU manager takes them; `None` if there are not as many.
+#[must_use]
+pub fn packed(topology: &Topology, free: &CpuSet, count: usize) -> Option<CpuSet> {
+    (count <= free.len()).then(|| choose(topology, free, count))
+}
+
 /// `count` of `free`, packed: whole sockets and NUMA nodes, then whole cores, then what is left of
 /// cores; each time from the fullest socket and NUMA node. `free` has as many.
 fn choose(topology: &Topology, free: &CpuSet, count: usize) -> CpuSet {

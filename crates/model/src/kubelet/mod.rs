@@ -20,6 +20,7 @@ mod pod;
 #[cfg(test)]
 mod tests;
 
+pub use cpus::packed;
 pub use machine::{CpuManager, Device, Machine, Memory, Settings, SettingsError};
 pub use memory::Block;
 pub use pod::{Container, Pod};

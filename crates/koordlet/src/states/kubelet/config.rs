@@ -18,8 +18,8 @@ const KEY: &str = "kubeletconfig";
 pub struct Config {
     /// `cgroupDriver` and `cgroupRoot`.
     pub cgroups: Words,
-    /// Whether the CPU manager hands out CPUs (policy `static`).
-    pub cpu_manager_static: bool,
+    /// `cpuManagerPolicy`; empty is none.
+    pub cpu_manager_policy: String,
     /// `cpuManagerPolicyOptions`.
     pub cpu_manager_options: BTreeMap<String, String>,
     /// `reservedSystemCPUs`.
@@ -35,6 +35,12 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether the CPU manager hands out CPUs.
+    #[must_use]
+    pub fn is_cpu_manager_static(&self) -> bool {
+        self.cpu_manager_policy == "static"
+    }
+
     /// Reads the answer of `/configz`. A field that does not fit its type counts as not given and is
     /// named in the second value.
     ///
@@ -74,10 +80,9 @@ impl Config {
         if cgroups.driver.is_none() && !driver.is_empty() {
             fields.refuse("cgroupDriver", &driver, &"is neither cgroupfs nor systemd");
         }
-        let policy = fields.get::<String>("cpuManagerPolicy").unwrap_or_default();
         let config = Self {
             cgroups,
-            cpu_manager_static: policy == "static",
+            cpu_manager_policy: fields.get("cpuManagerPolicy").unwrap_or_default(),
             cpu_manager_options: fields.get("cpuManagerPolicyOptions").unwrap_or_default(),
             reserved_cpus,
             reserved_milli: milli,
@@ -134,7 +139,7 @@ mod tests {
             assert_eq!(malformed, []);
             assert_eq!(config.cgroups.driver, Some(Driver::Systemd));
             assert_eq!(config.cgroups.cgroup_root.as_deref(), Some("/"));
-            assert!(config.cpu_manager_static && !config.cfs_quota);
+            assert!(config.is_cpu_manager_static() && !config.cfs_quota);
             assert_eq!(config.cpu_manager_options["full-pcpus-only"], "true");
             assert_eq!(
                 (config.reserved_milli, config.reserved_cpus.len()),

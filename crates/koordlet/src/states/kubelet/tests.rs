@@ -253,7 +253,7 @@ async fn pods_and_configuration_come_over_tls() {
     bench.fake.inner.lock().config = Some(Answer::Body(config.to_owned()));
     assert_eq!(bench.poll().await, ["a", "b"]);
     let config = bench.states.kubelet.load_full().unwrap();
-    assert!(config.cpu_manager_static);
+    assert!(config.is_cpu_manager_static());
     // The configuration is looked at now and then, not with every list.
     bench.poll().await;
     let paths: Vec<_> = bench

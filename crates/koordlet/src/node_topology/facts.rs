@@ -1,0 +1,202 @@
+//! What there is to say about a node, from what is known of it.
+
+use super::cpus::{self, Given};
+use super::zones;
+use crate::collect::machine::MachineInfo;
+use crate::states::kubelet::Config;
+use crate::states::{Malformed, NodeInfo, PodInfo, TopologyInfo};
+use koord_api::extension::{
+    CpuBasicInfo, CpuInfo, CpuTopology, KubeletCpuManagerPolicy, SystemQosResource,
+};
+use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_api::topology::{AttributeInfo, Zone};
+use koord_api::{annotations, labels};
+use koord_model::alignment::{Policy, Scope};
+use koord_model::export;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What is known of a node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inputs<'a> {
+    /// The machine.
+    pub(crate) machine: &'a MachineInfo,
+    /// The Node.
+    pub(crate) node: &'a NodeInfo,
+    /// Its pods.
+    pub(crate) pods: &'a [PodInfo],
+    /// The kubelet's configuration; `None` where the kubelet is not asked for it.
+    pub(crate) kubelet: Option<&'a Config>,
+    /// The text of the kubelet's file `cpu_manager_state`; empty where there is none.
+    pub(crate) cpu_manager_state: &'a str,
+    /// Whether huge pages are counted.
+    pub(crate) huge_pages: bool,
+}
+
+/// What there is to say.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Report {
+    /// All of the annotations that are ours, as they are written.
+    pub(crate) annotations: BTreeMap<&'static str, String>,
+    /// The labels that are ours; `None` for one that must not be there.
+    pub(crate) labels: BTreeMap<&'static str, Option<String>>,
+    /// How the kubelet aligns, by the deprecated name that holds policy and scope.
+    pub(crate) policy: String,
+    /// The same as attributes; none where it is not known.
+    pub(crate) attributes: Vec<AttributeInfo>,
+    /// The NUMA nodes, sorted by name.
+    pub(crate) zones: Vec<Zone>,
+    /// What was not understood, and is left out.
+    pub(crate) malformed: Vec<Malformed>,
+}
+
+/// Why there is nothing to say.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FactsError {
+    /// The machine.
+    #[error("memory of NUMA node {0} is not known")]
+    Memory(u32),
+    /// No CPU was found.
+    #[error("no online CPU is known")]
+    NoCpus,
+    /// The kubelet's file.
+    #[error("cpu_manager_state of the kubelet is not understood: {0}")]
+    State(#[source] serde_json::Error),
+    /// An annotation; never happens with what is in one.
+    #[error("annotation cannot be written: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+impl Report {
+    /// What there is to say.
+    ///
+    /// # Errors
+    /// The machine is not known well enough, or the kubelet's file cannot be read: who has which CPU
+    /// is not known, and what was said last must stand.
+    pub(crate) fn of(inputs: &Inputs<'_>) -> Result<Self, FactsError> {
+        let Inputs {
+            machine,
+            node,
+            pods,
+            kubelet,
+            ..
+        } = *inputs;
+        if machine.cpus.is_empty() {
+            return Err(FactsError::NoCpus);
+        }
+        let topology = cpus::topology(machine);
+        let mut malformed = Vec::new();
+        let mut manager = KubeletCpuManagerPolicy::default();
+        let mut given = Given::default();
+        let mut aligns = None;
+        if let Some(config) = kubelet {
+            manager.policy.clone_from(&config.cpu_manager_policy);
+            manager.options.clone_from(&config.cpu_manager_options);
+            if config.is_cpu_manager_static() {
+                match cpus::kubelet_reserved(&topology, config) {
+                    Ok(reserved) => manager.reserved_cpus = reserved.to_string(),
+                    Err(error) => malformed.push(error),
+                }
+                given = Given::read(inputs.cpu_manager_state, pods).map_err(FactsError::State)?;
+                malformed.append(&mut given.malformed);
+            }
+            aligns = alignment(config, &mut malformed);
+        }
+        let (reservation, mut kept_back) = cpus::reservation(&topology, node);
+        let mut system = SystemQosResource::default();
+        if let Some(known) = &node.system_qos {
+            system.cpuset = known.cpus.to_string();
+            if known.exclusive {
+                kept_back = kept_back.union(&known.cpus);
+            } else {
+                system.cpuset_exclusive = Some(false);
+            }
+        }
+        let [services, batch] = cpus::pools(machine, &given.cpus, pods, &kept_back);
+        let annotations = BTreeMap::from([
+            (annotations::NODE_CPU_BASIC_INFO, json(&basic(machine))?),
+            (annotations::NODE_CPU_TOPOLOGY, json(&detail(machine))?),
+            (annotations::NODE_CPU_SHARED_POOLS, list(&services)?),
+            (annotations::NODE_BE_CPU_SHARED_POOLS, list(&batch)?),
+            (annotations::KUBELET_CPU_MANAGER_POLICY, json(&manager)?),
+            (annotations::NODE_CPU_ALLOCS, list(&given.pods)?),
+            (annotations::NODE_RESERVATION, json(&reservation)?),
+            (annotations::NODE_SYSTEM_QOS_RESOURCE, json(&system)?),
+        ]);
+        let label = node.numa_reservation.clone();
+        let (policy, scope) = aligns.unwrap_or_default();
+        Ok(Self {
+            annotations,
+            labels: BTreeMap::from([(labels::NODE_NUMA_RESERVATION, label)]),
+            policy: export::policy_name(policy, scope).to_owned(),
+            attributes: aligns
+                .map(|(policy, scope)| export::attributes(policy, scope, None))
+                .unwrap_or_default(),
+            zones: zones::zones(machine, node, inputs.huge_pages).map_err(FactsError::Memory)?,
+            malformed,
+        })
+    }
+
+    /// The report as the agent itself reads it.
+    #[must_use]
+    pub(crate) fn read(&self) -> TopologyInfo {
+        let mut object = NodeResourceTopology::default();
+        let notes = self.annotations.iter();
+        let notes = notes.map(|(key, text)| ((*key).to_owned(), text.clone()));
+        object.metadata.annotations = Some(notes.collect());
+        TopologyInfo::read(&object, None).0
+    }
+}
+
+/// How the kubelet aligns, as far as it says so in words that are known. Without a scope there is no
+/// policy, as upstream has it; no kubelet leaves it out.
+fn alignment(config: &Config, malformed: &mut Vec<Malformed>) -> Option<(Policy, Scope)> {
+    let (policy, scope) = (&config.topology_policy, &config.topology_scope);
+    if policy.is_empty() || scope.is_empty() {
+        return None;
+    }
+    let mut wrong = |field: &str, value: &String, error: &dyn std::fmt::Display| {
+        let field = format!("kubeletconfig.{field}");
+        malformed.push(Malformed::new(field, value, &error.to_string()));
+    };
+    let read: Result<Policy, _> = policy.parse();
+    let policy = read.map_err(|error| wrong("topologyManagerPolicy", policy, &error));
+    let read: Result<Scope, _> = scope.parse();
+    let scope = read.map_err(|error| wrong("topologyManagerScope", scope, &error));
+    Some((policy.ok()?, scope.ok()?))
+}
+
+fn json(value: &impl Serialize) -> serde_json::Result<String> {
+    serde_json::to_string(value)
+}
+
+/// An empty list is `null`, as Go writes it.
+fn list<T: Serialize>(list: &[T]) -> serde_json::Result<String> {
+    json(&(!list.is_empty()).then_some(list))
+}
+
+fn basic(machine: &MachineInfo) -> CpuBasicInfo {
+    CpuBasicInfo {
+        cpu_model: machine.model.clone(),
+        hyper_thread_enabled: machine.hyper_threads,
+        turbo_enabled: machine.turbo == Some(true),
+        cat_l3_cbm_mask: machine.cat_l3_mask.clone(),
+        vendor_id: machine.vendor.clone(),
+    }
+}
+
+fn detail(machine: &MachineInfo) -> CpuTopology {
+    let number = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
+    let mut detail: Vec<CpuInfo> = machine
+        .cpus
+        .iter()
+        .map(|cpu| CpuInfo {
+            id: number(cpu.cpu),
+            core: number(cpu.core),
+            socket: number(cpu.socket),
+            node: number(cpu.node),
+        })
+        .collect();
+    detail.sort_by_key(|cpu| cpu.id);
+    CpuTopology { detail }
+}

@@ -1,0 +1,277 @@
+//! What of an object that is there must change. What others wrote into it stays: other annotations and
+//! labels, attributes, costs, zones that are no NUMA nodes, resources that are not ours.
+//!
+//! Works on JSON as it came, so that what a newer definition adds is kept, too.
+
+use super::{Mode, Report};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use koord_api::topology::{ResourceInfo, ZONE_TYPE_NODE, Zone, v1alpha1, v1alpha2};
+use koord_api::{Quantity, labels};
+use koord_kube::kube_core;
+use koord_model::export::FINGERPRINT;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::borrow::Cow;
+use std::marker::PhantomData;
+
+/// The annotation in which old exporters leave the fingerprint.
+const OLD_FINGERPRINT: &str = "topology.node.k8s.io/fingerprint";
+
+/// A NodeResourceTopology as it came.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(crate) struct Object<K> {
+    #[serde(default)]
+    pub(crate) metadata: ObjectMeta,
+    /// The rest.
+    #[serde(flatten)]
+    pub(crate) fields: Map<String, Value>,
+    /// Whether it came in the older version, which has no attributes.
+    #[serde(skip)]
+    older: bool,
+    #[serde(skip)]
+    kind: PhantomData<fn() -> K>,
+}
+
+/// The newer version, in which everything is kept.
+pub(crate) type Newer = Object<v1alpha2::NodeResourceTopology>;
+/// The older version, for clusters that have no other.
+pub(crate) type Older = Object<v1alpha1::NodeResourceTopology>;
+
+impl From<Older> for Newer {
+    fn from(older: Older) -> Self {
+        Self {
+            metadata: older.metadata,
+            fields: older.fields,
+            older: true,
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<K: kube_core::Resource<DynamicType = ()>> kube_core::Resource for Object<K> {
+    type DynamicType = ();
+    type Scope = K::Scope;
+
+    fn kind(at: &()) -> Cow<'_, str> {
+        K::kind(at)
+    }
+    fn group(at: &()) -> Cow<'_, str> {
+        K::group(at)
+    }
+    fn version(at: &()) -> Cow<'_, str> {
+        K::version(at)
+    }
+    fn plural(at: &()) -> Cow<'_, str> {
+        K::plural(at)
+    }
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl<K: kube_core::Resource<DynamicType = ()>> Object<K> {
+    /// The object as it is created: with everything that is known, owned by the Node.
+    pub(crate) fn created(node: &str, uid: &str, report: &Report, mode: Mode) -> Self {
+        let ours = mode != Mode::AnnotationsOnly;
+        let labels = report.labels.iter().filter_map(|(key, value)| {
+            let value = value.clone()?;
+            Some(((*key).to_owned(), value))
+        });
+        let manager = (labels::MANAGED_BY.to_owned(), "Koordinator".to_owned());
+        let notes = report.annotations.iter();
+        let notes = notes.map(|(key, text)| ((*key).to_owned(), text.clone()));
+        let owner = k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: node.to_owned(),
+            uid: uid.to_owned(),
+            controller: Some(true),
+            block_owner_deletion: Some(true),
+        };
+        // Both lists are required.
+        let (policy, zones) = if ours {
+            (report.policy.as_str(), json!(report.zones))
+        } else {
+            ("None", json!([]))
+        };
+        let mut fields = Map::new();
+        fields.insert("apiVersion".to_owned(), json!(K::api_version(&())));
+        fields.insert("kind".to_owned(), json!(K::kind(&())));
+        fields.insert("topologyPolicies".to_owned(), json!([policy]));
+        fields.insert("zones".to_owned(), zones);
+        if ours && !report.attributes.is_empty() {
+            fields.insert("attributes".to_owned(), json!(report.attributes));
+        }
+        Self {
+            metadata: ObjectMeta {
+                name: Some(node.to_owned()),
+                labels: Some(labels.chain([manager]).collect()),
+                annotations: Some(notes.collect()),
+                owner_references: Some(vec![owner]),
+                ..ObjectMeta::default()
+            },
+            fields,
+            older: false,
+            kind: PhantomData,
+        }
+    }
+}
+
+impl Newer {
+    /// Whether an exporter counts the node's pods and says so here.
+    pub(crate) fn is_exported(&self) -> bool {
+        let notes = self.metadata.annotations.as_ref();
+        let old = notes.is_some_and(|notes| notes.contains_key(OLD_FINGERPRINT));
+        old || list(&self.fields, "attributes").any(|it| it["name"] == FINGERPRINT)
+    }
+
+    /// A merge patch that makes it say what `report` says, good for the version that this is; `None`
+    /// where it does already.
+    pub(crate) fn changes(&self, report: &Report, mode: Mode) -> Option<Value> {
+        let mut patch = Map::new();
+        let mut metadata = Map::new();
+        let known = self.metadata.annotations.as_ref();
+        let known = |key: &str| known?.get(key).map(String::as_str);
+        let notes = report.annotations.iter();
+        let notes =
+            notes.filter(|(key, text)| !known(key).is_some_and(|known| is_same(known, text)));
+        let notes: Map<String, Value> = notes
+            .map(|(key, text)| ((*key).into(), json!(text)))
+            .collect();
+        if !notes.is_empty() {
+            metadata.insert("annotations".to_owned(), notes.into());
+        }
+        let known = self.metadata.labels.as_ref();
+        let wrong = report.labels.iter();
+        let wrong =
+            wrong.filter(|(key, value)| known.and_then(|all| all.get(**key)) != value.as_ref());
+        let wrong: Map<String, Value> = wrong
+            .map(|(key, value)| ((*key).into(), json!(value)))
+            .collect();
+        if !wrong.is_empty() {
+            metadata.insert("labels".to_owned(), wrong.into());
+        }
+        let ours = match mode {
+            Mode::Koordinator => true,
+            Mode::AnnotationsOnly => false,
+            Mode::Auto => !self.is_exported(),
+        };
+        if ours {
+            let policies = json!([report.policy]);
+            if self.fields.get("topologyPolicies") != Some(&policies) {
+                patch.insert("topologyPolicies".to_owned(), policies);
+            }
+            if let Some(zones) = self.zones(&report.zones) {
+                patch.insert("zones".to_owned(), zones);
+            }
+            if let Some(attributes) = self.attributes(report) {
+                patch.insert("attributes".to_owned(), attributes);
+            }
+        }
+        if patch.is_empty() && metadata.is_empty() {
+            return None;
+        }
+        // Lists are replaced as a whole: not over what somebody else has written meanwhile.
+        let version = &self.metadata.resource_version;
+        metadata.insert("resourceVersion".to_owned(), json!(version));
+        patch.insert("metadata".to_owned(), metadata.into());
+        Some(patch.into())
+    }
+
+    fn attributes(&self, report: &Report) -> Option<Value> {
+        if self.older || report.attributes.is_empty() {
+            return None;
+        }
+        let mut all: Vec<Value> = list(&self.fields, "attributes").cloned().collect();
+        let before = all.clone();
+        for ours in &report.attributes {
+            match all.iter_mut().find(|it| it["name"] == ours.name) {
+                Some(known) => known["value"] = json!(ours.value),
+                None => all.push(json!(ours)),
+            }
+        }
+        (all != before).then(|| all.into())
+    }
+
+    /// The list of zones, if it must change. In which order they are listed is nothing to write for.
+    fn zones(&self, wanted: &[Zone]) -> Option<Value> {
+        let present: Vec<&Value> = list(&self.fields, "zones").collect();
+        let found = |zone: &Zone| {
+            let mut all = present.iter().copied();
+            all.find(|it| it["name"] == zone.name && it["type"] == ZONE_TYPE_NODE)
+        };
+        let kept = present
+            .iter()
+            .copied()
+            .filter(|it| it["type"] != ZONE_TYPE_NODE);
+        let mut merged: Vec<Value> = wanted
+            .iter()
+            .map(|zone| merged(zone, found(zone)))
+            .collect();
+        merged.extend(kept.cloned());
+        let is_there = |zone: &Value| present.contains(&zone);
+        if merged.len() == present.len() && merged.iter().all(is_there) {
+            return None;
+        }
+        sort(&mut merged);
+        Some(merged.into())
+    }
+}
+
+/// What `present` is when its own resources are as `zone` says; unchanged where they are.
+fn merged(zone: &Zone, present: Option<&Value>) -> Value {
+    let Some(present) = present else {
+        return json!(zone);
+    };
+    let mut resources: Vec<Value> = match &present["resources"] {
+        Value::Array(all) => all.clone(),
+        _ => Vec::new(),
+    };
+    let mut changed = false;
+    for ours in &zone.resources {
+        match resources.iter_mut().find(|it| it["name"] == ours.name) {
+            Some(known) if says(known, ours) => continue,
+            Some(known) => *known = json!(ours),
+            None => resources.push(json!(ours)),
+        }
+        changed = true;
+    }
+    let mut out = present.clone();
+    if changed && let Some(fields) = out.as_object_mut() {
+        sort(&mut resources);
+        fields.insert("resources".to_owned(), resources.into());
+    }
+    out
+}
+
+fn says(known: &Value, ours: &ResourceInfo) -> bool {
+    let is = |field: &str, amount: Quantity| {
+        let known: Option<Quantity> = known[field].as_str().and_then(|text| text.parse().ok());
+        known == Some(amount)
+    };
+    is("capacity", ours.capacity)
+        && is("allocatable", ours.allocatable)
+        && is("available", ours.available)
+}
+
+fn sort(all: &mut [Value]) {
+    all.sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str()));
+}
+
+fn list<'a>(fields: &'a Map<String, Value>, name: &str) -> impl Iterator<Item = &'a Value> {
+    fields
+        .get(name)
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+}
+
+/// Whether two texts are the same JSON.
+fn is_same(known: &str, wanted: &str) -> bool {
+    let read = |text: &str| serde_json::from_str::<Value>(text).ok();
+    known == wanted || read(known).is_some_and(|known| Some(known) == read(wanted))
+}

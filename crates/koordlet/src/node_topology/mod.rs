@@ -1,0 +1,76 @@
+//! The node's NodeResourceTopology: where its CPUs are, which of them pods share, what the kubelet
+//! gave away, and what each NUMA node has.
+//!
+//! | module | does |
+//! |---|---|
+//! | `facts` | what there is to say, from what is known |
+//! | `cpus` | CPUs that are kept back or given away, and the pools that are left |
+//! | `zones` | NUMA nodes as zones |
+//! | `merge` | what of an object that is there must change |
+//! | `report` | says it every few seconds |
+//!
+//! The scheduler reads the annotations and the zones, the manager adds batch resources to the zones.
+//! Names and formats are those of Koordinator's koordlet.
+
+mod cpus;
+mod facts;
+mod merge;
+mod report;
+#[cfg(test)]
+mod tests;
+mod zones;
+
+pub(crate) use facts::{Inputs, Report};
+pub(crate) use report::{Parts, Reporter};
+
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Whether and how the NodeResourceTopology is reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reporting {
+    /// Between two looks at what has changed; zero never looks.
+    pub interval: Duration,
+    /// Whose the zones are.
+    pub mode: Mode,
+}
+
+impl Default for Reporting {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(3),
+            mode: Mode::default(),
+        }
+    }
+}
+
+/// Whose the zones of the object are. A list of zones has one owner: whoever writes it writes all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Ours, unless the object has the fingerprint that an exporter such as nfd-topology-updater
+    /// leaves: then they are the exporter's.
+    #[default]
+    Auto,
+    /// Ours.
+    Koordinator,
+    /// Somebody else's: only annotations and labels are written.
+    AnnotationsOnly,
+}
+
+/// No mode has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("node-topology-mode must be auto, koordinator or annotations-only, got {0:?}")]
+pub struct UnknownMode(String);
+
+impl FromStr for Mode {
+    type Err = UnknownMode;
+
+    fn from_str(name: &str) -> Result<Self, UnknownMode> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "koordinator" => Ok(Self::Koordinator),
+            "annotations-only" => Ok(Self::AnnotationsOnly),
+            other => Err(UnknownMode(other.to_owned())),
+        }
+    }
+}

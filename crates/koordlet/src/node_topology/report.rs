@@ -1,0 +1,301 @@
+//! Says what there is to say, every few seconds, where it is not said yet.
+
+use super::cpus::STATE_FILE;
+use super::merge::{Newer, Older};
+use super::{Inputs, Mode, Report, Reporting};
+use crate::collect::machine::MachineInfo;
+use crate::metrics::Metrics;
+use crate::states::{NodeInfo, States, TopologyInfo};
+use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_host::Root;
+use koord_host::procfs::MemInfo;
+use koord_kube::api::PostParams;
+use koord_kube::{Api, Client, Error, Informer, ObjectKey, Scope, Store, patch};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// How long the API server may take.
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// What the reporter needs.
+pub(crate) struct Parts {
+    pub(crate) node: String,
+    pub(crate) root: Root,
+    pub(crate) states: Arc<States>,
+    pub(crate) metrics: Metrics,
+    pub(crate) client: Client,
+    pub(crate) reporting: Reporting,
+    /// Whether anything is written; what the agent itself reads of it is known in any case.
+    pub(crate) writes: bool,
+    /// Whether the kubelet is asked for its configuration; nothing is known until it has answered.
+    pub(crate) asks_kubelet: bool,
+    /// The kubelet's directory.
+    pub(crate) kubelet_dir: PathBuf,
+    pub(crate) huge_pages: bool,
+    /// Whether there is a metric for each CPU of the pools.
+    pub(crate) each_cpu: bool,
+    /// Between two looks at the machine.
+    pub(crate) machine_every: Duration,
+}
+
+/// See the module documentation.
+pub(crate) struct Reporter {
+    parts: Parts,
+    machine: Option<(MachineInfo, Instant)>,
+    /// What was found last.
+    found: Option<Report>,
+    /// The version of the object that says what was found last.
+    said: Option<String>,
+    problem: String,
+    yields: bool,
+}
+
+/// The object, and whether the API server has its kind.
+struct Seen {
+    store: Store<Newer>,
+    absent: watch::Receiver<bool>,
+}
+
+impl Reporter {
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self {
+            parts,
+            machine: None,
+            found: None,
+            said: None,
+            problem: String::new(),
+            yields: false,
+        }
+    }
+
+    /// Reports until `shutdown`.
+    pub(crate) async fn run(mut self, shutdown: CancellationToken) {
+        let seen = self.parts.writes.then(|| self.watch(&shutdown));
+        let work = async {
+            let mut timer = interval(self.parts.reporting.interval);
+            timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                timer.tick().await;
+                match self.round(seen.as_ref()).await {
+                    Ok(()) => self.problem.clear(),
+                    Err(problem) if problem == self.problem => {}
+                    Err(problem) => {
+                        tracing::warn!(problem, "NodeResourceTopology is not reported");
+                        self.problem = problem;
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = work => {}
+        }
+    }
+
+    fn watch(&self, shutdown: &CancellationToken) -> Seen {
+        let scope = Scope {
+            fields: Some(format!("metadata.name={}", self.parts.node)),
+            ..Scope::default()
+        };
+        let Informer {
+            store,
+            mut changes,
+            absent,
+        } = Informer::<Newer>::start(self.parts.client.clone(), scope, shutdown.clone());
+        tokio::spawn(async move { while changes.recv().await.is_some() {} });
+        Seen { store, absent }
+    }
+
+    async fn round(&mut self, seen: Option<&Seen>) -> Result<(), String> {
+        let states = self.parts.states.clone();
+        let (Some(node), Some(pods)) = (states.node.load_full(), states.pods.load_full()) else {
+            return Ok(());
+        };
+        let object = match seen {
+            Some(seen) if *seen.absent.borrow() => {
+                self.find(&node, &pods).await?;
+                return Err(
+                    "the API server has no NodeResourceTopology: its definition is not \
+                            installed"
+                        .to_owned(),
+                );
+            }
+            Some(seen) => {
+                // Until the list is there nothing can be said of what there is.
+                if !seen.store.wait_synced().await {
+                    return Ok(());
+                }
+                seen.store.get(&ObjectKey::new("", &self.parts.node))
+            }
+            None => None,
+        };
+        if self.found.is_none()
+            && !states.pods_settled()
+            && let Some(object) = &object
+        {
+            // The first lists of a kubelet may be partial: what was said before the agent was started
+            // again is better.
+            let mut before = NodeResourceTopology::default();
+            before.metadata.clone_from(&object.metadata);
+            let last = states.topology.load_full();
+            self.publish(TopologyInfo::read(&before, last.as_deref()).0);
+            return Ok(());
+        }
+        self.find(&node, &pods).await?;
+        let Some(report) = &self.found else {
+            return Ok(());
+        };
+        let mode = self.parts.reporting.mode;
+        match (seen, object) {
+            (None, _) => Ok(()),
+            (Some(_), None) => self.create(&node, report, mode).await,
+            (Some(_), Some(object)) => {
+                let version = &object.metadata.resource_version;
+                if version.is_some() && *version == self.said {
+                    return Ok(());
+                }
+                let yields = mode == Mode::Auto && object.is_exported();
+                if yields && !self.yields {
+                    tracing::info!(
+                        "an exporter writes the zones of the NodeResourceTopology: only \
+                         annotations are written"
+                    );
+                }
+                match object.changes(report, mode) {
+                    Some(change) => self.patch(&change).await?,
+                    None => self.said.clone_from(version),
+                }
+                self.yields = yields;
+                Ok(())
+            }
+        }
+    }
+
+    /// Finds out what there is to say, and lets the agent know.
+    async fn find(
+        &mut self,
+        node: &NodeInfo,
+        pods: &[crate::states::PodInfo],
+    ) -> Result<(), String> {
+        self.look_at_machine().await?;
+        let Some((machine, _)) = &self.machine else {
+            return Ok(());
+        };
+        let kubelet = self.parts.states.kubelet.load_full();
+        let kubelet = kubelet.filter(|_| self.parts.asks_kubelet);
+        if self.parts.asks_kubelet && kubelet.is_none() {
+            return Err("the kubelet's configuration is not known".to_owned());
+        }
+        let mut state = String::new();
+        if kubelet
+            .as_ref()
+            .is_some_and(|config| config.is_cpu_manager_static())
+        {
+            let path = self.parts.kubelet_dir.join(STATE_FILE);
+            state = match std::fs::read_to_string(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+                read => read.map_err(|error| format!("{}: {error}", path.display()))?,
+            };
+        }
+        let report = Report::of(&Inputs {
+            machine,
+            node,
+            pods,
+            kubelet: kubelet.as_deref(),
+            cpu_manager_state: &state,
+            huge_pages: self.parts.huge_pages,
+        });
+        let report = report.map_err(|error| error.to_string())?;
+        if self.found.as_ref() != Some(&report) {
+            let complaints = &self.parts.states.complaints;
+            complaints.replace("NodeResourceTopology", report.malformed.clone());
+            self.publish(report.read());
+            self.said = None;
+            self.found = Some(report);
+        }
+        Ok(())
+    }
+
+    fn publish(&self, info: TopologyInfo) {
+        self.parts.metrics.topology(&info, self.parts.each_cpu);
+        self.parts.states.topology.store(Some(Arc::new(info)));
+    }
+
+    /// Reads the machine, where that is due.
+    async fn look_at_machine(&mut self) -> Result<(), String> {
+        let every = self.parts.machine_every;
+        let fresh = self.machine.as_ref();
+        if fresh.is_some_and(|(_, at)| at.elapsed() < every) {
+            return Ok(());
+        }
+        let (root, huge_pages) = (self.parts.root.clone(), self.parts.huge_pages);
+        // One file for each of hundreds of CPUs.
+        let read = tokio::task::spawn_blocking(move || machine(&root, huge_pages));
+        let read = read.await.map_err(|error| error.to_string())?;
+        let machine = read.map_err(|error| error.to_string())?;
+        self.machine = Some((machine, Instant::now()));
+        Ok(())
+    }
+
+    async fn create(&self, node: &NodeInfo, report: &Report, mode: Mode) -> Result<(), String> {
+        let (name, uid) = (&node.name, &node.uid);
+        let params = PostParams::default();
+        let newer: Api<Newer> = Api::all(self.parts.client.clone());
+        let work = async {
+            let object = Newer::created(name, uid, report, mode);
+            match newer.create(&params, &object).await {
+                Err(error) if patch::is_not_found(&error) => {
+                    let older: Api<Older> = Api::all(self.parts.client.clone());
+                    let object = Older::created(name, uid, report, mode);
+                    older.create(&params, &object).await.map(drop)
+                }
+                done => done.map(drop),
+            }
+        };
+        settled("created", timeout(WITHIN, work).await)
+    }
+
+    async fn patch(&self, change: &serde_json::Value) -> Result<(), String> {
+        let name = &self.parts.node;
+        let newer: Api<Newer> = Api::all(self.parts.client.clone());
+        let work = async {
+            match patch::merge(&newer, name, change).await {
+                // The version or the object is not there.
+                Err(error) if patch::is_not_found(&error) => {
+                    let older: Api<Older> = Api::all(self.parts.client.clone());
+                    patch::merge(&older, name, change).await.map(drop)
+                }
+                done => done.map(drop),
+            }
+        };
+        settled("written", timeout(WITHIN, work).await)
+    }
+}
+
+/// Somebody else's write in between is no problem: the next round sees it.
+fn settled(
+    what: &str,
+    done: Result<Result<(), Error>, tokio::time::error::Elapsed>,
+) -> Result<(), String> {
+    match done {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) if patch::is_conflict(&error) => Ok(()),
+        Ok(Err(error)) => Err(format!("it cannot be {what}: {error}")),
+        Err(_) => Err(format!("it cannot be {what}: no answer within {WITHIN:?}")),
+    }
+}
+
+/// The machine. A kernel that knows no NUMA nodes has one, with all memory.
+fn machine(root: &Root, huge_pages: bool) -> koord_host::Result<MachineInfo> {
+    let mut machine = MachineInfo::read(root, huge_pages)?;
+    if let [only] = machine.numa.as_mut_slice()
+        && only.memory.is_none()
+    {
+        only.memory = MemInfo::read(root)?;
+    }
+    Ok(machine)
+}
