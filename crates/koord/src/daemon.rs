@@ -5,6 +5,7 @@ use anyhow::{Context as _, Result};
 use koord_app::Context;
 use koord_app::flags::{self, FlagError, Parsed};
 use koord_kube::client::{ClientOptions, RestMetrics, from_kubeconfig};
+use koord_kube::events::EventClient;
 use std::ffi::OsString;
 use std::future::Future;
 use std::io::Write as _;
@@ -25,7 +26,7 @@ fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
 #[must_use]
 pub fn scheduler(argv: Vec<OsString>) -> ExitCode {
     start(argv, |args: koord_scheduler::Args, context| async move {
-        let options = args.options(koord_plugins::registry())?;
+        let mut options = args.options(koord_plugins::registry())?;
         if let Some(path) = args
             .write_config_to
             .as_deref()
@@ -41,15 +42,13 @@ pub fn scheduler(argv: Vec<OsString>) -> ExitCode {
         let measured = RestMetrics::register(&context.metrics)?;
         let reset = measured.clone();
         options.debug.on_reset(move || reset.reset());
-        let client = koord_client(
-            args.client_kubeconfig(&options).as_deref(),
-            &args.master,
-            qps,
-            burst,
-            "koord-scheduler",
-            Some(measured),
-        )
-        .await?;
+        let path = args.client_kubeconfig(&options);
+        let connect = |measured| {
+            let path = path.as_deref();
+            koord_client(path, &args.master, qps, burst, "koord-scheduler", measured)
+        };
+        options.events = Some(EventClient(connect(Some(measured.clone())).await?));
+        let client = connect(Some(measured)).await?;
         let admin = koord_app::admin::Admin::new(context.metrics.clone())
             .with_routes(options.debug.router());
         let parse = |flag: &str, address: &str| {

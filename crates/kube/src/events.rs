@@ -6,18 +6,27 @@
 mod correlate;
 
 use correlate::{Correlator, Verdict};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use koord_app::Clock;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::patch::is_not_found;
 
-/// How many events may wait to be sent; more are dropped.
-const BACKLOG: usize = 1000;
+/// How many events may wait to be sent; more are dropped, and their number is logged.
+const BACKLOG: usize = 10_000;
+
+/// How many events are on their way to the API server at a time: a scheduler binds thousands of pods in a second
+/// and says so of each, and one request after the other would fall behind by the time that a request takes.
+const UNDER_WAY: usize = 32;
 
 /// Whether an event is good or bad news.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,11 +58,22 @@ struct Note {
     message: String,
 }
 
+/// A client of its own for events, so that they do not take from the requests per second of what is more urgent.
+#[derive(Clone)]
+pub struct EventClient(pub kube::Client);
+
+impl std::fmt::Debug for EventClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("EventClient")
+    }
+}
+
 /// Records events in the background. Clones share one backlog. Recording never blocks and never
 /// fails: events are best effort.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     notes: mpsc::Sender<Note>,
+    dropped: Arc<AtomicU64>,
 }
 
 impl Recorder {
@@ -68,6 +88,7 @@ impl Recorder {
         shutdown: CancellationToken,
     ) -> Self {
         let (notes, waiting) = mpsc::channel(BACKLOG);
+        let dropped = Arc::new(AtomicU64::new(0));
         let writer = Writer {
             client,
             source: EventSource {
@@ -76,9 +97,10 @@ impl Recorder {
             },
             clock,
             correlator: Correlator::default(),
+            dropped: dropped.clone(),
         };
         tokio::spawn(writer.run(waiting, shutdown));
-        Self { notes }
+        Self { notes, dropped }
     }
 
     /// A recorder that drops everything, for dry runs.
@@ -86,6 +108,7 @@ impl Recorder {
     pub fn silent() -> Self {
         Self {
             notes: mpsc::channel(1).0,
+            dropped: Arc::default(),
         }
     }
 
@@ -134,7 +157,7 @@ impl Recorder {
             message,
         };
         if self.notes.try_send(note).is_err() {
-            tracing::debug!(reason, "event dropped");
+            self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -154,59 +177,61 @@ pub fn reference<K: kube::Resource<DynamicType = ()>>(object: &K) -> ObjectRefer
     }
 }
 
-/// The one task that correlates and sends.
+/// The one task that correlates events and hands them out to be sent.
 struct Writer {
     client: kube::Client,
     source: EventSource,
     clock: Clock,
     correlator: Correlator,
+    dropped: Arc<AtomicU64>,
 }
 
 impl Writer {
     async fn run(mut self, mut waiting: mpsc::Receiver<Note>, shutdown: CancellationToken) {
+        // What is on its way, and the names of these events: the count of one must not overtake its making.
+        let (mut sending, mut names) = (FuturesUnordered::new(), HashSet::<String>::new());
+        // An event whose predecessor is on its way. What comes after it waits, too.
+        let mut held: Option<(Verdict, Event)> = None;
         loop {
+            if let Some((verdict, event)) = held.take_if(|(_, event)| !names.contains(name(event)))
+            {
+                names.insert(name(&event).to_owned());
+                sending.push(send(self.client.clone(), verdict, event));
+            }
+            let has_room = held.is_none() && sending.len() < UNDER_WAY;
             tokio::select! {
                 biased;
-                note = waiting.recv() => match note {
-                    Some(note) => self.write(note).await,
-                    None => return,
+                Some(sent) = sending.next() => {
+                    names.remove::<String>(&sent);
+                }
+                note = waiting.recv(), if has_room => match note {
+                    Some(note) => {
+                        self.tell_dropped(waiting.is_empty());
+                        held = self.judge(note);
+                    }
+                    None => break,
                 },
-                () = shutdown.cancelled() => return,
+                () = shutdown.cancelled(), if has_room => break,
             }
+        }
+        while sending.next().await.is_some() {}
+    }
+
+    /// Logs how many events were dropped, when nothing waits any more or they have become many.
+    fn tell_dropped(&self, is_over: bool) {
+        let dropped = self.dropped.load(Ordering::Relaxed);
+        if dropped > 0 && (is_over || dropped >= BACKLOG as u64) {
+            self.dropped.fetch_sub(dropped, Ordering::Relaxed);
+            tracing::warn!(dropped, "events dropped, as {BACKLOG} waited to be sent");
         }
     }
 
-    async fn write(&mut self, note: Note) {
+    /// What is to be sent for `note`, if anything.
+    fn judge(&mut self, note: Note) -> Option<(Verdict, Event)> {
         let now = self.clock.now();
         let event = self.event(note, now);
         let (verdict, event) = self.correlator.judge(event, now);
-        let namespace = event.metadata.namespace.clone().unwrap_or_default();
-        let api: kube::Api<Event> = kube::Api::namespaced(self.client.clone(), &namespace);
-        let name = event.metadata.name.clone().unwrap_or_default();
-        let sent = match verdict {
-            Verdict::Drop => return,
-            Verdict::Create => api.create(&PostParams::default(), &event).await,
-            Verdict::Count => {
-                let patch = json!({
-                    "count": event.count,
-                    "lastTimestamp": event.last_timestamp,
-                    "message": event.message,
-                });
-                match api
-                    .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
-                    .await
-                {
-                    // It outlived its time to live: start again.
-                    Err(error) if is_not_found(&error) => {
-                        api.create(&PostParams::default(), &event).await
-                    }
-                    other => other,
-                }
-            }
-        };
-        if let Err(error) = sent {
-            tracing::warn!(event = %name, namespace, %error, "event not recorded");
-        }
+        (!matches!(verdict, Verdict::Drop)).then_some((verdict, event))
     }
 
     fn event(&self, note: Note, now: jiff::Timestamp) -> Event {
@@ -245,6 +270,42 @@ impl Writer {
     }
 }
 
+fn name(event: &Event) -> &str {
+    event.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// Sends `event`, and returns its name.
+async fn send(client: kube::Client, verdict: Verdict, event: Event) -> String {
+    let namespace = event.metadata.namespace.clone().unwrap_or_default();
+    let api: kube::Api<Event> = kube::Api::namespaced(client, &namespace);
+    let name = name(&event).to_owned();
+    let params = PostParams::default();
+    let create = || api.create(&params, &event);
+    let sent = match verdict {
+        Verdict::Drop => return name,
+        Verdict::Create => create().await,
+        Verdict::Count => {
+            let patch = json!({
+                "count": event.count,
+                "lastTimestamp": event.last_timestamp,
+                "message": event.message,
+            });
+            match api
+                .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
+                .await
+            {
+                // It outlived its time to live: start again.
+                Err(error) if is_not_found(&error) => create().await,
+                other => other,
+            }
+        }
+    };
+    if let Err(error) = sent {
+        tracing::warn!(event = %name, namespace, %error, "event not recorded");
+    }
+    name
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -253,7 +314,7 @@ mod tests {
     use http::StatusCode;
     use parking_lot::Mutex;
     use serde_json::Value;
-    use std::sync::Arc;
+    use std::time::Duration;
 
     #[tokio::test(start_paused = true)]
     async fn repeats_are_counted_on_one_event_and_lost_ones_start_again() {
@@ -302,5 +363,73 @@ mod tests {
         assert_eq!(seen[1].2["count"], 2);
         assert_eq!(seen[2].2["count"], 3);
         assert_eq!(seen[3].2["count"], 3);
+    }
+
+    /// A server that takes 100 ms for each request, and what it was asked: the method and the end of the path.
+    fn slow(asked: &Arc<Mutex<Vec<(String, String)>>>) -> kube::Client {
+        let asked = asked.clone();
+        in_process(tower::service_fn(move |request: http::Request<_>| {
+            let path = request.uri().path().rsplit('/').next().unwrap().to_owned();
+            asked.lock().push((request.method().to_string(), path));
+            async {
+                let _: kube::client::Body = request.into_body();
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                let body = serde_json::to_vec(&Event::default()).unwrap();
+                Ok::<_, tower::BoxError>(http::Response::new(kube::client::Body::from(body)))
+            }
+        }))
+    }
+
+    fn node(number: usize) -> ObjectReference {
+        ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(format!("n{number}")),
+            ..ObjectReference::default()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_events_are_under_way_at_a_time_but_no_count_overtakes_its_event() {
+        let asked = Arc::default();
+        let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
+        let shutdown = CancellationToken::new();
+        let recorder = Recorder::start(slow(&asked), "tester", "h", clock, shutdown.clone());
+        let say = |number| recorder.event(node(number), Severity::Normal, "Well", "it is well");
+        (0..2 * UNDER_WAY).for_each(say);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert_eq!(asked.lock().len(), UNDER_WAY);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(asked.lock().len(), 2 * UNDER_WAY);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+
+        // The second and third of these repeat the first; the fourth is behind them.
+        asked.lock().clear();
+        [1000, 1000, 1000, 1001].into_iter().for_each(say);
+        // What waits when all is over is still sent.
+        shutdown.cancel();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(asked.lock().len(), 1);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let asked = asked.lock();
+        let methods: Vec<_> = asked.iter().map(|(method, _)| method.as_str()).collect();
+        assert_eq!(methods, ["POST", "PATCH", "PATCH", "POST"]);
+        assert!(
+            asked[1].1.starts_with("n1000.") && asked[1] == asked[2],
+            "{asked:?}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_too_much_is_dropped_and_counted() {
+        let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
+        let asked = Arc::default();
+        let recorder = Recorder::start(slow(&asked), "t", "h", clock, CancellationToken::new());
+        for number in 0..BACKLOG + 7 {
+            recorder.event(node(number), Severity::Normal, "Well", "it is well");
+        }
+        assert_eq!(recorder.dropped.load(Ordering::Relaxed), 7);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(asked.lock().len(), BACKLOG);
+        assert_eq!(recorder.dropped.load(Ordering::Relaxed), 0, "was told");
     }
 }

@@ -29,7 +29,7 @@ use extender::Extenders;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use koord_app::Context;
-use koord_kube::events::Recorder;
+use koord_kube::events::{EventClient, Recorder};
 use koord_kube::lease::{Election, ElectionError, LeaderElector};
 use koord_kube::{Change, Client, Mirrored};
 use std::collections::BTreeSet;
@@ -67,6 +67,8 @@ pub struct Options {
     pub notes: Vec<String>,
     /// Who contends for leadership; made unique when empty.
     pub identity: String,
+    /// What events are sent with, as upstream has it; without it, what all else is sent with.
+    pub events: Option<EventClient>,
     /// Bindings and status writes under way at a time.
     pub write_concurrency: usize,
     /// Ties and memory of the engine.
@@ -126,6 +128,7 @@ impl Options {
             election: ElectionFlags::default(),
             notes: Vec::new(),
             identity: String::new(),
+            events: None,
             write_concurrency: 64,
             engine: EngineOptions::default(),
             bind_annotations_with_binding: false,
@@ -410,7 +413,9 @@ impl Daemon {
         let component = names.first().cloned().unwrap_or_default();
         let instance = format!("{component}-{}", koord_kube::lease::host_name());
         let recorder = Recorder::start(
-            client.clone(),
+            options
+                .events
+                .map_or_else(|| client.clone(), |events| events.0),
             &component,
             &instance,
             ctx.clock.clone(),
