@@ -3,6 +3,7 @@ import re
 
 # What rules of spread and of neighbours say, which run last in ours.
 LAST = re.compile(r"topology spread|pod (anti-)?affinity|anti-affinity rules")
+LACKS = re.compile(r"Insufficient \S+|node\(s\) preemption failed due to insufficient resources")
 IN_VAIN = re.compile(r"(\d+ )?No preemption victims found for incoming pod|not eligible due to preemptionPolicy=Never")
 
 
@@ -36,4 +37,12 @@ def by_a_member(ours, theirs):
     return rejected(ours, theirs) or rejected(theirs, ours)
 
 
-CHECKS = {"by-a-member": by_a_member, "counted-elsewhere": counted_elsewhere, "in-vain": in_vain}
+def owners_spared(ours, theirs):
+    """Nodes where theirs evicts owners of a reservation in thought, and says what is lacking even then; ours has nobody to evict."""
+    mine, others = counts(ours), counts(theirs)
+    more = [reason for reason in others if mine.get(reason, 0) < others[reason]]
+    fewer = [reason for reason in mine if others.get(reason, 0) < mine[reason]]
+    return bool(more) and all(map(LACKS.fullmatch, more)) and all(map(IN_VAIN.fullmatch, fewer))
+
+
+CHECKS = {"by-a-member": by_a_member, "counted-elsewhere": counted_elsewhere, "in-vain": in_vain, "owners-spared": owners_spared}
