@@ -105,6 +105,22 @@ pub struct Report {
     /// The engine that looks at every node for every pod, in the same process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub baseline: Option<Baseline>,
+    /// The same without the updates that come meanwhile, in the same process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub control: Option<Control>,
+}
+
+/// A scenario without the updates that come while pods do: run before it and after it.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[allow(missing_docs, reason = "names and units say it")]
+pub struct Control {
+    /// The mean of both.
+    pub throughput_pods_per_sec: f64,
+    /// Of this throughput, what the updates cost, in percent.
+    pub cost_percent: f64,
+    /// Decisions in the run less those without updates: what updates woke in vain.
+    pub more_attempts: i64,
 }
 
 /// The exhaustive engine on the same scenario.
@@ -134,6 +150,12 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
     let building = Instant::now();
     let fixture = Fixture::new(scenario, nodes, pods, options.bound);
     let creation = building.elapsed().as_secs_f64();
+    let still = || Fixture::new(scenario, nodes, pods, options.bound).still();
+    let still = (scenario == Scenario::NrtStream).then(still);
+    let first = still
+        .as_ref()
+        .map(|still| control(registry, options, still));
+    let first = first.transpose()?;
     let mut run = Run::new(registry, options.koord, true, &fixture)?;
     let before = cpu();
     run.all(&fixture, None);
@@ -173,8 +195,18 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
         rss_mib: rss,
         ..Report::default()
     };
+    drop(run);
+    if let (Some(still), Some((before, attempts))) = (&still, first) {
+        let (after, _) = control(registry, options, still)?;
+        let mean = f64::midpoint(before, after);
+        let count = |attempts: usize| i64::try_from(attempts).unwrap_or(i64::MAX);
+        report.control = Some(Control {
+            throughput_pods_per_sec: mean,
+            cost_percent: 100.0 * (1.0 - throughput / mean.max(1e-9)),
+            more_attempts: count(report.attempts) - count(attempts),
+        });
+    }
     if options.baseline {
-        drop(run);
         let mut run = Run::new(registry, options.koord, false, &fixture)?;
         let sampled = run.all(&fixture, Some(BASELINE_LIMIT));
         let slow = rate(run.placed.len(), run.busy);
@@ -186,6 +218,17 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
         });
     }
     Ok(report)
+}
+
+/// Throughput and attempts without updates.
+fn control(
+    registry: &Registry,
+    options: &Options,
+    still: &Fixture,
+) -> Result<(f64, usize), ProfileError> {
+    let mut run = Run::new(registry, options.koord, true, still)?;
+    run.all(still, None);
+    Ok((rate(run.placed.len(), run.busy), run.attempts))
 }
 
 /// An engine at work.

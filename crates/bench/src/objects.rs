@@ -202,14 +202,24 @@ pub(crate) fn written(old: &Reservation, patch: &Value) -> ObjectChange {
     }
 }
 
-/// Two NUMA nodes, of which the kubelet gives a pod one.
-pub(crate) fn aligned(number: usize) -> ObjectChange {
+/// Two NUMA nodes, of which the kubelet gives a pod one. Every `report` but 0 has other amounts free, other
+/// batch resources and other shared pools.
+pub(crate) fn aligned(number: usize, report: usize) -> ObjectChange {
+    let odd = (number + report) % 3;
     let zone = |id: usize| {
-        let resource = |name: &str, amount: &str| json!({"name": name, "capacity": amount, "allocatable": amount, "available": amount});
-        json!({"name": format!("node-{id}"), "type": "Node",
-            "resources": [resource("cpu", "16"), resource("memory", "128Gi")]})
+        let resource = |name: &str, amount: &str, free: &str| json!({"name": name, "capacity": amount, "allocatable": amount, "available": free});
+        let free = 16 - if report > 0 { odd } else { 0 };
+        let mut resources = vec![
+            resource("cpu", "16", &free.to_string()),
+            resource("memory", "128Gi", "128Gi"),
+        ];
+        if report > 0 {
+            let batch = (4000 + 100 * odd).to_string();
+            resources.push(resource(koord_api::resources::BATCH_CPU, &batch, &batch));
+        }
+        json!({"name": format!("node-{id}"), "type": "Node", "resources": resources})
     };
-    let topology: NodeResourceTopology = parse(json!({
+    let mut topology: NodeResourceTopology = parse(json!({
         "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
         "metadata": {"name": node_name(number)},
         "topologyPolicies": ["SingleNUMANodePodLevel"],
@@ -219,6 +229,11 @@ pub(crate) fn aligned(number: usize) -> ObjectChange {
         ],
         "zones": [zone(0), zone(1)],
     }));
+    if report > 0 {
+        let pools = json!([{"socket": 0, "node": 0, "cpuset": format!("{odd}-15")}]);
+        let key = koord_api::annotations::NODE_CPU_SHARED_POOLS.to_owned();
+        topology.metadata.annotations = Some([(key, pools.to_string())].into());
+    }
     added(
         "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
         topology,

@@ -63,6 +63,9 @@ pub enum Scenario {
     ReservationMigration,
     /// Guaranteed pods, and kubelets that give each one NUMA node.
     Nrt,
+    /// As nrt, while every node's NodeResourceTopology is updated each minute, 1,000 pods come a second, and
+    /// every fiftieth fits no NUMA node and waits. Measured beside the same without the updates.
+    NrtStream,
     /// Deployments of the sizes of the openb trace on its nodes, some daemon pods and some pods with
     /// volumes, while every node reports its load each minute.
     Everything,
@@ -70,7 +73,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// All scenarios with their names.
-    pub const ALL: [(Self, &'static str); 23] = [
+    pub const ALL: [(Self, &'static str); 24] = [
         (Self::Basic, "basic"),
         (Self::MixedChurn, "mixed-churn"),
         (Self::UnschedulableMixed, "unschedulable-mixed"),
@@ -93,12 +96,13 @@ impl Scenario {
         (Self::Volumes, "volumes"),
         (Self::ReservationMigration, "reservation-migration"),
         (Self::Nrt, "nrt"),
+        (Self::NrtStream, "nrt-stream"),
         (Self::Everything, "everything"),
     ];
 
     /// The plugins that are off unless a configuration turns them on.
     pub(crate) fn extra(self) -> Option<&'static str> {
-        (self == Self::Nrt).then_some("NodeResourceTopologyMatch")
+        matches!(self, Self::Nrt | Self::NrtStream).then_some("NodeResourceTopologyMatch")
     }
 
     /// Its name on the command line.
@@ -206,7 +210,10 @@ impl Fixture {
             match scenario {
                 Scenario::MixedChurn => out.churn(number, nodes),
                 Scenario::NodeGrowth => out.grow(number, pods, nodes),
-                Scenario::MetricStream | Scenario::Everything => out.report(number, nodes),
+                Scenario::MetricStream | Scenario::Everything => {
+                    out.report(number, nodes, metric);
+                }
+                Scenario::NrtStream => out.report(number, nodes, aligned),
                 Scenario::ReservationMigration => {
                     out.steps.push(Step::Object(migration(number)));
                     let old = pod("old", number, &json!({}));
@@ -231,6 +238,12 @@ impl Fixture {
             change,
             pods: 4 * nodes,
         });
+    }
+
+    /// The same without what changes after the start, pods aside.
+    pub(crate) fn still(mut self) -> Self {
+        self.steps.retain(|step| !matches!(step, Step::Object(_)));
+        self
     }
 
     /// The nodes' numbers by their names.
@@ -263,10 +276,10 @@ impl Fixture {
     }
 
     /// The reports of the millisecond in which pod `number` comes.
-    fn report(&mut self, number: usize, nodes: usize) {
+    fn report(&mut self, number: usize, nodes: usize, make: fn(usize, usize) -> ObjectChange) {
         let by = |number: usize| nodes * number / 60_000;
         for report in by(number)..by(number + 1) {
-            let change = metric(report % nodes, 1 + report / nodes);
+            let change = make(report % nodes, 1 + report / nodes);
             self.steps.push(Step::Object(updated(change)));
         }
     }
@@ -321,7 +334,7 @@ fn objects(scenario: Scenario, nodes: usize, pods: usize) -> Vec<ObjectChange> {
         Scenario::Colocation | Scenario::MetricStream => each(|number| metric(number, 0)),
         Scenario::Deployment => deployments().collect(),
         Scenario::Numa => each(topology),
-        Scenario::Nrt => each(aligned),
+        Scenario::Nrt | Scenario::NrtStream => each(|number| aligned(number, 0)),
         Scenario::Volumes => storage::objects(nodes, pods),
         Scenario::GpuShare => each(|number| device(number, 8)),
         Scenario::Everything => everything(nodes, pods),
@@ -476,7 +489,9 @@ fn pod_change(scenario: Scenario, number: usize, nodes: usize) -> Value {
             json!({"metadata": {"labels": {"migrates": format!("migrate-{number:06}")}}})
         }
         Scenario::Everything => of_everything(number, nodes),
-        Scenario::Nrt => requests(json!({"cpu": "2", "memory": "4Gi"})),
+        // A NUMA node has 16 CPUs, a node 32.
+        Scenario::NrtStream if number % 50 == 49 => requests(json!({"cpu": "17", "memory": "4Gi"})),
+        Scenario::Nrt | Scenario::NrtStream => requests(json!({"cpu": "2", "memory": "4Gi"})),
         Scenario::Colocation | Scenario::MetricStream if number.is_multiple_of(2) => {
             let mut change = requests(json!({
                 koord_api::resources::BATCH_CPU: "1000",

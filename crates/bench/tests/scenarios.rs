@@ -64,4 +64,19 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
     }
     let report = run(Scenario::UnschedulableMixed, true);
     assert_eq!(report.scheduling_failure_count, 20);
+
+    // Two in a hundred fit no NUMA node. Updates come as often as at 5,000 nodes, and wake nobody.
+    let options = Options {
+        scenario: Scenario::NrtStream,
+        nodes: 5_000,
+        pods: 100,
+        bound: 0,
+        koord: true,
+        baseline: false,
+    };
+    let report = koord_bench::run(&koord_plugins::registry(), &options).unwrap();
+    assert_eq!(report.scheduling_failure_count, 2);
+    let control = report.control.unwrap();
+    assert!(control.throughput_pods_per_sec > 0.0);
+    assert_eq!((report.attempts, control.more_attempts), (100, 0));
 }

@@ -30,10 +30,10 @@ use koord_model::resources::{
 };
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders,
-    IndexKind, Insight, Interest, Lack, NotShown, ObjectChange, PerProfile, Plugin, PodPatch,
-    Points, PreFilter, PreScore, Problem, Rejection, Signable, Signature, State, Subject, Verdict,
-    View,
+    Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
+    Effects, Helps, Holders, IndexKind, Insight, Interest, Lack, NotShown, ObjectChange,
+    PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 pub(crate) use node::Said;
@@ -51,6 +51,8 @@ pub(crate) struct Numa {
     settings: PerProfile<Settings>,
     /// By node name; a report may be here before its node.
     reports: FxHashMap<String, Arc<Report>>,
+    /// What the NodeResourceTopology that came last changed, for the pods that wait.
+    heard: Heard,
     /// By node index.
     books: Vec<Book>,
     /// By node index: whether the node has nothing to say of a pod that [`Incoming::is_plain`].
@@ -59,6 +61,16 @@ pub(crate) struct Numa {
     unnumbered: ResourceTable,
     /// Whether kubelets' policies count whatever their scope; upstream knows three names.
     all_policies: bool,
+}
+
+/// What a NodeResourceTopology changed.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    Nothing,
+    /// How much of these there is.
+    Amounts(Vec<ResourceId>),
+    /// More than that.
+    All,
 }
 
 /// Builds the plugin.
@@ -70,6 +82,7 @@ pub(crate) fn build(
     Ok(Box::new(Numa {
         settings: PerProfile::new(args.settings()?),
         reports: FxHashMap::default(),
+        heard: Heard::Nothing,
         books: Vec::new(),
         plain: Vec::new(),
         unnumbered: ResourceTable::new(),
@@ -213,6 +226,18 @@ impl Plugin for Numa {
         ]
         .map(|(subject, actions)| Interest { subject, actions })
         .to_vec()
+    }
+    /// koordlet and the manager renew these objects all the time, and thousands of pods may wait.
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        if event.subject != Subject::Object(TOPOLOGIES) {
+            return Helps::Queue;
+        }
+        let helps = match &self.heard {
+            Heard::Nothing => false,
+            Heard::Amounts(ids) => ids.iter().any(|id| pod.requests.get(*id) > 0),
+            Heard::All => true,
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         match Incoming::new(pod, self.settings.of(pod), &self.unnumbered) {
@@ -470,17 +495,17 @@ impl Bookkeeping for Numa {
             return;
         };
         let name = object.name.to_string();
+        self.heard = Heard::All;
         if gone {
             self.reports.remove(&name);
         } else {
             let (report, problems) = Report::new(&object, view.resources, self.all_policies);
             // koordlet renews the object all the time; most of it is not read here.
-            if self
-                .reports
-                .get(&name)
-                .is_some_and(|known| **known == report)
-            {
-                return;
+            if let Some(known) = self.reports.get(&name) {
+                self.heard = report.since(known);
+                if self.heard == Heard::Nothing {
+                    return;
+                }
             }
             fx.problems.extend(problems);
             self.reports.insert(name.clone(), Arc::new(report));

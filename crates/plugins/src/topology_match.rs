@@ -20,9 +20,9 @@ use koord_model::alignment::{self, Ask, Policy, Unfit};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, Insight, Interest,
-    Lack, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
+    Insight, Interest, Lack, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem,
+    Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use pod::Print;
@@ -51,6 +51,8 @@ pub(crate) struct TopologyMatch {
     unchecked: FxHashSet<Arc<str>>,
     /// Pods that were refused, to be tried again when a report is believed.
     refused: FxHashSet<Arc<str>>,
+    /// Of which node the report that came last gives more to pods that wait.
+    heard: Option<NodeIndex>,
     /// When to look for reports that do not agree.
     look: Option<Timestamp>,
     /// Resource numbers for signatures, which are made without the engine's state at hand.
@@ -70,6 +72,7 @@ pub(crate) fn build(
         ended_on: FxHashMap::default(),
         unchecked: FxHashSet::default(),
         refused: FxHashSet::default(),
+        heard: None,
         look: None,
         unnumbered: ResourceTable::new(),
     }))
@@ -129,6 +132,23 @@ impl TopologyMatch {
         }
         let on_node = |id: ResourceId| cycle.view.nodes.allocatable(node, id) > 0;
         alignment::single(ask, desk.config.scope, free, on_node).map_err(Refusal::Unfit)
+    }
+
+    /// Whether a pod finds room in what is believed of the node, were nothing held there: what a
+    /// reservation holds is free for its owners.
+    fn may_have_room(&self, pod: &PodInfo, node: NodeIndex, view: View<'_>) -> bool {
+        let Some(desk) = self.desk(node, view) else {
+            return true;
+        };
+        let nothing = Amounts::new();
+        let (Some(ask), Some(free)) = (pod::ask(pod, view.resources), desk.free(&nothing)) else {
+            return true;
+        };
+        if desk.config.policy != Policy::SingleNumaNode {
+            return true;
+        }
+        let on_node = |id: ResourceId| view.nodes.allocatable(node, id) > 0;
+        alignment::single(&ask, desk.config.scope, free, on_node).is_ok()
     }
 
     /// Counts a pod that came to a node, where that matters.
@@ -283,6 +303,14 @@ impl Plugin for TopologyMatch {
         .map(|(subject, actions)| Interest { subject, actions })
         .to_vec()
     }
+    /// Exporters report all the time, and thousands of pods may wait: a report helps those that may
+    /// find room on its node, if it gives more than the one before. One that is not believed yet helps
+    /// nobody; whoever waits is told when it is.
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+        let helps = event.subject != Subject::Object(TOPOLOGIES)
+            || (self.heard).is_some_and(|node| self.may_have_room(pod, node, view));
+        if helps { Helps::Queue } else { Helps::Skip }
+    }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         match pod::ask(pod, &self.unnumbered) {
             Some(ask) => pod::sign(&ask, signature),
@@ -398,6 +426,7 @@ impl Bookkeeping for TopologyMatch {
         let Some(object) = SeenTopology::of(change) else {
             return;
         };
+        self.heard = None;
         let name: Arc<str> = (&*object.name).into();
         let how = self.over_reserve();
         let node = view.nodes.find(&name);
@@ -413,9 +442,14 @@ impl Bookkeeping for TopologyMatch {
             Some(Arc::new(report))
         };
         let scope = how.map_or(ResyncScope::All, |how| how.scope);
-        let changed = self.desk_mut(&name).reported(report, scope);
+        let desk = self.desk_mut(&name);
+        let (before, config) = (desk.believed(), desk.config);
+        let changed = desk.reported(report, scope);
+        let more = desk.config != config
+            || before.is_some_and(|before| before.leaves_less_than(desk.report()));
         if let Some(node) = node.filter(|_| changed) {
             fx.touched.push(node);
+            self.heard = Some(node).filter(|_| more);
         }
         let Some(how) = how else {
             return;

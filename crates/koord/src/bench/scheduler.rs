@@ -99,6 +99,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
             | Scenario::Volumes
             | Scenario::ReservationMigration
             | Scenario::Nrt
+            | Scenario::NrtStream
             | Scenario::Everything
     ) {
         let name = options.scenario.name();

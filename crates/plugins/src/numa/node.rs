@@ -1,5 +1,6 @@
 //! A node's side: its CPUs, NUMA nodes and policies, from the NodeResourceTopology and the node.
 
+use super::Heard;
 use crate::topologies::SeenTopology;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::extension::{
@@ -175,6 +176,28 @@ impl Report {
             zones,
         };
         (report, problems)
+    }
+}
+
+impl Report {
+    /// What is not as `before` had it.
+    pub(super) fn since(&self, before: &Self) -> Heard {
+        if self == before {
+            return Heard::Nothing;
+        }
+        let ids = |report: &Self| report.zones.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+        if (&self.said, self.policy, ids(self)) != (&before.said, before.policy, ids(before)) {
+            return Heard::All;
+        }
+        let pairs = self.zones.iter().zip(&before.zones);
+        let mut changed = Vec::new();
+        for ((_, now), (_, then)) in pairs {
+            let all = now.iter().chain(then.iter()).map(|(id, _)| id);
+            // Nothing of what is listed is not the same as what is not listed.
+            let of = |amounts: &Amounts, id| (amounts.contains(id), amounts.get(id));
+            changed.extend(all.filter(|id| of(now, *id) != of(then, *id)));
+        }
+        Heard::Amounts(changed)
     }
 }
 

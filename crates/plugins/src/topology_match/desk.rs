@@ -53,6 +53,11 @@ impl Desk {
         self.report.as_deref()
     }
 
+    /// The same, to be kept.
+    pub(super) fn believed(&self) -> Option<Arc<Report>> {
+        self.report.clone()
+    }
+
     /// The newest report.
     pub(super) fn newest(&self) -> Option<&Report> {
         self.newest.as_deref()

@@ -57,6 +57,27 @@ impl Report {
         (report, problems.collect())
     }
 
+    /// Whether a pod that finds no room by this report may find some by `other`; without one, nothing is
+    /// known to be missing.
+    pub(super) fn leaves_less_than(&self, other: Option<&Self>) -> bool {
+        let Some(other) = other else {
+            return true;
+        };
+        let ids = |report: &Self| report.zones.iter().map(|zone| zone.id).collect::<Vec<_>>();
+        if ids(self) != ids(other) {
+            return true;
+        }
+        let mut zones = self.zones.iter().zip(&other.zones);
+        zones.any(|(zone, other)| {
+            let (before, now) = (&zone.available, &other.available);
+            // What no zone lists is not asked of zones.
+            let gone = before.iter().any(|(id, _)| !now.contains(id));
+            gone || now
+                .iter()
+                .any(|(id, amount)| !before.contains(id) || amount > before.get(id))
+        })
+    }
+
     /// Whether any zone lists the resource.
     pub(super) fn lists(&self, id: ResourceId) -> bool {
         self.zones.iter().any(|zone| zone.available.contains(id))

@@ -281,3 +281,51 @@ fn numa_nodes_are_amplified_with_the_node() {
         "0"
     );
 }
+
+/// koordlet and the manager renew the object all the time: who asks for nothing of what changed is
+/// left asleep.
+#[test]
+fn a_topology_wakes_those_whom_it_concerns() {
+    let labels = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
+    let mut engine = one(labels);
+    assert!(try_bind(&mut engine, pod("a", "12", json!({}))).is_err());
+    let mut second = 0;
+    let mut decided =
+        |engine: &mut Engine, notes: Value, edit: &dyn Fn(&mut NodeResourceTopology)| {
+            let change = TWO.topology("n", json!([]), notes);
+            let mut object = change.new_as::<NodeResourceTopology>().unwrap().clone();
+            edit(&mut object);
+            let change = ObjectChange {
+                action: Action::UPDATE,
+                new: Arc::new(object),
+                ..change
+            };
+            second += 20;
+            let at = |more: i64| Timestamp::from_second(1_700_000_000 + second + more).unwrap();
+            engine.object_changed(&change, at(0));
+            engine.take_outputs();
+            engine.schedule_one(at(15)).is_some()
+        };
+    let pools = json!({"node.koordinator.sh/cpu-shared-pools": "[]"});
+    assert!(!decided(&mut engine, pools, &|_| {}), "shared pools");
+    let batch = |object: &mut NodeResourceTopology| {
+        let mut more = object.spec.zones[0].resources[0].clone();
+        more.name = "kubernetes.io/batch-cpu".to_owned();
+        object.spec.zones[0].resources.push(more);
+    };
+    assert!(!decided(&mut engine, json!({}), &batch), "batch resources");
+    let available = |object: &mut NodeResourceTopology| {
+        batch(object);
+        object.spec.zones[0].resources[0].available = "1".parse().unwrap();
+    };
+    assert!(
+        !decided(&mut engine, json!({}), &available),
+        "what is available"
+    );
+    let cpu = |object: &mut NodeResourceTopology| {
+        object.spec.zones[0].resources[0].allocatable = "7".parse().unwrap();
+    };
+    assert!(decided(&mut engine, json!({}), &cpu), "CPUs");
+    let reserved = json!({"node.koordinator.sh/reservation": r#"{"reservedCPUs":"15"}"#});
+    assert!(decided(&mut engine, reserved, &cpu), "reserved CPUs");
+}

@@ -58,6 +58,7 @@ impl Case {
         let comes = pod("comes", "1", json!({"spec": {"containers": containers}}));
         let comes = PodInfo::new(Arc::new(comes), &table).unwrap();
         let plugin = Numa {
+            heard: Heard::Nothing,
             settings: PerProfile::new(Args::default().settings().unwrap()),
             reports: FxHashMap::default(),
             books: Vec::new(),

@@ -144,3 +144,38 @@ fn resources_weigh_what_the_arguments_say() {
         );
     }
 }
+
+/// Exporters report all the time: who has no room in what is new is left asleep.
+#[test]
+fn a_report_wakes_those_whom_it_gives_room() {
+    let mut engine = engine(json!({}));
+    let allocatable = json!({"cpu": "40", "memory": "64Gi", "pods": "110"});
+    engine.node_applied(node("b", allocatable), now());
+    let tell = |engine: &mut Engine, cpu0: u32, print: &str, second: i64| {
+        let report = report("b", SINGLE, printed(print), two_zones(cpu0, 10));
+        engine.object_changed(&report, at(second));
+        decide(engine, at(second + 100)).map(|bind| bind.pod.uid.to_string())
+    };
+    assert!(tell(&mut engine, 10, NOBODY, 0).is_err());
+    for (name, cpu) in [("big", "20"), ("small", "12")] {
+        let wants = [json!({"cpu": cpu, "memory": "1Gi"})];
+        let refusal = place(&mut engine, pod(name, &wants));
+        assert_eq!(refusal, refused("cannot align container"));
+    }
+    let asleep = Err("nothing to decide".to_owned());
+    // The same again, the same with another fingerprint, too little more, and less.
+    assert_eq!(tell(&mut engine, 10, NOBODY, 1), asleep);
+    assert_eq!(tell(&mut engine, 10, POD1, 2), asleep);
+    assert_eq!(tell(&mut engine, 11, NOBODY, 3), asleep);
+    assert_eq!(tell(&mut engine, 3, NOBODY, 4), asleep);
+    assert_eq!(tell(&mut engine, 12, NOBODY, 5), Ok("small".to_owned()));
+    assert_eq!(
+        decide(&mut engine, at(105)).map(|_| ()),
+        asleep.clone().map(|_| ())
+    );
+    // Without a report there is nothing to predict by.
+    let gone = changed(Action::DELETE, "b", SINGLE, json!({}), two_zones(0, 0));
+    engine.object_changed(&gone, at(6));
+    let placed = decide(&mut engine, at(106)).map(|bind| bind.pod.uid.to_string());
+    assert_eq!(placed, Ok("big".to_owned()));
+}
