@@ -4,6 +4,7 @@
 //! Source of the rules: Koordinator's proposal `20250611-networktopology-aware-scheduling` and the types of
 //! `ClusterNetworkTopology`.
 
+mod near;
 mod place;
 mod sums;
 #[cfg(test)]
@@ -157,6 +158,8 @@ pub struct Tree {
     spots: Vec<Spot>,
     /// The spot of each node.
     leaves: FxHashMap<Arc<str>, usize>,
+    /// By spot of a node, how many nodes come before it by name.
+    by_name: Vec<usize>,
 }
 
 impl Tree {
@@ -199,10 +202,17 @@ impl Tree {
             children.sort_by(|a, b| spots[*a].name.cmp(&spots[*b].name));
             spots[at].children = children;
         }
+        let mut named: Vec<(&Arc<str>, usize)> = leaves.iter().map(|(n, at)| (n, *at)).collect();
+        named.sort_unstable();
+        let mut by_name = vec![0; spots.len()];
+        for (rank, (_, at)) in named.into_iter().enumerate() {
+            by_name[at] = rank;
+        }
         Self {
             layers,
             spots,
             leaves,
+            by_name,
         }
     }
 

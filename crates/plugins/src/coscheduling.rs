@@ -20,14 +20,13 @@ use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations;
 use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, spec};
-use koord_model::resources::ResourceTable;
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects,
-    Grouping, Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered, NotShown,
-    ObjectChange, Offer, PerProfile, Permit, Planning, Plugin, PodPatch, Points, PreFilter,
-    PreScore, Problem, Readings, Reason, Rejection, Signable, Signature, State, Subject, Verdict,
-    View,
+    Grouping, Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered, Normalize,
+    NotShown, ObjectChange, Offer, PerProfile, Permit, Planning, Plugin, PodPatch, Points,
+    PreFilter, PreScore, Problem, Readings, Reason, Rejection, State, Subject, Verdict, View,
+    Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -253,7 +252,6 @@ impl Plugin for Coscheduling {
         Some(settings.map(|settings| self.settings.join(profile, settings)))
     }
     fn points(&self) -> Points {
-        // Scoring is for single pods in a network topology, which is not done; profiles name it.
         Points::PRE_ENQUEUE
             .or(Points::PRE_FILTER)
             .or(Points::POST_FILTER)
@@ -285,10 +283,8 @@ impl Plugin for Coscheduling {
     fn holders(&self) -> Holders {
         Holders::Booked
     }
-    /// Nothing of the pod is read where nodes are judged: members are like any other pods there. Those that
-    /// a plan leaves one node share nothing anyway.
-    fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
-        Signable::Yes
+    fn volatile(&self) -> Option<&dyn Volatile> {
+        Some(self)
     }
 
     /// In another topology, gangs that ask for it may find a place.
@@ -340,8 +336,15 @@ impl Plugin for Coscheduling {
             Err(blocked) => PreFilter::Reject(Rejection::unresolvable(blocked.to_string())),
         }
     }
-    fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScore {
-        PreScore::Skip
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let topology = self.topology.as_ref();
+        match topology.is_some_and(|topology| topology.draws(cycle.pod)) {
+            true => PreScore::Ready(State::default()),
+            false => PreScore::Skip,
+        }
+    }
+    fn normalization(&self) -> Normalize {
+        Normalize::MaxReversed
     }
     fn last_resort(&self) -> Option<&dyn LastResort> {
         self.preempts().then_some(self)
@@ -352,6 +355,27 @@ impl Plugin for Coscheduling {
     }
     fn planning(&self) -> Option<&dyn Planning> {
         self.topology.is_some().then_some(self)
+    }
+}
+
+/// Where others are that a pod belongs near changes with each of them.
+impl Volatile for Coscheduling {
+    fn score_rows(
+        &self,
+        cycle: &Cycle<'_>,
+        _state: &State,
+        rows: &[NodeIndex],
+        scores: &mut [i64],
+    ) {
+        scores.fill(0);
+        // One is the best there is.
+        let topology = self.topology.as_ref().filter(|_| rows.len() > 1);
+        if let Some(topology) = topology {
+            let ranks = topology.ranks(cycle.pod, rows, cycle.view);
+            for (score, rank) in scores.iter_mut().zip(ranks) {
+                *score = i64::try_from(rank).unwrap_or(i64::MAX);
+            }
+        }
     }
 }
 
@@ -542,6 +566,41 @@ impl Bookkeeping for Coscheduling {
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         if let Some(topology) = &mut self.topology {
             topology.node(node, view);
+        }
+    }
+    fn on_assigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        if let Some(topology) = &mut self.topology {
+            topology.joined(pod, node);
+        }
+    }
+    fn on_updated(
+        &mut self,
+        old: &Arc<PodInfo>,
+        new: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        if let Some(topology) = &mut self.topology {
+            topology.left(old, node);
+            topology.joined(new, node);
+        }
+    }
+    fn on_unassigned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+        _view: View<'_>,
+        _fx: &mut Effects,
+    ) {
+        if let Some(topology) = &mut self.topology {
+            topology.left(pod, node);
         }
     }
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {

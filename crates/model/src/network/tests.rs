@@ -367,6 +367,26 @@ fn places_are_compared_as_upstream_does() {
     assert!(less(&books, "b3", "b1", false) && less(&books, "b3", "b4", true));
 }
 
+/// `TestPodGroupManager_PreScore`, and what is added to it.
+#[test]
+fn a_pod_goes_near_its_like() {
+    let nine = [&EIGHT[..], &[["s1", "b1", "node-9"]]].concat();
+    let tree = tree(&nine);
+    let mates = [("node-8", 1), ("node-7", 1), ("node-6", 1)];
+    let candidates = ["node-1", "node-9", "node-2", "node-3", "node-5", "node-4"];
+    // In s1 two have mates, b2 offers fewer nodes than b1; then b3 before b4.
+    let ranks = tree.ranks(candidates, mates);
+    assert_eq!(ranks, [1, 2, 0, 3, 5, 4]);
+    // Beside a mate before all; nodes that hang nowhere, and their pods, come last and are alike.
+    let more = ["node-x", "node-4", "node-7", "node-1", "node-y"];
+    let ranks = tree.ranks(more, [("node-7", 1), ("node-4", 2), ("node-y", 9)]);
+    assert_eq!(ranks, [3, 0, 1, 2, 3]);
+    // Without mates the place with the fewest nodes comes first, and names decide across places.
+    assert_eq!(tree.ranks(["node-6", "node-5", "node-3"], []), [2, 0, 1]);
+    assert_eq!(tree.ranks(["node-6", "node-5"], []), [1, 0]);
+    assert_eq!(tree.ranks([], mates), [0; 0]);
+}
+
 /// Every way to give `pods` pods to nodes.
 fn ways(slots: &[usize], pods: usize) -> Vec<Vec<usize>> {
     let Some((first, rest)) = slots.split_first() else {
@@ -453,5 +473,46 @@ proptest! {
                 prop_assert_eq!(judge(&way), best);
             }
         }
+    }
+
+    /// Beside the rule as it is said, node by node and place by place.
+    #[test]
+    fn nodes_are_ranked_as_the_rule_says(
+        nodes in prop::collection::vec((0..3usize, 0..3usize, 0..3usize, any::<bool>()), 1..12),
+    ) {
+        let names: Vec<[String; 3]> = nodes
+            .iter()
+            .enumerate()
+            .map(|(at, (s, b, ..))| [format!("s{s}"), format!("s{s}b{b}"), format!("n{at}")])
+            .collect();
+        let triples: Vec<[&str; 3]> = names
+            .iter()
+            .map(|[s, b, n]| [s.as_str(), b.as_str(), n.as_str()])
+            .collect();
+        let fits: Vec<usize> = (0..nodes.len()).filter(|at| nodes[*at].3).collect();
+        // Of the node, its block, its spine and the cluster: what the nodes in it come to.
+        let sums = |at: usize, of: &dyn Fn(usize) -> usize| -> Vec<usize> {
+            let triples = &triples;
+            let within = |depth: usize| {
+                let all = (0..nodes.len()).filter(move |other| {
+                    depth == 0 || triples[*other][depth - 1] == triples[at][depth - 1]
+                });
+                all.map(of).sum()
+            };
+            [3, 2, 1, 0].map(within).to_vec()
+        };
+        let existing = |at: usize| nodes[at].2;
+        let fitting = |at: usize| usize::from(nodes[at].3);
+        let mut expected = fits.clone();
+        expected.sort_by(|a, b| {
+            let pods = sums(*b, &existing).cmp(&sums(*a, &existing));
+            let offers = || sums(*a, &fitting).cmp(&sums(*b, &fitting));
+            pods.then_with(offers).then_with(|| triples[*a][2].cmp(triples[*b][2]))
+        });
+        let mates = (0..nodes.len()).map(|at| (triples[at][2], existing(at)));
+        let ranks = tree(&triples).ranks(fits.iter().map(|at| triples[*at][2]), mates);
+        let mut order: Vec<(usize, usize)> = ranks.into_iter().zip(fits).collect();
+        order.sort_unstable();
+        prop_assert_eq!(order.into_iter().map(|(_, at)| at).collect::<Vec<_>>(), expected);
     }
 }

@@ -40,6 +40,57 @@ pub(super) struct Topology {
     due: Option<Timestamp>,
     /// When the status was last written.
     written: Option<Timestamp>,
+    near: Near,
+}
+
+/// How many pods with the same selector there are, by selector and row; none where there are none.
+#[derive(Debug, Default)]
+struct Near(FxHashMap<Arc<str>, FxHashMap<usize, usize>>);
+
+impl Near {
+    fn add(&mut self, pod: &PodInfo, node: NodeIndex) {
+        if let Some(said) = counted(pod) {
+            let rows = self.0.entry(said.into()).or_default();
+            *rows.entry(node.row()).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, pod: &PodInfo, node: NodeIndex) {
+        let Some(said) = counted(pod) else { return };
+        let Some(rows) = self.0.get_mut(said) else {
+            return;
+        };
+        if let Some(pods) = rows.get_mut(&node.row()) {
+            *pods -= 1;
+            if *pods == 0 {
+                rows.remove(&node.row());
+            }
+        }
+        if rows.is_empty() {
+            self.0.remove(said);
+        }
+    }
+
+    fn rows(&self, selector: &str) -> Option<&FxHashMap<usize, usize>> {
+        self.0.get(selector)
+    }
+
+    /// Whether it says what is on the nodes.
+    #[cfg(test)]
+    fn balances(&self, view: View<'_>) -> bool {
+        let mut all = Self::default();
+        for node in view.nodes.indices() {
+            for pod in view.nodes.pods(node) {
+                all.add(pod, node);
+            }
+        }
+        all.0 == self.0
+    }
+}
+
+/// What the pod is counted under: reservations keep room, and talk to nobody.
+fn counted(pod: &PodInfo) -> Option<&str> {
+    selector(pod).filter(|_| !pod.is_holder())
 }
 
 /// Where the members of a gang group go, by uid.
@@ -79,7 +130,20 @@ impl Topology {
     }
 
     pub(super) fn deleted(&mut self) {
-        *self = Self::default();
+        *self = Self {
+            near: std::mem::take(&mut self.near),
+            ..Self::default()
+        };
+    }
+
+    /// A pod is on a node now.
+    pub(super) fn joined(&mut self, pod: &PodInfo, node: NodeIndex) {
+        self.near.add(pod, node);
+    }
+
+    /// A pod is on a node no more.
+    pub(super) fn left(&mut self, pod: &PodInfo, node: NodeIndex) {
+        self.near.remove(pod, node);
     }
 
     /// A node appeared, changed or went.
@@ -159,6 +223,24 @@ impl Topology {
         self.tree.as_ref()
     }
 
+    /// Whether it matters where a pod goes that is placed alone.
+    pub(super) fn draws(&self, pod: &PodInfo) -> bool {
+        self.tree.is_some() && selector(pod).is_some()
+    }
+
+    /// For each of `nodes` how many are better for the pod.
+    pub(super) fn ranks(&self, pod: &PodInfo, nodes: &[NodeIndex], view: View<'_>) -> Vec<usize> {
+        let Some(tree) = &self.tree else {
+            return Vec::new();
+        };
+        #[cfg(test)]
+        assert!(self.near.balances(view));
+        let near = selector(pod).and_then(|near| self.near.rows(near));
+        let existing = near.into_iter().flatten();
+        let existing = existing.filter_map(|(row, pods)| Some((&**self.rows.get(row)?, *pods)));
+        tree.ranks(nodes.iter().map(|node| &**view.nodes.name(*node)), existing)
+    }
+
     /// The node of each of `members`, in this order.
     pub(super) fn plan(
         &self,
@@ -172,12 +254,13 @@ impl Topology {
             return Err("no cluster network topology".to_owned());
         };
         let wish = Wish::new(&gathering.spec, members.len(), tree.layers());
+        #[cfg(test)]
+        assert!(self.near.balances(view));
         let near = members.first().and_then(|pod| selector(pod));
+        let near = near.and_then(|near| self.near.rows(near));
         let offers = offers.iter().map(|offer| {
-            let existing = near.map_or(0, |near| {
-                let pods = view.nodes.pods(offer.node);
-                pods.filter(|pod| selector(pod) == Some(near)).count()
-            });
+            let existing = near.and_then(|rows| rows.get(&offer.node.row()));
+            let existing = existing.copied().unwrap_or(0);
             let offered = network::Offer {
                 slots: offer.slots,
                 existing,
@@ -195,7 +278,7 @@ impl Topology {
     }
 }
 
-/// Pods with the same word belong near each other.
+/// Pods with the same word belong near each other, whatever gangs they are of.
 fn selector(pod: &PodInfo) -> Option<&str> {
     let said = pod.annotation(annotations::NETWORK_TOPOLOGY_SELECTOR);
     said.filter(|word| !word.is_empty())

@@ -263,15 +263,79 @@ fn members_are_dealt_nodes_by_their_index() {
     assert_eq!(world.nodes_of(&["p3", "p1", "p4", "p2"]), expected);
 }
 
+/// With the selector `word`.
+fn drawn(mut pod: Pod, word: &str) -> Pod {
+    let key = annotations::NETWORK_TOPOLOGY_SELECTOR.to_owned();
+    let all = pod.metadata.annotations.get_or_insert_default();
+    all.insert(key, word.to_owned());
+    pod
+}
+
+fn near(pod: Pod) -> Pod {
+    drawn(pod, "job")
+}
+
+/// Upstream: `TestPodGroupManager_PreScore`; each of them changes what the next one finds.
+#[test]
+fn single_pods_go_near_those_with_their_selector() {
+    let names = ["p1", "p2", "p3", "p4", "p5", "p6"];
+    for of_gang in [false, true] {
+        let mut world = eight(|_| 1);
+        world.hang("node-9", "s1", "b1", 1);
+        for node in ["node-8", "node-7", "node-6"] {
+            world.apply(near(on_node(pod(&format!("on-{node}"), json!({})), node)));
+        }
+        for name in names {
+            // Members of a gang without a topology spec are no other pods here.
+            let own = match of_gang {
+                true => annotated(name, "a", 6, json!({})),
+                false => pod(name, json!({})),
+            };
+            world.apply(near(own));
+            world.run();
+        }
+        world.run();
+        let mut nodes = world.nodes_of(&names);
+        if of_gang {
+            // The one that completed it is the first.
+            nodes.rotate_right(1);
+        }
+        let expected = ["node-2", "node-1", "node-9", "node-3", "node-4", "node-5"];
+        assert_eq!(nodes, expected, "{of_gang}");
+    }
+}
+
+#[test]
+fn who_goes_or_changes_its_selector_draws_nobody() {
+    let mut world = eight(|_| 1);
+    let mates = ["node-7", "node-6", "node-4"].map(|node| {
+        let mate = on_node(pod(&format!("on-{node}"), json!({})), node);
+        near(mate)
+    });
+    mates.iter().cloned().for_each(|mate| world.apply(mate));
+    world.apply(near(pod("first", json!({}))));
+    world.run();
+    // Two in s2; b3 and b4 are alike.
+    assert_eq!(world.nodes_of(&["first"]), ["node-3"]);
+    world.delete(&near(pod("first", json!({}))));
+    world.delete(&mates[1]);
+    world.apply(drawn(mates[2].clone(), "other"));
+    world.apply(near(pod("second", json!({}))));
+    world.apply(drawn(pod("third", json!({})), "other"));
+    world.run();
+    assert_eq!(world.nodes_of(&["second", "third"]), ["node-2", "node-5"]);
+    // The tree may go and come back: who is where is still known.
+    world.delete(&near(pod("second", json!({}))));
+    world.topology("default", layers(), Value::Null, Action::DELETE);
+    world.run();
+    world.topology("default", layers(), Value::Null, Action::ADD);
+    world.apply(near(pod("fourth", json!({}))));
+    world.run();
+    assert_eq!(world.nodes_of(&["fourth"]), ["node-2"]);
+}
+
 #[test]
 fn pods_join_those_with_the_same_selector() {
-    let near = |pod: Pod| {
-        let mut pod = pod;
-        let key = annotations::NETWORK_TOPOLOGY_SELECTOR.to_owned();
-        let all = pod.metadata.annotations.get_or_insert_default();
-        all.insert(key, "job".to_owned());
-        pod
-    };
     let mut world = eight(|node| if node == "node-5" { 2 } else { 1 });
     world.apply(near(on_node(pod("mate", json!({})), "node-5")));
     for pod in four(PREFER) {
