@@ -207,6 +207,18 @@ impl ElasticQuotas {
         rules.admit(&request, shift, &self.trees, None).is_ok()
     }
 
+    /// As if `victims` were gone, those of other quotas, too.
+    fn without(&self, quota: &str, victims: &[Arc<PodInfo>]) -> Shift {
+        let mut shift = Shift::of(quota, victims, &[], &self.ledger);
+        let charges = victims.iter().filter_map(|pod| self.ledger.get(&pod.uid));
+        for charge in charges.filter(|charge| charge.placed) {
+            if let Some(other) = charge.quota.as_deref().filter(|other| *other != quota) {
+                shift.add_beside(other, &charge.amounts, true, &self.trees);
+            }
+        }
+        shift
+    }
+
     fn quota_of(&self, pod: &PodInfo) -> Option<Arc<str>> {
         match self.ledger.get(&pod.uid) {
             Some(charge) => charge.quota.clone(),
@@ -407,19 +419,29 @@ impl Admission for ElasticQuotas {
     fn admits(&self, pods: &[Arc<PodInfo>], victims: &[Arc<PodInfo>], view: View<'_>) -> bool {
         let table = view.resources;
         let mut shifts: BTreeMap<Arc<str>, Shift> = BTreeMap::new();
+        for quota in pods.iter().filter_map(|pod| self.quota_of(pod)) {
+            shifts
+                .entry(quota.clone())
+                .or_insert_with(|| self.without(&quota, victims));
+        }
         pods.iter().all(|pod| {
             let Some(quota) = self.quota_of(pod) else {
                 return true;
             };
-            let shift = shifts
-                .entry(quota.clone())
-                .or_insert_with(|| Shift::of(&quota, victims, &[], &self.ledger));
+            let Some(shift) = shifts.get(&quota) else {
+                return false;
+            };
             let admitted = match self.ledger.get(&pod.uid) {
                 Some(charge) => self.fits(charge, &quota, shift),
                 None => self.admit(pod, &quota, shift, table).is_ok(),
             };
             let amounts = self.ledger.amounts(pod, table);
-            shift.add(&amounts, is_non_preemptible(pod), false);
+            for (other, shift) in &mut shifts {
+                match *other == quota {
+                    true => shift.add(&amounts, is_non_preemptible(pod), false),
+                    false => shift.add_beside(&quota, &amounts, false, &self.trees),
+                }
+            }
             admitted
         })
     }

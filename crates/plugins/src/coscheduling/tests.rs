@@ -59,6 +59,11 @@ fn built_world(args: Value, context: &BuildContext) -> World {
 
 /// With other plugins besides, in the order of the sample configuration.
 fn world_with(others: &[&str], args: Value, context: &BuildContext) -> World {
+    world_given(others, &[(NAME, args)], context)
+}
+
+/// The same with arguments for several.
+fn world_given(others: &[&str], args: &[(&str, Value)], context: &BuildContext) -> World {
     let first = [
         "SchedulingGates",
         "NodeResourcesFit",
@@ -67,6 +72,10 @@ fn world_with(others: &[&str], args: Value, context: &BuildContext) -> World {
     ];
     let plugins = first.iter().chain(others).chain(&["DefaultBinder"]);
     let enabled: Vec<Value> = plugins.map(|name| json!({"name": name})).collect();
+    let args = args.iter();
+    let args: Vec<Value> = args
+        .map(|(name, args)| json!({"name": name, "args": args}))
+        .collect();
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -76,7 +85,7 @@ fn world_with(others: &[&str], args: Value, context: &BuildContext) -> World {
                 "disabled": [{"name": "*"}],
                 "enabled": enabled
             }},
-            "pluginConfig": [{"name": NAME, "args": args}]
+            "pluginConfig": args
         }]
     });
     let config = Configuration::parse(&config.to_string()).unwrap();

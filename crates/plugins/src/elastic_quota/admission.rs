@@ -33,6 +33,8 @@ pub(super) struct Request<'a> {
 pub(super) struct Shift {
     used: Amounts,
     non_preemptible: Amounts,
+    /// By quota, what those in it have besides that are of other quotas.
+    above: BTreeMap<String, Amounts>,
 }
 
 impl Shift {
@@ -73,6 +75,41 @@ impl Shift {
             change(&mut self.non_preemptible);
         }
     }
+}
+
+impl Shift {
+    /// Counts a change in another quota: those above both have it, too.
+    pub(super) fn add_beside(
+        &mut self,
+        quota: &str,
+        amounts: &Amounts,
+        away: bool,
+        trees: &Forest,
+    ) {
+        let Some(own) = trees.quota(quota) else {
+            return;
+        };
+        let amounts = masked(amounts, &own.spec.max);
+        let mut below = quota.to_owned();
+        while trees.parent(&below).is_some()
+            && let Some(parent) = parent_name(&below, trees)
+        {
+            let sum = self.above.entry(parent.clone()).or_default();
+            if away {
+                sum.sub_all(&amounts);
+            } else {
+                sum.add_all(&amounts);
+            }
+            below = parent;
+        }
+    }
+}
+
+/// The quota above `name`, whether it exists or not; none where that is the root.
+fn parent_name(name: &str, trees: &Forest) -> Option<String> {
+    let parent = &trees.quota(name)?.spec.parent;
+    let top = parent.is_empty() || parent == ROOT_QUOTA || name == ROOT_QUOTA;
+    (!top).then(|| parent.clone())
 }
 
 /// `sum` changed by `shift`, without zeros.
@@ -166,14 +203,9 @@ impl Rules {
         let mut path = vec![name.to_owned()];
         loop {
             let below = path[0].clone();
-            let wanted = match trees.quota(&below) {
-                Some(quota) if quota.spec.parent.is_empty() => ROOT_QUOTA.to_owned(),
-                Some(quota) => quota.spec.parent.clone(),
-                None => ROOT_QUOTA.to_owned(),
-            };
-            if wanted == ROOT_QUOTA || below == ROOT_QUOTA {
+            let Some(wanted) = parent_name(&below, trees) else {
                 return Ok(());
-            }
+            };
             // The runtime is fresh: it was divided down this very path for the pod's own quota.
             let Some(parent) = trees.parent(&below) else {
                 path.insert(0, wanted.clone());
@@ -182,13 +214,17 @@ impl Rules {
                     path.join(" ")
                 )));
             };
+            let mut change = shift.used.clone();
+            if let Some(others) = shift.above.get(&wanted) {
+                change.add_all(others);
+            }
             path.insert(0, wanted);
             let limit = if self.runtime {
                 &parent.runtime
             } else {
                 &parent.spec.max
             };
-            let used = shifted(&parent.sums.used, &shift.used, &parent.spec.max);
+            let used = shifted(&parent.sums.used, &change, &parent.spec.max);
             let total = masked(&sum(&used, asked), asked);
             let over = exceeded(&total, limit);
             if !over.is_empty() {

@@ -406,8 +406,15 @@ fn a_budget_is_broken_once_however_many_come() {
 }
 
 fn quota(name: &str, cpu: usize) -> ObjectChange {
+    quota_below("", name, cpu)
+}
+
+fn quota_below(parent: &str, name: &str, cpu: usize) -> ObjectChange {
     let quota: koord_api::scheduling::ElasticQuota = serde_json::from_value(json!({
-        "metadata": {"name": name, "namespace": "ns", "uid": name},
+        "metadata": {"name": name, "namespace": "ns", "uid": name, "labels": {
+            "quota.scheduling.koordinator.sh/parent": parent,
+            "quota.scheduling.koordinator.sh/is-parent": if name == "p" { "true" } else { "false" },
+        }},
         "spec": {"max": {"cpu": cpu.to_string()}, "min": {"cpu": cpu.to_string()}}
     }))
     .unwrap();
@@ -515,6 +522,81 @@ fn a_gang_makes_room_in_its_quota_too() {
             "{name}: {:?}",
             world.conditions
         );
+    }
+}
+
+/// Members of two quotas, which have one above them: what one of them takes, the other has not.
+#[test]
+fn a_gang_of_several_quotas_makes_room_in_the_one_above_them() {
+    struct Row {
+        name: &'static str,
+        /// Cores of the quota above, of the two below, and of the node.
+        cores: [usize; 3],
+        /// Pods of two cores, with their quotas.
+        pods: &'static [(&'static str, &'static str)],
+        victims: &'static [&'static str],
+    }
+    let rows = [
+        Row {
+            name: "what goes from one quota is room for the other",
+            cores: [4, 4, 20],
+            pods: &[("v1", "a"), ("v2", "a")],
+            victims: &["v1", "v2"],
+        },
+        Row {
+            name: "one has to go, though there is room for each of them",
+            cores: [4, 4, 20],
+            pods: &[("v1", "b")],
+            victims: &["v1"],
+        },
+        Row {
+            name: "the one above is too small for both, so nobody leaves the node",
+            cores: [2, 4, 4],
+            pods: &[("v1", ""), ("v2", "")],
+            victims: &[],
+        },
+        Row {
+            name: "there is room for both",
+            cores: [6, 4, 4],
+            pods: &[("v1", "a"), ("v2", "")],
+            victims: &["v1", "v2"],
+        },
+    ];
+    for row in rows {
+        let [above, below, node] = row.cores;
+        let config = json!({"enableCheckParentQuota": true, "enableRuntimeQuota": false});
+        let mut world = world_given(
+            &["ElasticQuota", "DefaultPreemption"],
+            &[
+                (NAME, json!({"enablePreemption": true})),
+                ("ElasticQuota", config),
+            ],
+            &BuildContext::default(),
+        );
+        world.node("n1", node);
+        let quotas = [
+            quota("p", above),
+            quota_below("p", "a", below),
+            quota_below("p", "b", below),
+        ];
+        for quota in quotas {
+            world.engine.object_changed(&quota, at(0));
+        }
+        let of = |pod, quota| labelled(pod, "quota.scheduling.koordinator.sh/name", quota);
+        for (name, quota) in row.pods {
+            world.apply(of(plain(name, "n1", 2, 1), quota));
+        }
+        for (pod, quota) in members(2, 2, 2, &json!({})).into_iter().zip(["a", "b"]) {
+            world.apply(of(pod, quota));
+        }
+        world.run();
+        let victims = world.victims();
+        assert_eq!(victims, row.victims, "{}: {:?}", row.name, world.conditions);
+        let bound = if victims.is_empty() { 0 } else { 2 };
+        world.all_leave();
+        world.later(60);
+        let said = &world.conditions;
+        assert_eq!(world.bound().len(), bound, "{}: {said:?}", row.name);
     }
 }
 
