@@ -14,7 +14,7 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
-pub use reading::{Blocked, Gathering, Job};
+pub use reading::{Blocked, Gathering, Job, Settled};
 pub use spec::{Defaults, Ignored, Spec};
 
 use koord_api::extension::{GangMatchPolicy, GangMode};

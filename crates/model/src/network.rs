@@ -10,7 +10,7 @@ mod sums;
 #[cfg(test)]
 mod tests;
 
-pub use place::{Dealt, NoPlace, Offer, Wish};
+pub use place::{Dealt, Home, NoPlace, Offer, Wish};
 
 use koord_api::scheduling::{
     CLUSTER_TOPOLOGY_LAYER, NODE_TOPOLOGY_LAYER, NetworkTopologyDetail, NetworkTopologyLayerSpec,

@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations;
 use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
-use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, spec};
+use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, Settled, spec};
 use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
     Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects,
@@ -177,6 +177,24 @@ impl Coscheduling {
         self.report(object, ignored, fx);
     }
 
+    /// What of its gang a pod finds in the network topology, where that counts.
+    fn settled(&self, pod: &PodInfo) -> Option<Settled> {
+        let settled = self.topology.as_ref().and(self.gangs.settled(&pod.uid));
+        settled.filter(|_| self.settings.of(pod).aware)
+    }
+
+    /// What is left to a member that is placed alone: where its mates are, if they have to be together.
+    fn joining(&self, cycle: &Cycle<'_>) -> PreFilter {
+        let topology = self.topology.as_ref().zip(self.settled(cycle.pod));
+        match topology.and_then(|(topology, settled)| topology.home_nodes(&settled)) {
+            Some(nodes) => PreFilter::Ready {
+                state: State::default(),
+                nodes: Some(nodes),
+            },
+            None => PreFilter::Skip,
+        }
+    }
+
     /// What is left to a member whose gang asks for a network topology.
     fn gathered(&self, cycle: &Cycle<'_>) -> PreFilter {
         let reject = |text: String| PreFilter::Reject(Rejection::unresolvable(text));
@@ -208,6 +226,12 @@ impl Coscheduling {
     }
 }
 
+/// The id of a pod's gang; it may not be known any more.
+fn gang_of(pod: &PodInfo) -> Option<Arc<str>> {
+    let name = spec::name_of(&pod.object)?;
+    Some(spec::id(&pod.namespace, name))
+}
+
 impl Planning for Coscheduling {
     fn members(&self, pod: &PodInfo) -> Option<Vec<Arc<str>>> {
         self.topology.as_ref()?.tree()?;
@@ -230,7 +254,8 @@ impl Planning for Coscheduling {
             .and_then(|pod| self.gangs.gathering(&pod.uid));
         let topology = self.topology.as_ref().zip(gathering);
         let (topology, gathering) = topology.ok_or_else(|| Blocked::NoTopology.to_string())?;
-        topology.plan(&gathering, members, offers, fit, view)
+        let settled = members.first().and_then(|pod| self.gangs.settled(&pod.uid));
+        topology.plan(&gathering, settled, members, offers, fit, view)
     }
 }
 
@@ -287,18 +312,31 @@ impl Plugin for Coscheduling {
         Some(self)
     }
 
-    /// In another topology, gangs that ask for it may find a place.
+    /// In another topology, gangs that ask for it may find a place; late members may where their mates are.
     fn interests(&self) -> Vec<Interest> {
         let interests = [
             (Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
             (Subject::Object(TOPOLOGIES), Action::ADD.or(Action::UPDATE)),
+            (Subject::AssignedPod, Action::ADD.or(Action::DELETE)),
         ];
         let kept = interests.into_iter().filter(|_| self.topology.is_some());
         kept.map(|(subject, actions)| Interest { subject, actions })
             .collect()
     }
+    /// Where a pod goes matters to members of its own gangs alone, if they want to be gathered.
+    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+        let gang = event.pod.and_then(gang_of);
+        let matters = gang.is_some_and(|gang| self.gangs.asks_for_topology(&gang));
+        (event.subject == Subject::AssignedPod && !matters).then(String::new)
+    }
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        if self.gangs.gathering(&pod.uid).is_none() {
+        if event.subject == Subject::AssignedPod {
+            let gang = event.pod.and_then(gang_of);
+            let mate = gang.is_some_and(|gang| self.gangs.starts_with(&pod.uid, &gang));
+            return if mate { Helps::Queue } else { Helps::Skip };
+        }
+        let late = || self.gangs.settled(&pod.uid).is_some();
+        if self.gangs.gathering(&pod.uid).is_none() && !late() {
             return Helps::Skip;
         }
         // Its status is our own word.
@@ -331,16 +369,19 @@ impl Plugin for Coscheduling {
     }
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         match self.gangs.check(&cycle.pod.uid) {
-            Ok(()) => PreFilter::Skip,
+            Ok(()) => self.joining(cycle),
             Err(Blocked::NoTopology) => self.gathered(cycle),
             Err(blocked) => PreFilter::Reject(Rejection::unresolvable(blocked.to_string())),
         }
     }
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+        let pod = cycle.pod;
+        let planned = |plan: &Plan| plan.nodes.contains_key(&pod.uid);
         let topology = self.topology.as_ref();
-        match topology.is_some_and(|topology| topology.draws(cycle.pod)) {
-            true => PreScore::Ready(State::default()),
-            false => PreScore::Skip,
+        let topology = topology.filter(|_| !self.plan.as_ref().is_some_and(planned));
+        match topology.and_then(|topology| topology.drawn(pod, self.settled(pod))) {
+            Some(drawn) => PreScore::Ready(State::of(drawn)),
+            None => PreScore::Skip,
         }
     }
     fn normalization(&self) -> Normalize {
@@ -360,18 +401,12 @@ impl Plugin for Coscheduling {
 
 /// Where others are that a pod belongs near changes with each of them.
 impl Volatile for Coscheduling {
-    fn score_rows(
-        &self,
-        cycle: &Cycle<'_>,
-        _state: &State,
-        rows: &[NodeIndex],
-        scores: &mut [i64],
-    ) {
+    fn score_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], scores: &mut [i64]) {
         scores.fill(0);
         // One is the best there is.
         let topology = self.topology.as_ref().filter(|_| rows.len() > 1);
-        if let Some(topology) = topology {
-            let ranks = topology.ranks(cycle.pod, rows, cycle.view);
+        if let Some((topology, drawn)) = topology.zip(state.get()) {
+            let ranks = topology.ranks(drawn, rows, cycle.view);
             for (score, rank) in scores.iter_mut().zip(ranks) {
                 *score = i64::try_from(rank).unwrap_or(i64::MAX);
             }
@@ -576,7 +611,7 @@ impl Bookkeeping for Coscheduling {
         _fx: &mut Effects,
     ) {
         if let Some(topology) = &mut self.topology {
-            topology.joined(pod, node);
+            topology.joined(pod, node, self.gangs.knows(&pod.uid));
         }
     }
     fn on_updated(
@@ -589,7 +624,7 @@ impl Bookkeeping for Coscheduling {
     ) {
         if let Some(topology) = &mut self.topology {
             topology.left(old, node);
-            topology.joined(new, node);
+            topology.joined(new, node, self.gangs.knows(&new.uid));
         }
     }
     fn on_unassigned(

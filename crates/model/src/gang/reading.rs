@@ -18,6 +18,15 @@ pub struct Gathering {
     pub trying: bool,
 }
 
+/// What members that come late find of their gang group in the network topology.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settled {
+    /// The word of the first of its gangs that says anything.
+    pub spec: Arc<NetworkTopologySpec>,
+    /// The members that have a node, by uid.
+    pub mates: Vec<Arc<str>>,
+}
+
 /// What is to be placed together with a member that finds no place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
@@ -300,13 +309,52 @@ impl Gangs {
             return None;
         }
         let group = gang.group.clone();
-        let specs = self.gangs_of(&group).filter_map(|gang| gang.spec.as_ref());
-        let spec = specs.filter_map(|spec| spec.topology.clone()).next()?;
+        let spec = self.topology_of(&group)?;
         Some(Gathering {
             trying: self.attempt.as_ref().is_some_and(|a| a.group == group),
             group,
             spec,
         })
+    }
+
+    fn topology_of(&self, group: &str) -> Option<Arc<NetworkTopologySpec>> {
+        let specs = self.gangs_of(group).filter_map(|gang| gang.spec.as_ref());
+        specs.filter_map(|spec| spec.topology.clone()).next()
+    }
+
+    /// What the pod's group asks of the network topology and which of the other members have a node; nothing
+    /// where it asks for nothing, or none has.
+    #[must_use]
+    pub fn settled(&self, uid: &str) -> Option<Settled> {
+        let (_, gang, _) = self.find(uid)?;
+        let group = &gang.group;
+        let spec = self.topology_of(group)?;
+        let own = self.gangs_of(group).filter(|gang| gang.group == *group);
+        // Most groups are asked about before any of them is placed, member by member.
+        let begun = own.filter(|gang| gang.bound + gang.waiting() > 0);
+        let members = begun.flat_map(|gang| &gang.members);
+        let mates: Vec<Arc<str>> = members
+            .filter(|(mate, member)| {
+                let placed = !matches!(member.stage, Stage::Idle | Stage::Pending);
+                placed && ***mate != *uid
+            })
+            .map(|(mate, _)| mate.clone())
+            .collect();
+        (!mates.is_empty()).then_some(Settled { spec, mates })
+    }
+
+    /// Whether the group of the gang `id` asks for anything of the network topology.
+    #[must_use]
+    pub fn asks_for_topology(&self, id: &str) -> bool {
+        let gang = self.gangs.get(id);
+        gang.is_some_and(|gang| self.topology_of(&gang.group).is_some())
+    }
+
+    /// Whether `gang` is one of those that the pod's own starts with.
+    #[must_use]
+    pub fn starts_with(&self, uid: &str, gang: &str) -> bool {
+        let group = self.group_of(uid).and_then(|group| self.groups.get(group));
+        group.is_some_and(|group| group.gangs.iter().any(|id| **id == *gang))
     }
 
     /// The members of the group that are to be placed, by uid.

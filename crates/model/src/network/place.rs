@@ -9,6 +9,7 @@
 use super::sums::Sums;
 use super::{Layers, Tree};
 use koord_api::extension::NetworkTopologySpec;
+use rustc_hash::FxHashSet;
 use std::cmp::{Ordering, Reverse};
 use std::fmt;
 use std::sync::Arc;
@@ -65,6 +66,36 @@ impl Wish {
             }
         }
         out
+    }
+}
+
+/// The places of one layer in which all pods of a group have to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Home(FxHashSet<usize>);
+
+impl Home {
+    /// Where pods go that come to others on `nodes`, if `spec` has all of them gathered in one place: theirs,
+    /// or each of theirs, should they be apart. None where it asks for nothing that `tree` has, or these nodes
+    /// are nowhere in it.
+    #[must_use]
+    pub fn of<'a>(
+        spec: &NetworkTopologySpec,
+        nodes: impl IntoIterator<Item = &'a str>,
+        tree: &Tree,
+    ) -> Option<Self> {
+        let depth = Wish::new(spec, 0, &tree.layers).gather;
+        let nodes = nodes.into_iter();
+        let places = nodes.filter_map(|node| tree.place_at(node, depth));
+        let places: FxHashSet<usize> = places.collect();
+        (depth > 0 && !places.is_empty()).then_some(Self(places))
+    }
+
+    /// Whether `node` is there.
+    #[must_use]
+    pub fn has(&self, node: &str, tree: &Tree) -> bool {
+        let depth = self.0.iter().next().map(|at| tree.spots[*at].depth);
+        let place = depth.and_then(|depth| tree.place_at(node, depth));
+        place.is_some_and(|place| self.0.contains(&place))
     }
 }
 
@@ -129,6 +160,13 @@ pub(super) struct Books<'a> {
 }
 
 impl Tree {
+    /// The place at `depth` that the node is in.
+    fn place_at(&self, node: &str, depth: usize) -> Option<usize> {
+        let leaf = *self.leaves.get(node)?;
+        let mut up = std::iter::successors(Some(leaf), |at| self.spots[*at].parent);
+        up.find(|at| self.spots[*at].depth == depth)
+    }
+
     /// Places the pods of `wish` on nodes that offer this. Nodes without a place in the topology count
     /// for nothing, as does a node's second offer.
     ///

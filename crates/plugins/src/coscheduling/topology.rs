@@ -4,8 +4,8 @@
 use jiff::{SignedDuration, Timestamp};
 use koord_api::annotations;
 use koord_api::scheduling::{ClusterNetworkTopology, NetworkTopologyDetail};
-use koord_model::gang::Gathering;
-use koord_model::network::{self, BadLayers, Layers, Tree, Wish};
+use koord_model::gang::{Gathering, Settled};
+use koord_model::network::{self, BadLayers, Home, Layers, Tree, Wish};
 use koord_scheduler::framework::{Offer, Verb, View, Write};
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -41,7 +41,13 @@ pub(super) struct Topology {
     /// When the status was last written.
     written: Option<Timestamp>,
     near: Near,
+    /// The row of each member of a gang that has a node, by uid.
+    members: FxHashMap<Arc<str>, usize>,
 }
+
+/// Pods that another one belongs near: nodes in the topology with how many are there.
+#[derive(Debug, Default)]
+pub(super) struct Drawn(Vec<(Arc<str>, usize)>);
 
 /// How many pods with the same selector there are, by selector and row; none where there are none.
 #[derive(Debug, Default)]
@@ -132,18 +138,23 @@ impl Topology {
     pub(super) fn deleted(&mut self) {
         *self = Self {
             near: std::mem::take(&mut self.near),
+            members: std::mem::take(&mut self.members),
             ..Self::default()
         };
     }
 
-    /// A pod is on a node now.
-    pub(super) fn joined(&mut self, pod: &PodInfo, node: NodeIndex) {
+    /// A pod, perhaps a `member` of a gang, is on a node now.
+    pub(super) fn joined(&mut self, pod: &PodInfo, node: NodeIndex, member: bool) {
         self.near.add(pod, node);
+        if member {
+            self.members.insert(pod.uid.clone(), node.row());
+        }
     }
 
     /// A pod is on a node no more.
     pub(super) fn left(&mut self, pod: &PodInfo, node: NodeIndex) {
         self.near.remove(pod, node);
+        self.members.remove(&pod.uid);
     }
 
     /// A node appeared, changed or went.
@@ -223,28 +234,56 @@ impl Topology {
         self.tree.as_ref()
     }
 
-    /// Whether it matters where a pod goes that is placed alone.
-    pub(super) fn draws(&self, pod: &PodInfo) -> bool {
-        self.tree.is_some() && selector(pod).is_some()
+    /// Where the mates of a late member are.
+    fn mates<'a>(&'a self, settled: &'a Settled) -> impl Iterator<Item = &'a Arc<str>> {
+        let rows = settled.mates.iter().filter_map(|uid| self.members.get(uid));
+        rows.filter_map(|row| self.rows.get(row))
     }
 
-    /// For each of `nodes` how many are better for the pod.
-    pub(super) fn ranks(&self, pod: &PodInfo, nodes: &[NodeIndex], view: View<'_>) -> Vec<usize> {
+    /// Where a late member has to go to be with them.
+    fn home(&self, settled: &Settled) -> Option<(Home, &Tree)> {
+        let tree = self.tree.as_ref()?;
+        let mates = self.mates(settled).map(|node| &**node);
+        Some((Home::of(&settled.spec, mates, tree)?, tree))
+    }
+
+    /// The nodes there; none where it may go anywhere.
+    pub(super) fn home_nodes(&self, settled: &Settled) -> Option<Vec<NodeIndex>> {
+        let (home, tree) = self.home(settled)?;
+        let there = self.rows.iter().filter(|(_, name)| home.has(name, tree));
+        let rows = there.filter_map(|(row, _)| u32::try_from(*row).ok());
+        Some(rows.map(NodeIndex).collect())
+    }
+
+    /// Whom the pod belongs near, if anybody: those with its selector, else mates that have a node already.
+    pub(super) fn drawn(&self, pod: &PodInfo, settled: Option<Settled>) -> Option<Drawn> {
+        self.tree.as_ref()?;
+        let Some(near) = selector(pod) else {
+            let settled = settled?;
+            let mates = self.mates(&settled);
+            return Some(Drawn(mates.map(|node| (node.clone(), 1)).collect()));
+        };
+        let rows = self.near.rows(near).into_iter().flatten();
+        let nodes = rows.filter_map(|(row, pods)| Some((self.rows.get(row)?.clone(), *pods)));
+        Some(Drawn(nodes.collect()))
+    }
+
+    /// For each of `nodes` how many are better for a pod that belongs near others.
+    pub(super) fn ranks(&self, drawn: &Drawn, nodes: &[NodeIndex], view: View<'_>) -> Vec<usize> {
+        #[cfg(test)]
+        assert!(self.near.balances(view));
         let Some(tree) = &self.tree else {
             return Vec::new();
         };
-        #[cfg(test)]
-        assert!(self.near.balances(view));
-        let near = selector(pod).and_then(|near| self.near.rows(near));
-        let existing = near.into_iter().flatten();
-        let existing = existing.filter_map(|(row, pods)| Some((&**self.rows.get(row)?, *pods)));
-        tree.ranks(nodes.iter().map(|node| &**view.nodes.name(*node)), existing)
+        let nodes = nodes.iter().map(|node| &**view.nodes.name(*node));
+        tree.ranks(nodes, drawn.0.iter().map(|(node, pods)| (&**node, *pods)))
     }
 
-    /// The node of each of `members`, in this order.
+    /// The node of each of `members`, in this order; `settled` is what of their group has one.
     pub(super) fn plan(
         &self,
         gathering: &Gathering,
+        settled: Option<Settled>,
         members: &[Arc<PodInfo>],
         offers: &[Offer],
         fit: &str,
@@ -253,20 +292,24 @@ impl Topology {
         let Some(tree) = &self.tree else {
             return Err("no cluster network topology".to_owned());
         };
-        let wish = Wish::new(&gathering.spec, members.len(), tree.layers());
         #[cfg(test)]
         assert!(self.near.balances(view));
-        let near = members.first().and_then(|pod| selector(pod));
-        let near = near.and_then(|near| self.near.rows(near));
+        let wish = Wish::new(&gathering.spec, members.len(), tree.layers());
+        let home = settled.as_ref().and_then(|settled| self.home(settled));
+        let drawn = members.first().and_then(|pod| self.drawn(pod, settled));
+        let mut existing: FxHashMap<Arc<str>, usize> = FxHashMap::default();
+        for (node, pods) in drawn.unwrap_or_default().0 {
+            *existing.entry(node).or_default() += pods;
+        }
         let offers = offers.iter().map(|offer| {
-            let existing = near.and_then(|rows| rows.get(&offer.node.row()));
-            let existing = existing.copied().unwrap_or(0);
+            let node = view.nodes.name(offer.node);
+            let open = home.as_ref().is_none_or(|(home, _)| home.has(node, tree));
             let offered = network::Offer {
-                slots: offer.slots,
-                existing,
+                slots: if open { offer.slots } else { 0 },
+                existing: existing.get(node).copied().unwrap_or(0),
                 score: offer.score,
             };
-            (&**view.nodes.name(offer.node), offered)
+            (&**node, offered)
         });
         let dealt = tree
             .place(&wish, offers)

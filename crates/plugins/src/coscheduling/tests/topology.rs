@@ -305,6 +305,67 @@ fn single_pods_go_near_those_with_their_selector() {
     }
 }
 
+/// A gang in the first spine, one of whose members has gone and left its node to somebody else.
+fn torn(spec: &str, policy: &str) -> World {
+    let mut world = eight(|_| 1);
+    let names = ["p1", "p2", "p3", "p4"];
+    let more = json!({SPEC: spec, "match-policy": policy});
+    let pods = names.map(|name| annotated(name, "a", 4, more.clone()));
+    pods.iter().cloned().for_each(|pod| world.apply(pod));
+    world.run();
+    let first = ["node-1", "node-8", "node-2", "node-7"];
+    assert_eq!(world.nodes_of(&names), first);
+    world.delete(&pods[0]);
+    world.apply(on_node(pod("other", json!({})), "node-1"));
+    world.apply(annotated("p5", "a", 4, more));
+    world.later(60);
+    world
+}
+
+#[test]
+fn who_takes_the_place_of_a_member_goes_where_the_others_are() {
+    let alone = "0/8 nodes are available: 4 Insufficient cpu, 4 node(s) didn't satisfy plugin(s) \
+                 [Coscheduling].";
+    let planned = "desiredOfferSlot: 1, topology topologyNode SpineLayer/s1: 0;topology topologyNode \
+                   SpineLayer/s2: 0, ";
+    for (policy, why) in [("once-satisfied", alone), ("waiting-and-running", planned)] {
+        let mut world = torn(MUST, policy);
+        assert_eq!(world.nodes_of(&["p5"]), [""], "{policy}");
+        let said = world.condition("p5");
+        assert!(said.contains(why), "{policy}: {said}");
+        world.hang("node-9", "s1", "b2", 1);
+        world.later(60);
+        assert_eq!(world.nodes_of(&["p5"]), ["node-9"], "{policy}");
+    }
+    // When nobody is there any more, there is nobody to be with.
+    let mut world = torn(MUST, "once-satisfied");
+    for (mate, node) in [("p2", "node-8"), ("p3", "node-2"), ("p4", "node-7")] {
+        assert_eq!(world.nodes_of(&["p5"]), [""]);
+        world.apply(on_node(pod(&format!("on-{node}"), json!({})), node));
+        world.delete(&annotated(mate, "a", 4, json!({})));
+        world.later(60);
+    }
+    let second = ["node-3", "node-4", "node-5", "node-6"];
+    let node = world.nodes_of(&["p5"])[0];
+    assert!(second.contains(&node), "{node:?} {:?}", world.conditions);
+}
+
+#[test]
+fn a_late_member_goes_as_near_as_it_can() {
+    let mut world = torn(PREFER, "once-satisfied");
+    // Their spine is full.
+    assert_eq!(world.nodes_of(&["p5"]), ["node-3"]);
+    world.delete(&annotated("p5", "a", 4, json!({})));
+    world.delete(&annotated("p2", "a", 4, json!({})));
+    for (node, spine, block) in [("node-9", "s1", "b9"), ("a-node", "s2", "b0")] {
+        world.hang(node, spine, block, 1);
+    }
+    world.apply(on_node(pod("on-8", json!({})), "node-8"));
+    world.apply(annotated("p6", "a", 4, json!({SPEC: PREFER})));
+    world.run();
+    assert_eq!(world.nodes_of(&["p6"]), ["node-9"]);
+}
+
 #[test]
 fn who_goes_or_changes_its_selector_draws_nobody() {
     let mut world = eight(|_| 1);
