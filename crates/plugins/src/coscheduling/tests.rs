@@ -6,7 +6,7 @@ use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
 use koord_scheduler::framework::{Indexes, Profiles, Write};
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 mod preemption;
 mod properties;
@@ -43,6 +43,12 @@ struct World {
     /// Whether bindings are answered at once.
     answer: bool,
     pending: Vec<(Arc<PodInfo>, String)>,
+    /// The pods that are in the API, by name.
+    pods: BTreeMap<String, Pod>,
+    /// Whether the engine sees at once what it writes to pods' statuses.
+    echo: bool,
+    /// What it has not seen yet of the nodes that statuses name: pods with nodes, in order.
+    echoes: VecDeque<(String, String)>,
 }
 
 fn world(args: Value) -> World {
@@ -105,6 +111,9 @@ fn world_given(others: &[&str], args: &[(&str, Value)], context: &BuildContext) 
         refuse: BTreeSet::new(),
         answer: true,
         pending: Vec::new(),
+        pods: BTreeMap::new(),
+        echo: true,
+        echoes: VecDeque::new(),
     }
 }
 
@@ -172,11 +181,30 @@ impl World {
     }
 
     fn apply(&mut self, pod: Pod) {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        self.pods.insert(name, pod.clone());
         self.engine.pod_applied(Arc::new(pod), at(self.now));
     }
 
     fn delete(&mut self, pod: &Pod) {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        self.pods.remove(&name);
+        self.nominated.remove(&name);
+        self.echoes.retain(|(of, _)| *of != name);
         self.engine.pod_deleted(pod, at(self.now));
+    }
+
+    /// The engine sees the first status that it wrote and has not seen. Returns whether there was one.
+    fn one_echo(&mut self) -> bool {
+        let Some((name, node)) = self.echoes.pop_front() else {
+            return false;
+        };
+        if let Some(mut pod) = self.pods.get(&name).cloned() {
+            let status = pod.status.get_or_insert_default();
+            status.nominated_node_name = (!node.is_empty()).then_some(node);
+            self.apply(pod);
+        }
+        true
     }
 
     fn declare(&mut self, group: PodGroup) {
@@ -199,7 +227,11 @@ impl World {
             let more = self.engine.schedule_one(at(self.now)).is_some();
             self.cycles += usize::from(more);
             self.collect();
-            if !more {
+            let mut seen = false;
+            while self.echo && self.one_echo() {
+                seen = true;
+            }
+            if !more && !seen {
                 return;
             }
         }
@@ -218,6 +250,7 @@ impl World {
                 Output::Bind(request) => {
                     let (name, node) = (request.pod.name.to_string(), request.node.to_string());
                     self.nominated.remove(&name);
+                    self.echoes.retain(|(of, _)| *of != name);
                     self.conditions.remove(&name);
                     self.explained.remove(&name);
                     self.patches.insert(name, request.patch.annotations);
@@ -246,9 +279,14 @@ impl World {
     }
 
     fn promise(&mut self, pod: &str, node: &str) {
-        self.nominated.remove(pod);
+        let before = self.nominated.remove(pod).unwrap_or_default();
         if !node.is_empty() {
             self.nominated.insert(pod.to_owned(), node.to_owned());
+        }
+        let status = self.pods.get(pod).and_then(|pod| pod.status.as_ref());
+        let shown = status.is_some_and(|status| status.nominated_node_name.is_some());
+        if before != node || shown && node.is_empty() {
+            self.echoes.push_back((pod.to_owned(), node.to_owned()));
         }
     }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 pub(super) struct Nominator {
     on: FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>,
     of: FxHashMap<Arc<str>, Arc<str>>,
-    /// What was written of pods that were placed and waited for permission. When such a pod gives
-    /// its place back, this may come back from the API late: nobody waits for room there then.
+    /// What was written of pods that were placed and waited for permission, or were promised room that they
+    /// do not need any more. It may come back from the API late: nobody waits for room there then.
     expected: FxHashMap<Arc<str>, Arc<str>>,
 }
 
@@ -36,12 +36,12 @@ impl Nominator {
         self.on.keys()
     }
 
-    /// Notes that the pod will be shown as nominated to `node` only because it was placed there.
+    /// Notes that the pod may be shown as nominated to `node`, and does not wait for room there.
     pub(super) fn expect(&mut self, uid: &Arc<str>, node: &Arc<str>) {
         self.expected.insert(uid.clone(), node.clone());
     }
 
-    /// Whether the pod was shown as nominated to `node` only because it was placed there.
+    /// Whether the pod may be shown as nominated to `node` without waiting for room there.
     fn is_expected(&self, uid: &str, node: &Arc<str>) -> bool {
         self.expected.get(uid) == Some(node)
     }
@@ -80,6 +80,9 @@ impl Engine {
     /// Sets aside room for `pod` on `node`, in place of where it was nominated before.
     pub(super) fn nominate(&mut self, pod: &Arc<PodInfo>, node: &Arc<str>) {
         self.denominate(&pod.uid);
+        if self.nominator.is_expected(&pod.uid, node) {
+            self.nominator.settled(&pod.uid);
+        }
         self.nominator.insert(pod, node);
         self.touch_named(node);
     }

@@ -312,7 +312,9 @@ impl Engine {
         for uid in pending {
             let place = plan.places.iter().find(|(member, _)| member.uid == *uid);
             let Some((member, node)) = place else {
-                self.withdraw(uid);
+                if let Some(mate) = self.withdraw(uid) {
+                    self.promise_ended(&mate, now);
+                }
                 continue;
             };
             let node = self.nodes.name(*node).clone();
@@ -333,10 +335,10 @@ impl Engine {
 
     /// Takes back what a pod that waits was promised. Returns the pod, if it was promised anything.
     pub(super) fn withdraw(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
-        if !self.denominate(uid) {
-            return None;
-        }
+        let node = self.nominated_node(uid).cloned()?;
+        self.denominate(uid);
         let pod = self.queue.get(uid)?.info.clone();
+        self.nominator.expect(&pod.uid, &node);
         self.outbox.push(Output::Expect {
             pod: pod.clone(),
             node: Arc::from(""),

@@ -48,7 +48,7 @@ pub(super) struct Writer {
     metrics: Metrics,
     /// The last status write of a pod: what is written next about the pod waits for it.
     statuses: FxHashMap<Arc<str>, JoinHandle<()>>,
-    /// Where pods were said to go that are not bound yet.
+    /// Where pods were last said to go that are not bound yet; empty: nowhere any more.
     expected: FxHashMap<Arc<str>, Arc<str>>,
     /// Who is asked, and may bind.
     pub(super) extenders: Extenders,
@@ -306,7 +306,17 @@ impl Writer {
         let Some(status) = status_patch(failure, nearest, said, self.clock.now()) else {
             return;
         };
-        self.expected.remove(&key.uid);
+        // Until the pod shows it, this is what it will show: what is said next goes by that.
+        let shown = said.is_some() || key.nominated.is_some();
+        match status["status"].get("nominatedNodeName") {
+            Some(Value::String(node)) => {
+                self.expected.insert(key.uid.clone(), node.as_str().into());
+            }
+            Some(_) if shown => {
+                self.expected.insert(key.uid.clone(), "".into());
+            }
+            _ => {}
+        }
         self.write_status(key, status);
     }
 
@@ -366,18 +376,17 @@ impl Writer {
     /// Makes the condition of a pod that was not tried itself say why it waits.
     pub(super) fn explain(&mut self, pod: Arc<PodInfo>, message: String) {
         // What it was promised, it still is.
-        let said = self.expected.get_key_value(&pod.uid);
-        let said = said.map(|(uid, node)| (uid.clone(), node.clone()));
+        let said = self.expected.get(&pod.uid);
+        let nominated = said.map(|node| node.to_string());
         let failure = Failure {
             pod,
             reason: "Unschedulable",
             message,
-            nominated: said.as_ref().map(|(_, node)| node.to_string()),
+            nominated,
             diagnosis: None,
             remarks: Vec::new(),
         };
         self.write_condition(&failure, "");
-        self.expected.extend(said);
     }
 
     /// Evicts the victims of a preemption: condition `DisruptionTarget`, deletion, event.
@@ -604,6 +613,64 @@ mod tests {
         let patch = status_patch(&failure(said), "", None, now).unwrap();
         let condition = &patch["status"]["conditions"][0];
         assert_eq!(condition["lastTransitionTime"], "2025-01-01T00:00:00Z");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_said_of_a_pod_counts_before_it_shows() {
+        let (arrived, mut arrivals) = mpsc::unbounded_channel();
+        let api = axum::Router::new().fallback(move |request: axum::extract::Request| {
+            let arrived = arrived.clone();
+            async move {
+                let body = axum::body::to_bytes(request.into_body(), usize::MAX).await;
+                let body: Value = serde_json::from_slice(&body.unwrap()).unwrap();
+                let status = &body["status"];
+                let said = status["conditions"][0]["message"].as_str();
+                let node = match status.get("nominatedNodeName") {
+                    None => "unsaid",
+                    Some(node) => node.as_str().unwrap_or("none"),
+                };
+                let _ = arrived.send(format!("{} {node}", said.unwrap_or("-")));
+                axum::Json(json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}))
+            }
+        });
+        let mut next = async || {
+            let arrival = tokio::time::timeout(Duration::from_secs(60), arrivals.recv());
+            arrival.await.ok().flatten().unwrap_or_default()
+        };
+        let (sender, _messages) = mpsc::channel(8);
+        let metrics = Metrics::register(&prometheus::Registry::new()).unwrap();
+        let clock = koord_app::Clock::system();
+        let recorder = Recorder::silent();
+        let mut writer = Writer::new(in_process(api), recorder, clock, 8, sender, metrics);
+        // The pod shows nothing of all this while it goes on.
+        let failed = |message: &str, nominated: Option<&str>| Failure {
+            message: message.to_owned(),
+            nominated: nominated.map(str::to_owned),
+            ..failure(json!({"type": "Ready", "status": "False"}))
+        };
+        let pod = failed("", None).pod;
+        writer.expect(pod.clone(), &"n1".into());
+        assert_eq!(next().await, "- n1");
+        writer.report(&failed("one", Some("n1")), "");
+        assert_eq!(next().await, "one n1");
+        writer.explain(pod.clone(), "two".to_owned());
+        assert_eq!(next().await, "two n1");
+        writer.expect(pod.clone(), &"n1".into());
+        writer.expect(pod.clone(), &"".into());
+        assert_eq!(
+            next().await,
+            "- none",
+            "it is taken back, and not said twice before"
+        );
+        writer.report(&failed("three", None), "");
+        assert_eq!(next().await, "three none");
+        writer.expect(pod.clone(), &"".into());
+        writer.expect(pod.clone(), &"n2".into());
+        assert_eq!(next().await, "- n2");
+        // Gone and come again, it starts afresh.
+        writer.gone(&pod.uid);
+        writer.report(&failed("four", None), "");
+        assert_eq!(next().await, "four unsaid");
     }
 
     /// What is written to `name`: `said`.

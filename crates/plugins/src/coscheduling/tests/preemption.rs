@@ -546,7 +546,7 @@ fn a_gang_of_several_quotas_makes_room_in_the_one_above_them() {
         Row {
             name: "one has to go, though there is room for each of them",
             cores: [4, 4, 20],
-            pods: &[("v1", "b")],
+            pods: &[("v1", "a")],
             victims: &["v1"],
         },
         Row {
@@ -620,6 +620,72 @@ fn what_is_left_of_a_gang_keeps_nobody_out() {
     assert!(!world.nominated.contains_key("m2"), "{:?}", world.nominated);
 }
 
+/// The engine sees late what it wrote: a member was promised room, and then was not any more.
+#[test]
+fn what_was_taken_back_does_not_come_back_with_an_old_status() {
+    let mut world = World::full(2, 2, 1);
+    world.echo = false;
+    let pods = members(2, 2, 2, &json!({}));
+    for pod in &pods {
+        world.apply(pod.clone());
+    }
+    world.run();
+    assert_eq!(world.nominated.len(), 2);
+    world.all_leave();
+    world.delete(&pods[0]);
+    world.run();
+    assert!(world.nominated.is_empty(), "{:?}", world.nominated);
+    let expected = ["m2", "m2"].map(str::to_owned);
+    let said: Vec<String> = world.echoes.iter().map(|(pod, _)| pod.clone()).collect();
+    assert_eq!(said, expected, "{:?}", world.echoes);
+    // First comes the promise.
+    assert!(world.one_echo());
+    let never = json!({"spec": {"preemptionPolicy": "Never"}});
+    for name in ["x", "y"] {
+        world.apply(sized(pod(name, never.clone()), 2, 1000));
+    }
+    world.later(60);
+    assert_eq!(world.bound(), ["x", "y"], "{:?}", world.conditions);
+}
+
+#[test]
+fn what_a_gang_was_promised_in_vain_others_may_take() {
+    let mut world = evicting();
+    for (node, cores) in [("n1", 2), ("n2", 4)] {
+        world.node(node, cores);
+        world.apply(plain(&format!("v-{node}"), node, cores, 1));
+    }
+    // The larger one is tried first, and fails alone.
+    let mut pods = members(2, 2, 2, &json!({}));
+    pods[1] = sized(pods[1].clone(), 4, 1001);
+    for pod in pods {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!(world.victims(), ["v-n1", "v-n2"], "{:?}", world.conditions);
+    let (gone, stays) = (world.evicted[0].clone(), world.evicted[1].clone());
+    let (gone, stays) = match &*gone.name {
+        "v-n1" => (gone, stays),
+        _ => (stays, gone),
+    };
+    world.delete(&gone.object);
+    let never = json!({"spec": {"preemptionPolicy": "Never"}});
+    world.apply(sized(pod("x", never), 2, 0));
+    world.later(5);
+    assert!(world.bound.is_empty(), "n1 is promised: {:?}", world.bound);
+    // Now that one may not go any more, and the gang is tried because the member has changed.
+    let key = "scheduling.koordinator.sh/disable-preemptible";
+    world.apply(labelled((*stays.object).clone(), key, "true"));
+    let changed = labelled(world.pods["m2"].clone(), "changed", "yes");
+    world.apply(changed);
+    // What is written now is seen late: who waits is woken by what was decided.
+    world.echo = false;
+    world.later(60);
+    let said = (&world.nominated, &world.conditions, &world.explained);
+    assert!(world.nominated.is_empty(), "{said:?}");
+    assert_eq!(world.bound(), ["x"]);
+}
+
 #[test]
 fn members_do_not_outrank_each_other() {
     let mut world = World::full(1, 6, 1);
@@ -651,10 +717,31 @@ fn members_do_not_outrank_each_other() {
 
 #[test]
 fn nobody_goes_where_mates_elsewhere_may_be_in_the_way() {
-    for (key, victims) in [("zone", 0), ("kubernetes.io/hostname", 2)] {
+    let affinity = |key: &str| {
+        let term = json!({"topologyKey": key, "labelSelector": {"matchLabels": {"app": "a"}}});
+        let terms = json!({"requiredDuringSchedulingIgnoredDuringExecution": [term]});
+        json!({"affinity": {"podAntiAffinity": terms}})
+    };
+    let spread = |when: &'static str| {
+        move |key: &str| {
+            json!({"topologySpreadConstraints": [{"topologyKey": key, "maxSkew": 1,
+                "whenUnsatisfiable": when, "labelSelector": {"matchLabels": {"app": "a"}}}]})
+        }
+    };
+    type Rule<'a> = &'a dyn Fn(&str) -> Value;
+    let (hard, soft) = (spread("DoNotSchedule"), spread("ScheduleAnyway"));
+    let rows: [(&str, Rule<'_>, &str, usize); 5] = [
+        ("InterPodAffinity", &affinity, "zone", 0),
+        ("InterPodAffinity", &affinity, "kubernetes.io/hostname", 2),
+        // Both in zone a, and nobody in b.
+        ("PodTopologySpread", &hard, "zone", 0),
+        ("PodTopologySpread", &hard, "kubernetes.io/hostname", 2),
+        ("PodTopologySpread", &soft, "zone", 2),
+    ];
+    for (plugin, rule, key, victims) in rows {
         let context = BuildContext::default();
         let args = json!({"enablePreemption": true});
-        let mut world = world_with(&["InterPodAffinity"], args, &context);
+        let mut world = world_with(&[plugin], args, &context);
         for (name, zone, priority) in [("n1", "a", 1), ("n2", "a", 1), ("n3", "b", 2000)] {
             let node: Node = serde_json::from_value(json!({
                 "metadata": {"name": name, "uid": name,
@@ -666,22 +753,18 @@ fn nobody_goes_where_mates_elsewhere_may_be_in_the_way() {
             world.apply(plain(&format!("v-{name}"), name, 2, priority));
         }
         for pod in members(2, 2, 2, &json!({})) {
-            let mut pod = labelled(pod, "app", "a");
-            let term = json!({"topologyKey": key, "labelSelector": {"matchLabels": {"app": "a"}}});
-            let terms = json!({"requiredDuringSchedulingIgnoredDuringExecution": [term]});
-            let affinity = json!({"podAntiAffinity": terms});
-            pod.spec.as_mut().unwrap().affinity = serde_json::from_value(affinity).unwrap();
-            world.apply(pod);
+            let mut spec = serde_json::to_value(&pod.spec).unwrap();
+            for (field, said) in rule(key).as_object().unwrap() {
+                spec[field] = said.clone();
+            }
+            let spec = serde_json::from_value(spec).unwrap();
+            world.apply(labelled(Pod { spec, ..pod }, "app", "a"));
         }
         world.run();
         let gone = world.victims();
-        assert_eq!(
-            gone.len(),
-            victims,
-            "{key}: {gone:?} {:?}",
-            world.conditions
-        );
-        assert_eq!(world.nominated.len(), victims, "{key}");
+        let said = &world.conditions;
+        assert_eq!(gone.len(), victims, "{plugin} {key}: {gone:?} {said:?}");
+        assert_eq!(world.nominated.len(), victims, "{plugin} {key}");
     }
 }
 
