@@ -55,6 +55,8 @@ pub struct Seen {
     pub own: Option<Spec>,
     /// Whether it has a node.
     pub bound: bool,
+    /// Whether room on a node is being made for it.
+    pub promised: bool,
     /// Whether it could be placed: neither finished nor being deleted nor behind a scheduling gate.
     pub ready: bool,
     /// Its phase.
@@ -179,6 +181,8 @@ pub struct Gangs {
     attempt: Option<Attempt>,
     numbers: u64,
     changed: BTreeSet<Arc<str>>,
+    /// Groups with members for whom room is being made, perhaps since before anything was known here.
+    doubtful: BTreeSet<Arc<str>>,
 }
 
 impl Gang {
@@ -294,6 +298,9 @@ impl Gangs {
         let group = self.regroup(&id);
         if described {
             self.let_pass(&group, moves);
+        }
+        if seen.promised && stage == Stage::Pending {
+            self.doubtful.insert(group.clone());
         }
         let before = old.map(|old| old.stage);
         if stage == Stage::Bound && before != Some(Stage::Bound) {

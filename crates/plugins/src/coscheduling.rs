@@ -582,6 +582,7 @@ impl Bookkeeping for Coscheduling {
             gang,
             own,
             bound: pod.node.is_some(),
+            promised: self.settings.of(pod).preempts && pod.nominated.is_some(),
             ready: !pod.terminal && !pod.deleting && pod.gates.is_empty(),
             phase: phase(&pod.object),
             owners: owners(pod),
@@ -639,6 +640,9 @@ impl Bookkeeping for Coscheduling {
         }
     }
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
+        let mut moves = Moves::default();
+        self.gangs.settle_promises(&mut moves);
+        carry_out(moves, fx);
         match &mut self.pod_groups {
             Some(groups) => groups.sync(&mut self.gangs, view.now, &mut fx.writes),
             None => drop(self.gangs.take_changed()),

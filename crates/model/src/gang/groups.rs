@@ -101,7 +101,20 @@ impl Gangs {
     fn give_room_back(&mut self, group: &str, moves: &mut Moves) {
         let members = self.groups.get_mut(group);
         if members.is_some_and(|members| std::mem::take(&mut members.promised)) {
-            moves.withdraw.extend(self.pending_of(group).cloned());
+            let waits = |uid: &&Arc<str>| !self.of.get(*uid).is_some_and(|id| self.passes(id));
+            let waiting = self.pending_of(group).filter(waits);
+            moves.withdraw.extend(waiting.cloned());
+        }
+    }
+
+    /// Of room that members were seen to be promised: it is given back where their group cannot start. To be
+    /// asked when all pods have been observed that there are.
+    pub fn settle_promises(&mut self, moves: &mut Moves) {
+        for group in std::mem::take(&mut self.doubtful) {
+            self.promise(&group);
+            if self.collected(&group).is_err() {
+                self.give_room_back(&group, moves);
+            }
         }
     }
 

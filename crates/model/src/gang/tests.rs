@@ -27,6 +27,7 @@ fn seen(name: &str, gang: &str, own: Option<Spec>, bound: bool) -> Seen {
         gang: gang.into(),
         own,
         bound,
+        promised: false,
         ready: true,
         phase: Phase::Pending,
         owners: String::new(),

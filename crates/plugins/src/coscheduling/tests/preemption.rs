@@ -648,6 +648,55 @@ fn what_was_taken_back_does_not_come_back_with_an_old_status() {
     assert_eq!(world.bound(), ["x", "y"], "{:?}", world.conditions);
 }
 
+/// A leader before this one promised members room.
+#[test]
+fn promises_of_before_are_kept_for_gangs_that_can_start_and_for_no_others() {
+    let promised = |pod: &Pod, node: &str| {
+        let mut pod = pod.clone();
+        pod.status.get_or_insert_default().nominated_node_name = Some(node.to_owned());
+        pod
+    };
+    let pods = members(2, 2, 2, &json!({}));
+    for is_whole in [false, true] {
+        let mut world = World::full(2, 2, 1);
+        // One of the victims is still there.
+        world.delete(&plain("v1", "n1", 2, 1));
+        world.apply(promised(&pods[0], "n1"));
+        let never = json!({"spec": {"preemptionPolicy": "Never"}});
+        world.apply(sized(pod("x", never), 2, 1000));
+        if is_whole {
+            world.apply(promised(&pods[1], "n2"));
+            let mut going = plain("v2", "n2", 2, 1);
+            let since = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0));
+            going.metadata.deletion_timestamp = Some(since);
+            let condition = json!([{"type": "DisruptionTarget", "status": "True",
+                "reason": "PreemptionByScheduler"}]);
+            going.status.get_or_insert_default().conditions =
+                serde_json::from_value(condition).unwrap();
+            world.apply(going);
+        }
+        world.later(60);
+        let node = world.engine.nominated_node("m1").map(|node| &**node);
+        match is_whole {
+            true => {
+                assert_eq!((world.bound.len(), node), (0, Some("n1")));
+                world.delete(&plain("v2", "n2", 2, 1));
+                world.later(60);
+                assert_eq!(world.bound(), ["m1", "m2"]);
+            }
+            false => {
+                assert_eq!((world.bound(), node), (vec!["x"], None));
+                let said = &world.pods["m1"]
+                    .status
+                    .as_ref()
+                    .unwrap()
+                    .nominated_node_name;
+                assert_eq!(*said, None, "it is told");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_a_gang_was_promised_in_vain_others_may_take() {
     let mut world = evicting();
