@@ -178,6 +178,9 @@ fn permission_follows_the_policy() {
 fn gangs_come_and_go_with_their_pods_and_pod_groups() {
     let mut gangs = Gangs::default();
     let mut moves = Moves::default();
+    // One that nobody knows changes nothing.
+    gangs.vanish("nobody", &mut moves);
+    assert_eq!((gangs.gangs.len(), &moves), (0, &Moves::default()));
     // Before its PodGroup, a pod has an undescribed gang.
     gangs.observe(seen("c", "ns/crd", None, false), &mut moves);
     assert_eq!(sets(&gangs, "ns/crd"), Some([1, 1, 0, 0]));
@@ -188,6 +191,8 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
         &mut moves,
     );
     assert!(gangs.is_described("ns/crd"));
+    gangs.vanish("nobody", &mut moves);
+    assert_eq!(sets(&gangs, "ns/crd"), Some([1, 1, 0, 0]));
     gangs.vanish("c", &mut moves);
     assert_eq!(
         sets(&gangs, "ns/crd"),

@@ -29,7 +29,9 @@ struct World {
     conditions: BTreeMap<String, String>,
     /// Conditions of pods that were not tried.
     explained: BTreeMap<String, String>,
+    /// The annotations and the labels that pods get with their nodes.
     patches: BTreeMap<String, BTreeMap<String, String>>,
+    labels: BTreeMap<String, BTreeMap<String, String>>,
     problems: Vec<String>,
     /// Whose eviction was asked for and did not happen yet.
     evicted: Vec<Arc<PodInfo>>,
@@ -103,6 +105,7 @@ fn world_given(others: &[&str], args: &[(&str, Value)], context: &BuildContext) 
         conditions: BTreeMap::new(),
         explained: BTreeMap::new(),
         patches: BTreeMap::new(),
+        labels: BTreeMap::new(),
         problems: Vec::new(),
         evicted: Vec::new(),
         nominated: BTreeMap::new(),
@@ -253,6 +256,7 @@ impl World {
                     self.echoes.retain(|(of, _)| *of != name);
                     self.conditions.remove(&name);
                     self.explained.remove(&name);
+                    self.labels.insert(name.clone(), request.patch.labels);
                     self.patches.insert(name, request.patch.annotations);
                     self.pending.push((request.pod, node));
                 }

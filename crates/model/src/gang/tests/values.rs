@@ -217,6 +217,32 @@ fn a_pod_group_describes_its_gang() {
         );
         assert_eq!(ignored.len(), reported, "{name}: {ignored:?}");
     }
+    // `TestGangCache_OnPodGroupAdd`: the same words as on pods.
+    let own = ["default/p".into()];
+    let both: [Arc<str>; 2] = ["default/p".into(), "default/q".into()];
+    type Row<'a> = (&'a str, &'a str, GangMode, &'a [Arc<str>], usize);
+    let rows: [Row<'_>; 2] = [
+        (
+            "NonStrict",
+            r#"["default/q","default/p"]"#,
+            GangMode::NonStrict,
+            &both,
+            0,
+        ),
+        ("WenShiqi222", "a,b", GangMode::Strict, &own, 2),
+    ];
+    for (mode, groups, expected, group, reported) in rows {
+        let rest = json!({
+            "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup",
+            "spec": {"minMember": 2},
+        });
+        let annotations = json!({"mode": mode, "groups": groups});
+        let described: PodGroup = object(json!({}), annotations, rest);
+        let (found, ignored) =
+            spec::of_pod_group(&described, &"default/p".into(), &Defaults::default());
+        assert_eq!((found.mode, &*found.group), (expected, group), "{mode}");
+        assert_eq!(ignored.len(), reported, "{mode}: {ignored:?}");
+    }
 }
 
 fn time(hours: i64) -> Time {

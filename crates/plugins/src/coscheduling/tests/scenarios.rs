@@ -38,6 +38,7 @@ fn a_complete_gang_is_bound_in_one_go() {
             patch["scheduling.koordinator.sh/bind-gang-member-count"],
             "3"
         );
+        assert!(world.labels[name].is_empty(), "labels are left as they are");
     }
     assert!(world.patches["single"].is_empty());
 }
@@ -432,6 +433,12 @@ fn members_beyond_the_minimum_follow() {
     world.run();
     // Two were let go together; the third follows while they are on their way; nobody is undone.
     assert_eq!(world.pending.len(), 3);
+    let key = "internal.scheduling.koordinator.sh/bind-gang-member-count";
+    let counts = world.pending.iter().map(|(pod, _)| {
+        let count = world.patches[&*pod.name].get(key);
+        count.map_or("", String::as_str)
+    });
+    assert_eq!(counts.collect::<Vec<_>>(), ["2", "2", ""]);
     world.answer = true;
     world.answer();
     world.run();
@@ -440,6 +447,49 @@ fn members_beyond_the_minimum_follow() {
     world.node("m", 2);
     world.later(20);
     assert_eq!(world.bound.len(), 5);
+}
+
+/// Upstream: `TestPatchGangPendingPodsCondition`, "no patches when all others are attempted".
+#[test]
+fn when_the_last_member_fails_all_have_been_tried_and_nobody_else_is_told() {
+    let mut world = world(json!({}));
+    world.node("n", 2);
+    for pod in gang(3, 3, STRICT()) {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!((world.cycles, world.conditions.len()), (3, 3));
+    assert!(world.explained.is_empty(), "{:?}", world.explained);
+}
+
+/// Upstream: `TestPostFilter`, "resourceSatisfied but matchPolicy is only-waiting, reject the gang".
+#[test]
+fn a_gang_that_has_begun_fails_together_only_where_waiting_members_alone_count() {
+    for (policy, bound) in [("only-waiting", 2), ("once-satisfied", 3)] {
+        let mut world = world(json!({}));
+        world.node("n", 3);
+        let key = "gang.scheduling.koordinator.sh/match-policy";
+        world.declare(group("a", 2, json!({key: policy}), json!({})));
+        for name in ["a0", "a1"] {
+            world.apply(member(name, "a"));
+        }
+        world.run();
+        assert_eq!(world.bound(), ["a0", "a1"], "{policy}");
+        for name in ["a2", "a3"] {
+            world.apply(member(name, "a"));
+        }
+        world.run();
+        assert_eq!(world.bound.len(), bound, "{policy}");
+        assert_eq!(world.booked().0, bound, "{policy}");
+        let said = world.conditions.values().chain(world.explained.values());
+        let rejected = said.filter(|text| text.contains("gets rejected due to member Pod"));
+        assert_eq!(
+            rejected.count(),
+            3 - bound,
+            "{policy}: {:?}",
+            world.conditions
+        );
+    }
 }
 
 #[test]

@@ -245,6 +245,33 @@ fn pods_that_are_there_count_and_places_move_with_labels() {
     assert_eq!(world.nodes_of(&names), expected);
 }
 
+/// Upstream: `RunFilterPluginsWithNominatedPods`, "same-job nominated pod is excluded".
+#[test]
+fn what_a_member_was_promised_is_room_for_its_mates() {
+    // Only the first spine has four cores.
+    let mut world = eight(|node| usize::from(node != "node-4"));
+    let mut pods = four(MUST);
+    for (pod, priority) in pods.iter_mut().zip([1, 1, 1, 1000]) {
+        pod.spec.as_mut().unwrap().priority = Some(priority);
+    }
+    let status = pods[3].status.get_or_insert_default();
+    status.nominated_node_name = Some("node-1".to_owned());
+    let single = pods[3].clone();
+    for pod in pods {
+        world.apply(pod);
+    }
+    world.run();
+    let names = ["p1", "p2", "p3", "p4"];
+    let nodes = ["node-1", "node-8", "node-2", "node-7"];
+    assert_eq!(world.nodes_of(&names), nodes, "{:?}", world.conditions);
+    // To others it is not.
+    let mut world = eight(|node| usize::from(node == "node-1"));
+    world.apply(single);
+    world.apply(pod("other", json!({})));
+    world.run();
+    assert_eq!(world.nodes_of(&["other"]), [""]);
+}
+
 #[test]
 fn members_are_dealt_nodes_by_their_index() {
     let mut world = eight(|_| 1);
