@@ -586,3 +586,6 @@ impl Engine {
         Ok(best)
     }
 }
+
+#[cfg(test)]
+mod tests;

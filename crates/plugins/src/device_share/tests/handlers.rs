@@ -106,3 +106,65 @@ fn what_is_left_follows_what_is_told() {
         }
     }
 }
+
+/// Upstream's rows of a Device that changes: what pods of so much get afterwards.
+#[test]
+fn devices_change_and_go() {
+    let of = |kind: &str, minor: u8, gib: u32| {
+        let resources = match kind {
+            "gpu" => json!({"koordinator.sh/gpu-core": "100",
+                "koordinator.sh/gpu-memory-ratio": "100",
+                "koordinator.sh/gpu-memory": format!("{gib}Gi")}),
+            _ => json!({"koordinator.sh/fpga": "100"}),
+        };
+        json!({"type": kind, "id": format!("{kind}-{minor}-{gib}"), "minor": minor, "health": true,
+            "resources": resources})
+    };
+    let memory = |gib: u32| json!({"koordinator.sh/gpu-memory": format!("{gib}Gi")});
+    let (gpu, fpga) = (share(100, 100), json!({"koordinator.sh/fpga": "100"}));
+    let no = |kind: &str| refused(&format!("Insufficient {kind} devices"));
+    // What there was, what there is then, and what pods get that come one after another.
+    for (name, before, after, asked) in [
+        (
+            "another one with more",
+            vec![of("gpu", 0, 16)],
+            vec![of("gpu", 1, 32)],
+            vec![
+                (memory(32), "n: gpu 1".to_owned()),
+                (gpu.clone(), no("gpu")),
+            ],
+        ),
+        (
+            "none any more",
+            vec![of("gpu", 0, 16)],
+            vec![],
+            vec![(gpu.clone(), no("gpu"))],
+        ),
+        (
+            "fewer",
+            vec![of("gpu", 1, 16), of("fpga", 1, 0)],
+            vec![of("gpu", 0, 16)],
+            vec![(fpga, no("fpga")), (gpu.clone(), "n: gpu 0".to_owned())],
+        ),
+        (
+            "more",
+            vec![of("gpu", 1, 8)],
+            vec![of("gpu", 0, 16), of("gpu", 1, 16)],
+            vec![
+                (memory(16), "n: gpu 0".to_owned()),
+                (memory(16), "n: gpu 1".to_owned()),
+                (gpu, no("gpu")),
+            ],
+        ),
+    ] {
+        let mut engine = engine(json!({}));
+        engine.node_applied(node("n", json!({})), now());
+        engine.object_changed(&device("n", json!(before)), now());
+        engine.object_changed(&device("n", json!(after)), now());
+        for (at, (requests, expected)) in asked.into_iter().enumerate() {
+            let got = place(&mut engine, pod(&format!("p{at}"), requests, json!({})));
+            let got = got.replace("GPU Devices", "gpu devices");
+            assert_eq!(got, expected, "{name}, pod {at}");
+        }
+    }
+}

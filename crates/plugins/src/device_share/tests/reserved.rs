@@ -72,6 +72,13 @@ impl Release for Holder {
 
 /// A node with two GPUs, of which a reservation with this policy holds half of minor 1.
 fn reserved(policy: Option<&str>) -> Engine {
+    let mut engine = with_policy(policy);
+    stand_in(&mut engine, "r", 1);
+    engine
+}
+
+/// A node with two GPUs, and a reservation with this policy that holds nothing yet.
+fn with_policy(policy: Option<&str>) -> Engine {
     let mut registry = crate::registry();
     registry.factories.push(Factory {
         name: "Holder",
@@ -97,7 +104,6 @@ fn reserved(policy: Option<&str>) -> Engine {
         new: Arc::new(object),
     };
     engine.object_changed(&change, now());
-    stand_in(&mut engine, "r", 1);
     engine
 }
 
@@ -239,4 +245,115 @@ fn of_several_reservations_one_is_nominated_that_has_the_devices() {
         "n: gpu 0",
         "now only r2 has what it takes"
     );
+}
+
+/// What holds a share of the GPUs, in percent of each: a reservation, an owner of it, or any pod.
+fn holds(engine: &mut Engine, name: &str, shares: &[(u8, i64)], of: Option<&str>, reserves: bool) {
+    const GPU: i64 = 8 << 30;
+    let grant = |(minor, percent): &(u8, i64)| {
+        json!({"minor": minor, "resources": {"koordinator.sh/gpu-core": percent.to_string(),
+            "koordinator.sh/gpu-memory-ratio": percent.to_string(),
+            "koordinator.sh/gpu-memory": (GPU * percent / 100).to_string()}})
+    };
+    let grants: Value = shares.iter().map(grant).collect();
+    let mut pod = gpu(name, 100);
+    pod["spec"]["nodeName"] = json!("n");
+    let mut notes = annotated("device-allocated", &json!({ "gpu": grants }));
+    if let Some(of) = of {
+        let from = json!({"name": of, "uid": of}).to_string();
+        notes["annotations"][annotations::RESERVATION_ALLOCATED] = json!(from);
+    }
+    pod["metadata"]["annotations"] = notes["annotations"].clone();
+    if !reserves {
+        engine.pod_applied(object(pod), now());
+        return;
+    }
+    let info = PodInfo::new(object(pod), &ResourceTable::new()).unwrap();
+    let info = info.holding_for(ObjectReference {
+        kind: Some("Reservation".to_owned()),
+        name: Some(name.to_owned()),
+        ..ObjectReference::default()
+    });
+    let change = ObjectChange {
+        kind: HOLDS,
+        action: Action::ADD,
+        old: None,
+        new: Arc::new(info),
+    };
+    engine.object_changed(&change, now());
+}
+
+/// Upstream's rows of what is allocated from reservations and with those that are nominated: two GPUs of
+/// 8 GiB, of which a reservation, its owners and other pods have some. Where upstream adds up by hand
+/// what cannot be, the state is one that can.
+#[test]
+fn who_gets_what_of_a_reservation() {
+    const HALF: &str = "gpu-core=50 gpu-memory=4Gi";
+    const NONE: &[(u8, i64)] = &[];
+    const BOTH: &[(u8, i64)] = &[(0, 100), (1, 100)];
+    let lacks = "Insufficient gpu devices";
+    let lacks_there = "Reservation(s) Insufficient gpu devices";
+    let (may, must, ignores) = ("may", "must", "ignores");
+    // The policy and what is reserved, what owners have of it, what others have; how the pod stands
+    // to it and what it asks for; where it is put.
+    #[rustfmt::skip]
+    let rows = [
+        ("nobody reserved anything", "", NONE, NONE, NONE, may, HALF, "gpu 0"),
+        ("more than is reserved", "", &[(0, 25)], NONE, NONE, may, HALF, "gpu 0"),
+        ("it insists", "", &[(0, 75)], &[(0, 25)], NONE, must, HALF, "gpu 0"),
+        ("nothing is left of it", "", &[(0, 50)], &[(0, 50)], &[(0, 50)], must, HALF, "gpu 1"),
+        ("the node is full", "Aligned", &[(0, 50)], NONE, &[(0, 50), (1, 100)], may, HALF, "gpu 0"),
+        ("more than there is", "Aligned", &[(0, 50)], NONE, &[(0, 50), (1, 100)], must,
+            "gpu-core=60 gpu-memory=5Gi", lacks_there),
+        ("more than is left", "Aligned", &[(0, 50)], &[(0, 25)], &[(0, 50), (1, 100)], must,
+            "gpu-core=30 gpu-memory=1Gi", lacks_there),
+        ("nothing else", "Restricted", &[(0, 50)], NONE, &[(0, 50), (1, 100)], may, HALF, "gpu 0"),
+        ("only the node has it", "Restricted", &[(0, 50)], &[(0, 25)], &[(1, 100)], must, HALF, lacks_there),
+        ("others ignored it", "Restricted", BOTH, NONE, &[(0, 75), (1, 50)], may, HALF, "gpu 1"),
+        ("it ignores it", "Restricted", BOTH, &[(0, 75)], NONE, ignores, HALF, "gpu 1"),
+        ("owners have it all", "Restricted", BOTH, BOTH, NONE, ignores, HALF, lacks),
+        ("ignored, and some is left", "", &[(0, 50)], NONE, NONE, ignores, HALF, "gpu 0"),
+        ("first what is reserved", "", &[(1, 100)], NONE, NONE, may, "gpu=100", "gpu 1"),
+        ("all of it is in use", "", &[(1, 100)], BOTH, NONE, must, "gpu=100", lacks_there),
+    ];
+    for (name, policy, reserved, owned, others, stands, asked, expected) in rows {
+        let policy = Some(policy).filter(|policy| !policy.is_empty());
+        let mut engine = with_policy(policy);
+        let list = [0_u8, 1].map(|minor| {
+            json!({"type": "gpu", "id": minor.to_string(), "minor": minor, "health": true,
+                "resources": {"koordinator.sh/gpu-core": "100",
+                    "koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu-memory": "8Gi"}})
+        });
+        engine.object_changed(&device("n", json!(list)), now());
+        if !reserved.is_empty() {
+            holds(&mut engine, "r", reserved, None, true);
+        }
+        if !owned.is_empty() {
+            holds(&mut engine, "owner", owned, Some("r"), false);
+        }
+        if !others.is_empty() {
+            holds(&mut engine, "other", others, None, false);
+        }
+        let requests: serde_json::Map<String, Value> = asked
+            .split(' ')
+            .filter_map(|word| word.split_once('='))
+            .map(|(name, amount)| (format!("koordinator.sh/{name}"), json!(amount)))
+            .collect();
+        let mut probe = pod("p", json!(requests), json!({"labels": {"owner": "r"}}));
+        if stands == ignores {
+            let label = "scheduling.koordinator.sh/reservation-ignored";
+            probe["metadata"]["labels"][label] = json!("true");
+        }
+        if stands == must {
+            let affinity = json!({"reservationSelector": {"a": "b"}});
+            let note = annotated("reservation-affinity", &affinity);
+            probe["metadata"]["annotations"] = note["annotations"].clone();
+        }
+        let got = place(&mut engine, probe).replace("GPU Devices", "gpu devices");
+        let expected = match expected.strip_prefix("gpu") {
+            Some(at) => format!("n: gpu{at}"),
+            None => refused(expected),
+        };
+        assert_eq!(got, expected, "{name}");
+    }
 }

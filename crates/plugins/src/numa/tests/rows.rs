@@ -264,3 +264,27 @@ fn a_reservation_on_other_numa_nodes_than_agreed_on_is_not_taken() {
         assert!(got.starts_with("n "), "{got}");
     }
 }
+
+/// Upstream's row: the pod's NUMA node is agreed on, and the reservation that it insists on has another.
+#[test]
+fn who_insists_on_a_reservation_of_other_numa_nodes_waits() {
+    for (zone, fits) in [(0, true), (1, false)] {
+        let mut engine = with_reservations(TWO, json!({}), json!({}), 96);
+        // NUMA node 1 is full but for what is reserved, so far as there is any of it.
+        let there = json!([{"node": 1, "resources": {"cpu": "8", "memory": "32Gi"}}]);
+        let mut other = pod("other", "8", json!({"spec": {"nodeName": "n"}}));
+        let status = json!({ "numaNodeResources": there }).to_string();
+        let all = other.metadata.annotations.get_or_insert_default();
+        all.insert(annotations::RESOURCE_STATUS.to_owned(), status);
+        engine.pod_applied(Arc::new(other), now());
+        let held = json!([{"node": zone, "resources": {"cpu": "8", "memory": "8Gi"}}]);
+        let held = json!({ "numaNodeResources": held });
+        reserve(&mut engine, "r", "Restricted", held);
+        let got = place(
+            &mut engine,
+            owner(restricted(pod("p", "4", json!({}))), true),
+        );
+        assert_eq!(got.starts_with("n 0: cpu 4"), fits, "{zone}: {got}");
+        assert_eq!(got.contains("NUMA"), !fits, "{zone}: {got}");
+    }
+}

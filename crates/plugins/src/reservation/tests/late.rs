@@ -168,7 +168,7 @@ fn who_ignores_reservations_of_two_policies_uses_what_both_hold() {
 }
 
 /// Runs a reservation with this in its template, then a pod with the same, of `app`.
-fn same_for_both(plugin: &str, app: &str, more: Value) -> String {
+fn same_for_both(plugin: &'static str, app: &str, more: Value) -> String {
     let mut world = World::beside(&[plugin]);
     let host = |name: &str| json!({"kubernetes.io/hostname": name});
     world.node_with("n", 16, host("n"));
@@ -240,4 +240,26 @@ fn owners_spread_as_if_the_reservation_were_one_of_them() {
         world.status("r")["currentOwners"].as_array().map(Vec::len),
         Some(1)
     );
+}
+
+/// As upstream's controller has it, though no API server takes a pod off its node.
+#[test]
+fn an_owner_that_has_no_node_any_more_is_none() {
+    let mut world = World::new();
+    world.node("n", 8);
+    world.reserve("r", "6", "web", json!({}));
+    world.pod("p", "4", "web", json!({}));
+    world.run();
+    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
+    let lost = json!({"spec": {"nodeName": null, "schedulerName": "another"}});
+    merge(world.pods.get_mut("p").unwrap(), &lost);
+    world.see("p");
+    world.later(60);
+    assert_eq!(world.status("r").get("currentOwners"), None);
+    assert_eq!(world.booked("n"), 6_000);
+    world.pod("q", "6", "web", json!({}));
+    world.run();
+    assert_eq!(world.fate("q"), "n (r)");
+    assert_eq!(world.booked("n"), 6_000);
 }

@@ -34,7 +34,7 @@ fn pods_from_before_are_not_held_against_reports_that_name_nobody() {
 
 /// A report of an old exporter, which leaves the fingerprint in an annotation, and of a zone that is
 /// no NUMA node.
-fn legacy(fingerprint: &str) -> ObjectChange {
+fn legacy(fingerprint: &str, attributes: Value) -> ObjectChange {
     let zone = |name: &str, kind: &str, cpu: &str| {
         json!({"name": name, "type": kind, "resources": [
             {"name": "cpu", "capacity": "100", "allocatable": "100", "available": cpu},
@@ -44,7 +44,7 @@ fn legacy(fingerprint: &str) -> ObjectChange {
         "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
         "metadata": {"name": "node1", "uid": "node1",
             "annotations": {"topology.node.k8s.io/fingerprint": fingerprint}},
-        "topologyPolicies": [SINGLE],
+        "topologyPolicies": [SINGLE], "attributes": attributes,
         "zones": [zone("node-0", "Node", "25"), zone("node-1", "Node", "25"),
             zone("node-2", "Socket", "50")]
     }))
@@ -69,9 +69,41 @@ fn the_annotation_of_old_exporters_is_about_all_pods() {
         let mut engine = cached(cache);
         assert!(place(&mut engine, shared()).is_ok());
         engine.pod_applied(bound(shared(), "node1", "Running"), now());
-        engine.object_changed(&legacy(stated), now());
+        engine.object_changed(&legacy(stated, json!([])), now());
         // Sockets are no NUMA nodes.
         let (cpu, memory) = if agrees { (25, 60) } else { (22, 44) };
+        each_zone_has(&mut engine, cpu, memory);
+    }
+}
+
+/// A fingerprint in an attribute goes before that of the annotation, and a way to take it that is not
+/// known is that of all pods.
+#[test]
+fn the_attribute_goes_before_the_annotation() {
+    let shared = || {
+        let mut pod = asks("pod1", 8, 16);
+        pod["spec"]["containers"][0]["resources"]["limits"] = json!({});
+        pod
+    };
+    for (attribute, annotation, method, agrees) in [
+        (POD1, NOBODY, None, true),
+        (NOBODY, POD1, None, false),
+        (POD1, NOBODY, Some("all"), true),
+        (POD1, NOBODY, Some("a-new-one"), true),
+        (NOBODY, POD1, Some("with-exclusive-resources"), true),
+    ] {
+        let mut engine = cached(json!({}));
+        assert!(place(&mut engine, shared()).is_ok());
+        engine.pod_applied(bound(shared(), "node1", "Running"), now());
+        let mut all = vec![json!({"name": "nodeTopologyPodsFingerprint", "value": attribute})];
+        let named = |method| json!({"name": "nodeTopologyPodsFingerprintMethod", "value": method});
+        all.extend(method.map(named));
+        engine.object_changed(&legacy(annotation, json!(all)), now());
+        let (cpu, memory) = if agrees { (25, 60) } else { (22, 44) };
+        assert!(
+            fits(&mut engine, cpu, memory),
+            "{attribute} {annotation} {method:?}"
+        );
         each_zone_has(&mut engine, cpu, memory);
     }
 }

@@ -95,6 +95,70 @@ async fn nodes_pass_extenders_as_in_kube_scheduler() {
     }
 }
 
+/// The rows of kube-scheduler's `TestSchedulerWithExtenders` in which extenders alone decide: those that
+/// are left, the best of them by what extenders say, or none when the pod is not placed.
+#[tokio::test]
+async fn nodes_are_left_by_all_extenders_and_scored_by_them() {
+    let keeps = |names: &[&str]| {
+        let all = ["node1", "node2"].into_iter();
+        let lost: BTreeMap<&str, &str> = all
+            .filter(|name| !names.contains(name))
+            .map(|name| (name, "no"))
+            .collect();
+        json!({"NodeNames": names, "FailedNodes": lost})
+    };
+    let answers = json!({
+        "true": keeps(&["node1", "node2"]), "false": keeps(&[]),
+        "node1": keeps(&["node1"]), "node2": keeps(&["node2"]),
+        "one": {"NodeNames": ["node1"]},
+        "but2": {"NodeNames": [], "FailedNodes": {"node2": "no"}},
+        "error": {"Error": "broken"}, "worse": "no list",
+        "likes1": [{"Host": "node1", "Score": 10}, {"Host": "node2", "Score": 1}],
+        "likes2": [{"Host": "node1", "Score": 1}, {"Host": "node2", "Score": 10}],
+    });
+    let filter = |verb: &str| json!({"filterVerb": verb, "nodeCacheCapable": true});
+    let both = |filter: &str, scores: &str, weight: i64| {
+        json!({"filterVerb": filter, "prioritizeVerb": scores, "weight": weight,
+            "nodeCacheCapable": true})
+    };
+    let ignorable =
+        |verb: &str| json!({"filterVerb": verb, "nodeCacheCapable": true, "ignorable": true});
+    let (one, two): (&[&str], &[&str]) = (&["node1"], &["node1", "node2"]);
+    type Row<'a> = (
+        &'a str,
+        Vec<Value>,
+        &'a [&'a str],
+        Option<&'a [&'a str]>,
+        &'a str,
+    );
+    #[rustfmt::skip]
+    let rows: [Row<'_>; 8] = [
+        ("1: the second fails", vec![filter("true"), filter("error")], two, None, ""),
+        ("2: the second wants none", vec![filter("true"), filter("false")], two, Some(&[]), ""),
+        ("3: the second wants one", vec![filter("true"), filter("node1")], two, Some(one), "node1"),
+        ("4: they agree on none", vec![filter("node2"), filter("but2")], two, Some(&[]), ""),
+        ("5: scores fail", vec![both("one", "worse", 1)], one, Some(one), "node1"),
+        ("6: scores by weight", vec![both("true", "likes1", 1), both("true", "likes2", 5)], two, Some(two), "node2"),
+        ("9: one may fail", vec![ignorable("error"), filter("node1")], two, Some(one), "node1"),
+        ("10: without scores", vec![filter("true"), filter("node1")], two, Some(one), "node1"),
+    ];
+    for (name, entries, names, left, best) in rows {
+        let advised = ask(&extenders(answers.clone(), json!(entries)).await, names).await;
+        let Some(left) = left else {
+            assert!(advised.is_err(), "{name}: {advised:?}");
+            continue;
+        };
+        let advised = advised.unwrap();
+        let fit = |node: &&&str| !advised.refused.contains_key(**node);
+        let fits: Vec<&str> = names.iter().filter(fit).copied().collect();
+        assert_eq!(fits, left, "{name}");
+        let score = |node: &str| advised.scores.get(node).copied().unwrap_or(0);
+        // Of equals the first.
+        let found = fits.iter().rev().max_by_key(|node| score(node));
+        assert_eq!(found.copied().unwrap_or(""), best, "{name}: {advised:?}");
+    }
+}
+
 /// Scores count by weight and times 10, of all extenders together; hosts that were not asked about do
 /// not count, and of one node nobody asks how good it is.
 #[tokio::test]

@@ -1,0 +1,127 @@
+//! What reports and arguments say, and what is wrong with them.
+
+use super::*;
+
+#[test]
+fn a_kubelet_that_is_configured_anew_is_heard_of_at_once() {
+    let policy = ("topologyManagerPolicy", "none");
+    // Its scope alone says so, too.
+    let scope = ("topologyManagerScope", "pod");
+    for (told, (name, value), refused) in [
+        ("All", policy, None),
+        ("All", scope, Some("cannot align pod")),
+        ("OnlyResources", policy, Some("cannot align container")),
+        ("OnlyResources", scope, Some("cannot align container")),
+    ] {
+        let args = json!({"cacheResyncPeriodSeconds": 5, "cache": {"resyncScope": told}});
+        let mut engine = node_b(args);
+        assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
+        let attributes = json!({"nodeTopologyPodsFingerprint": POD1, name: value});
+        engine.object_changed(&report("b", SINGLE, attributes, two_zones(20, 20)), now());
+        let found = place(&mut engine, pod("pod2", &twenty()));
+        let expected = refused.map(|reason| format!("0/1 nodes are available: 1 {reason}."));
+        assert_eq!(found.err(), expected, "{told} {name} {value}");
+    }
+}
+
+#[test]
+fn a_report_that_never_agrees_is_complained_about_once() {
+    let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 60}));
+    assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
+    engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Running"), now());
+    engine.take_outputs();
+    let mut said = Vec::new();
+    for minute in 0..60 {
+        engine.schedule_one(at(60 * minute));
+        for text in problems(&mut engine) {
+            said.push((minute, text));
+        }
+    }
+    let [(minute, text)] = &said[..] else {
+        panic!("{said:?}");
+    };
+    assert_eq!(*minute, 10);
+    assert_eq!(
+        text,
+        &format!(
+            "Node b: NodeResourceTopology of the node states fingerprint {NOBODY:?} of its pods, and the 1 pods \
+             known here make {POD1:?}: what 1 pods need is missing in each of its NUMA nodes until they agree"
+        )
+    );
+}
+
+#[test]
+fn what_a_report_has_wrong_is_named_and_the_rest_is_used() {
+    let mut engine = engine(json!({}));
+    engine.node_applied(
+        node("b", json!({"cpu": "40", "memory": "64Gi", "pods": "110"})),
+        now(),
+    );
+    let attributes =
+        json!({"nodeTopologyPodsFingerprint": "pfp0v9", "topologyManagerScope": "node"});
+    let zones = json!({"node-0": {"cpu": "-3", "memory": "1Gi"}, "node-64": {"cpu": "50"},
+        "numa 1": {"cpu": "50"}, "node-7": {"cpu": "4", "memory": "1Gi"}});
+    engine.object_changed(
+        &report("b", SINGLE, attributes.clone(), zones.clone()),
+        now(),
+    );
+    let said = problems(&mut engine);
+    for part in [
+        "attributes[topologyManagerScope]: \"node\" is not known",
+        "fingerprint of pods: \"pfp0v9\" is of a version",
+        "zone \"node-64\": not node-0 to node-63",
+        "zone \"numa 1\": not node-0 to node-63",
+        "zone \"node-0\": cpu.available: -3 is below 0",
+    ] {
+        assert!(
+            said.iter().any(|text| text.contains(part)),
+            "{part}: {said:?}"
+        );
+    }
+    assert_eq!(said.len(), 5);
+    // It is said once.
+    engine.object_changed(&report("b", SINGLE, attributes, zones), now());
+    assert_eq!(problems(&mut engine), [""; 0]);
+    assert!(
+        place(
+            &mut engine,
+            pod("pod1", &[json!({"cpu": "4", "memory": "1Gi"})])
+        )
+        .is_ok()
+    );
+    let found = place(
+        &mut engine,
+        pod("pod2", &[json!({"cpu": "5", "memory": "1Gi"})]),
+    );
+    assert_eq!(found, refused("cannot align container"));
+}
+
+#[test]
+fn args_that_mean_nothing_are_refused_by_name() {
+    for (args, part) in [
+        (
+            json!({"scoringStrategy": {"type": "Most"}}),
+            "args.scoringStrategy.type: unknown variant `Most`",
+        ),
+        (
+            json!({"cacheResyncPeriodSeconds": -1}),
+            "args.cacheResyncPeriodSeconds: -1 is below 0",
+        ),
+        (
+            json!({"cache": {"foreignPodsDetect": "Some"}}),
+            "args.cache.foreignPodsDetect: unknown variant `Some`",
+        ),
+        (json!({"cache": {"resync": 1}}), "unknown field `resync`"),
+        (
+            json!({"preemptionMode": "On"}),
+            "args.preemptionMode: unknown variant `On`",
+        ),
+    ] {
+        let error = build(Some(&args), &BuildContext::default()).err().unwrap();
+        assert!(error.message.contains(part), "{}", error.message);
+    }
+    let all = json!({"scoringStrategy": {"type": "LeastNUMANodes", "resources": [{"name": "cpu", "weight": 0}]},
+        "cacheResyncPeriodSeconds": 5, "preemptionMode": "Enabled", "cache": {"foreignPodsDetect": "None",
+        "resyncMethod": "All", "informerMode": "Shared", "resyncScope": "OnlyResources"}});
+    assert!(build(Some(&all), &BuildContext::default()).is_ok());
+}

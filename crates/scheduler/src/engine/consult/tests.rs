@@ -1,0 +1,63 @@
+use super::*;
+use koord_model::resources::ResourceTable;
+use serde_json::{Value, json};
+
+/// The rows of kube-scheduler's `TestIsInterested`, and an extended resource.
+#[test]
+fn extenders_are_asked_about_pods_that_want_what_they_manage() {
+    let memory = json!({"memory": "0"});
+    let of =
+        |container: Value, init: Value| json!({"containers": container, "initContainers": init});
+    let plain = json!([{"name": "app"}]);
+    let with = |key: &str, list: &Value| json!([{"name": "c", "resources": {key: list}}]);
+    for (name, manages, spec, expected) in [
+        ("nothing is managed", "", of(json!([]), json!([])), true),
+        (
+            "memory is, and none is asked for",
+            "memory",
+            of(plain.clone(), json!([])),
+            false,
+        ),
+        (
+            "requests",
+            "memory",
+            of(with("requests", &memory), json!([])),
+            true,
+        ),
+        (
+            "limits",
+            "memory",
+            of(with("limits", &memory), json!([])),
+            true,
+        ),
+        (
+            "an init container",
+            "memory",
+            of(plain, with("requests", &memory)),
+            true,
+        ),
+        (
+            "another one",
+            "a.com/x",
+            of(with("requests", &memory), json!([])),
+            false,
+        ),
+        (
+            "its own",
+            "a.com/x",
+            of(with("limits", &json!({"a.com/x": "1"})), json!([])),
+            true,
+        ),
+    ] {
+        let managed: Vec<Value> = match manages {
+            "" => Vec::new(),
+            name => vec![json!({ "name": name })],
+        };
+        let entry = json!({"urlPrefix": "http://x/", "managedResources": managed});
+        let extender: Extender = serde_json::from_value(entry).unwrap();
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec});
+        let pod = serde_json::from_value(pod).unwrap();
+        let pod = PodInfo::new(Arc::new(pod), &ResourceTable::new()).unwrap();
+        assert_eq!(is_interested(&extender, &pod), expected, "{name}");
+    }
+}
