@@ -40,7 +40,7 @@ use koord_scheduler::framework::{
     Preemption, Protection, Readings, Rejection, Release, Remark, RulesVersion, Signable,
     Signature, State, Subject, Verb, Verdict, View, Write,
 };
-use koord_scheduler::state::{NodeIndex, PodInfo};
+use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
 use serde_json::{Value, json};
 use side::{Incoming, PodSide};
 use std::collections::BTreeMap;
@@ -142,7 +142,7 @@ impl Reservations {
     fn any_match(&self, cycle: &Cycle<'_>, side: &PodSide) -> bool {
         self.table.owned(side).any(|record| {
             self.table
-                .check(cycle.pod, side, record, cycle.view, self.node_labels)
+                .check(cycle.pod, side, record, cycle.view.nodes, self.node_labels)
                 .is_ok()
         })
     }
@@ -162,9 +162,9 @@ impl Reservations {
         let mut counts = Counts::default();
         let mut usable: BTreeMap<NodeIndex, usize> = BTreeMap::new();
         for record in self.table.owned(&side) {
-            let checked = self
-                .table
-                .check(cycle.pod, &side, record, cycle.view, self.node_labels);
+            let checked =
+                self.table
+                    .check(cycle.pod, &side, record, cycle.view.nodes, self.node_labels);
             if let (Ok(()), Some(row)) = (&checked, record.row) {
                 *usable.entry(row).or_default() += 1;
             }
@@ -174,6 +174,26 @@ impl Reservations {
             counts.refused(usable, &self.spot(cycle, &side, row).refusal());
         }
         counts.text(side.affinity.is_some())
+    }
+
+    /// Whether the pod may use what is left of `record`.
+    fn is_open_to(
+        &self,
+        record: &Record,
+        pod: &PodInfo,
+        nodes: &NodeStore,
+        resources: &ResourceTable,
+    ) -> bool {
+        if pod.is_holder() {
+            return false;
+        }
+        let side = PodSide::new(pod, self.table.matching(pod), resources);
+        side.is_ok_and(|side| {
+            let checked = self
+                .table
+                .check(pod, &side, record, nodes, self.node_labels);
+            side.ignores || checked.is_ok()
+        })
     }
 
     /// Takes back from pods on other nodes than `but` that they use the reservation with this uid.
@@ -754,11 +774,21 @@ impl Release for Reservations {
 }
 
 impl Protection for Reservations {
-    /// What an owner holds would fall back to its reservation, not to the node.
-    fn protects(&self, pod: &PodInfo, node: NodeIndex) -> bool {
+    /// What an owner holds would fall back to its reservation, which is no room for whoever may not use
+    /// that.
+    fn protects(
+        &self,
+        pod: &PodInfo,
+        node: NodeIndex,
+        by: &PodInfo,
+        nodes: &NodeStore,
+        resources: &ResourceTable,
+    ) -> bool {
         let used = self.table.used_by(&pod.uid);
         let record = used.and_then(|uid| self.table.record(self.table.find(uid)?));
-        record.is_some_and(|record| record.row == Some(node))
+        record.is_some_and(|record| {
+            record.row == Some(node) && !self.is_open_to(record, by, nodes, resources)
+        })
     }
 }
 

@@ -23,7 +23,9 @@ impl Reservations {
         };
         let mut listed = Vec::new();
         for record in self.table.owned(&side).take(20) {
-            let checked = self.table.check(pod, &side, record, view, self.node_labels);
+            let checked = self
+                .table
+                .check(pod, &side, record, view.nodes, self.node_labels);
             listed.push(json!({
                 "name": &*record.name,
                 "node": record.terms.node.as_deref(),

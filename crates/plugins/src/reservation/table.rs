@@ -10,7 +10,7 @@ use koord_api::extension::ReservationAllocated;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::Amounts;
 use koord_scheduler::framework::{Effects, Problem, View};
-use koord_scheduler::state::{NodeIndex, PodInfo};
+use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -151,7 +151,9 @@ impl Table {
             };
             let usable = side.ignores
                 || side.is_simple()
-                || self.check(pod, side, record, view, node_labels).is_ok();
+                || self
+                    .check(pod, side, record, view.nodes, node_labels)
+                    .is_ok();
             if usable {
                 out.push((seat.at, record));
             }
@@ -240,7 +242,7 @@ impl Table {
         pod: &PodInfo,
         side: &PodSide,
         record: &Record,
-        view: View<'_>,
+        nodes: &NodeStore,
         node_labels: bool,
     ) -> Result<(), Unmatched> {
         let owner = record
@@ -252,7 +254,7 @@ impl Table {
         let node = record
             .row
             .filter(|_| node_labels)
-            .and_then(|row| view.nodes.info(row));
+            .and_then(|row| nodes.info(row));
         side.check(pod, &record.name, &record.terms, node.map(|info| &**info))
     }
 

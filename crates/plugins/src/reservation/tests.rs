@@ -9,11 +9,13 @@ use koord_scheduler::state::Booked;
 mod ahead;
 mod beside;
 mod books;
+mod hardware;
 mod late;
 mod lifecycle;
 mod preemption;
 mod rows;
 mod rules;
+mod scenes;
 
 /// An engine with the plugin and what it works with, and an API that does as it is told.
 struct World {
@@ -35,6 +37,10 @@ struct World {
     writes: usize,
     /// Who had to go, in order.
     evicted: Vec<String>,
+    /// Which plugins there are beside the usual ones.
+    others: Vec<&'static str>,
+    /// What other plugins watch, seen again after a restart.
+    shown: Vec<ObjectChange>,
 }
 
 fn engine(args: &Value, gates: &[&str]) -> Engine {
@@ -95,13 +101,16 @@ impl World {
             uids: 0,
             writes: 0,
             evicted: Vec::new(),
+            others: Vec::new(),
+            shown: Vec::new(),
         }
     }
 
     /// With these plugins, too.
-    fn beside(others: &[&str]) -> Self {
+    fn beside(others: &[&'static str]) -> Self {
         Self {
             engine: engine_beside(&json!({}), &[], others),
+            others: others.to_vec(),
             ..Self::new()
         }
     }
@@ -113,8 +122,11 @@ impl World {
 
     /// The same API seen by a scheduler that has just started, with the lists in another order.
     fn restart(&mut self, pods_first: bool) {
-        self.engine = engine(&json!({}), &[]);
+        self.engine = engine_beside(&json!({}), &[], &self.others);
         self.engine.set_caching(self.cached);
+        for change in &self.shown {
+            self.engine.object_changed(change, self.now);
+        }
         if pods_first {
             self.list_pods();
         }
@@ -278,7 +290,13 @@ impl World {
                         Err(failed())
                     }
                     BindPlan::Writes(writes) => {
-                        writes.iter().for_each(|w| self.write(w));
+                        let last = writes.split_last();
+                        for write in last.map_or(&[][..], |(_, told)| told) {
+                            self.write(write);
+                        }
+                        if let Some((write, _)) = last {
+                            self.place(write, &request.patch);
+                        }
                         Ok(())
                     }
                     _ => {
@@ -316,6 +334,15 @@ impl World {
             );
             self.see(uid);
         }
+    }
+
+    /// The write that places a reservation, with what other plugins have to say of it.
+    fn place(&mut self, write: &Write, patch: &PodPatch) {
+        if let Some(reservation) = self.reservations.get_mut(&write.name) {
+            let notes = json!({"metadata": {"annotations": patch.annotations}});
+            merge(reservation, &notes);
+        }
+        self.write(write);
     }
 
     fn write(&mut self, write: &Write) {

@@ -405,7 +405,9 @@ impl Engine {
             .protectors
             .iter()
             .filter_map(|instance| self.plugins[*instance].protection());
-        !protections.any(|protection| protection.protects(other, node)) && (rules.may_evict)(other)
+        let (nodes, resources) = (&self.nodes, &self.resources);
+        !protections.any(|protection| protection.protects(other, node, pod, nodes, resources))
+            && (rules.may_evict)(other)
     }
 
     /// Whether `other`, on the node that `pod` was promised, leaves room for it.

@@ -8,8 +8,9 @@ use super::{
     Rejection, Remark, RulesVersion, State, Surroundings, Verdict, View,
 };
 use crate::engine::Diagnosis;
-use crate::state::{NodeIndex, PodInfo};
+use crate::state::{NodeIndex, NodeStore, PodInfo};
 use koord_model::numa::{NumaPolicy, Offers};
+use koord_model::resources::ResourceTable;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -144,9 +145,16 @@ pub trait Volatile {
 
 /// Keeps pods from being the victims of a preemption.
 pub trait Protection {
-    /// Whether `pod`, which is on `node`, has to stay there: its end would make no room, or nobody
-    /// may end it. Asked for pods of lower priority than the one that looks for room.
-    fn protects(&self, pod: &PodInfo, node: NodeIndex) -> bool;
+    /// Whether `pod`, which is on `node`, has to stay there: its end would make no room for `by`, or
+    /// nobody may end it. Asked for pods of lower priority than `by`, which looks for room.
+    fn protects(
+        &self,
+        pod: &PodInfo,
+        node: NodeIndex,
+        by: &PodInfo,
+        nodes: &NodeStore,
+        resources: &ResourceTable,
+    ) -> bool;
 }
 
 /// What a node can do for a group of pods.
