@@ -462,12 +462,15 @@ impl Insight for Numa {
         let incoming = state.get::<Incoming>()?;
         let (book, side) = self.known(node)?;
         let plan = self.plan(incoming, side).ok()?;
-        plan.bind?;
+        let bound = plan.bind.is_some();
         let (needed, missing) = (incoming.cpus(), self.missing(cycle, book, &plan));
-        (missing > 0).then(|| Lack {
-            text: format!("exclusive cpus: needs {needed}, free {}", needed - missing),
-            distance: missing as f64 / needed as f64,
-        })
+        if bound && missing > 0 {
+            return Some(Lack {
+                text: format!("exclusive cpus: needs {needed}, free {}", needed - missing),
+                distance: missing as f64 / needed as f64,
+            });
+        }
+        self.misaligned(cycle, book, &plan)
     }
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         inspect::explain(self, pod, view)

@@ -16,6 +16,7 @@ use crate::topologies::{self, SeenTopology, TOPOLOGIES};
 use args::{Args, Books, ForeignPods, OverReserve, ResyncScope, Settings};
 use desk::Desk;
 use jiff::{SignedDuration, Timestamp};
+use koord_api::topology::zone_name;
 use koord_model::alignment::{self, Ask, Policy, Unfit};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::Watch;
@@ -249,6 +250,16 @@ impl TopologyMatch {
     }
 }
 
+/// What is free of a resource in the zones that list it.
+fn zone_amounts(
+    free: &alignment::Free<'_>,
+    zones: impl Iterator<Item = u32>,
+    id: ResourceId,
+) -> impl Iterator<Item = (u32, i64)> {
+    let zones = zones.enumerate();
+    zones.filter_map(move |(at, zone)| Some((zone, free.get(at, id)?)))
+}
+
 fn later(from: Timestamp, how: OverReserve) -> Timestamp {
     let period = SignedDuration::try_from(how.period).unwrap_or(SignedDuration::MAX);
     let patience = period.checked_mul(PATIENCE).unwrap_or(SignedDuration::MAX);
@@ -387,7 +398,11 @@ impl Insight for TopologyMatch {
         let zones: Vec<i64> = zones.collect();
         let most = zones.iter().copied().max().unwrap_or(0);
         let show = |amount: i64| shown(want.id, amount);
-        let each: Vec<String> = zones.iter().map(|free| show(*free)).collect();
+        let ids = desk.report()?.zones.iter().map(|zone| zone.id);
+        let free = zone_amounts(&free, ids, want.id);
+        let each: Vec<String> = free
+            .map(|(zone, free)| format!("{} in {}", show(free), zone_name(zone)))
+            .collect();
         Some(Lack {
             text: format!(
                 "{} in one NUMA node: needs {}, free {}",

@@ -325,7 +325,16 @@ impl Scope<'_> {
             }
         }
         if out.is_empty() {
-            // Outside the list of nodes, or the NUMA resources do not align.
+            // The NUMA resources do not align: who knows them says what lacks.
+            for (plugin, state) in &self.prepared.filters {
+                let plugin = &self.plugins[*plugin];
+                let insight = plugin.insight().filter(|_| plugin.alignment().is_some());
+                let lack = insight.and_then(|it| it.lack(&cycle, state, node));
+                out.extend(lack.filter(|lack| lack.distance > 0.0));
+            }
+        }
+        if out.is_empty() {
+            // Outside the list of nodes, or nobody can say more.
             out.push(in_words(&refused));
         }
         out

@@ -329,3 +329,27 @@ fn a_topology_wakes_those_whom_it_concerns() {
     let reserved = json!({"node.koordinator.sh/reservation": r#"{"reservedCPUs":"15"}"#});
     assert!(decided(&mut engine, reserved, &cpu), "reserved CPUs");
 }
+
+#[test]
+fn what_each_numa_node_lacks_is_named() {
+    let near = |policy_name: &str, cpu: &str, memory: &str| {
+        let mut engine = one(policy(policy_name));
+        let change = json!({"spec": {"containers": [
+            {"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}}}]}});
+        let pod = PodInfo::new(Arc::new(pod("a", cpu, change)), engine.resources()).unwrap();
+        let near = engine.nearest(&Arc::new(pod), 1, now());
+        near.first()
+            .map(|near| near.lacks.clone())
+            .unwrap_or_default()
+    };
+    assert_eq!(
+        near("SingleNUMANode", "12", "1Gi"),
+        "cpu in one NUMA node: needs 12, free 8 in node-0 and 8 in node-1"
+    );
+    assert_eq!(
+        near("SingleNUMANode", "1", "40Gi"),
+        "memory in one NUMA node: needs 40Gi, free 32Gi in node-0 and 32Gi in node-1"
+    );
+    assert_eq!(near("Restricted", "12", "1Gi"), "");
+    assert_eq!(near("SingleNUMANode", "8", "1Gi"), "");
+}

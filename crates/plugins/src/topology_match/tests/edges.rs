@@ -211,3 +211,17 @@ fn a_report_wakes_those_whom_it_gives_room() {
     let placed = decide(&mut engine, at(106)).map(|bind| bind.pod.uid.to_string());
     assert_eq!(placed, Ok("big".to_owned()));
 }
+
+#[test]
+fn what_each_zone_lacks_is_named() {
+    let mut engine = engine(json!({}));
+    let allocatable = json!({"cpu": "40", "memory": "64Gi", "pods": "110"});
+    engine.node_applied(node("b", allocatable), now());
+    engine.object_changed(&report("b", SINGLE, json!({}), two_zones(10, 7)), now());
+    let pod = PodInfo::new(object(pod("pod1", &twenty())), engine.resources()).unwrap();
+    let near = engine.nearest(&Arc::new(pod), 1, now());
+    assert_eq!(
+        near[0].lacks,
+        "cpu in one NUMA node: needs 20, free 10 in node-0 and 7 in node-1"
+    );
+}
