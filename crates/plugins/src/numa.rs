@@ -286,6 +286,10 @@ impl Plugin for Numa {
         }
         match plan.bind {
             Some((_, true)) => self.serve(cycle, book, &plan).map(drop),
+            // Not any will do for those who move in.
+            Some((_, false)) if !self.scene(cycle, book, &plan).inside.is_empty() => {
+                self.serve(cycle, book, &plan).map(drop)
+            }
             // Any CPUs will do: counting them is enough.
             Some((_, false)) => match self.missing(cycle, book, &plan) {
                 0 => Ok(()),

@@ -450,9 +450,7 @@ impl Plugin for Reservations {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let side = match state.get::<Incoming>() {
             Some(Incoming::Pod(side)) => side,
-            Some(Incoming::Reserve {
-                ahead: Some(ahead), ..
-            }) => return self.score_ahead(cycle, ahead, node),
+            Some(Incoming::Reserve { ahead: Some(_), .. }) => return self.score_ahead(cycle),
             _ => return 0,
         };
         let spot = self.spot(cycle, side, node);
@@ -689,7 +687,8 @@ impl Bookkeeping for Reservations {
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
         let pod = cycle.pod;
         if pod.is_holder() {
-            return self.take_ahead(cycle, node, fx);
+            self.take_ahead(cycle, node, fx);
+            return Ok(());
         }
         if side::ignores(pod) {
             return Ok(());
@@ -735,11 +734,24 @@ impl Release for Reservations {
             Some(Incoming::Reserve {
                 ahead: Some(ahead), ..
             }) => {
-                // Where none of them will do, what this plugin says of the node counts.
-                let all = |_| ahead.candidates(node).to_vec();
-                out.extend(self.chosen(cycle, ahead, node).unwrap_or_else(all));
+                // None of them will do, and what this plugin says of the node is to count.
+                out.extend(ahead.candidates(node).iter().cloned());
             }
             _ => {}
+        }
+    }
+    fn takes_in(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        serves: &dyn Fn(&[Arc<PodInfo>]) -> bool,
+    ) -> Option<Vec<Arc<PodInfo>>> {
+        match state.get::<Incoming>() {
+            Some(Incoming::Reserve {
+                ahead: Some(ahead), ..
+            }) => self.chosen(cycle, ahead, node, serves).ok(),
+            _ => None,
         }
     }
     fn special_rows(&self, _cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {

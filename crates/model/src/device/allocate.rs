@@ -80,6 +80,15 @@ impl Allocation {
         }
     }
 
+    /// Whether every device of `other`, which is what is had of a type by minor, is in it, with no less of
+    /// what it lists.
+    #[must_use]
+    pub fn covers(&self, kind: DeviceType, other: &PerMinor) -> bool {
+        let own = self.units(kind);
+        let has = |(minor, units): (u8, &Units)| own.get(minor).is_some_and(|own| units.fits(own));
+        other.iter().all(has)
+    }
+
     /// Completes GPU memory by its share, or the share by the memory.
     fn complete(&mut self, inventory: &Inventory) {
         for grant in &mut self.0[DeviceType::Gpu.index()] {

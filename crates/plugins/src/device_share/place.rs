@@ -14,6 +14,8 @@ use koord_scheduler::framework::{Code, Cycle, Lack, Reason, Reasons, Rejection, 
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::sync::Arc;
 
+const NOT_INSIDE: &str = "node(s) cannot give what the pods have that the reservation takes in";
+
 /// Why a node does not serve a pod.
 #[derive(Debug)]
 pub(super) struct No(pub(super) Rejection);
@@ -57,12 +59,15 @@ impl DeviceShare {
             return Err(No(Rejection::unschedulable(UNKNOWN)));
         }
         let reserves = |uid: &str| row.books.get(uid).is_some_and(|held| held.reserves);
+        // Those who move in are imagined away before reserve; there they are still present.
+        let moves_in = |uid: &str| cycle.taken_in().iter().any(|pod| *pod.uid == *uid);
         // Pods that leave; what is reserved comes back only to whom it is reserved for.
         let leaves = |uid: &str| {
             overlay
                 .removed
                 .iter()
                 .any(|gone| *gone.uid == *uid && (!gone.is_holder() || cycle.pod.is_holder()))
+                || moves_in(uid)
         };
         let nominated = cycle.nominated.map(std::slice::from_ref);
         let offered = nominated.unwrap_or(overlay.removed);
@@ -92,12 +97,17 @@ impl DeviceShare {
             }));
         }
         let without;
-        let used = if overlay.removed.is_empty() {
+        let used = if overlay.removed.is_empty() && cycle.taken_in().is_empty() {
             row.books.used()
         } else {
             without = row.books.without(leaves);
             &without
         };
+        let inside = inside(cycle, row);
+        if inside.iter().any(|units| !units.is_empty()) {
+            let found = self.place_around(cycle, pod, node, how, inventory, used, &inside);
+            return Ok(Some(found?));
+        }
         let within = pod.designated.as_ref().map(|(units, _)| units);
         let found = self.allocate(cycle, pod, inventory, used, node, how, within, [0; 3])?;
         Ok(Some(found))
@@ -132,16 +142,45 @@ impl DeviceShare {
             return place(Some(&units), preferred);
         }
         // From the reserved devices alone, else from any.
-        let all = DeviceType::ALL.map(|kind| {
-            let mut reserved = PerMinor::default();
-            for (minor, _) in units[kind.index()].iter() {
-                if let Some(device) = inventory.device(kind, minor) {
-                    reserved.set(minor, device.total);
-                }
-            }
-            reserved
-        });
+        let all = DeviceType::ALL.map(|kind| whole(inventory, kind, &units[kind.index()]));
         place(Some(&all), preferred).or_else(|_| place(None, preferred))
+    }
+
+    /// The devices a reservation gets around those of the pods that it takes in: of theirs alone,
+    /// else with others beside them.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "one step of place, with what it has worked out"
+    )]
+    fn place_around(
+        &self,
+        cycle: &Cycle<'_>,
+        pod: &Incoming,
+        node: NodeIndex,
+        how: How,
+        inventory: &Inventory,
+        used: &Used,
+        inside: &[PerMinor; 3],
+    ) -> Result<Allocation, Refusal> {
+        let theirs = DeviceType::ALL.map(|kind| whole(inventory, kind, &inside[kind.index()]));
+        let preferred = DeviceType::ALL.map(|kind| inside[kind.index()].set_of());
+        // What it asks for none of stays with them.
+        let asked = |kind: &DeviceType| pod.need.asks_for(*kind);
+        let covers = |found: &Allocation| {
+            let mut asked = DeviceType::ALL.into_iter().filter(asked);
+            asked.all(|kind| found.covers(kind, &inside[kind.index()]))
+        };
+        let place = |within: Option<&[PerMinor; 3]>| {
+            let found = self.allocate(cycle, pod, inventory, used, node, how, within, preferred)?;
+            match covers(&found) {
+                true => Ok(found),
+                false => Err(Refusal {
+                    reason: NOT_INSIDE,
+                    resolvable: true,
+                }),
+            }
+        };
+        place(Some(&theirs)).or_else(|_| place(None))
     }
 
     #[allow(
@@ -178,6 +217,31 @@ impl DeviceShare {
             ..Rules::default()
         }
     }
+}
+
+/// What the pods have that the one which is placed takes in.
+fn inside(cycle: &Cycle<'_>, row: &Row) -> [PerMinor; 3] {
+    let mut out = <[PerMinor; 3]>::default();
+    let held = cycle.taken_in().iter();
+    for held in held.filter_map(|pod| row.books.get(&pod.uid)) {
+        for kind in DeviceType::ALL {
+            for grant in held.devices.of(kind) {
+                out[kind.index()].add(grant.minor, &grant.units);
+            }
+        }
+    }
+    out
+}
+
+/// All there is of the devices that `some` lists.
+fn whole(inventory: &Inventory, kind: DeviceType, some: &PerMinor) -> PerMinor {
+    let mut out = PerMinor::default();
+    for (minor, _) in some.iter() {
+        if let Some(device) = inventory.device(kind, minor) {
+            out.set(minor, device.total);
+        }
+    }
+    out
 }
 
 /// The node as the model sees it.

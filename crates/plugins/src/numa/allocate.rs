@@ -11,6 +11,8 @@ use koord_model::resources::{Amounts, CPU, ResourceId, ResourceTable};
 use koord_scheduler::framework::{Code, Reason, Reasons, Rejection};
 use std::sync::Arc;
 
+const NOT_INSIDE: &str = "node(s) cannot give what the pods have that the reservation takes in";
+
 /// How a pod is to be served on one node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan<'a> {
@@ -46,6 +48,47 @@ pub(super) struct Way {
     reservation: bool,
     /// All of it must come from what this reservation has left.
     only: Option<Room>,
+    /// This must be part of it.
+    inside: Inside,
+}
+
+/// What the pods have that a reservation takes in.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Inside {
+    cpus: CpuSet,
+    /// By NUMA node.
+    zones: Vec<(u8, Amounts)>,
+}
+
+impl Inside {
+    pub(super) fn add(&mut self, allocation: &Allocation) {
+        self.cpus.add(&allocation.cpus);
+        for (id, amounts) in &allocation.zones {
+            match self.zones.iter_mut().find(|(known, _)| known == id) {
+                Some((_, known)) => known.add_all(amounts),
+                None => self.zones.push((*id, amounts.clone())),
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.cpus.is_empty() && self.zones.is_empty()
+    }
+
+    /// Whether `given` has all of it: every CPU and, where NUMA nodes were chosen, as much of each.
+    fn is_in(&self, given: &Given) -> bool {
+        let of_zone = |(id, amounts): &(u8, Amounts)| {
+            let there = given.zones.iter().find(|(zone, _)| zone == id);
+            there.is_some_and(|(_, there)| {
+                let mut listed = amounts
+                    .iter()
+                    .filter(|(resource, _)| there.contains(*resource));
+                listed.all(|(resource, amount)| amount <= there.get(resource))
+            })
+        };
+        self.cpus.without(&given.cpus).is_empty()
+            && (given.zones.is_empty() || self.zones.iter().all(of_zone))
+    }
 }
 
 /// What a pod gets.
@@ -66,6 +109,8 @@ pub(super) struct Scene<'a> {
     pub(super) more: Vec<Allocation>,
     /// The pod must end up in the reservation that is open.
     pub(super) nominated: bool,
+    /// What it takes in; those who have it are gone.
+    pub(super) inside: Inside,
 }
 
 impl Room {
@@ -139,6 +184,7 @@ pub(super) fn ways(book: &Book, plan: &Plan<'_>, scene: &Scene<'_>) -> Vec<Way> 
             room,
             reservation: false,
             only: None,
+            inside: Inside::default(),
         }];
     }
     for (uid, restricted) in &scene.open {
@@ -161,6 +207,7 @@ pub(super) fn ways(book: &Book, plan: &Plan<'_>, scene: &Scene<'_>) -> Vec<Way> 
             room,
             reservation: true,
             only,
+            inside: Inside::default(),
         });
     }
     let must = plan.incoming.reserved_only || scene.nominated;
@@ -168,12 +215,14 @@ pub(super) fn ways(book: &Book, plan: &Plan<'_>, scene: &Scene<'_>) -> Vec<Way> 
         let room = if scene.gone.is_empty() && scene.more.is_empty() {
             room(book, side)
         } else {
-            Room::new(side, book.without(gone, &scene.more), CpuSet::new())
+            let preferred = scene.inside.cpus.clone();
+            Room::new(side, book.without(gone, &scene.more), preferred)
         };
         out.push(Way {
             room,
             reservation: false,
             only: None,
+            inside: scene.inside.clone(),
         });
     }
     out
@@ -214,6 +263,9 @@ impl Way {
         table: &ResourceTable,
     ) -> Result<Given, Rejection> {
         let given = self.room.serve(plan, settings, mask, table)?;
+        if !self.inside.is_in(&given) {
+            return Err(Rejection::unschedulable(NOT_INSIDE));
+        }
         let Some(only) = &self.only else {
             return Ok(given);
         };

@@ -126,6 +126,16 @@ impl Numa {
                 None => {}
             }
         }
+        // At reserve they are not imagined away.
+        for pod in cycle.taken_in() {
+            let Some(given) = book.pods.get(&pod.uid) else {
+                continue;
+            };
+            scene.inside.add(given);
+            if !scene.gone.contains(&&*pod.uid) {
+                scene.gone.push(&*pod.uid);
+            }
+        }
         for pod in cycle.overlay.added {
             if let Ok(Some(given)) = Allocation::read(pod, cycle.view.resources) {
                 scene.more.push(given);

@@ -18,7 +18,7 @@ use koord_api::{annotations, labels};
 use koord_model::reservation::{Restricted, score};
 use koord_model::resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId};
 use koord_scheduler::framework::{
-    Code, Cycle, Effects, Overlay, Reason, Reasons, Rejection, Verdict, View, Write,
+    Code, Cycle, Effects, Reason, Reasons, Rejection, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::cmp::Reverse;
@@ -222,6 +222,8 @@ impl Reservations {
             return counts;
         };
         let args = self.args.of(cycle.pod);
+        // What others refuse they say themselves.
+        let serves = |_: &[Arc<PodInfo>]| true;
         for node in self.crowds.nodes(&record.uid, cycle.view) {
             let crowd = self.crowds.pods(&record.uid, node, cycle.view);
             for pod in crowd.filter(|pod| offers_itself(&self.table, args, record, pod)) {
@@ -230,7 +232,9 @@ impl Reservations {
             }
             let candidates = ahead.candidates(node);
             if !candidates.is_empty()
-                && let Err(reasons) = self.taking(cycle, record, ahead.required, node, candidates)
+                && let Err(reasons) = self
+                    .taking(cycle, record, ahead.required, node, candidates)
+                    .choose(&serves)
             {
                 counts.refused(candidates.len(), &reasons);
             }
@@ -238,92 +242,104 @@ impl Reservations {
         counts
     }
 
-    /// What the filter says of `node`.
+    /// What the filter says of `node`, of which is known whom the reservation takes in.
     pub(super) fn verdict_ahead(
         &self,
         cycle: &Cycle<'_>,
         ahead: &Ahead,
         node: NodeIndex,
     ) -> Verdict {
-        let chosen = self.chosen(cycle, ahead, node);
+        let Some(record) = self.record_of(cycle.pod) else {
+            return Ok(());
+        };
+        let all = ahead.candidates(node);
+        let is_inside = |pod: &Arc<PodInfo>| cycle.taken_in().iter().any(|one| one.uid == pod.uid);
+        let stays = |pod: &&Arc<PodInfo>| is_inside(pod) || !cycle.overlay.removes(&pod.uid);
+        let left: Vec<Arc<PodInfo>>;
+        let candidates = match cycle.taken_in {
+            // All of them are imagined away.
+            None => all,
+            Some(_) => {
+                left = all.iter().filter(stays).cloned().collect();
+                &left
+            }
+        };
+        let taking = self.taking(cycle, record, ahead.required, node, candidates);
+        // They were chosen without the pods that may come first.
+        if let Some(pods) = cycle.taken_in
+            && !(pods.is_empty() && ahead.required)
+            && taking.lacks(pods).is_empty()
+        {
+            return Ok(());
+        }
+        // Whoever might have been taken in would have been.
+        let chosen = taking.choose(&|_| false);
         chosen.map(drop).map_err(|reasons| Rejection {
             code: Code::Unschedulable,
             reasons: Reasons::Many(reasons.into()),
         })
     }
 
-    /// The pods that the reservation is placed over on `node`; else why it is not.
+    /// The pods that the reservation is placed over on `node`; else why it is not. `serves` is about
+    /// what the node has beside plain resources ([`Release::takes_in`]).
+    ///
+    /// [`Release::takes_in`]: koord_scheduler::framework::Release::takes_in
     pub(super) fn chosen(
         &self,
         cycle: &Cycle<'_>,
         ahead: &Ahead,
         node: NodeIndex,
+        serves: Serves<'_>,
     ) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
         let Some(record) = self.record_of(cycle.pod) else {
             return Ok(Vec::new());
         };
-        self.taking(cycle, record, ahead.required, node, ahead.candidates(node))
+        // Who has to go anyway is not taken in.
+        let all = ahead.candidates(node).iter();
+        let stay = all.filter(|pod| !cycle.overlay.removes(&pod.uid));
+        let candidates: Vec<Arc<PodInfo>> = stay.cloned().collect();
+        let taking = self.taking(cycle, record, ahead.required, node, &candidates);
+        taking.choose(serves)
     }
 
-    fn taking(
-        &self,
-        cycle: &Cycle<'_>,
-        record: &Record,
+    fn taking<'a>(
+        &'a self,
+        cycle: &'a Cycle<'a>,
+        record: &'a Record,
         required: bool,
         node: NodeIndex,
-        candidates: &[Arc<PodInfo>],
-    ) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
-        let args = self.args.of(cycle.pod);
-        let taking = Taking {
-            args,
+        candidates: &'a [Arc<PodInfo>],
+    ) -> Taking<'a> {
+        Taking {
+            args: self.args.of(cycle.pod),
             cycle,
             record,
             required,
             node,
             candidates,
-        };
-        taking.choose()
+        }
     }
 
     /// The score of `node`: fewer pods are better, or the one that fills the reservation best.
-    pub(super) fn score_ahead(&self, cycle: &Cycle<'_>, ahead: &Ahead, node: NodeIndex) -> i64 {
+    pub(super) fn score_ahead(&self, cycle: &Cycle<'_>) -> i64 {
         let Some(record) = self.record_of(cycle.pod) else {
             return 0;
         };
-        let chosen = self.chosen(cycle, ahead, node).unwrap_or_default();
         if takes_several(record) {
-            let pods = i64::try_from(chosen.len()).unwrap_or(i64::MAX);
+            let pods = i64::try_from(cycle.taken_in().len()).unwrap_or(i64::MAX);
             return koord_model::reservation::MAX_SCORE / pods.saturating_add(1);
         }
-        chosen.first().map_or(0, |pod| fullness(record, pod))
+        let pod = cycle.taken_in().first();
+        pod.map_or(0, |pod| fullness(record, pod))
     }
 
     /// Makes the pods that the reservation is placed over its owners.
-    pub(super) fn take_ahead(
-        &mut self,
-        cycle: &Cycle<'_>,
-        node: NodeIndex,
-        fx: &mut Effects,
-    ) -> Verdict {
+    pub(super) fn take_ahead(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) {
         let pod = cycle.pod;
-        let Some(record) = self.record_of(pod).filter(|record| is_ahead(record)) else {
-            return Ok(());
-        };
-        let args = self.args.of(pod);
-        let candidates = self.candidates(args, cycle.view, record, node);
-        // It is booked already.
-        let itself = [pod.clone()];
-        let overlay = Overlay {
-            removed: &itself,
-            added: &[],
-        };
-        let cycle = Cycle { overlay, ..*cycle };
-        let required = is_required(pod);
-        let chosen = self.taking(&cycle, record, required, node, &candidates);
-        let chosen = chosen.map_err(|reasons| Rejection {
-            code: Code::Unschedulable,
-            reasons: Reasons::Many(reasons.into()),
-        })?;
+        if !self.record_of(pod).is_some_and(is_ahead) {
+            return;
+        }
+        let chosen = cycle.taken_in();
         let told = self
             .table
             .confirmed_on(&pod.uid, cycle.view.nodes.name(node));
@@ -334,7 +350,7 @@ impl Reservations {
         } else {
             self.table.left_out.insert(pod.uid.clone(), left_out);
         }
-        for taken in chosen {
+        for taken in chosen.iter().cloned() {
             // It says so already, since a binding that failed half-way.
             if self.table.is_confirmed(&pod.uid, &taken.uid) {
                 continue;
@@ -347,7 +363,6 @@ impl Reservations {
             };
             self.table.own(&pod.uid, owner, fx);
         }
-        Ok(())
     }
 
     /// What tells the pods that `record` is placed over, and those that were told so in vain.
@@ -395,6 +410,9 @@ fn fullness(record: &Record, pod: &PodInfo) -> i64 {
     score(&record.terms.allocatable, &Amounts::new(), &pod.requests)
 }
 
+/// Whether the reservation would be served with these pods in it, as far as others say.
+pub(super) type Serves<'a> = &'a dyn Fn(&[Arc<PodInfo>]) -> bool;
+
 /// Whom to take in; else what the node lacks, and what the reservation.
 type Tried = Result<Vec<Arc<PodInfo>>, (Vec<ResourceId>, Vec<Reason>)>;
 
@@ -409,19 +427,19 @@ struct Taking<'a> {
 }
 
 impl Taking<'_> {
-    fn choose(&self) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
+    fn choose(&self, serves: Serves<'_>) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
         let mut alone: Option<Vec<ResourceId>> = None;
         if !self.required && self.args.pre_allocation_config.prefer_no_pre_allocated_pods {
             let lacking = self.lacks(&[]);
-            if lacking.is_empty() {
+            if lacking.is_empty() && serves(&[]) {
                 return Ok(Vec::new());
             }
             alone = Some(lacking);
         }
         let tried = if takes_several(self.record) {
-            self.several()
+            self.several(serves)
         } else {
-            self.one()
+            self.one(serves)
         };
         let (by_node, by_reservation) = match tried {
             Ok(chosen) => return Ok(chosen),
@@ -453,7 +471,7 @@ impl Taking<'_> {
     }
 
     /// The one pod to take in; else what the node and the reservation lack.
-    fn one(&self) -> Tried {
+    fn one(&self, serves: Serves<'_>) -> Tried {
         let mut best: Option<(i64, &Arc<PodInfo>)> = None;
         let (mut by_node, mut by_reservation) = (BTreeSet::new(), Vec::new());
         for pod in self.candidates.iter().filter(|pod| self.concerns(pod)) {
@@ -461,7 +479,8 @@ impl Taking<'_> {
             let reasons = self.shortages(&pod.requests, 0);
             if lacking.is_empty() && reasons.is_empty() {
                 let score = fullness(self.record, pod);
-                if best.is_none_or(|(other, _)| score > other) {
+                let serves = || serves(std::slice::from_ref(pod));
+                if best.is_none_or(|(other, _)| score > other) && serves() {
                     best = Some((score, pod));
                 }
             }
@@ -474,9 +493,9 @@ impl Taking<'_> {
         }
     }
 
-    /// Pods one by one until the node has room; whoever does not fit into the reservation beside those
+    /// Pods one by one until the node has room, of every kind; whoever does not fit into the reservation beside those
     /// before is passed over.
-    fn several(&self) -> Tried {
+    fn several(&self, serves: Serves<'_>) -> Tried {
         let mut taken = Vec::new();
         let mut sum = Amounts::new();
         let (mut by_node, mut by_reservation) = (Vec::new(), Vec::new());
@@ -485,7 +504,7 @@ impl Taking<'_> {
             sum.add_all(&pod.requests);
             by_node = self.lacks(&taken);
             let reasons = self.shortages(&sum, taken.len() - 1);
-            if reasons.is_empty() && by_node.is_empty() {
+            if reasons.is_empty() && by_node.is_empty() && serves(&taken) {
                 return Ok(taken);
             }
             if !reasons.is_empty() {

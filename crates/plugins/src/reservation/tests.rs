@@ -10,6 +10,7 @@ mod ahead;
 mod beside;
 mod books;
 mod hardware;
+mod inside;
 mod late;
 mod lifecycle;
 mod preemption;

@@ -234,6 +234,7 @@ impl Engine {
             let cycle = Cycle {
                 numa: choice.numa,
                 nominated: choice.nominated.as_ref(),
+                taken_in: Some(&choice.taken_in),
                 ..Cycle::new(pod, view!(self, now))
             };
             let verdict = match self.plugins[*instance].books() {

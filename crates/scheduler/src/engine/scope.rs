@@ -56,6 +56,23 @@ pub(crate) struct Scope<'a> {
     pub(super) parallel_rows: usize,
 }
 
+/// Who is imagined away from a row: first the pods that the one which is placed takes in.
+#[derive(Debug, Default)]
+pub(super) struct Gone {
+    pods: Vec<Arc<PodInfo>>,
+    taken_in: Option<usize>,
+}
+
+impl Gone {
+    pub(super) fn is_empty(&self) -> bool {
+        self.pods.is_empty()
+    }
+
+    fn taken_in(&self) -> Option<&[Arc<PodInfo>]> {
+        self.pods.get(..self.taken_in?)
+    }
+}
+
 impl Scope<'_> {
     pub(super) fn nodes(&self) -> &NodeStore {
         self.cycle.view.nodes
@@ -153,11 +170,9 @@ impl Scope<'_> {
         &self,
         node: NodeIndex,
         victims: &[Arc<PodInfo>],
-    ) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
-        let mut removed = self.released(node);
-        // Nobody leaves twice.
-        removed.retain(|pod| victims.iter().all(|victim| victim.uid != pod.uid));
-        removed.extend_from_slice(victims);
+    ) -> (Gone, Vec<Arc<PodInfo>>) {
+        let mut removed = self.released(node, victims);
+        removed.pods.extend_from_slice(victims);
         let mut added = ahead_of(self.nominator, self.nodes(), self.cycle.pod, node);
         if !self.shared {
             added.retain(|other| other.uid != self.cycle.pod.uid);
@@ -203,21 +218,69 @@ impl Scope<'_> {
         })
     }
 
-    /// The pods on `node` whose place this pod may take.
-    fn released(&self, node: NodeIndex) -> Vec<Arc<PodInfo>> {
-        let mut out = Vec::new();
+    /// The pods on `node` whose place this pod may take, or that it takes in, if `victims` are gone.
+    fn released(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> Gone {
+        let mut out = Gone::default();
         if self.bare {
             return out;
         }
+        let cycle = Cycle {
+            overlay: Overlay {
+                removed: victims,
+                added: &[],
+            },
+            ..self.cycle
+        };
+        let serves = |pods: &[Arc<PodInfo>]| self.serves(node, victims, pods);
         for (plugin, state) in self.releasing() {
-            plugin.released(&self.cycle, state, node, &mut out);
+            match plugin.takes_in(&cycle, state, node, &serves) {
+                Some(pods) => {
+                    let at = out.taken_in.unwrap_or(0);
+                    out.taken_in = Some(at + pods.len());
+                    out.pods.splice(at..at, pods);
+                }
+                None => plugin.released(&cycle, state, node, &mut out.pods),
+            }
+        }
+        // Nobody leaves twice.
+        let leaves = |pod: &Arc<PodInfo>| victims.iter().any(|victim| victim.uid == pod.uid);
+        if out.pods.iter().any(leaves) {
+            let stay = |pods: &[Arc<PodInfo>]| pods.iter().filter(|pod| !leaves(pod)).count();
+            out.taken_in = out.taken_in().map(stay);
+            out.pods.retain(|pod| !leaves(pod));
         }
         out
     }
 
+    /// Whether all who hand out what belongs to NUMA nodes would serve the pod with `pods` taken in.
+    fn serves(&self, node: NodeIndex, victims: &[Arc<PodInfo>], pods: &[Arc<PodInfo>]) -> bool {
+        if self.prepared.aligning.is_empty() {
+            return true;
+        }
+        let mut gone = Gone {
+            pods: pods.to_vec(),
+            taken_in: Some(pods.len()),
+        };
+        gone.pods.extend_from_slice(victims);
+        let cycle = self.imagine(&gone, &[]);
+        let mut aligning = self.aligning();
+        aligning.all(|(at, _, state)| self.plugins[at].filter(&cycle, state, node).is_ok())
+            && matches!(self.align(&cycle, node), RowVerdict::Fits(_))
+    }
+
     /// Whether this pod may take the place of any pod on `node`.
     pub(super) fn releases_any(&self, node: NodeIndex) -> bool {
-        !self.released(node).is_empty()
+        !self.released(node, &[]).is_empty()
+    }
+
+    /// The pods on `node` that this one takes in.
+    pub(super) fn taken_in(&self, node: NodeIndex) -> Vec<Arc<PodInfo>> {
+        if self.prepared.releasing.is_empty() || !self.cycle.pod.is_holder() {
+            return Vec::new();
+        }
+        let mut gone = self.released(node, &[]);
+        gone.pods.truncate(gone.taken_in.unwrap_or(0));
+        gone.pods
     }
 
     /// The nodes that pods are nominated to.
@@ -232,7 +295,7 @@ impl Scope<'_> {
             return None;
         }
         let cycle = Cycle { numa, ..self.cycle };
-        let mut agreed = self.released(node);
+        let mut agreed = self.released(node, &[]).pods;
         agreed.retain(|from| {
             let mut aligning = self.aligning();
             aligning.all(|(_, plugin, state)| plugin.agrees(&cycle, state, node, from))
@@ -251,16 +314,16 @@ impl Scope<'_> {
             .filter_map(|(plugin, state)| Some((plugin, self.plugins[plugin].alignment()?, state)))
     }
 
-    pub(super) fn imagine<'b>(
-        &self,
-        removed: &'b [Arc<PodInfo>],
-        added: &'b [Arc<PodInfo>],
-    ) -> Cycle<'b>
+    pub(super) fn imagine<'b>(&self, removed: &'b Gone, added: &'b [Arc<PodInfo>]) -> Cycle<'b>
     where
         Self: 'b,
     {
         Cycle {
-            overlay: Overlay { removed, added },
+            overlay: Overlay {
+                removed: &removed.pods,
+                added,
+            },
+            taken_in: removed.taken_in(),
             ..self.cycle
         }
     }
@@ -300,7 +363,7 @@ impl Scope<'_> {
         let verdict = self.judge_stable(node, &[]);
         let mut releases = false;
         if let RowVerdict::Fits(numa) = &verdict {
-            let removed = self.released(node);
+            let removed = self.released(node, &[]);
             releases = !removed.is_empty();
             let cycle = Cycle {
                 numa: *numa,

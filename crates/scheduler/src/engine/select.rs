@@ -26,6 +26,8 @@ pub(super) struct Choice {
     pub(super) numa: Option<NumaMask>,
     /// The pod whose place it takes.
     pub(super) nominated: Option<Arc<PodInfo>>,
+    /// The pods that it takes in.
+    pub(super) taken_in: Vec<Arc<PodInfo>>,
     /// How many nodes were compared, and how many of them fit.
     pub(super) compared: (usize, usize),
     /// Why there, when it is to be remembered.
@@ -46,6 +48,7 @@ impl Choice {
             node,
             numa,
             nominated: scope.nominate(node, numa),
+            taken_in: scope.taken_in(node),
             compared,
             table: None,
             listed: None,

@@ -150,6 +150,11 @@ pub struct Cycle<'a> {
     pub numa: Option<NumaMask>,
     /// At reserve and later: the pod whose place this one takes ([`Release::nominate`]).
     pub nominated: Option<&'a Arc<PodInfo>>,
+    /// The pods on the node handed to the same call that move into what this one, a reservation,
+    /// holds there ([`Release::takes_in`]). What they were given is part of what it gets. Before
+    /// reserve they are imagined away, too. None: whether any may is not known, or none may, and then
+    /// [`Release::released`] says who is imagined away.
+    pub taken_in: Option<&'a [Arc<PodInfo>]>,
 }
 
 impl<'a> Cycle<'a> {
@@ -162,7 +167,14 @@ impl<'a> Cycle<'a> {
             overlay: Overlay::default(),
             numa: None,
             nominated: None,
+            taken_in: None,
         }
+    }
+
+    /// The pods that this one takes in, if any.
+    #[must_use]
+    pub fn taken_in(&self) -> &'a [Arc<PodInfo>] {
+        self.taken_in.unwrap_or_default()
     }
 
     /// What the pods on `node` request of `resource`.

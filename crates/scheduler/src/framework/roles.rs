@@ -26,6 +26,19 @@ pub trait Release {
         node: NodeIndex,
         out: &mut Vec<Arc<PodInfo>>,
     );
+    /// The pods on `node` that move into what this pod, a reservation, is to hold there: imagined
+    /// away as well, but what they were given becomes part of what it gets ([`Cycle::taken_in`]).
+    /// `serves` says whether all who hand out what belongs to NUMA nodes would serve the pod with
+    /// these in it. Without an answer, [`Release::released`] is asked.
+    fn takes_in(
+        &self,
+        _cycle: &Cycle<'_>,
+        _state: &State,
+        _node: NodeIndex,
+        _serves: &dyn Fn(&[Arc<PodInfo>]) -> bool,
+    ) -> Option<Vec<Arc<PodInfo>>> {
+        None
+    }
     /// The only nodes on which this plugin does anything for the pod: on all others its filter
     /// accepts, its score is 0 and it releases nothing, so that the pod shares what is found there
     /// with pods that this plugin tells from it. None when it may be any.

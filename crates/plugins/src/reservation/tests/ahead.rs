@@ -1,5 +1,8 @@
 //! Pre-allocation: the rows of upstream's tables on the plugin alone, then what users see.
 
+mod random;
+mod told;
+
 use super::rows::Bench;
 use super::*;
 use crate::reservation::ahead::NO_POD;
@@ -52,17 +55,35 @@ fn said_of(bench: &Bench, victims: &[&str], more: &[Arc<PodInfo>]) -> String {
         PreFilter::Reject(rejection) => return rejection.message(),
         PreFilter::Skip => return "skipped".to_owned(),
     };
-    let mut released = Vec::new();
-    let release = bench.plugin.release().unwrap();
-    release.released(&cycle, &state, row, &mut released);
-    let mut removed = released.clone();
     let booked = bench.engine.nodes().booked(row);
-    removed.extend(booked.filter(|pod| victims.contains(&&*pod.name)).cloned());
+    let victims: Vec<_> = booked
+        .filter(|pod| victims.contains(&&*pod.name))
+        .cloned()
+        .collect();
+    let release = bench.plugin.release().unwrap();
+    let without = Cycle {
+        overlay: Overlay {
+            removed: &victims,
+            added: &[],
+        },
+        ..cycle
+    };
+    let taken = release.takes_in(&without, &state, row, &|_| true);
+    let mut released = taken.clone().unwrap_or_default();
+    if taken.is_none() {
+        release.released(&cycle, &state, row, &mut released);
+    }
+    let mut removed = released.clone();
+    removed.extend(victims);
     let overlay = Overlay {
         removed: &removed,
         added: more,
     };
-    let cycle = Cycle { overlay, ..cycle };
+    let cycle = Cycle {
+        overlay,
+        taken_in: taken.as_deref(),
+        ..cycle
+    };
     if let Err(rejection) = bench.plugin.filter(&cycle, &state, row) {
         return rejection.message();
     }
@@ -156,7 +177,7 @@ fn a_pod_is_taken_in_if_node_and_reservation_have_room() {
         ("somebody is needed, nobody is there", true, "others=12/16", none, "", nobody),
         ("who is there has nothing of it", true, "others=12/16 odd", none, "", nothing_meets),
         ("the second fits", true, unfit, none, "", "[fit] 100"),
-        ("with a victim", true, half, &["goes"], "", "[fit, unfit] 50"),
+        ("with a victim", true, half, &["goes"], "", "[fit] 50"),
         ("beside a nominated pod", true, rest, none, "cpu=4 memory=4Gi",
             "Insufficient cpu by node, Reservation(s) Insufficient cpu"),
     ];
@@ -497,269 +518,4 @@ fn a_pod_that_was_not_told_yet_stays_taken() {
     assert_eq!(world.status("s")["phase"], "Available");
     assert_eq!(world.status("s").get("currentOwners"), None);
     assert_eq!(world.booked("n"), 12_000);
-}
-
-/// A reservation `r` that told pod `p` on `n` that it takes it in, and then was not placed.
-fn half_placed(gates: &[&str]) -> World {
-    let mut world = World::with(&json!({}), gates);
-    world.node("n", 10);
-    running(&mut world, "p", "4", "web");
-    world.half = true;
-    ahead(&mut world, "r", "6", "web", json!({}));
-    world.run();
-    assert_eq!(world.fate("p"), "n (r)");
-    assert_eq!(world.status("r")["phase"], Value::Null);
-    world.half = false;
-    world
-}
-
-fn cordon(world: &mut World, name: &str, on: bool) {
-    let node = world.nodes.get_mut(name).unwrap();
-    merge(node, &json!({"spec": {"unschedulable": on}}));
-    let node: Node = serde_json::from_value(node.clone()).unwrap();
-    world.engine.node_applied(Arc::new(node), world.now);
-}
-
-/// Another reservation takes `p` in, and yet another finds it taken.
-fn takes_it(world: &mut World) {
-    ahead(world, "s", "6", "web", json!({}));
-    while world.engine.schedule_one(world.now).is_some() {}
-    // Its kubelet reports before it is told.
-    world.see("p");
-    ahead(world, "t", "4", "web", json!({}));
-    while world.engine.schedule_one(world.now).is_some() {}
-    world.later(60);
-    assert_eq!(world.fate("p"), "n (s)");
-    assert_eq!(world.status("s")["currentOwners"][0]["name"], "p");
-    assert_eq!(world.status("t")["phase"], "Available");
-    assert_eq!(world.status("t").get("currentOwners"), None);
-    assert_eq!(world.booked("n"), 10_000);
-}
-
-#[test]
-fn who_was_told_of_another_place_is_told_again() {
-    let mut world = half_placed(&[]);
-    cordon(&mut world, "n", true);
-    world.node("m", 8);
-    world.later(60);
-    assert_eq!(world.status("r")["nodeName"], "m");
-    assert_eq!(world.status("r").get("currentOwners"), None);
-    assert_eq!(world.fate("p"), "n");
-    cordon(&mut world, "n", false);
-    takes_it(&mut world);
-}
-
-#[test]
-fn who_was_told_of_what_never_came_is_told_again() {
-    let mut world = half_placed(&[]);
-    world.unreserve("r");
-    world.run();
-    assert_eq!(world.fate("p"), "n");
-    takes_it(&mut world);
-    let mut world = half_placed(&["ExpirePendingReservations"]);
-    cordon(&mut world, "n", true);
-    world.later(25 * 3600);
-    assert_eq!(world.status("r")["phase"], "Failed");
-    assert_eq!(world.fate("p"), "n");
-    cordon(&mut world, "n", false);
-    takes_it(&mut world);
-    // One that was placed and goes is another matter: its owners are told by a gate.
-    world.unreserve("s");
-    world.run();
-    assert_eq!(world.fate("p"), "n (s)");
-}
-
-#[test]
-fn a_word_that_is_void_keeps_nobody() {
-    // Whoever should have told it was not heard either.
-    let mut world = half_placed(&[]);
-    world.unreserve("r");
-    drop(world.engine.take_outputs());
-    assert_eq!(world.fate("p"), "n (r)");
-    takes_it(&mut world);
-    for pods_first in [false, true] {
-        world.restart(pods_first);
-        assert_eq!(world.booked("n"), 10_000);
-    }
-    let mut world = half_placed(&[]);
-    cordon(&mut world, "n", true);
-    world.node("m", 8);
-    let told = world.pods["p"].clone();
-    world.later(60);
-    world.pods.insert("p".to_owned(), told);
-    world.see("p");
-    cordon(&mut world, "n", false);
-    takes_it(&mut world);
-    // As long as it may still come, it keeps whom it told.
-    let mut world = half_placed(&[]);
-    world.half = true;
-    world.later(60);
-    ahead(&mut world, "s", "3", "web", json!({}));
-    world.half = false;
-    world.run();
-    assert_eq!(world.status("s")["nodeName"], "n");
-    assert_eq!(world.fate("p"), "n (r)");
-}
-
-#[test]
-fn who_waits_hears_of_what_came_to_nothing() {
-    let mut world = half_placed(&[]);
-    world.half = true;
-    let must = json!({"metadata": {"labels": {RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}}});
-    ahead(&mut world, "s", "6", "web", must);
-    world.run();
-    assert!(world.word("s").contains(NO_POD), "{}", world.word("s"));
-    world.half = false;
-    world.unreserve("r");
-    drop(world.engine.take_outputs());
-    world.later(20);
-    assert_eq!(world.fate("p"), "n (s)");
-}
-
-/// What is over keeps nobody either, though it is still there.
-#[test]
-fn who_waits_hears_of_what_ended_before_it_came() {
-    for phase in ["Failed", "Succeeded"] {
-        let mut world = half_placed(&[]);
-        world.half = true;
-        let must = json!({"metadata": {"labels": {RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}}});
-        ahead(&mut world, "s", "6", "web", must);
-        world.run();
-        assert!(world.word("s").contains(NO_POD), "{}", world.word("s"));
-        world.half = false;
-        world.edit("r", json!({"status": {"phase": phase}}));
-        drop(world.engine.take_outputs());
-        world.later(20);
-        assert_eq!(world.fate("p"), "n (s)", "{phase}");
-    }
-}
-
-#[test]
-fn who_was_told_in_vain_is_told_when_others_are_taken_in() {
-    let mut world = half_placed(&[]);
-    // It fills the reservation better.
-    running(&mut world, "p2", "5", "web");
-    world.later(60);
-    assert_eq!(world.status("r")["phase"], "Available");
-    assert_eq!(world.fate("p2"), "n (r)");
-    assert_eq!(world.fate("p"), "n");
-    let owners = &world.status("r")["currentOwners"];
-    assert_eq!(owners.as_array().map(Vec::len), Some(1), "{owners}");
-    assert_eq!(owners[0]["name"], "p2");
-    assert_eq!(world.booked("n"), 10_000);
-    // Who is taken in again is not told that it is not.
-    let mut world = half_placed(&[]);
-    world.half = true;
-    world.later(60);
-    world.half = false;
-    world.later(600);
-    assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
-    assert_eq!(world.fate("p"), "n (r)");
-    // Nor is anybody as long as nothing is written.
-    let mut world = half_placed(&[]);
-    running(&mut world, "p2", "5", "web");
-    world.broken = true;
-    world.later(60);
-    assert_eq!(
-        (world.fate("p"), world.fate("p2")),
-        ("n (r)".to_owned(), "n".to_owned())
-    );
-    // The better one is gone when the reservation is tried again.
-    world.pod_gone("p2");
-    world.broken = false;
-    world.later(600);
-    assert_eq!(world.fate("p"), "n (r)");
-    assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
-}
-
-#[derive(Debug, Clone)]
-enum Move {
-    Run(u8, u8, bool),
-    Relabel(u8, u8, bool),
-    Gone(u8),
-    Node(u8, bool),
-    Want(u8, u8, bool),
-    Rename(u8, u8),
-    Unwant(u8),
-    /// Deleted and made again between two looks.
-    Anew(u8, u8, bool),
-}
-
-/// Pods of two applications, some of which offer themselves, come, change and go, and so do nodes and
-/// reservations. Builds with assertions compare who may be taken in with all pods at every attempt.
-#[test]
-fn who_may_be_taken_in_is_known_whatever_happens() {
-    use proptest::prelude::*;
-    let step = || {
-        let (pod, app, on) = (0..6_u8, 0..2_u8, any::<bool>());
-        prop_oneof![
-            4 => (pod.clone(), app.clone(), on).prop_map(|(p, a, on)| Move::Run(p, a, on)),
-            2 => (pod.clone(), app.clone(), on).prop_map(|(p, a, on)| Move::Relabel(p, a, on)),
-            2 => pod.clone().prop_map(Move::Gone),
-            1 => (0..3_u8, on).prop_map(|(n, on)| Move::Node(n, on)),
-            3 => (0..3_u8, app.clone(), on).prop_map(|(r, a, on)| Move::Want(r, a, on)),
-            1 => (0..3_u8, app.clone()).prop_map(|(r, a)| Move::Rename(r, a)),
-            1 => (0..3_u8).prop_map(Move::Unwant),
-            1 => (0..3_u8, app, on).prop_map(|(r, a, on)| Move::Anew(r, a, on)),
-        ]
-    };
-    let taken = std::cell::Cell::new(0);
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(32));
-    let steps = prop::collection::vec(step(), 1..50);
-    let ended = runner.run(&steps, |steps| {
-        let args = json!({"preAllocationConfig": {"enableClusterMode": true}});
-        let mut world = World::with(&args, &[]);
-        for node in 0..3 {
-            world.node(&format!("n{node}"), 8);
-        }
-        let labels = |app: u8, offers: bool| json!({"metadata": {"labels": {"app": format!("a{app}"), POD_PRE_ALLOCATABLE: offers.to_string()}}});
-        let want = |world: &mut World, r: u8, app: u8, cluster: bool| {
-            let mut change = wish(cluster, false, true);
-            change["spec"]["allocatePolicy"] = json!("Restricted");
-            world.reserve(&format!("r{r}"), "4", &format!("a{app}"), change);
-        };
-        for step in steps {
-            match step {
-                Move::Run(p, app, offers) if !world.pods.contains_key(&format!("p{p}")) => {
-                    let mut change = labels(app, offers);
-                    merge(
-                        &mut change,
-                        &json!({"spec": {"nodeName": format!("n{}", p % 3)}}),
-                    );
-                    world.pod(&format!("p{p}"), "2", "", change);
-                }
-                Move::Relabel(p, app, offers) => {
-                    if let Some(pod) = world.pods.get_mut(&format!("p{p}")) {
-                        merge(pod, &labels(app, offers));
-                        world.see(&format!("p{p}"));
-                    }
-                }
-                Move::Gone(p) => world.pod_gone(&format!("p{p}")),
-                Move::Node(n, false) => world.node_gone(&format!("n{n}")),
-                Move::Node(n, true) => world.node(&format!("n{n}"), 8),
-                Move::Want(r, app, cluster)
-                    if !world.reservations.contains_key(&format!("r{r}")) =>
-                {
-                    want(&mut world, r, app, cluster);
-                }
-                Move::Rename(r, app) if world.reservations.contains_key(&format!("r{r}")) => {
-                    let owners = json!([{"labelSelector": {"matchLabels": {"app": format!("a{app}")}}}]);
-                    world.edit(&format!("r{r}"), json!({"spec": {"owners": owners}}));
-                }
-                Move::Unwant(r) => world.unreserve(&format!("r{r}")),
-                Move::Anew(r, app, cluster) => want(&mut world, r, app, cluster),
-                _ => {}
-            }
-            world.later(20);
-            prop_assert!(world.engine.nodes().books_balance());
-        }
-        let owned = |pod: &Value| World::owned_by(pod).is_some();
-        let owners = world.pods.values().filter(|pod| owned(pod)).count();
-        taken.set(taken.get() + owners);
-        Ok(())
-    });
-    if let Err(error) = ended {
-        panic!("{error}");
-    }
-    assert!(taken.get() > 10, "{taken:?}");
 }

@@ -170,4 +170,9 @@ impl World {
             given => format!("{}: {given}", self.fate(pod)),
         }
     }
+
+    /// What a reservation was given.
+    pub(super) fn has(&self, reservation: &str) -> String {
+        given(&self.reservations[reservation])
+    }
 }

@@ -1,0 +1,176 @@
+//! Pods that were told of a pre-allocation which then came to nothing.
+
+use super::*;
+
+/// A reservation `r` that told pod `p` on `n` that it takes it in, and then was not placed.
+fn half_placed(gates: &[&str]) -> World {
+    let mut world = World::with(&json!({}), gates);
+    world.node("n", 10);
+    running(&mut world, "p", "4", "web");
+    world.half = true;
+    ahead(&mut world, "r", "6", "web", json!({}));
+    world.run();
+    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.status("r")["phase"], Value::Null);
+    world.half = false;
+    world
+}
+
+fn cordon(world: &mut World, name: &str, on: bool) {
+    let node = world.nodes.get_mut(name).unwrap();
+    merge(node, &json!({"spec": {"unschedulable": on}}));
+    let node: Node = serde_json::from_value(node.clone()).unwrap();
+    world.engine.node_applied(Arc::new(node), world.now);
+}
+
+/// Another reservation takes `p` in, and yet another finds it taken.
+fn takes_it(world: &mut World) {
+    ahead(world, "s", "6", "web", json!({}));
+    while world.engine.schedule_one(world.now).is_some() {}
+    // Its kubelet reports before it is told.
+    world.see("p");
+    ahead(world, "t", "4", "web", json!({}));
+    while world.engine.schedule_one(world.now).is_some() {}
+    world.later(60);
+    assert_eq!(world.fate("p"), "n (s)");
+    assert_eq!(world.status("s")["currentOwners"][0]["name"], "p");
+    assert_eq!(world.status("t")["phase"], "Available");
+    assert_eq!(world.status("t").get("currentOwners"), None);
+    assert_eq!(world.booked("n"), 10_000);
+}
+
+#[test]
+fn who_was_told_of_another_place_is_told_again() {
+    let mut world = half_placed(&[]);
+    cordon(&mut world, "n", true);
+    world.node("m", 8);
+    world.later(60);
+    assert_eq!(world.status("r")["nodeName"], "m");
+    assert_eq!(world.status("r").get("currentOwners"), None);
+    assert_eq!(world.fate("p"), "n");
+    cordon(&mut world, "n", false);
+    takes_it(&mut world);
+}
+
+#[test]
+fn who_was_told_of_what_never_came_is_told_again() {
+    let mut world = half_placed(&[]);
+    world.unreserve("r");
+    world.run();
+    assert_eq!(world.fate("p"), "n");
+    takes_it(&mut world);
+    let mut world = half_placed(&["ExpirePendingReservations"]);
+    cordon(&mut world, "n", true);
+    world.later(25 * 3600);
+    assert_eq!(world.status("r")["phase"], "Failed");
+    assert_eq!(world.fate("p"), "n");
+    cordon(&mut world, "n", false);
+    takes_it(&mut world);
+    // One that was placed and goes is another matter: its owners are told by a gate.
+    world.unreserve("s");
+    world.run();
+    assert_eq!(world.fate("p"), "n (s)");
+}
+
+#[test]
+fn a_word_that_is_void_keeps_nobody() {
+    // Whoever should have told it was not heard either.
+    let mut world = half_placed(&[]);
+    world.unreserve("r");
+    drop(world.engine.take_outputs());
+    assert_eq!(world.fate("p"), "n (r)");
+    takes_it(&mut world);
+    for pods_first in [false, true] {
+        world.restart(pods_first);
+        assert_eq!(world.booked("n"), 10_000);
+    }
+    let mut world = half_placed(&[]);
+    cordon(&mut world, "n", true);
+    world.node("m", 8);
+    let told = world.pods["p"].clone();
+    world.later(60);
+    world.pods.insert("p".to_owned(), told);
+    world.see("p");
+    cordon(&mut world, "n", false);
+    takes_it(&mut world);
+    // As long as it may still come, it keeps whom it told.
+    let mut world = half_placed(&[]);
+    world.half = true;
+    world.later(60);
+    ahead(&mut world, "s", "3", "web", json!({}));
+    world.half = false;
+    world.run();
+    assert_eq!(world.status("s")["nodeName"], "n");
+    assert_eq!(world.fate("p"), "n (r)");
+}
+
+#[test]
+fn who_waits_hears_of_what_came_to_nothing() {
+    let mut world = half_placed(&[]);
+    world.half = true;
+    let must = json!({"metadata": {"labels": {RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}}});
+    ahead(&mut world, "s", "6", "web", must);
+    world.run();
+    assert!(world.word("s").contains(NO_POD), "{}", world.word("s"));
+    world.half = false;
+    world.unreserve("r");
+    drop(world.engine.take_outputs());
+    world.later(20);
+    assert_eq!(world.fate("p"), "n (s)");
+}
+
+/// What is over keeps nobody either, though it is still there.
+#[test]
+fn who_waits_hears_of_what_ended_before_it_came() {
+    for phase in ["Failed", "Succeeded"] {
+        let mut world = half_placed(&[]);
+        world.half = true;
+        let must = json!({"metadata": {"labels": {RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}}});
+        ahead(&mut world, "s", "6", "web", must);
+        world.run();
+        assert!(world.word("s").contains(NO_POD), "{}", world.word("s"));
+        world.half = false;
+        world.edit("r", json!({"status": {"phase": phase}}));
+        drop(world.engine.take_outputs());
+        world.later(20);
+        assert_eq!(world.fate("p"), "n (s)", "{phase}");
+    }
+}
+
+#[test]
+fn who_was_told_in_vain_is_told_when_others_are_taken_in() {
+    let mut world = half_placed(&[]);
+    // It fills the reservation better.
+    running(&mut world, "p2", "5", "web");
+    world.later(60);
+    assert_eq!(world.status("r")["phase"], "Available");
+    assert_eq!(world.fate("p2"), "n (r)");
+    assert_eq!(world.fate("p"), "n");
+    let owners = &world.status("r")["currentOwners"];
+    assert_eq!(owners.as_array().map(Vec::len), Some(1), "{owners}");
+    assert_eq!(owners[0]["name"], "p2");
+    assert_eq!(world.booked("n"), 10_000);
+    // Who is taken in again is not told that it is not.
+    let mut world = half_placed(&[]);
+    world.half = true;
+    world.later(60);
+    world.half = false;
+    world.later(600);
+    assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
+    assert_eq!(world.fate("p"), "n (r)");
+    // Nor is anybody as long as nothing is written.
+    let mut world = half_placed(&[]);
+    running(&mut world, "p2", "5", "web");
+    world.broken = true;
+    world.later(60);
+    assert_eq!(
+        (world.fate("p"), world.fate("p2")),
+        ("n (r)".to_owned(), "n".to_owned())
+    );
+    // The better one is gone when the reservation is tried again.
+    world.pod_gone("p2");
+    world.broken = false;
+    world.later(600);
+    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
+}
