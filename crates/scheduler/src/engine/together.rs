@@ -308,10 +308,11 @@ impl Engine {
             let node = self.nodes.name(node).clone();
             self.outrank(&node, priority, &mates);
         }
+        let places = plan.places.iter();
+        let places: FxHashMap<&str, _> = places.map(|place| (&*place.0.uid, place)).collect();
         let mut own = None;
         for uid in pending {
-            let place = plan.places.iter().find(|(member, _)| member.uid == *uid);
-            let Some((member, node)) = place else {
+            let Some((member, node)) = places.get(&**uid) else {
                 if let Some(mate) = self.withdraw(uid) {
                     self.promise_ended(&mate, now);
                 }

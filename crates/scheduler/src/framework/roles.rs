@@ -265,6 +265,7 @@ pub trait LastResort {
 /// Lets pods in by what others have, wherever these are.
 pub trait Admission {
     /// Whether all of `pods`, which have no place, would be let in together if `victims` were gone.
+    /// The first of them are, too, if all are.
     fn admits(&self, pods: &[Arc<PodInfo>], victims: &[Arc<PodInfo>], view: View<'_>) -> bool;
     /// Hands over, by uid, everybody whose end may have more of `pods` let in, and perhaps more.
     fn in_the_way(&self, pods: &[Arc<PodInfo>], view: View<'_>, name: &mut dyn FnMut(&str));

@@ -478,6 +478,14 @@ fn a_gang_makes_room_in_its_quota_too() {
             bound: 2,
         },
         Row {
+            name: "nor for those, though many come behind them",
+            gang: (7, 2),
+            cores: 20,
+            change: |pod| pod,
+            victims: &["q1", "q2"],
+            bound: 2,
+        },
+        Row {
             name: "one of them may not go",
             gang: (2, 2),
             cores: 20,

@@ -5,7 +5,7 @@ use crate::engine::preempt::{importance, spare_order};
 use crate::framework::{Admission, Volatile};
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
 impl Planner<'_> {
@@ -37,22 +37,20 @@ impl Planner<'_> {
     /// Whether where a member has its place may change what is said of a mate on another node: that was not
     /// seen, since each node was looked at by itself.
     fn depend_on_each_other(&self) -> bool {
-        self.sites.iter().any(|site| {
-            let others = self.sites.iter().filter(|other| other.node != site.node);
-            let others: Vec<usize> = others
-                .flat_map(|other| other.placed.iter().copied())
-                .collect();
-            site.placed.iter().any(|at| {
-                let Member { pod, prepared, .. } = &self.members[*at];
-                let moving = prepared.iter().flat_map(|prepared| &prepared.moving);
-                let mut moving =
-                    moving.filter_map(|(plugin, _)| self.engine.plugins[*plugin].volatile());
-                let mut minds = |rules: &dyn Volatile| {
-                    let mut mates = others.iter().map(|mate| &self.members[*mate].pod);
-                    mates.any(|mate| rules.minds_afar(pod, mate))
-                };
-                moving.any(&mut minds)
-            })
+        let placed = |site: &Site| -> Vec<(NodeIndex, usize)> {
+            site.placed.iter().map(|at| (site.node, *at)).collect()
+        };
+        let all: Vec<(NodeIndex, usize)> = self.sites.iter().flat_map(placed).collect();
+        all.iter().any(|(node, at)| {
+            let Member { pod, prepared, .. } = &self.members[*at];
+            let moving = prepared.iter().flat_map(|prepared| &prepared.moving);
+            let mut moving =
+                moving.filter_map(|(plugin, _)| self.engine.plugins[*plugin].volatile());
+            let mut minds = |rules: &dyn Volatile| {
+                let mut afar = all.iter().filter(|(other, _)| other != node);
+                afar.any(|(_, mate)| rules.minds_afar(pod, &self.members[*mate].pod))
+            };
+            moving.any(&mut minds)
         })
     }
 
@@ -96,18 +94,23 @@ impl Planner<'_> {
             });
         }
         let every: Vec<Arc<PodInfo>> = extra.values().map(|(_, pod)| pod.clone()).collect();
-        let with = |base: &[Arc<PodInfo>], extra: &[Arc<PodInfo>]| {
-            let mut all = base.to_vec();
-            let new = extra
-                .iter()
-                .filter(|pod| base.iter().all(|known| known.uid != pod.uid));
-            all.extend(new.cloned());
-            all
+        let beside = |base: &[Arc<PodInfo>], mut extra: Vec<Arc<PodInfo>>| {
+            let known: FxHashSet<&str> = base.iter().map(|pod| &*pod.uid).collect();
+            extra.retain(|pod| !known.contains(&*pod.uid));
+            extra
         };
-        let least = with(&base, &every);
-        while !pods.is_empty() && !admits(&pods, &least) {
-            pods.pop();
+        let with = |base: &[Arc<PodInfo>], extra: &[Arc<PodInfo>]| [base, extra].concat();
+        let least = with(&base, &beside(&base, every.clone()));
+        // Who is let in behind others is so behind fewer of them.
+        let (mut few, mut many) = (0, pods.len());
+        while few < many {
+            let middle = many - (many - few) / 2;
+            match admits(&pods[..middle], &least) {
+                true => few = middle,
+                false => many = middle - 1,
+            }
         }
+        pods.truncate(few);
         if pods.len() < placed.len() {
             if pods.is_empty() || !(self.group.enough)(&pods) {
                 return None;
@@ -124,8 +127,8 @@ impl Planner<'_> {
             }
             base = self.victims();
         }
-        let (mut order, ..) = spare_order(&sorted(every), &self.group.rules, &self.spent);
-        order.retain(|pod| base.iter().all(|known| known.uid != pod.uid));
+        let (order, ..) = spare_order(&sorted(every), &self.group.rules, &self.spent);
+        let mut order = beside(&base, order);
         // The least harmful first, as few as are enough.
         order.reverse();
         let (mut few, mut many) = (0, order.len());

@@ -195,8 +195,17 @@ impl<'a> Planner<'a> {
         let wanted = wanted(self.sites.len(), &self.group.rules);
         let mut all: FxHashMap<usize, Vec<Option<Known>>> = FxHashMap::default();
         let (mut placed, mut why) = (Vec::new(), None);
+        // What is known for a member that nobody is like is of no use behind it, and may be much.
+        let kinds = self.members.iter().enumerate();
+        let last: FxHashMap<usize, usize> = kinds.map(|(at, member)| (member.kind, at)).collect();
+        let mut stale = None;
         for at in 0..self.members.len() {
-            let rows = all.entry(self.members[at].kind).or_default();
+            if let Some(kind) = stale.take() {
+                all.remove(&kind);
+            }
+            let kind = self.members[at].kind;
+            stale = (last.get(&kind) == Some(&at)).then_some(kind);
+            let rows = all.entry(kind).or_default();
             rows.resize_with(self.sites.len(), || None);
             let (mut best, mut found): (Option<(Cost, usize)>, usize) = (None, 0);
             let mut refusals = FxHashMap::<Reason, usize>::default();
