@@ -111,6 +111,24 @@ fn devices_are_taken_over() {
             assert!(world.engine.nodes().books_balance());
         }
     }
+    // Those of the pod, though others lie closer together.
+    let mut world = World::with_hardware(&[]);
+    world.machine("n", 4, json!({}));
+    for name in ["a", "b", "c", "d"] {
+        world.asks(name, "gpu=100", "other", json!({}));
+        world.run();
+    }
+    assert_eq!([world.lot("a"), world.lot("c")], ["n: gpu 0", "n: gpu 2"]);
+    world.pod_gone("a");
+    world.pod_gone("c");
+    world.asks("p", "gpu=200", "web", json!({}));
+    world.run();
+    assert_eq!(world.lot("p"), "n: gpu 0 2");
+    world.pod_gone("b");
+    world.pod_gone("d");
+    world.reserves("r", "gpu=200", "web", json!({}), must());
+    world.run();
+    assert_eq!(world.has("r"), "gpu 0 2", "{}", world.word("r"));
     // What is left of it is for owners.
     let mut world = World::with_hardware(&[]);
     world.machine("n", 4, json!({}));
@@ -155,6 +173,18 @@ fn numa_nodes_are_taken_over() {
     world.pod_gone("q");
     world.later(60);
     assert_eq!(world.has("s"), "1: cpu 8", "{}", world.word("s"));
+    // The pod keeps the reservation on its NUMA node where the other would do as well.
+    let mut world = World::with_hardware(&[]);
+    world.machine("n", 0, single());
+    for (name, app) in [("q", "other"), ("p", "web")] {
+        world.asks(name, "cpu=6", app, json!({}));
+        world.run();
+    }
+    assert_eq!(world.lot("p"), "n: 1: cpu 6");
+    world.pod_gone("q");
+    world.reserves("r", "cpu=6", "web", json!({}), must());
+    world.run();
+    assert_eq!(world.has("r"), "1: cpu 6", "{}", world.word("r"));
     // CPUs and devices of one NUMA node, of which the pod has some.
     let mut world = World::with_hardware(&[]);
     world.machine("n", 4, single());
