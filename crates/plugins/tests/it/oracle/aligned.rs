@@ -1,5 +1,6 @@
-//! CPUs that are bound, also amplified ones, NUMA nodes and GPUs: the nodes that can take each pod that waits are those of
-//! the rules, and what is written on a pod is what the rules allow.
+//! CPUs that are bound, also amplified ones and those that pods keep their like off, NUMA nodes, GPUs, RDMA
+//! adapters, and reservations that hold any of them: the nodes that can take each pod that waits are those
+//! of the rules, and what is written on a pod is what the rules allow.
 
 mod objects;
 mod rules;
@@ -8,7 +9,7 @@ use crate::failover::draw as mix;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
 use koord_scheduler::framework::{BuildContext, Profiles};
-use rules::{Bind, Cluster, Node, Pod, Policy};
+use rules::{Bind, Cluster, Exclusive, GPU, Node, Pod, Policy, RDMA, Reservation};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,13 +22,16 @@ struct Reached {
     apart: BTreeMap<&'static str, u32>,
     /// Pods placed, by what they have.
     placed: BTreeMap<&'static str, u32>,
+    /// What reservations and those who keep their like off came to.
+    kept: BTreeMap<&'static str, u32>,
     refused: u32,
     conflicts: u32,
     restarts: u32,
 }
 
 fn engine(cached: bool) -> Engine {
-    let enabled = ["NodeNUMAResource", "DeviceShare"].map(|name| json!({"name": name}));
+    let enabled = ["NodeNUMAResource", "DeviceShare", "Reservation"];
+    let enabled = enabled.map(|name| json!({"name": name}));
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -76,6 +80,11 @@ impl Run {
             let Some(info) = self.engine.queued(name).cloned() else {
                 continue;
             };
+            // It is refused before any node is looked at.
+            let there = |name: &String| self.cluster.reservations.contains_key(name);
+            if pod.into.as_ref().is_some_and(|name| !there(name)) {
+                continue;
+            }
             let refused = self
                 .engine
                 .nearest(&info, usize::MAX, objects::at(self.now));
@@ -91,9 +100,30 @@ impl Run {
             let nodes = &self.cluster.nodes;
             self.reached.sets += u32::from(!is.is_empty() && is.len() < nodes.len());
             for (name, node) in nodes {
-                if !is.contains(name) && self.cluster.has_room(pod, name) {
+                if pod.into.is_none() && !is.contains(name) && self.cluster.has_room(pod, name) {
                     let by = objects::policy(node.policy);
                     *self.reached.apart.entry(by).or_default() += 1;
+                }
+            }
+            let open = Cluster {
+                reservations: BTreeMap::new(),
+                ..self.cluster.clone()
+            };
+            let kept = &mut self.reached.kept;
+            match &pod.into {
+                // It would fit beside what is reserved.
+                Some(into) => {
+                    let node = &self.cluster.reservations[into].held.node;
+                    let plain = Pod {
+                        into: None,
+                        ..pod.clone()
+                    };
+                    let fits = self.cluster.feasible(&plain).contains(node);
+                    *kept.entry("insists").or_default() += u32::from(fits && is.is_empty());
+                }
+                None => {
+                    let more = open.feasible(pod).len() > is.len();
+                    *kept.entry("is no owner").or_default() += u32::from(more);
                 }
             }
         }
@@ -116,19 +146,38 @@ impl Run {
                 let held = objects::held(&bind.node, &bind.patch.annotations);
                 assert!(fits.contains(&held.node), "{}: {pod:?}", self.what);
                 self.cluster.check(&pod, &held);
+                let kept_off = self.cluster.keeps_off(&pod, &held) == Some(true);
+                let alike = kept_off && self.cluster.has_alike(&pod, &held.node);
+                let into = pod.into.is_some();
+                for (what, is) in [
+                    ("off cores", alike && pod.exclusive == Exclusive::Core),
+                    ("off NUMA nodes", alike && pod.exclusive == Exclusive::Numa),
+                    ("reserved CPUs", into && !held.cpus.is_empty()),
+                    ("reserved NUMA nodes", into && !held.numas.is_empty()),
+                    ("reserved devices", into && pod.asks_for_devices()),
+                ] {
+                    *self.reached.kept.entry(what).or_default() += u32::from(is);
+                }
+                let [gpu, rdma] = pod.devices;
                 let amplified = self.cluster.nodes[&held.node].percent > 100;
                 for (what, is) in [
                     ("CPUs", !held.cpus.is_empty()),
                     ("a NUMA node", held.numas.len() == 1),
                     ("two NUMA nodes", held.numas.len() == 2),
-                    ("part of a GPU", pod.gpu > 0 && pod.gpu < 100),
-                    ("GPUs", pod.gpu > 100),
-                    ("GPU and CPUs", pod.gpu > 0 && !held.cpus.is_empty()),
+                    ("part of a GPU", gpu > 0 && gpu < 100),
+                    ("GPUs", gpu > 100),
+                    ("GPU and CPUs", gpu > 0 && !held.cpus.is_empty()),
+                    ("part of an adapter", rdma > 0 && rdma < 100),
+                    ("adapters", rdma >= 100),
+                    ("GPU and adapter", gpu > 0 && rdma > 0),
                     ("amplified CPUs", amplified && !held.cpus.is_empty()),
                 ] {
                     *self.reached.placed.entry(what).or_default() += u32::from(is);
                 }
                 self.sent.insert(pod.name.clone());
+                if let Some(into) = &pod.into {
+                    self.cluster.owns.insert(pod.name.clone(), into.clone());
+                }
                 self.cluster.held.insert(pod.name.clone(), held);
             }
         }
@@ -142,7 +191,7 @@ impl Run {
             Policy::Restricted,
             Policy::BestEffort,
         ][number % 4];
-        let gpus = self.of(&[0, 2, 4]);
+        let (gpus, adapters) = (self.of(&[0, 2, 4]), self.of(&[0, 2, 2]));
         let node = Node {
             policy,
             percent: self.of(&[100, 100, 150, 200]),
@@ -154,7 +203,7 @@ impl Run {
             } else {
                 BTreeSet::new()
             },
-            gpus: vec![true; gpus],
+            devices: [vec![true; gpus], vec![true; adapters]],
         };
         let name = format!("n{number}");
         self.cluster.nodes.insert(name.clone(), node);
@@ -167,7 +216,7 @@ impl Run {
         let now = objects::at(self.now);
         self.engine
             .object_changed(&objects::topology(name, node), now);
-        if !node.gpus.is_empty() {
+        if node.devices.iter().any(|all| !all.is_empty()) {
             self.engine
                 .object_changed(&objects::devices(name, node), now);
         }
@@ -176,21 +225,89 @@ impl Run {
 
     fn arrives(&mut self) {
         let bind = self.of(&[Bind::No, Bind::No, Bind::Prefer, Bind::Full, Bind::Spread]);
-        let gpu = self.of(&[0, 0, 0, 30, 60, 100, 200]);
+        let names: Vec<String> = self.cluster.reservations.keys().cloned().collect();
+        let into = match self.below(3) {
+            0 if !names.is_empty() => Some(self.of(&names)),
+            _ => None,
+        };
+        let exclusive = match bind {
+            Bind::No => Exclusive::No,
+            _ if into.is_some() => Exclusive::No,
+            _ => self.of(&[Exclusive::No, Exclusive::Core, Exclusive::Numa]),
+        };
+        // Those who keep others off ask for little else, so that there are some of them together.
+        let devices = if exclusive == Exclusive::No {
+            let gpu = self.of(&[0, 0, 0, 30, 60, 100, 200]);
+            [gpu, self.of(&[0, 0, 0, 20, 50, 100, 200])]
+        } else {
+            [0; 2]
+        };
+        // Owners are small, as what is reserved is.
+        let small = into.is_some() || exclusive != Exclusive::No;
         let pod = Pod {
             name: format!("p{}", self.numbers),
             cpu: if bind == Bind::No {
                 self.of(&[500, 1500, 2500, 6000])
+            } else if small {
+                1000 * self.of(&[1, 2, 2])
             } else {
                 1000 * self.of(&[1, 2, 3, 4, 6])
             },
-            memory: self.of(&[0, 700, 2000, 5000]),
-            gpu,
+            memory: self.of(if small {
+                &[0, 200, 700]
+            } else {
+                &[0, 700, 2000, 5000]
+            }),
+            devices,
             bind,
+            exclusive,
+            into,
         };
         let object = objects::pod(&pod, None);
         self.cluster.pods.insert(pod.name.clone(), pod);
         self.engine.pod_applied(object, objects::at(self.now));
+    }
+
+    /// A reservation that has its place, where there is room for it: with CPUs or NUMA nodes, or neither, and
+    /// maybe with devices.
+    fn reserved(&mut self) {
+        let plain: Vec<String> = self.cluster.nodes.keys().cloned().collect();
+        let name = self.of(&plain);
+        let node = self.cluster.nodes[&name].clone();
+        let fine = node.policy != Policy::None || self.below(2) == 0;
+        let pod = Pod {
+            name: format!("r{}", self.numbers),
+            cpu: 1000 * self.of(&[2, 4]),
+            memory: self.of(&[500, 1500]),
+            devices: [self.of(&[0, 50, 100, 200]), self.of(&[0, 50, 100])],
+            bind: if fine && self.below(3) > 0 {
+                Bind::Full
+            } else {
+                Bind::No
+            },
+            exclusive: Exclusive::No,
+            into: None,
+        };
+        let named = |held: &Reservation| held.held.node == name;
+        if node.percent > 100
+            || self.cluster.reservations.values().any(named)
+            || !self.cluster.has_room(&pod, &name)
+        {
+            return;
+        }
+        let Some(held) = self.cluster.somewhere(&pod, &name, fine) else {
+            return;
+        };
+        let all = Reservation {
+            cpu: pod.cpu,
+            memory: pod.memory,
+            amounts: pod.devices,
+            fine: !held.cpus.is_empty() || !held.numas.is_empty(),
+            held,
+        };
+        let change = objects::reservation(&pod.name, &all, false);
+        self.engine.object_changed(&change, objects::at(self.now));
+        self.cluster.reservations.insert(pod.name, all);
     }
 
     fn confirm(&mut self, name: &str) {
@@ -208,9 +325,23 @@ impl Run {
         };
         self.sent.remove(name);
         self.cluster.held.remove(name);
+        self.cluster.owns.remove(name);
         self.engine
             .bind_finished(name, Err(error), objects::at(self.now));
         self.reached.conflicts += 1;
+    }
+
+    /// One is deleted. Its owners keep what they have.
+    fn reservation_ends(&mut self) {
+        let names: Vec<String> = self.cluster.reservations.keys().cloned().collect();
+        if names.is_empty() {
+            return;
+        }
+        let name = self.of(&names);
+        let all = self.cluster.reservations.remove(&name).unwrap();
+        self.cluster.owns.retain(|_, of| *of != name);
+        let change = objects::reservation(&name, &all, true);
+        self.engine.object_changed(&change, objects::at(self.now));
     }
 
     /// Another engine goes on with what is written.
@@ -228,11 +359,15 @@ impl Run {
         for name in names {
             self.show(&name);
         }
+        for (name, all) in &self.cluster.reservations {
+            let change = objects::reservation(name, all, false);
+            self.engine.object_changed(&change, now);
+        }
         self.reached.restarts += 1;
     }
 
     fn step(&mut self) {
-        match self.below(16) {
+        match self.below(20) {
             0 | 1 => {
                 let sent: Vec<String> = self.sent.iter().cloned().collect();
                 for name in sent {
@@ -253,6 +388,7 @@ impl Run {
                 if !pods.is_empty() {
                     let name = self.of(&pods);
                     let held = self.cluster.held.remove(&name);
+                    self.cluster.owns.remove(&name);
                     let pod = self.cluster.pods.remove(&name).unwrap();
                     let object = objects::pod(&pod, held.as_ref());
                     self.sent.remove(&name);
@@ -260,20 +396,23 @@ impl Run {
                 }
             }
             7 => {
+                let kind = self.of(&[GPU, RDMA]);
                 let with = self.cluster.nodes.iter();
-                let with = with.filter(|(_, node)| !node.gpus.is_empty());
+                let with = with.filter(|(_, node)| !node.devices[kind].is_empty());
                 let with: Vec<String> = with.map(|(name, _)| name.clone()).collect();
                 if !with.is_empty() {
                     let name = self.of(&with);
-                    let count = self.cluster.nodes[&name].gpus.len();
+                    let count = self.cluster.nodes[&name].devices[kind].len();
                     let minor = self.below(count);
                     let node = self.cluster.nodes.get_mut(&name).unwrap();
-                    node.gpus[minor] = !node.gpus[minor];
+                    node.devices[kind][minor] = !node.devices[kind][minor];
                     let change = objects::devices(&name, node);
                     self.engine.object_changed(&change, objects::at(self.now));
                 }
             }
             8 if self.below(4) == 0 => self.restart(),
+            9 | 10 => self.reserved(),
+            11 if self.below(4) == 0 => self.reservation_ends(),
             _ => self.arrives(),
         }
     }
@@ -318,21 +457,22 @@ fn cpus_and_devices_go_where_the_rules_say() {
         for (sums, counts) in [
             (&mut total.apart, reached.apart),
             (&mut total.placed, reached.placed),
+            (&mut total.kept, reached.kept),
         ] {
             for (what, count) in counts {
                 *sums.entry(what).or_default() += count;
             }
         }
     }
-    let enough = |counts: &BTreeMap<&str, u32>, kinds: usize| {
-        counts.len() == kinds && counts.values().all(|count| *count >= 20)
+    let enough = |counts: &BTreeMap<&str, u32>, kinds: usize, each: u32| {
+        counts.len() == kinds && counts.values().all(|count| *count >= each)
     };
     assert!(
         total.sets >= 500 && total.refused >= 100 && total.conflicts >= 20 && total.restarts >= 10,
         "{total:?}"
     );
     assert!(
-        enough(&total.apart, 4) && enough(&total.placed, 7),
+        enough(&total.apart, 4, 20) && enough(&total.placed, 10, 20) && enough(&total.kept, 7, 10),
         "{total:?}"
     );
 }

@@ -1,11 +1,13 @@
 //! Objects of the API from what a run made up, and what is written on pods.
 
 use super::super::START;
-use super::rules::{Bind, Held, NUMAS, Node, Pod, Policy, THREADS};
+use super::rules::{
+    Bind, Exclusive, GPU, Held, NUMAS, Node, Pod, Policy, RDMA, Reservation, THREADS,
+};
 use crate::differential::preemption::{change, parsed};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
-use koord_api::scheduling::Device;
+use koord_api::scheduling::{self, Device};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_scheduler::framework::ObjectChange;
 use serde_json::{Value, json};
@@ -14,8 +16,11 @@ use std::sync::Arc;
 
 const CORE: &str = "koordinator.sh/gpu-core";
 const RATIO: &str = "koordinator.sh/gpu-memory-ratio";
+const ADAPTER: &str = "koordinator.sh/rdma";
+const KINDS: [&str; 2] = ["gpu", "rdma"];
 const STATUS: &str = "scheduling.koordinator.sh/resource-status";
 const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
+const ALLOCATED: &str = "scheduling.koordinator.sh/reservation-allocated";
 
 pub(super) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(START + seconds).unwrap()
@@ -45,12 +50,12 @@ pub(super) fn node(name: &str, node: &Node) -> Arc<v1::Node> {
         annotations["node.koordinator.sh/resource-amplification-ratio"] = json!(ratio.to_string());
     }
     let cpu = node.amplified(i64::from(node.cpus) * 1000);
-    let gpus = node.gpus.len() * 100;
+    let [gpus, adapters] = [GPU, RDMA].map(|kind| (node.devices[kind].len() * 100).to_string());
     Arc::new(parsed(json!({
         "metadata": {"name": name, "uid": name, "labels": labels, "annotations": annotations},
         "status": {"allocatable": {"cpu": format!("{cpu}m"), "pods": "110",
             "memory": format!("{}Mi", node.memory * i64::from(NUMAS)),
-            CORE: gpus.to_string(), RATIO: gpus.to_string()}}
+            CORE: gpus, RATIO: gpus, ADAPTER: adapters}}
     })))
 }
 
@@ -83,13 +88,21 @@ pub(super) fn topology(name: &str, node: &Node) -> ObjectChange {
 }
 
 pub(super) fn devices(name: &str, node: &Node) -> ObjectChange {
-    let gpu = |(minor, well): (usize, &bool)| {
-        let numa = node.numa_of_gpu(u32::try_from(minor).unwrap());
-        json!({"type": "gpu", "id": format!("{name}-{minor}"), "minor": minor, "health": well,
-            "resources": {CORE: "100", RATIO: "100", "koordinator.sh/gpu-memory": "80Gi"},
+    let device = |kind: usize, minor: usize, well: &bool| {
+        let numa = node.numa_of_device(kind, u32::try_from(minor).unwrap());
+        let resources = match kind {
+            GPU => json!({CORE: "100", RATIO: "100", "koordinator.sh/gpu-memory": "80Gi"}),
+            _ => json!({ADAPTER: "100"}),
+        };
+        json!({"type": KINDS[kind], "id": format!("{name}-{kind}-{minor}"), "minor": minor,
+            "health": well, "resources": resources,
             "topology": {"socketID": numa, "nodeID": numa, "pcieID": format!("{numa}")}})
     };
-    let list: Vec<Value> = node.gpus.iter().enumerate().map(gpu).collect();
+    let list = [GPU, RDMA].map(|kind| {
+        let all = node.devices[kind].iter().enumerate();
+        all.map(|(minor, well)| device(kind, minor, well)).collect()
+    });
+    let list: Vec<Value> = list.into_iter().flat_map(|list: Vec<Value>| list).collect();
     let object: Device = parsed(json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
         "metadata": {"name": name}, "spec": {"devices": list}
@@ -98,23 +111,26 @@ pub(super) fn devices(name: &str, node: &Node) -> ObjectChange {
 }
 
 pub(super) fn pod(pod: &Pod, held: Option<&Held>) -> Arc<v1::Pod> {
-    let mut requests = json!({"cpu": format!("{}m", pod.cpu)});
-    if pod.memory > 0 {
-        requests["memory"] = json!(format!("{}Mi", pod.memory));
-    }
-    if pod.gpu > 0 {
-        requests[CORE] = json!(pod.gpu.to_string());
-        requests[RATIO] = json!(pod.gpu.to_string());
-    }
+    let requests = requests(pod.cpu, pod.memory, pod.devices);
     let (mut labels, mut annotations) = (json!({}), json!({}));
     if pod.bind != Bind::No {
         labels = json!({"koordinator.sh/qosClass": "LSR", "koordinator.sh/priority-class": "koord-prod"});
-        let spec = match pod.bind {
+        let mut spec = match pod.bind {
             Bind::Full => json!({"requiredCPUBindPolicy": "FullPCPUs"}),
             Bind::Spread => json!({"requiredCPUBindPolicy": "SpreadByPCPUs"}),
             Bind::Prefer | Bind::No => json!({"preferredCPUBindPolicy": "FullPCPUs"}),
         };
+        match pod.exclusive {
+            Exclusive::No => {}
+            Exclusive::Core => spec["preferredCPUExclusivePolicy"] = json!("PCPULevel"),
+            Exclusive::Numa => spec["preferredCPUExclusivePolicy"] = json!("NUMANodeLevel"),
+        }
         annotations["scheduling.koordinator.sh/resource-spec"] = json!(spec.to_string());
+    }
+    if let Some(into) = &pod.into {
+        labels["owner"] = json!(into);
+        annotations["scheduling.koordinator.sh/reservation-affinity"] =
+            json!(json!({"name": into}).to_string());
     }
     let mut value = json!({
         "metadata": {"name": pod.name, "namespace": "ns", "uid": pod.name, "labels": labels},
@@ -125,6 +141,9 @@ pub(super) fn pod(pod: &Pod, held: Option<&Held>) -> Arc<v1::Pod> {
         value["spec"]["nodeName"] = json!(held.node);
         annotations[STATUS] = json!(status(held).to_string());
         annotations[DEVICES] = json!(allocated(held).to_string());
+        if let Some(into) = &pod.into {
+            annotations[ALLOCATED] = json!(json!({"name": into, "uid": into}).to_string());
+        }
     }
     value["metadata"]["annotations"] = annotations;
     Arc::new(parsed(value))
@@ -150,16 +169,73 @@ fn status(held: &Held) -> Value {
 }
 
 fn allocated(held: &Held) -> Value {
-    let one = |(minor, percent): (&u32, &i64)| {
+    let one = |kind: usize, minor: &u32, percent: &i64| {
         let percent = percent.to_string();
-        json!({"minor": minor, "resources": {CORE: percent, RATIO: percent}})
+        let resources = match kind {
+            GPU => json!({CORE: percent, RATIO: percent}),
+            _ => json!({ADAPTER: percent}),
+        };
+        json!({"minor": minor, "resources": resources})
     };
-    let gpus: Vec<Value> = held.gpus.iter().map(one).collect();
-    if gpus.is_empty() {
-        json!({})
-    } else {
-        json!({"gpu": gpus})
+    let mut out = json!({});
+    for kind in [GPU, RDMA] {
+        let all = held.devices[kind].iter();
+        let list: Vec<Value> = all.map(|(minor, n)| one(kind, minor, n)).collect();
+        if !list.is_empty() {
+            out[KINDS[kind]] = json!(list);
+        }
     }
+    out
+}
+
+fn requests(cpu: i64, memory: i64, [gpu, adapter]: [i64; 2]) -> Value {
+    let mut out = json!({"cpu": format!("{cpu}m")});
+    if memory > 0 {
+        out["memory"] = json!(format!("{memory}Mi"));
+    }
+    if gpu > 0 {
+        out[CORE] = json!(gpu.to_string());
+        out[RATIO] = json!(gpu.to_string());
+    }
+    if adapter > 0 {
+        out[ADAPTER] = json!(adapter.to_string());
+    }
+    out
+}
+
+/// One that has its place.
+pub(super) fn reservation(name: &str, all: &Reservation, gone: bool) -> ObjectChange {
+    let room = requests(all.cpu, all.memory, all.amounts);
+    let time = at(0).to_string();
+    let condition = |kind: &str, reason: &str| {
+        json!({"type": kind, "status": "True", "reason": reason,
+            "lastProbeTime": time, "lastTransitionTime": time})
+    };
+    let mut annotations = json!({});
+    if all.fine {
+        annotations[STATUS] = json!(status(&all.held).to_string());
+    }
+    if all.amounts != [0; 2] {
+        annotations[DEVICES] = json!(allocated(&all.held).to_string());
+    }
+    let object: scheduling::Reservation = parsed(json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+        "metadata": {"name": name, "uid": name, "creationTimestamp": time,
+            "annotations": annotations},
+        "spec": {
+            "template": {"spec": {"schedulerName": "koord-scheduler", "containers":
+                [{"name": "c", "image": "i", "resources": {"requests": room}}]}},
+            "ttl": "0s", "allocateOnce": false, "allocatePolicy": "Restricted",
+            "owners": [{"labelSelector": {"matchLabels": {"owner": name}}}]
+        },
+        "status": {"phase": "Available", "nodeName": all.held.node, "allocatable": room,
+            "conditions": [condition("Scheduled", "Scheduled"), condition("Ready", "Available")]}
+    }));
+    change(
+        "reservations.v1alpha1.scheduling.koordinator.sh",
+        object,
+        gone,
+    )
 }
 
 /// Reads `0-3,8`.
@@ -185,7 +261,6 @@ pub(super) fn held(node: &str, annotations: &BTreeMap<String, String>) -> Held {
     };
     let (status, devices) = (read(STATUS), read(DEVICES));
     let zones = status["numaNodeResources"].as_array().into_iter().flatten();
-    let gpus = devices["gpu"].as_array().into_iter().flatten();
     let id = |value: &Value| u32::try_from(value.as_u64().unwrap()).unwrap();
     Held {
         node: node.to_owned(),
@@ -197,8 +272,10 @@ pub(super) fn held(node: &str, annotations: &BTreeMap<String, String>) -> Held {
                 (id(&zone["node"]), [milli(&amounts["cpu"]), mebibytes])
             })
             .collect(),
-        gpus: gpus
-            .map(|gpu| (id(&gpu["minor"]), milli(&gpu["resources"][RATIO]) / 1000))
-            .collect(),
+        devices: [(GPU, RATIO), (RDMA, ADAPTER)].map(|(kind, unit)| {
+            let all = devices[KINDS[kind]].as_array().into_iter().flatten();
+            all.map(|one| (id(&one["minor"]), milli(&one["resources"][unit]) / 1000))
+                .collect()
+        }),
     }
 }

@@ -1,11 +1,15 @@
 //! The rules of `NodeNUMAResource` and `DeviceShare` (and of what a node has in all), asked of every
-//! node anew from what is written on pods.
+//! node anew from what is written on pods and reservations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// NUMA nodes of every node, and threads of every core.
 pub(super) const NUMAS: u32 = 2;
 pub(super) const THREADS: u32 = 2;
+
+/// Types of devices.
+pub(super) const GPU: usize = 0;
+pub(super) const RDMA: usize = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Policy {
@@ -39,29 +43,60 @@ pub(super) struct Node {
     pub(super) memory: i64,
     /// CPUs that the kubelet keeps.
     pub(super) reserved: BTreeSet<u32>,
-    /// Whether each GPU is well; the first half is on NUMA node 0.
-    pub(super) gpus: Vec<bool>,
+    /// By type, whether each device is well; the first half is on NUMA node 0.
+    pub(super) devices: [Vec<bool>; 2],
+}
+
+/// What a pod that is bound wants to keep of its like off, where it can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Exclusive {
+    No,
+    /// Off their cores.
+    Core,
+    /// Off their NUMA nodes.
+    Numa,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Pod {
     pub(super) name: String,
-    /// Milli-CPUs, MiB (0: not asked for) and percent of a GPU (above 100: whole ones).
+    /// Milli-CPUs, MiB (0: not asked for) and, by type, percent of a device (above 100: whole ones).
     pub(super) cpu: i64,
     pub(super) memory: i64,
-    pub(super) gpu: i64,
+    pub(super) devices: [i64; 2],
     pub(super) bind: Bind,
+    pub(super) exclusive: Exclusive,
+    /// The reservation that it goes into, or nowhere.
+    pub(super) into: Option<String>,
 }
 
-/// What is written on a pod that has a node.
+impl Pod {
+    pub(super) fn asks_for_devices(&self) -> bool {
+        self.devices != [0; 2]
+    }
+}
+
+/// What is written on a pod that has a node, or a reservation.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Held {
     pub(super) node: String,
     pub(super) cpus: BTreeSet<u32>,
     /// Milli-CPUs and MiB by NUMA node.
     pub(super) numas: BTreeMap<u32, [i64; 2]>,
-    /// Percent by GPU.
-    pub(super) gpus: BTreeMap<u32, i64>,
+    /// By type, percent by device.
+    pub(super) devices: [BTreeMap<u32, i64>; 2],
+}
+
+/// Amounts that only its owners may have, and nothing beside them: of what it holds any of, they get
+/// nothing else. Those are on nodes that are not amplified.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Reservation {
+    pub(super) cpu: i64,
+    pub(super) memory: i64,
+    pub(super) amounts: [i64; 2],
+    pub(super) held: Held,
+    /// Whether it holds CPUs or NUMA nodes; else its owners get those of the node.
+    pub(super) fine: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -69,6 +104,11 @@ pub(super) struct Cluster {
     pub(super) nodes: BTreeMap<String, Node>,
     pub(super) pods: BTreeMap<String, Pod>,
     pub(super) held: BTreeMap<String, Held>,
+    pub(super) reservations: BTreeMap<String, Reservation>,
+    /// By pod, the reservation that it is in.
+    pub(super) owns: BTreeMap<String, String>,
+    /// All that there is: what is left of this reservation.
+    pub(super) only: Option<Reservation>,
 }
 
 impl Node {
@@ -76,8 +116,8 @@ impl Node {
         cpu / (self.cpus / NUMAS)
     }
 
-    pub(super) fn numa_of_gpu(&self, minor: u32) -> u32 {
-        minor * NUMAS / u32::try_from(self.gpus.len()).unwrap()
+    pub(super) fn numa_of_device(&self, kind: usize, minor: u32) -> u32 {
+        minor * NUMAS / u32::try_from(self.devices[kind].len()).unwrap()
     }
 
     /// Milli-CPUs that are bound, as what they would have given others; rounded up.
@@ -110,13 +150,66 @@ fn usable(free: &BTreeSet<u32>, bind: Bind) -> i64 {
 }
 
 impl Cluster {
-    fn on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Held> {
-        self.held.values().filter(move |held| held.node == node)
+    fn on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = Held> + 'a {
+        let pods = self.held.values().filter(move |held| held.node == node);
+        let reservations = self.reservations.iter();
+        let here = reservations.filter(move |(_, all)| all.held.node == node);
+        let left = here.map(|(name, _)| self.left(name).held);
+        pods.cloned().chain(left)
+    }
+
+    /// What its owners have not taken of a reservation.
+    pub(super) fn left(&self, name: &str) -> Reservation {
+        let mut left = self.reservations[name].clone();
+        for (owner, _) in self.owns.iter().filter(|(_, of)| *of == name) {
+            let (pod, held) = (&self.pods[owner], &self.held[owner]);
+            left.cpu -= pod.cpu;
+            left.memory -= pod.memory;
+            left.held.cpus.retain(|cpu| !held.cpus.contains(cpu));
+            for (numa, amounts) in &mut left.held.numas {
+                let taken = held.numas.get(numa).copied().unwrap_or_default();
+                *amounts = [0, 1].map(|at| (amounts[at] - taken[at]).max(0));
+            }
+            for kind in [GPU, RDMA] {
+                if left.amounts[kind] > 0 {
+                    left.amounts[kind] -= pod.devices[kind];
+                }
+                for (minor, percent) in &mut left.held.devices[kind] {
+                    let taken = held.devices[kind].get(minor).copied().unwrap_or(0);
+                    *percent = (*percent - taken).max(0);
+                }
+            }
+        }
+        left
     }
 
     pub(super) fn feasible(&self, pod: &Pod) -> BTreeSet<String> {
-        let nodes = self.nodes.keys().filter(|node| self.fits(pod, node));
+        let nodes = self.nodes.keys();
+        let nodes = nodes.filter(|node| match &pod.into {
+            None => self.fits(pod, node),
+            Some(name) => {
+                let there = self.reservations.get(name);
+                there.is_some_and(|all| all.held.node == **node)
+                    && self.within(name).fits(pod, node)
+            }
+        });
         nodes.cloned().collect()
+    }
+
+    /// The same where there is nothing but what is left of a reservation.
+    pub(super) fn within(&self, name: &str) -> Self {
+        Self {
+            only: Some(self.left(name)),
+            ..self.clone()
+        }
+    }
+
+    /// What this says of a pod that goes into a reservation.
+    fn world_of(&self, pod: &Pod) -> Self {
+        match &pod.into {
+            Some(name) => self.within(name),
+            None => self.clone(),
+        }
     }
 
     /// Amounts of the whole node.
@@ -126,15 +219,36 @@ impl Cluster {
         let mut free = [
             node.amplified(i64::from(node.cpus) * 1000),
             node.memory * i64::from(NUMAS),
-            node.gpus.len() as i64 * 100,
+            node.devices[GPU].len() as i64 * 100,
+            node.devices[RDMA].len() as i64 * 100,
         ];
+        let take = |free: &mut [i64; 4], taken: [i64; 4]| {
+            for (free, taken) in free.iter_mut().zip(taken) {
+                *free -= taken;
+            }
+        };
         for (other, held) in &self.held {
             if held.node == name {
                 let other = &self.pods[other];
                 let cpus = bound(held.cpus.len());
                 let cpu = other.cpu - cpus + node.amplified(cpus);
-                for (free, asked) in free.iter_mut().zip([cpu, other.memory, other.gpu]) {
-                    *free -= asked;
+                let [gpu, rdma] = other.devices;
+                take(&mut free, [cpu, other.memory, gpu, rdma]);
+            }
+        }
+        for (other, all) in &self.reservations {
+            if all.held.node == name {
+                let left = self.left(other);
+                let [gpu, rdma] = left.amounts;
+                take(&mut free, [left.cpu, left.memory, gpu, rdma]);
+            }
+        }
+        if let Some(only) = &self.only {
+            free[0] = only.cpu;
+            free[1] = only.memory;
+            for kind in [GPU, RDMA] {
+                if !only.held.devices[kind].is_empty() {
+                    free[2 + kind] = only.amounts[kind];
                 }
             }
         }
@@ -142,7 +256,7 @@ impl Cluster {
             Bind::No => pod.cpu,
             _ => node.amplified(pod.cpu),
         };
-        let asked = [cpu, pod.memory, pod.gpu];
+        let asked = [cpu, pod.memory, pod.devices[GPU], pod.devices[RDMA]];
         asked
             .iter()
             .zip(free)
@@ -170,32 +284,42 @@ impl Cluster {
             Policy::None => {
                 let free = self.free_cpus(name, all);
                 let bound = bind == Bind::No || pod.cpu / 1000 <= usable(&free, bind);
-                bound && self.gpus_fit(pod, name, all)
+                bound && self.devices_fit(pod, name, all)
             }
             Policy::Single => {
                 let mut single = masks[..2].iter();
-                single.any(|mask| self.aligned(pod, name, mask) && self.gpus_fit(pod, name, mask))
+                single
+                    .any(|mask| self.aligned(pod, name, mask) && self.devices_fit(pod, name, mask))
             }
-            // Any NUMA nodes that those concerned agree on; for GPUs, as few as will do.
+            // Any NUMA nodes that those concerned agree on; for devices, as few as will do for all of them.
             Policy::Restricted => {
-                let least = masks.iter().filter(|mask| self.gpus_fit(pod, name, mask));
+                let least = masks
+                    .iter()
+                    .filter(|mask| self.devices_fit(pod, name, mask));
                 let least = least.map(Vec::len).min();
                 masks.iter().any(|mask| {
-                    let gpus = pod.gpu == 0
-                        || (self.gpus_fit(pod, name, mask) && Some(mask.len()) == least);
-                    gpus && self.aligned(pod, name, mask) && self.none_is_empty(pod, name, mask)
+                    let devices = !pod.asks_for_devices()
+                        || (self.devices_fit(pod, name, mask) && Some(mask.len()) == least);
+                    devices && self.aligned(pod, name, mask) && self.none_is_empty(pod, name, mask)
                 })
             }
             Policy::BestEffort => masks
                 .iter()
-                .any(|mask| self.aligned(pod, name, mask) && self.gpus_fit(pod, name, mask)),
+                .any(|mask| self.aligned(pod, name, mask) && self.devices_fit(pod, name, mask)),
         }
     }
 
     /// CPUs that nobody has, of some NUMA nodes.
     fn free_cpus(&self, name: &str, mask: &[u32]) -> BTreeSet<u32> {
         let node = &self.nodes[name];
-        let taken = |cpu: &u32| self.on(name).any(|held| held.cpus.contains(cpu));
+        if let Some(only) = self.only.as_ref().filter(|only| only.fine) {
+            let here = only.held.cpus.iter().copied();
+            return here
+                .filter(|cpu| mask.contains(&node.numa_of_cpu(*cpu)))
+                .collect();
+        }
+        let others: Vec<Held> = self.on(name).collect();
+        let taken = |cpu: &u32| others.iter().any(|held| held.cpus.contains(cpu));
         (0..node.cpus)
             .filter(|cpu| mask.contains(&node.numa_of_cpu(*cpu)))
             .filter(|cpu| !node.reserved.contains(cpu) && !taken(cpu))
@@ -205,6 +329,7 @@ impl Cluster {
     /// Milli-CPUs and MiB of one NUMA node that nobody has; of the CPUs, those that can be bound so.
     fn free(&self, name: &str, numa: u32, bind: Bind) -> [i64; 2] {
         let node = &self.nodes[name];
+        let only = self.only.as_ref().filter(|only| only.fine);
         let kept = node
             .reserved
             .iter()
@@ -218,6 +343,9 @@ impl Cluster {
             let bound = 1000 * cpus as i64;
             free[0] -= here[0] - bound + node.amplified(bound);
             free[1] -= here[1];
+        }
+        if let Some(only) = only {
+            free = only.held.numas.get(&numa).copied().unwrap_or_default();
         }
         // What is bound counts for more than it is.
         let room = free[0];
@@ -266,37 +394,128 @@ impl Cluster {
         })
     }
 
-    /// Percent of a GPU that nobody has; none of one that fails.
-    pub(super) fn gpu_free(&self, name: &str, minor: u32) -> i64 {
-        if !self.nodes[name].gpus[minor as usize] {
+    /// Percent of a device that nobody has; none of one that fails.
+    fn device_free(&self, name: &str, kind: usize, minor: u32) -> i64 {
+        if !self.nodes[name].devices[kind][minor as usize] {
             return 0;
         }
-        let taken = self
-            .on(name)
-            .map(|held| held.gpus.get(&minor).copied().unwrap_or(0));
-        100 - taken.sum::<i64>()
+        let of = |held: &Held| held.devices[kind].get(&minor).copied().unwrap_or(0);
+        let only = self.only.as_ref().map(|only| &only.held);
+        match only.filter(|held| !held.devices[kind].is_empty()) {
+            Some(held) => of(held),
+            None => 100 - self.on(name).map(|held| of(&held)).sum::<i64>(),
+        }
     }
 
-    fn gpus_fit(&self, pod: &Pod, name: &str, mask: &[u32]) -> bool {
+    fn devices_fit(&self, pod: &Pod, name: &str, mask: &[u32]) -> bool {
         let node = &self.nodes[name];
-        let (count, each) = if pod.gpu > 100 {
-            (pod.gpu / 100, 100)
-        } else {
-            (i64::from(pod.gpu > 0), pod.gpu)
+        [GPU, RDMA].into_iter().all(|kind| {
+            let asked = pod.devices[kind];
+            let (count, each) = if asked > 100 {
+                (asked / 100, 100)
+            } else {
+                (i64::from(asked > 0), asked)
+            };
+            let good = (0..node.devices[kind].len() as u32)
+                .filter(|minor| mask.contains(&node.numa_of_device(kind, *minor)))
+                .filter(|minor| self.device_free(name, kind, *minor) >= each);
+            good.count() as i64 >= count
+        })
+    }
+
+    /// CPUs of those of the node that keep the pod's like off, by what it wants of them.
+    fn owned(&self, pod: &Pod, name: &str) -> Vec<u32> {
+        let alike = self.held.iter().filter(|(other, held)| {
+            let other = &self.pods[*other];
+            held.node == name && other.exclusive == pod.exclusive && other.name != pod.name
+        });
+        alike
+            .flat_map(|(_, held)| held.cpus.iter().copied())
+            .collect()
+    }
+
+    /// Whether the pod is kept off its like where CPUs are free that are not theirs: so many cores of one
+    /// NUMA node, or whole ones. Nothing is said where NUMA nodes are agreed on first. None when it
+    /// could not be kept off.
+    pub(super) fn keeps_off(&self, pod: &Pod, held: &Held) -> Option<bool> {
+        let node = &self.nodes[&held.node];
+        let bind = node.bind(pod);
+        if pod.exclusive == Exclusive::No || bind == Bind::No || node.policy != Policy::None {
+            return None;
+        }
+        let owned = self.owned(pod, &held.node);
+        let theirs = |cpu: u32| match pod.exclusive {
+            Exclusive::Core => owned.iter().any(|own| own / THREADS == cpu / THREADS),
+            _ => owned
+                .iter()
+                .any(|own| node.numa_of_cpu(*own) == node.numa_of_cpu(cpu)),
         };
-        let good = (0..node.gpus.len() as u32)
-            .filter(|minor| mask.contains(&node.numa_of_gpu(*minor)))
-            .filter(|minor| self.gpu_free(name, *minor) >= each);
-        good.count() as i64 >= count
+        let whole = matches!(bind, Bind::Full | Bind::Prefer);
+        let needed = held.cpus.len() as i64;
+        let could = (0..NUMAS).any(|numa| {
+            let mut free = self.free_cpus(&held.node, &[numa]);
+            free.retain(|cpu| !theirs(*cpu));
+            usable(&free, if whole { Bind::Full } else { Bind::Spread }) >= needed
+        });
+        could.then(|| !held.cpus.iter().any(|cpu| theirs(*cpu)))
+    }
+
+    /// Any place on the node for what a reservation is to hold, of one NUMA node; none where there is none.
+    /// With `fine`, CPUs if it is bound, and NUMA nodes where the node has a policy.
+    pub(super) fn somewhere(&self, pod: &Pod, name: &str, fine: bool) -> Option<Held> {
+        let node = &self.nodes[name];
+        (0..NUMAS).find_map(|numa| {
+            let mask = [numa];
+            if !self.devices_fit(pod, name, &mask) || !self.aligned(pod, name, &mask) {
+                return None;
+            }
+            let mut held = Held {
+                node: name.to_owned(),
+                ..Held::default()
+            };
+            if fine && pod.bind != Bind::No {
+                let free = self.free_cpus(name, &mask);
+                let mate = |cpu: &u32| {
+                    (cpu / THREADS * THREADS..)
+                        .take(2)
+                        .all(|one| free.contains(&one))
+                };
+                let cpus = free.iter().copied().filter(mate);
+                held.cpus = cpus.take((pod.cpu / 1000) as usize).collect();
+            }
+            if fine && node.policy != Policy::None {
+                held.numas.insert(numa, [pod.cpu, pod.memory]);
+            }
+            for kind in [GPU, RDMA] {
+                let asked = pod.devices[kind];
+                let (count, each) = if asked > 100 {
+                    (asked / 100, 100)
+                } else {
+                    (i64::from(asked > 0), asked)
+                };
+                let good = (0..node.devices[kind].len() as u32)
+                    .filter(|minor| node.numa_of_device(kind, *minor) == numa)
+                    .filter(|minor| self.device_free(name, kind, *minor) >= each);
+                let taken = good.take(count as usize).map(|minor| (minor, each));
+                held.devices[kind] = taken.collect();
+            }
+            Some(held)
+        })
+    }
+
+    /// Whether its like has CPUs where the pod is.
+    pub(super) fn has_alike(&self, pod: &Pod, node: &str) -> bool {
+        !self.owned(pod, node).is_empty()
     }
 
     /// What is written on a pod is what it asked for, is free, and lies as it must.
     pub(super) fn check(&self, pod: &Pod, held: &Held) {
+        let world = self.world_of(pod);
         let node = &self.nodes[&held.node];
         let bind = node.bind(pod);
         let what = format!("{pod:?} has {held:?} in {self:#?}");
         let all: Vec<u32> = (0..NUMAS).collect();
-        let free = self.free_cpus(&held.node, &all);
+        let free = world.free_cpus(&held.node, &all);
         assert!(held.cpus.is_subset(&free), "CPUs of others: {what}");
         if bind == Bind::No {
             assert!(held.cpus.is_empty(), "{what}");
@@ -313,22 +532,25 @@ impl Cluster {
                 Bind::Prefer | Bind::No => {}
             }
         }
-        let gpus: i64 = held.gpus.values().sum();
-        assert_eq!(gpus, pod.gpu, "{what}");
-        for (minor, percent) in &held.gpus {
-            assert!(
-                self.gpu_free(&held.node, *minor) >= *percent,
-                "GPU {minor}: {what}"
-            );
-            assert!(pod.gpu <= 100 || *percent == 100, "{what}");
+        for kind in [GPU, RDMA] {
+            let asked = pod.devices[kind];
+            assert_eq!(held.devices[kind].values().sum::<i64>(), asked, "{what}");
+            for (minor, percent) in &held.devices[kind] {
+                assert!(
+                    world.device_free(&held.node, kind, *minor) >= *percent,
+                    "device {minor}: {what}"
+                );
+                assert!(asked <= 100 || *percent == 100, "{what}");
+            }
         }
+        assert_ne!(world.keeps_off(pod, held), Some(false), "its like: {what}");
         if node.policy == Policy::None {
             assert!(held.numas.is_empty(), "{what}");
             return;
         }
         let mut sum = [0, 0];
         for (numa, amounts) in &held.numas {
-            let free = self.free(&held.node, *numa, Bind::No);
+            let free = world.free(&held.node, *numa, Bind::No);
             let cpu = match bind {
                 Bind::No => amounts[0],
                 _ => node.amplified(amounts[0]),
@@ -347,10 +569,18 @@ impl Cluster {
         for cpu in &held.cpus {
             assert!(held.numas.contains_key(&node.numa_of_cpu(*cpu)), "{what}");
         }
-        // GPUs lie with the CPUs; not where nothing but BestEffort would do.
-        for minor in held.gpus.keys() {
-            let beside = held.numas.contains_key(&node.numa_of_gpu(*minor));
-            assert!(beside || node.policy == Policy::BestEffort, "{what}");
+        // Devices lie with the CPUs: where one NUMA node must do, or will do for all of them.
+        let mut used: BTreeSet<u32> = held.numas.keys().copied().collect();
+        for kind in [GPU, RDMA] {
+            let minors = held.devices[kind].keys();
+            used.extend(minors.map(|minor| node.numa_of_device(kind, *minor)));
         }
+        let will_do = |numa| world.devices_fit(pod, &held.node, &[numa]);
+        let one = match node.policy {
+            Policy::Single => true,
+            Policy::Restricted => pod.asks_for_devices() && (0..NUMAS).any(will_do),
+            Policy::BestEffort | Policy::None => false,
+        };
+        assert!(!one || used.len() == 1, "{what}");
     }
 }
