@@ -2,6 +2,7 @@
 //!
 //! Source: Koordinator `pkg/koordlet/runtimehooks/hooks/gpu`.
 
+use crate::resources::current;
 use koord_api::extension::DeviceAllocations;
 use koord_api::labels::GPU_ISOLATION_HAMI_CORE;
 use koord_api::resources::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
@@ -73,7 +74,10 @@ pub fn of_container(ask: Ask<'_>) -> Result<GpuEnv, Missing> {
     if ask.isolation != Some(GPU_ISOLATION_HAMI_CORE) {
         return Ok(given);
     }
-    let amount = |name: &'static str| first.resources.get(name).map(|amount| amount.value());
+    let amount = |name: &'static str| {
+        let found = current(&first.resources).find(|(known, _)| *known == name);
+        found.map(|(_, amount)| amount.value())
+    };
     if amount(GPU_MEMORY_RATIO).ok_or(Missing(GPU_MEMORY_RATIO))? >= 100 {
         return Ok(given);
     }
@@ -191,6 +195,16 @@ mod tests {
 
         let other = given(half, Some("else"), true).unwrap();
         assert_eq!(other.env, env(&[(VISIBLE_DEVICES, "1")]));
+    }
+
+    #[test]
+    fn old_names_count_and_give_way_to_new_ones() {
+        let half = json!({"gpu": [{"minor": 1, "resources": {"kubernetes.io/gpu-core": "30",
+            "kubernetes.io/gpu-memory": "16Gi", "kubernetes.io/gpu-memory-ratio": "50",
+            "koordinator.sh/gpu-core": "50"}}]});
+        let limits = given(half, Some("HAMi-core"), false).unwrap().env;
+        assert_eq!(limits["CUDA_DEVICE_SM_LIMIT"], "50");
+        assert_eq!(limits["CUDA_DEVICE_MEMORY_LIMIT"], "17179869184");
     }
 
     #[test]

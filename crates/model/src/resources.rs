@@ -5,7 +5,8 @@
 
 use koord_api::quantity::Quantity;
 use koord_api::requests::Total;
-use std::collections::HashMap;
+use koord_api::resources::DEPRECATED;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// A resource name's number in one [`ResourceTable`].
@@ -49,28 +50,21 @@ const FIXED: [&str; 8] = [
     koord_api::resources::MID_MEMORY,
 ];
 
-/// Names old koord releases used, and what they are called now.
-const RENAMED: [(&str, &str); 8] = [
-    ("koordinator.sh/batch-cpu", "kubernetes.io/batch-cpu"),
-    ("koordinator.sh/batch-memory", "kubernetes.io/batch-memory"),
-    ("kubernetes.io/rdma", "koordinator.sh/rdma"),
-    ("kubernetes.io/fpga", "koordinator.sh/fpga"),
-    ("kubernetes.io/gpu", "koordinator.sh/gpu"),
-    ("kubernetes.io/gpu-core", "koordinator.sh/gpu-core"),
-    ("kubernetes.io/gpu-memory", "koordinator.sh/gpu-memory"),
-    (
-        "kubernetes.io/gpu-memory-ratio",
-        "koordinator.sh/gpu-memory-ratio",
-    ),
-];
-
 /// The current name of a resource that may be written with a deprecated one.
 #[must_use]
 pub fn canonical(name: &str) -> &str {
-    RENAMED
+    DEPRECATED
         .iter()
         .find(|(old, _)| *old == name)
         .map_or(name, |(_, new)| new)
+}
+
+/// The amounts of a list by their current names; where an old and a new name are both there, the new one's.
+pub fn current<V>(list: &BTreeMap<String, V>) -> impl Iterator<Item = (&str, &V)> {
+    list.iter().filter_map(|(name, amount)| {
+        let current = canonical(name);
+        (current == name || !list.contains_key(current)).then_some((current, amount))
+    })
 }
 
 /// Resource names and their numbers. It only grows and numbers are never reused, which is why names

@@ -6,6 +6,7 @@ use koord_api::quantity::{Quantity, ResourceList};
 use koord_api::scheduling::{DeviceInfo, DeviceType};
 use koord_api::{labels, resources};
 use koord_model::reclaim::NodeView;
+use koord_model::resources::current;
 
 pub(super) const GPU_PLUGIN: Plugin = Plugin {
     name: "GPUDeviceResource",
@@ -50,8 +51,8 @@ fn gpus(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<()
     };
     let mut sum = ResourceList::new();
     for gpu in &healthy {
-        for (name, amount) in &gpu.resources {
-            *sum.entry(name.clone()).or_default() += *amount;
+        for (name, amount) in current(&gpu.resources) {
+            *sum.entry(name.to_owned()).or_default() += *amount;
         }
     }
     let of_device = device.metadata.labels.as_ref();

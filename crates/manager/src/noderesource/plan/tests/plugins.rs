@@ -226,6 +226,18 @@ fn healthy_gpus_are_summed_up_and_their_labels_copied() {
 }
 
 #[test]
+fn devices_with_deprecated_names_offer_the_current_ones() {
+    let mut case = with("GPUDeviceResource");
+    let old = json!([{"type": "gpu", "health": true, "resources": {"kubernetes.io/gpu-core": "100",
+        "kubernetes.io/gpu-memory": "8Gi", "kubernetes.io/gpu-memory-ratio": "70",
+        "koordinator.sh/gpu-memory-ratio": "100"}}]);
+    case.device = Some(device(json!({}), old));
+    let want = json!({resources::GPU: "100", resources::GPU_CORE: "100",
+        resources::GPU_MEMORY: "8Gi", resources::GPU_MEMORY_RATIO: "100"});
+    assert_eq!(case.plan().status.unwrap()["status"]["allocatable"], want);
+}
+
+#[test]
 fn devices_that_are_gone_or_sick_take_their_resources_with_them() {
     let all = "GPUDeviceResource,RDMADeviceResource";
     let had = json!({resources::GPU: "100", resources::RDMA: "100", resources::GPU_SHARED: "100"});
