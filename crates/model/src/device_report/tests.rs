@@ -1,3 +1,5 @@
+mod property;
+
 use super::*;
 use koord_api::Quantity;
 use serde_json::{Value, json};
