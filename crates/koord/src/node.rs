@@ -209,6 +209,15 @@ fn render(status: &Status) -> String {
     if let Some(guard) = &s.guard {
         let _ = writeln!(out, "\n{}", self::guard(guard).trim_end());
     }
+    if !s.devices.is_empty() {
+        let mut table = columns();
+        table.set_header(["DEVICE", "MINOR", "ID", "STATE", "WHERE"]);
+        for one in &s.devices {
+            let minor = one.minor.to_string();
+            table.add_row([&one.kind, &minor, &one.id, &one.health, &one.place]);
+        }
+        let _ = writeln!(out, "\n{}", trimmed(&table));
+    }
     if !kernel.has.is_empty() {
         let _ = writeln!(out, "\nThis kernel has {}.", kernel.has.join(", "));
     }
@@ -334,7 +343,7 @@ fn trimmed(table: &Table) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use koordlet::status::{Gate, Kernel, Lack, Malformed};
+    use koordlet::status::{Device, Gate, Kernel, Lack, Malformed};
 
     #[test]
     fn a_status_reads_well() {
@@ -380,6 +389,22 @@ mod tests {
                     ..Strategy::default()
                 },
             ],
+            devices: vec![
+                Device {
+                    kind: "gpu".to_owned(),
+                    id: "GPU-1".to_owned(),
+                    health: "Xid44: Xid error detected on device, error code: 44".to_owned(),
+                    place: "NUMA node 0, pci0000:3a, 0000:44:00.0".to_owned(),
+                    ..Device::default()
+                },
+                Device {
+                    kind: "rdma".to_owned(),
+                    minor: 1,
+                    id: "0000:3b:00.1".to_owned(),
+                    health: "healthy".to_owned(),
+                    ..Device::default()
+                },
+            ],
             gates: vec![Gate {
                 name: "TerwayQoS".to_owned(),
                 on: true,
@@ -405,6 +430,10 @@ NodeResource  active  1s     /proc/stat
 ENFORCED     STATE   EVERY  BY
 CPUSuppress  active  500ms  cpu.cfs_quota_us at level Qos of BE
 CPUBurst     off     2m     gate CPUBurst is closed
+
+DEVICE  MINOR  ID            STATE                                                WHERE
+gpu     0      GPU-1         Xid44: Xid error detected on device, error code: 44  NUMA node 0, pci0000:3a, 0000:44:00.0
+rdma    1      0000:3b:00.1  healthy
 
 This kernel has CFS quota, cpusets.
 

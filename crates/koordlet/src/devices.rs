@@ -16,13 +16,14 @@ mod nvidia;
 pub use found::Finder;
 
 use crate::states::States;
+use crate::status::{self, Board};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use koord_api::scheduling::Device;
+use koord_api::scheduling::{Device, DeviceType};
 use koord_app::Clock;
 use koord_kube::api::PostParams;
 use koord_kube::informer::{ObjectKey, Store};
 use koord_kube::{Api, Client, Informer, ResourceExt, Scope, patch};
-use koord_model::device_report::{MANAGER, Owner, Report, plan};
+use koord_model::device_report::{Found, MANAGER, Owner, Report, plan};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +64,8 @@ pub(crate) struct Reporter {
     pub(crate) states: Arc<States>,
     pub(crate) clock: Clock,
     pub(crate) finder: Finder,
+    /// Where people see what is reported.
+    pub(crate) board: Board,
     pub(crate) interval: Duration,
 }
 
@@ -86,6 +89,7 @@ impl Reporter {
             states,
             clock,
             mut finder,
+            board,
             interval,
         } = self;
         if !stored.wait_synced().await {
@@ -109,6 +113,8 @@ impl Reporter {
             for (object, malformed) in complaints {
                 states.complaints.replace(&object, malformed);
             }
+            let shown = report.devices.iter().map(shown).collect();
+            board.update(|status| status.devices = shown);
             // The Node's UID makes it the owner; a second later it will be known.
             let Some(info) = states.node.load_full() else {
                 sleep(interval.min(Duration::from_secs(1))).await;
@@ -135,6 +141,42 @@ impl Reporter {
             }
             sleep(interval).await;
         }
+    }
+}
+
+/// A device as people see it.
+fn shown(found: &Found) -> status::Device {
+    let info = &found.info;
+    let place = info.topology.as_ref().map_or_else(String::new, |topology| {
+        let node = match topology.node_id {
+            ..0 => String::new(),
+            node => format!("NUMA node {node}"),
+        };
+        let parts = [&node, &topology.pcie_id, &topology.bus_id];
+        let known = parts.into_iter().filter(|part| !part.is_empty());
+        known.map(String::as_str).collect::<Vec<_>>().join(", ")
+    });
+    let health = match &found.health {
+        _ if info.health => "healthy".to_owned(),
+        None => "unhealthy".to_owned(),
+        Some(health) => {
+            let words = [&health.code, &health.message];
+            let said = words.into_iter().filter(|word| !word.is_empty());
+            let said: Vec<&str> = said.map(String::as_str).collect();
+            if said.is_empty() {
+                "unhealthy".to_owned()
+            } else {
+                said.join(": ")
+            }
+        }
+    };
+    let kind = info.type_.as_ref().map_or("", DeviceType::as_str);
+    status::Device {
+        kind: kind.to_owned(),
+        minor: info.minor.unwrap_or(-1),
+        id: info.id.clone(),
+        health,
+        place,
     }
 }
 
@@ -165,4 +207,49 @@ async fn write(
         Ok(written.resource_version())
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_model::device_report::Health;
+    use serde_json::json;
+
+    #[test]
+    fn devices_are_shown_with_what_is_wrong_and_where() {
+        let show = |info: serde_json::Value, health: Option<(&str, &str)>| {
+            let info: koord_api::scheduling::DeviceInfo = serde_json::from_value(info).unwrap();
+            let health = health.map(|(code, message)| Health {
+                healthy: info.health,
+                code: code.to_owned(),
+                message: message.to_owned(),
+            });
+            let one = shown(&Found { info, health });
+            (one.kind, one.minor, one.health, one.place)
+        };
+        let row = |kind: &str, minor, health: &str, place: &str| {
+            (kind.to_owned(), minor, health.to_owned(), place.to_owned())
+        };
+        let topology =
+            json!({"socketID": -1, "nodeID": 1, "pcieID": "pci0000:3a", "busID": "0000:44:00.0"});
+        let well = json!({"type": "gpu", "minor": 2, "health": true, "topology": topology});
+        assert_eq!(
+            show(well, Some(("DeviceHealthy", "fine"))),
+            row("gpu", 2, "healthy", "NUMA node 1, pci0000:3a, 0000:44:00.0")
+        );
+        let nowhere = json!({"socketID": -1, "nodeID": -1, "pcieID": "", "busID": "0000:44:00.0"});
+        let sick = json!({"type": "rdma", "minor": 0, "health": false, "topology": nowhere});
+        for (health, want) in [
+            (None, "unhealthy"),
+            (Some(("", "")), "unhealthy"),
+            (Some(("Xid48", "")), "Xid48"),
+            (Some(("", "burnt")), "burnt"),
+            (Some(("E2", "burnt")), "E2: burnt"),
+        ] {
+            let want = row("rdma", 0, want, "0000:44:00.0");
+            assert_eq!(show(sick.clone(), health), want);
+        }
+        let plain = json!({"type": "gpu", "minor": 0, "health": true});
+        assert_eq!(show(plain, None), row("gpu", 0, "healthy", ""));
+    }
 }

@@ -153,7 +153,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
             ctx.shutdown.clone(),
         ));
     }
-    report_devices(&options, &client, &ctx, &states, &root);
+    report_devices(&options, &client, &ctx, &states, &root, &board);
     if let Some(reporting) = options.topology.filter(|it| !it.interval.is_zero()) {
         let parts = topology_parts(&options, reporting, &client, &root, &states, &metrics);
         let reporter = node_topology::Reporter::new(parts);
@@ -227,6 +227,7 @@ fn report_devices(
     ctx: &Context,
     states: &Arc<States>,
     root: &Root,
+    board: &Board,
 ) {
     let config = &options.devices;
     let finder = DeviceFinder::new(root.clone(), &options.settings.gates, config);
@@ -239,6 +240,7 @@ fn report_devices(
         states: states.clone(),
         clock: ctx.clock.clone(),
         finder,
+        board: board.clone(),
         interval: config.interval,
     };
     tokio::spawn(reporter.run(ctx.shutdown.clone()));

@@ -110,6 +110,22 @@ pub struct Kernel {
     pub lacks: Vec<Lack>,
 }
 
+/// A device that is reported.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Device {
+    /// What it is, such as `gpu`.
+    pub kind: String,
+    /// Its number among those.
+    pub minor: i32,
+    /// Its id.
+    pub id: String,
+    /// `healthy`, or what is wrong with it.
+    pub health: String,
+    /// Where it sits; empty where that is not known.
+    pub place: String,
+}
+
 /// The whole state.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -136,6 +152,8 @@ pub struct Status {
     pub collectors: Vec<Collector>,
     /// Strategies, in the order in which they run.
     pub strategies: Vec<Strategy>,
+    /// Devices of the last report.
+    pub devices: Vec<Device>,
     /// The pressure guard, while it works.
     pub guard: Option<Guard>,
     /// Feature gates.
