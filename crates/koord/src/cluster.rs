@@ -13,6 +13,7 @@ use koord_app::flags::Selection;
 use koord_host::CgroupPath;
 use koord_kube::api::{DeleteParams, ListParams, PostParams};
 use koord_kube::{Api, Client, ResourceExt as _};
+use koordlet::gates::Gate;
 use koordlet::states::{Driver, Layout};
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -62,6 +63,8 @@ pub struct Options {
     /// pods off nodes whose kubelet would refuse them (NodeResourceTopologyMatch); with another policy
     /// and scope pod, NodeNUMAResource aligns by its own books, and some may be refused.
     pub topology: Option<koord_sim::Layout>,
+    /// Where files describe accelerators of this machine; with it, devices are reported.
+    pub device_files: Option<PathBuf>,
     /// The first content of `slo-controller-config`, by key.
     pub slo_config: Value,
     /// How often koordlet reports, when not as the NodeMetric says.
@@ -181,6 +184,10 @@ impl Cluster {
         }
         first_objects(&client, &options.slo_config).await?;
         let mut manager = koord_manager::Options::default();
+        // Its webhook adds gpu.shared to pods that name koordinator.sh/gpu-core and the like; without the
+        // gate no node offers any.
+        let shared = options.device_files.is_some();
+        manager.gates.set("EnableSyncGPUSharedResource", shared);
         if managed {
             manager.webhooks = crate::webhooks::connect(&server, &client, &manager.gates).await?;
         }
@@ -319,9 +326,14 @@ impl Cluster {
                 layout: Layout::new(Driver::Cgroupfs, self.groups.parent.clone()),
                 ..Default::default()
             };
-            settings
-                .gates
-                .set(koordlet::gates::Gate::AuditEventsHTTPHandler, true);
+            settings.gates.set(Gate::AuditEventsHTTPHandler, true);
+            let mut devices = koordlet::devices::Config::default();
+            if let Some(files) = &options.device_files {
+                devices.files.clone_from(files);
+                for gate in [Gate::Accelerators, Gate::RDMADevices] {
+                    settings.gates.set(gate, true);
+                }
+            }
             self.koordlet_address = free_port(KOORDLET_PORT);
             if !options.memory {
                 settings.predict.dir = Some(options.data_dir.join("koordlet"));
@@ -333,6 +345,7 @@ impl Cluster {
                 audit: self.audit.clone(),
                 report_interval: options.report_interval,
                 address: self.koordlet_address,
+                devices,
                 runtime: options
                     .runtime
                     .as_ref()

@@ -42,6 +42,11 @@ pub struct Args {
         default_value = "container"
     )]
     pub topology_scope: Scope,
+    /// Report the accelerators that the files in DIR describe, as vendors' tools write them, and this
+    /// machine's RDMA adapters and NVIDIA GPUs: pods can ask for koordinator.sh/gpu-core and the like. With
+    /// files there may be accelerators that the machine does not have.
+    #[arg(long, value_name = "DIR")]
+    pub device_files: Option<PathBuf>,
     /// Where the cluster keeps its state. Started again with the same directory, it resumes.
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
@@ -166,6 +171,7 @@ async fn run(args: &Args) -> Result<()> {
         terminated_pod_gc_threshold: args.terminated_pod_gc_threshold,
         simulated_nodes: args.nodes as usize,
         topology: args.layout()?,
+        device_files: args.device_files.clone(),
         slo_config: cluster::quick_config(),
         report_interval: Some(cluster::QUICK_REPORT),
         limits: koord_apiserver::Limits {

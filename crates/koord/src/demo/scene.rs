@@ -92,6 +92,7 @@ impl Scene {
             listen: ([127, 0, 0, 1], 0).into(),
             controllers: koord_app::flags::Selection::all(),
             components: koord_app::flags::Selection::all(),
+            device_files: None,
             terminated_pod_gc_threshold: 0,
             simulated_nodes: 0,
             topology: None,

@@ -276,3 +276,103 @@ fn explain_asks_the_cluster_of_the_kubeconfig() {
         assert_eq!(up.interrupt(), Some(0));
     }
 }
+
+/// From the file of a vendor's tool to a pod that has one of the accelerators: koordlet, manager and
+/// scheduler. The machine has none of them.
+#[test]
+fn accelerators_that_a_file_describes_are_given_to_pods() {
+    if !koord_host::is_root() {
+        skip("root", "control groups");
+        return;
+    }
+    let _machine = exclusive();
+    let dir = tempfile::tempdir().expect("a directory");
+    let files = tempfile::tempdir().expect("a directory");
+    let card = |minor: u8, healthy: bool| {
+        json!({"vendor": "metax", "model": "MXC500 VB", "uuid": format!("MX-{minor}"),
+            "minor": minor.to_string(), "resources": {"gpu-core": "100", "gpu-memory": "64Gi"},
+            "topology": {"nodeID": "0", "pcieID": "pci0000:00", "busID": format!("0000:0{minor}:00.0")},
+            "status": {"healthy": healthy, "errCode": if healthy { "" } else { "ECC error" }}})
+    };
+    let cards = json!([card(0, false), card(1, true)]);
+    std::fs::write(files.path().join("metax"), cards.to_string()).expect("a file");
+    let path = files.path().to_str().expect("utf-8");
+    let mut up = Up::start(dir.path(), &["--memory", "--device-files", path]);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let client = runtime.block_on(up.client());
+
+    let nodes: Api<Node> = Api::all(client.clone());
+    let node = eventually("the node's resources", || {
+        let nodes = runtime.block_on(nodes.list(&ListParams::default())).ok()?;
+        let node = nodes.items.into_iter().next()?;
+        let offered = node.status.as_ref()?.allocatable.as_ref()?;
+        let cores = offered.get("koordinator.sh/gpu-core")?;
+        (cores.0 == "100").then_some(node)
+    });
+    assert_eq!(node.labels()["node.koordinator.sh/gpu-vendor"], "metax");
+    assert_eq!(node.labels()["node.koordinator.sh/gpu-model"], "MXC500-VB");
+
+    let running = std::fs::read(dir.path().join("cluster.json")).expect("a file");
+    let running: serde_json::Value = serde_json::from_slice(&running).expect("JSON");
+    let address = running["koordlet"].as_str().expect("an address");
+    let shown = Command::new(env!("CARGO_BIN_EXE_koord"))
+        .args(["node", "status", "--address", address, "--json"])
+        .output()
+        .expect("koord starts");
+    let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+    let health: Vec<&str> = shown["devices"]
+        .as_array()
+        .expect("devices")
+        .iter()
+        .filter(|one| one["kind"] == "gpu")
+        .map(|one| one["health"].as_str().expect("text"))
+        .collect();
+    assert_eq!(health.len(), 2, "{shown}");
+    assert!(health[0].contains("ECC error"), "{health:?}");
+    assert_eq!(health[1], "healthy");
+
+    let pods: Api<Pod> = Api::default_namespaced(client);
+    let half = json!({"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "50"});
+    let pod = |name: &str| {
+        let pod = json!({
+            "metadata": {"name": name},
+            "spec": {"terminationGracePeriodSeconds": 0, "containers": [{"name": "main", "image": "host",
+                "command": ["/bin/sleep", "9876"], "resources": {"requests": half, "limits": half}}]},
+        });
+        serde_json::from_value(pod).expect("a pod")
+    };
+    for name in ["one", "two", "three"] {
+        let (params, pod) = (PostParams::default(), pod(name));
+        let created = runtime.block_on(pods.create(&params, &pod));
+        created.expect("created");
+    }
+    let given = |name: &str| {
+        let pod = runtime.block_on(pods.get(name)).ok()?;
+        let said = pod
+            .annotations()
+            .get("scheduling.koordinator.sh/device-allocated")?;
+        serde_json::from_str::<serde_json::Value>(said).ok()
+    };
+    let mut placed = 0;
+    eventually("two pods with devices, and one without", || {
+        let all = ["one", "two", "three"].map(given);
+        let all: Vec<_> = all.into_iter().flatten().collect();
+        for said in &all {
+            assert_eq!(said["gpu"][0]["minor"], 1, "the other is not well: {said}");
+            assert_eq!(said["gpu"][0]["id"], "MX-1");
+        }
+        placed = all.len();
+        let list = runtime.block_on(pods.list(&ListParams::default())).ok()?;
+        let waits = list.items.iter().filter(|pod| {
+            let status = pod.status.as_ref();
+            let conditions = status.and_then(|status| status.conditions.as_ref());
+            conditions
+                .into_iter()
+                .flatten()
+                .any(|one| one.reason.as_deref() == Some("Unschedulable"))
+        });
+        (placed == 2 && waits.count() == 1).then_some(())
+    });
+    assert_eq!(placed, 2, "one card is two halves");
+    assert_eq!(up.interrupt(), Some(0));
+}
