@@ -219,6 +219,11 @@ impl ElasticQuotas {
         shift
     }
 
+    /// Whether the pods of any profile are judged by what quotas share.
+    fn divides(&self) -> bool {
+        self.manners.all().any(|manners| manners.rules.runtime)
+    }
+
     fn quota_of(&self, pod: &PodInfo) -> Option<Arc<str>> {
         match self.ledger.get(&pod.uid) {
             Some(charge) => charge.quota.clone(),
@@ -527,7 +532,7 @@ impl Bookkeeping for ElasticQuotas {
     }
     fn prepare_to_show(&mut self, _view: View<'_>) {
         self.trees.settle();
-        if self.args.enable_runtime_quota {
+        if self.divides() {
             for name in self.trees.names() {
                 self.trees.refresh(&name);
             }

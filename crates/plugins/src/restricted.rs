@@ -65,6 +65,16 @@ impl Index for Policies {
         let Some(object) = change.new_as::<Reservation>() else {
             return;
         };
+        let before = change
+            .old
+            .as_ref()
+            .and_then(|old| old.downcast_ref::<Reservation>());
+        let before = before.and_then(|old| old.metadata.uid.as_deref());
+        if let Some(before) = before.filter(|before| object.metadata.uid.as_deref() != Some(before))
+        {
+            // Deleted and made again under the same name between two looks.
+            self.by_uid.remove(before);
+        }
         let Some(uid) = object.metadata.uid.as_deref() else {
             return;
         };
@@ -85,6 +95,31 @@ mod tests {
     use super::*;
     use serde_json::json;
     use std::sync::Arc;
+
+    #[test]
+    fn one_that_was_made_again_under_its_name_is_another() {
+        let mut policies = Policies::default();
+        let object = |uid: &str| {
+            let said = json!({"metadata": {"name": "r", "uid": uid},
+                "spec": {"allocatePolicy": "Restricted", "owners": [], "template": {}}});
+            Arc::new(serde_json::from_value::<Reservation>(said).unwrap())
+        };
+        let mut say = |action, old: Option<&str>, new: &str| {
+            let change = ObjectChange {
+                kind: RESERVATIONS,
+                action,
+                old: old.map(|uid| object(uid) as _),
+                new: object(new),
+            };
+            policies.on_object(&change, &mut Effects::default());
+            let mut known: Vec<_> = policies.by_uid.keys().cloned().collect();
+            known.sort_unstable();
+            known
+        };
+        assert_eq!(say(Action::ADD, None, "u"), ["u"]);
+        assert_eq!(say(Action::UPDATE, Some("u"), "u"), ["u"]);
+        assert_eq!(say(Action::UPDATE, Some("u"), "v"), ["v"]);
+    }
 
     #[test]
     fn a_policy_that_changes_touches_what_was_found_with_the_other() {

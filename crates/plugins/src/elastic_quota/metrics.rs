@@ -61,7 +61,7 @@ impl Times {
 impl ElasticQuotas {
     pub(super) fn measured(&mut self, table: &ResourceTable, out: &mut Readings) {
         out.renew(&STATUS);
-        let runtime = self.args.enable_runtime_quota;
+        let runtime = self.divides();
         let trees = &mut self.trees;
         trees.settle();
         for (key, object) in self.objects.iter() {

@@ -12,7 +12,7 @@ use koord_scheduler::engine::{BindRequest, Engine, EngineOptions, Output};
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange, Profiles, Verb};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 const STATUS: &str = "scheduling.koordinator.sh/resource-status";
@@ -23,15 +23,17 @@ fn now() -> Timestamp {
     Timestamp::from_second(1_700_000_000).unwrap()
 }
 
-/// Profiles `a` and `b`, of which the second has arguments for all that keep books.
-fn profiles() -> (Configuration, Profiles) {
+/// Profiles `a` and `b`, of which the second has arguments for all that keep books. `divide`: whose pods are
+/// judged by what quotas share.
+fn profiles(divide: [bool; 2]) -> (Configuration, Profiles) {
     let args = |plugin: &str, args: Value| json!({"name": plugin, "args": args});
+    let quota = divide.map(|on| args("ElasticQuota", json!({"enableRuntimeQuota": on})));
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
-        "profiles": [{"schedulerName": "a"}, {"schedulerName": "b", "pluginConfig": [
+        "profiles": [{"schedulerName": "a", "pluginConfig": [quota[0]]}, {"schedulerName": "b", "pluginConfig": [
             args("NodeNUMAResource", json!({"scoringStrategy": {"type": "MostAllocated"}})),
             args("DeviceShare", json!({"disableDeviceNUMATopologyAlignment": true})),
-            args("ElasticQuota", json!({"enableRuntimeQuota": false})),
+            quota[1],
             args("Reservation", json!({"ignoredResources": ["example.com/x"]})),
             args("Coscheduling", json!({"defaultTimeout": "300s"})),
             args("VolumeBinding", json!({"bindTimeoutSeconds": 300})),
@@ -49,7 +51,11 @@ struct Scene(Engine);
 impl Scene {
     /// One node with 8 CPUs and two GPUs.
     fn new() -> Self {
-        let (config, profiles) = profiles();
+        Self::with([true, false])
+    }
+
+    fn with(divide: [bool; 2]) -> Self {
+        let (config, profiles) = profiles(divide);
         let mut scene = Self(Engine::new(&config, profiles, EngineOptions::default()));
         let room = json!({"cpu": "8", "memory": "32Gi", "pods": "110", "koordinator.sh/gpu": "200",
             "koordinator.sh/gpu-core": "200", "koordinator.sh/gpu-memory-ratio": "200"});
@@ -202,6 +208,37 @@ fn a_quota_counts_the_pods_of_all_profiles() {
     }
 }
 
+/// What quotas share is shown as it is, whichever profile asks for it to be divided.
+#[test]
+fn shares_are_shown_where_any_profile_goes_by_them() {
+    let shown = |divide| {
+        let mut scene = Scene::with(divide);
+        scene.object::<ElasticQuota>(
+            "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
+            json!({
+                "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
+                "metadata": {"name": "q", "namespace": "default", "labels":
+                    {"quota.scheduling.koordinator.sh/parent": "koordinator-root-quota"}},
+                "spec": {"min": {"cpu": "2"}, "max": {"cpu": "6"}}
+            }),
+        );
+        // More than there is: it waits, and asks for the share.
+        let of_quota =
+            json!({"metadata": {"labels": {"quota.scheduling.koordinator.sh/name": "q"}}});
+        for name in ["p0", "p1"] {
+            scene.one("a", name, json!({"cpu": "5"}), of_quota.clone());
+        }
+        let query = BTreeMap::new();
+        let path = ["quotas", "q"];
+        let shown = scene.0.inspect("ElasticQuota", &path, &query, now());
+        shown.unwrap()["runtime"]["cpu"].clone()
+    };
+    // The least of what is asked for, the most it may have, and what there is.
+    assert_eq!(shown([true, false]), "6");
+    assert_eq!(shown([false, true]), "6");
+    assert_ne!(shown([false, false]), "6");
+}
+
 #[test]
 fn a_gang_is_one_over_all_profiles() {
     let mut scene = Scene::new();
@@ -299,7 +336,7 @@ fn a_volume_is_given_to_one_claim() {
 /// What keeps no books is built once per arguments; what does is there once.
 #[test]
 fn who_keeps_books_is_there_once() {
-    let (_, profiles) = profiles();
+    let (_, profiles) = profiles([true, false]);
     for plugin in [
         "NodeNUMAResource",
         "DeviceShare",
