@@ -9,19 +9,20 @@ mod terms;
 mod tests;
 
 use crate::UNPREPARED;
-use crate::topology::{Census, CounterId, Labels, NONE};
+use crate::topology::{Census, CounterId, Frame, Labels, NONE};
 use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps,
     Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection,
-    Signature, State, Subject, Verdict, View, Volatile,
+    ShapeId, State, Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
+use terms::{One, Said};
 
 const NAME: &str = "InterPodAffinity";
 const NAMESPACES: &str = "namespaces.v1.";
@@ -118,30 +119,23 @@ impl InterPodAffinity {
             .then_some(&self.own)
     }
 
-    /// The counter of the pods that match all of `all`, terms of the cycle's pod, by the domains of
-    /// the first one.
-    fn counter(&mut self, all: &[&PodAffinityTerm], cycle: &Cycle<'_>) -> Option<CounterId> {
-        let first = all.first()?;
-        let mut key = Signature::default();
-        key.text(&first.topology_key);
-        for term in all {
-            terms::sign(term, cycle.pod, &mut key);
-        }
-        let key = key.finish();
+    /// The counter with this key, of the pods that match all of `terms`, by the domains of `frame`.
+    fn counter<'a>(
+        &mut self,
+        key: ShapeId,
+        terms: impl Iterator<Item = &'a One>,
+        frame: &Frame,
+        cycle: &Cycle<'_>,
+    ) -> CounterId {
         if let Some(known) = self.wanted.find(key) {
-            return Some(known);
+            return known;
         }
-        let parsed = all
-            .iter()
-            .map(|term| terms::parse(term, cycle.pod))
-            .collect();
+        let terms = terms.map(|one| one.term.clone()).collect();
         let namespaces = &self.namespaces;
         let labels_of = |name: &str| namespaces.get(name).cloned();
-        let (frame, nodes) = (terms::frame(first), cycle.view.nodes);
-        Some(
-            self.wanted
-                .count(key, parsed, false, frame, nodes, &labels_of),
-        )
+        let (frame, nodes) = (frame.clone(), cycle.view.nodes);
+        self.wanted
+            .count(key, terms, false, frame, nodes, &labels_of)
     }
 
     /// Counts, or no longer counts, a pod at a node: as one that others want, and as the owner of
@@ -191,10 +185,10 @@ impl InterPodAffinity {
     ) -> FxHashMap<&'a str, i32> {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let mut out = FxHashMap::default();
-        for owner in pods {
-            for term in terms::required(owner, true) {
-                if terms::parse(term, owner).matches(cycle.pod, &labels_of) {
-                    *out.entry(term.topology_key.as_str()).or_default() += 1;
+        for said in pods.iter().filter_map(|owner| Said::of(owner)) {
+            for one in &said.anti_affinity {
+                if one.term.matches(cycle.pod, &labels_of) {
+                    *out.entry(one.label()).or_default() += 1;
                 }
             }
         }
@@ -248,10 +242,8 @@ fn tally(
     view: View<'_>,
     amount: i32,
 ) {
-    let mut key = Signature::default();
-    key.text(&term.topology_key);
-    terms::sign(term, owner, &mut key);
-    let key = key.finish();
+    // Those that are there are many: nothing more is kept of them.
+    let key = terms::key(term, [term].into_iter(), owner);
     let id = match census.find(key) {
         Some(known) => known,
         None => {
@@ -300,9 +292,8 @@ impl Plugin for InterPodAffinity {
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
-            terms::required(owner, anti)
-                .iter()
-                .any(|term| terms::parse(term, owner).matches(other, &labels_of))
+            let mut terms = Said::of(owner).into_iter().flat_map(|it| it.required(anti));
+            terms.any(|one| one.term.matches(other, &labels_of))
         };
         let helps = match (event.subject, event.pod, event.node) {
             (Subject::AssignedPod, Some(other), _) => {
@@ -342,17 +333,15 @@ impl Plugin for InterPodAffinity {
             existing: self.kept_away.matching(cycle.pod, &labels_of),
             ..Asked::default()
         };
-        if terms::has_any(cycle.pod) {
+        if let Some(said) = Said::of(cycle.pod) {
             let Some(own) = self.own(cycle) else {
                 return PreFilter::Reject(Rejection::error(UNPREPARED));
             };
-            let affinity = terms::required(cycle.pod, false);
             asked.affinity.clone_from(&own.affinity);
             asked.anti_affinity.clone_from(&own.anti_affinity);
-            asked.matches_itself = !affinity.is_empty()
-                && affinity
-                    .iter()
-                    .all(|term| terms::parse(term, cycle.pod).matches(cycle.pod, &labels_of));
+            let mut affinity = said.affinity.iter();
+            asked.matches_itself = !said.affinity.is_empty()
+                && affinity.all(|one| one.term.matches(cycle.pod, &labels_of));
         }
         if asked.existing.is_empty() && asked.affinity.is_empty() && asked.anti_affinity.is_empty()
         {
@@ -448,35 +437,26 @@ impl Plugin for InterPodAffinity {
 
 impl Bookkeeping for InterPodAffinity {
     fn prepare(&mut self, cycle: &Cycle<'_>) {
-        if !terms::has_any(cycle.pod) {
+        let Some(said) = Said::of(cycle.pod) else {
             return;
-        }
+        };
         let mut own = Own {
             pod: Some(cycle.pod.clone()),
             ..Own::default()
         };
-        let affinity = terms::required(cycle.pod, false);
-        for (at, term) in affinity.iter().enumerate() {
-            // The same pods for each of the keys; they match all terms.
-            let mut before = affinity[..at].iter();
-            if before.any(|other| other.topology_key == term.topology_key) {
-                continue;
-            }
-            let others = affinity.iter().enumerate().filter(|(i, _)| *i != at);
-            let mut all = vec![term];
-            all.extend(others.map(|(_, other)| other));
-            own.affinity.extend(self.counter(&all, cycle));
+        for (first, key) in &said.together {
+            let frame = &said.affinity[*first].frame;
+            let counter = self.counter(*key, said.affinity.iter(), frame, cycle);
+            own.affinity.push(counter);
         }
-        for term in terms::required(cycle.pod, true) {
-            own.anti_affinity.extend(self.counter(&[term], cycle));
+        let alone = |this: &mut Self, one: &One| {
+            this.counter(one.key, [one].into_iter(), &one.frame, cycle)
+        };
+        for one in &said.anti_affinity {
+            own.anti_affinity.push(alone(self, one));
         }
-        for (anti, direction) in [(false, 1), (true, -1)] {
-            for term in terms::preferred(cycle.pod, anti) {
-                let weight = direction * i64::from(term.weight);
-                let counter = self.counter(&[&term.pod_affinity_term], cycle);
-                own.preferred
-                    .extend(counter.map(|counter| (counter, weight)));
-            }
+        for (one, weight) in &said.preferred {
+            own.preferred.push((alone(self, one), *weight));
         }
         self.own = own;
     }
@@ -543,11 +523,10 @@ impl Volatile for InterPodAffinity {
     fn minds_afar(&self, pod: &PodInfo, mate: &PodInfo) -> bool {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
-            let terms = terms::required(owner, anti).iter();
+            let terms = Said::of(owner).into_iter().flat_map(|it| it.required(anti));
             // Who is to be away from one node does not mind the others.
-            let mut terms =
-                terms.filter(|term| !anti || term.topology_key != crate::hosts::HOSTNAME);
-            terms.any(|term| terms::parse(term, owner).matches(other, &labels_of))
+            let mut terms = terms.filter(|one| !anti || one.label() != crate::hosts::HOSTNAME);
+            terms.any(|one| one.term.matches(other, &labels_of))
         };
         meets(pod, mate, false) || meets(pod, mate, true) || meets(mate, pod, true)
     }

@@ -57,8 +57,6 @@ pub(crate) struct Numa {
     books: Vec<Book>,
     /// By node index: whether the node has nothing to say of a pod that [`Incoming::is_plain`].
     plain: Vec<bool>,
-    /// Resource numbers for signatures, which are made without the engine's state at hand.
-    unnumbered: ResourceTable,
     /// Whether kubelets' policies count whatever their scope; upstream knows three names.
     all_policies: bool,
 }
@@ -85,7 +83,6 @@ pub(crate) fn build(
         heard: Heard::Nothing,
         books: Vec::new(),
         plain: Vec::new(),
-        unnumbered: ResourceTable::new(),
         all_policies: context.gates.get("FullNRTPolicyMapping") == Some(&true),
     }))
 }
@@ -239,8 +236,8 @@ impl Plugin for Numa {
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        match Incoming::new(pod, self.settings.of(pod), &self.unnumbered) {
+    fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
+        match Incoming::new(pod, self.settings.of(pod), table) {
             Ok(Some(incoming)) => incoming.sign(signature),
             Ok(None) => signature.number(0),
             Err(message) => signature.text(&message),

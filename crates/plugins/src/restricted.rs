@@ -1,8 +1,11 @@
 //! How owners draw from reservations: known once, for all plugins that hand out what is reserved.
 
 use crate::slim::Slim;
+use koord_api::annotations;
+use koord_api::extension::{self, AnnotationError, ReservationAllocated};
 use koord_api::scheduling::{Reservation, ReservationAllocatePolicy};
 use koord_scheduler::framework::{Action, Effects, Index, IndexKind, ObjectChange, View};
+use koord_scheduler::state::PodInfo;
 use koord_scheduler::{Watch, event_names};
 use rustc_hash::FxHashMap;
 
@@ -52,6 +55,27 @@ pub(crate) fn policy(view: View<'_>, uid: &str) -> AllocatePolicy {
 /// Whether the owners of the reservation with this uid get what it reserves from it alone.
 pub(crate) fn is_restricted(view: View<'_>, uid: &str) -> bool {
     policy(view, uid) == AllocatePolicy::Restricted
+}
+
+/// The reservation that a pod says it uses, as it was read once.
+struct Allocated(Result<Option<ReservationAllocated>, AnnotationError>);
+
+/// The reservation that `pod` says it uses, by its annotation; one without a uid is none.
+///
+/// # Errors
+/// The annotation is malformed.
+pub(crate) fn allocated(pod: &PodInfo) -> Result<Option<&ReservationAllocated>, &AnnotationError> {
+    let key = annotations::RESERVATION_ALLOCATED;
+    if pod.annotation(key).is_none_or(str::is_empty) {
+        return Ok(None);
+    }
+    let said = pod.facet(|pod| {
+        let read = extension::read(pod.object.metadata.annotations.as_ref(), key);
+        Allocated(
+            read.map(|said: Option<ReservationAllocated>| said.filter(|it| !it.uid.is_empty())),
+        )
+    });
+    said.0.as_ref().map(Option::as_ref)
 }
 
 /// The policies of reservations.

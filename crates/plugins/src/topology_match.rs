@@ -56,8 +56,6 @@ pub(crate) struct TopologyMatch {
     heard: Option<NodeIndex>,
     /// When to look for reports that do not agree.
     look: Option<Timestamp>,
-    /// Resource numbers for signatures, which are made without the engine's state at hand.
-    unnumbered: ResourceTable,
 }
 
 /// Builds the plugin.
@@ -75,7 +73,6 @@ pub(crate) fn build(
         refused: FxHashSet::default(),
         heard: None,
         look: None,
-        unnumbered: ResourceTable::new(),
     }))
 }
 
@@ -149,7 +146,7 @@ impl TopologyMatch {
             return true;
         }
         let on_node = |id: ResourceId| view.nodes.allocatable(node, id) > 0;
-        alignment::single(&ask, desk.config.scope, free, on_node).is_ok()
+        alignment::single(ask, desk.config.scope, free, on_node).is_ok()
     }
 
     /// Counts a pod that came to a node, where that matters.
@@ -322,9 +319,9 @@ impl Plugin for TopologyMatch {
             || (self.heard).is_some_and(|node| self.may_have_room(pod, node, view));
         if helps { Helps::Queue } else { Helps::Skip }
     }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        match pod::ask(pod, &self.unnumbered) {
-            Some(ask) => pod::sign(&ask, signature),
+    fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
+        match pod::ask(pod, table) {
+            Some(ask) => pod::sign(ask, signature),
             None => signature.number(-1),
         }
         Signable::Yes
@@ -336,12 +333,12 @@ impl Plugin for TopologyMatch {
 
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
         match pod::ask(cycle.pod, cycle.view.resources) {
-            Some(ask) => PreFilter::ready(ask),
+            Some(ask) => PreFilter::ready(ask.clone()),
             None => PreFilter::Skip,
         }
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let Some(ask) = state.get::<Ask>() else {
+        let Some(ask) = state.get::<Arc<Ask>>() else {
             return Ok(());
         };
         Ok(self.judge(cycle, ask, node)?)
@@ -349,12 +346,12 @@ impl Plugin for TopologyMatch {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
         // To a pod that is given nothing of its own all nodes are alike.
         match pod::ask(cycle.pod, cycle.view.resources) {
-            Some(ask) if ask.guaranteed => PreScore::Ready(State::of(ask)),
+            Some(ask) if ask.guaranteed => PreScore::Ready(State::of(ask.clone())),
             _ => PreScore::Skip,
         }
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let (Some(ask), Some(desk)) = (state.get::<Ask>(), self.desk(node, cycle.view)) else {
+        let (Some(ask), Some(desk)) = (state.get::<Arc<Ask>>(), self.desk(node, cycle.view)) else {
             return 0;
         };
         let held = self.held(desk, cycle);
@@ -382,7 +379,7 @@ impl Plugin for TopologyMatch {
 
 impl Insight for TopologyMatch {
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
-        let ask = state.get::<Ask>()?;
+        let ask = state.get::<Arc<Ask>>()?;
         let Refusal::Unfit(unfit) = self.judge(cycle, ask, node).err()? else {
             return None;
         };

@@ -1,8 +1,8 @@
 //! What a pod asks for, and what it says it holds.
 
+use crate::restricted;
 use koord_api::extension::{
     DeviceAllocateHints, DeviceAllocations, DeviceJointAllocate, GpuPartitionSpec,
-    ReservationAllocated,
 };
 use koord_api::{annotations, labels};
 use koord_model::device::{Allocation, DeviceResource, DeviceType, Holding, Need, PerMinor, Units};
@@ -190,13 +190,12 @@ pub(super) fn held(pod: &PodInfo) -> Result<Option<Holding>, String> {
     if devices.is_empty() {
         return Ok(None);
     }
-    let from = pod.annotation(annotations::RESERVATION_ALLOCATED);
     // A malformed one is reported by whom it concerns first; here the pod stands for itself.
-    let from = from.and_then(|text| serde_json::from_str::<ReservationAllocated>(text).ok());
+    let from = restricted::allocated(pod).ok().flatten();
     Ok(Some(Holding {
         devices,
         reserves: pod.is_holder(),
-        from: from.map(|from| from.uid.into()),
+        from: from.map(|from| from.uid.as_str().into()),
     }))
 }
 

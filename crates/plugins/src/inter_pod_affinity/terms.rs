@@ -2,7 +2,7 @@
 
 use crate::topology::{Frame, Namespaces, Selector, Term, sign_selector};
 use k8s_openapi::api::core::v1::{PodAffinityTerm, WeightedPodAffinityTerm};
-use koord_scheduler::framework::Signature;
+use koord_scheduler::framework::{ShapeId, Signature};
 use koord_scheduler::state::PodInfo;
 
 /// Required terms of affinity, or of anti-affinity.
@@ -45,6 +45,107 @@ pub(super) fn preferred(pod: &PodInfo, anti: bool) -> &[WeightedPodAffinityTerm]
             })
     };
     terms.unwrap_or_default()
+}
+
+/// What a pod says of other pods, as it was read once.
+#[derive(Debug)]
+pub(super) struct Said {
+    /// Required terms of affinity.
+    pub(super) affinity: Vec<One>,
+    /// Of pods that match all of `affinity`: a counter for each topology key, as the term that has it first.
+    pub(super) together: Vec<(usize, ShapeId)>,
+    /// Required terms of anti-affinity.
+    pub(super) anti_affinity: Vec<One>,
+    /// With weights, which are negative where it is anti-affinity.
+    pub(super) preferred: Vec<(One, i64)>,
+}
+
+/// One term.
+#[derive(Debug)]
+pub(super) struct One {
+    pub(super) term: Term,
+    /// What its domains are made of.
+    pub(super) frame: Frame,
+    /// Names the counter of the pods that match it.
+    pub(super) key: ShapeId,
+}
+
+impl Said {
+    /// What `pod` says; most pods say nothing, and nothing is kept of these.
+    pub(super) fn of(pod: &PodInfo) -> Option<&Self> {
+        has_any(pod).then(|| pod.facet(Self::read))
+    }
+
+    fn read(pod: &PodInfo) -> Self {
+        let all = |anti: bool| {
+            let terms = required(pod, anti).iter();
+            terms.map(|term| One::of(term, pod)).collect()
+        };
+        let affinity: Vec<One> = all(false);
+        let raw = required(pod, false);
+        let mut together: Vec<(usize, ShapeId)> = Vec::new();
+        for (at, term) in raw.iter().enumerate() {
+            // The same pods for each of the keys; they match all terms.
+            let mut before = raw[..at].iter();
+            if !before.any(|other| other.topology_key == term.topology_key) {
+                let others = raw.iter().enumerate().filter(|(i, _)| *i != at);
+                let others = others.map(|(_, other)| other);
+                let key = key(term, std::iter::once(term).chain(others), pod);
+                together.push((at, key));
+            }
+        }
+        let directions = [(false, 1), (true, -1)].into_iter();
+        let preferred = directions.flat_map(|(anti, direction)| {
+            preferred(pod, anti).iter().map(move |term| {
+                let weight = direction * i64::from(term.weight);
+                (One::of(&term.pod_affinity_term, pod), weight)
+            })
+        });
+        Self {
+            affinity,
+            together,
+            anti_affinity: all(true),
+            preferred: preferred.collect(),
+        }
+    }
+
+    /// Required terms of affinity, or of anti-affinity.
+    pub(super) fn required(&self, anti: bool) -> &[One] {
+        if anti {
+            &self.anti_affinity
+        } else {
+            &self.affinity
+        }
+    }
+}
+
+impl One {
+    fn of(term: &PodAffinityTerm, owner: &PodInfo) -> Self {
+        Self {
+            term: parse(term, owner),
+            frame: frame(term),
+            key: key(term, [term].into_iter(), owner),
+        }
+    }
+
+    /// The label of nodes that makes its domains.
+    pub(super) fn label(&self) -> &str {
+        &self.frame.key
+    }
+}
+
+/// Names the counter of the pods that match all of `terms` of `owner`, by the domains of `first`.
+pub(super) fn key<'a>(
+    first: &PodAffinityTerm,
+    terms: impl Iterator<Item = &'a PodAffinityTerm>,
+    owner: &PodInfo,
+) -> ShapeId {
+    let mut key = Signature::default();
+    key.text(&first.topology_key);
+    for term in terms {
+        sign(term, owner, &mut key);
+    }
+    key.finish()
 }
 
 /// Whether the pod says anything of other pods.

@@ -2,9 +2,10 @@
 
 use super::args::Settings;
 use super::node::policy_named;
+use crate::restricted;
 use koord_api::extension::{
-    self, CpuBindPolicy, CpuExclusivePolicy, NumaTopologySpec, ReservationAffinity,
-    ReservationAllocated, ResourceSpec, ResourceStatus, SchedulingHint,
+    self, CpuBindPolicy, CpuExclusivePolicy, NumaTopologySpec, ReservationAffinity, ResourceSpec,
+    ResourceStatus, SchedulingHint,
 };
 use koord_api::priority::PriorityClass;
 use koord_api::qos::{self, QosClass};
@@ -65,7 +66,7 @@ impl Incoming {
         if requests.is_empty() {
             return Ok(None);
         }
-        let said = Said::of(pod);
+        let said = Said::of(pod, table);
         let numa = said.numa.as_ref().map_err(Clone::clone)?;
         let reserved_only = *said.reserved_only.as_ref().map_err(Clone::clone)?;
         let policy = numa.numa_topology_policy.as_ref();
@@ -102,11 +103,7 @@ impl Incoming {
             ignores_reservations: label(labels::RESERVATION_IGNORED)
                 .is_some_and(|value| value == "true"),
             weighed: settings.weighed(&requests, table),
-            designated: if *said.designates.as_ref().map_err(Clone::clone)? {
-                designated(pod, table)?
-            } else {
-                None
-            },
+            designated: said.designated.clone()?,
             requests,
         }))
     }
@@ -171,12 +168,13 @@ struct Said {
     /// Whether it names or selects reservations.
     reserved_only: Result<bool, String>,
     cpus: Result<ResourceSpec, String>,
-    /// Whether a scheduling hint makes binding what it was given before.
-    designates: Result<bool, String>,
+    /// What it was given before, where a scheduling hint makes that binding.
+    designated: Result<Option<Designated>, String>,
 }
 
 impl Said {
-    fn of(pod: &PodInfo) -> &Self {
+    /// `table` is the process's: numbers are handed out once.
+    fn of<'p>(pod: &'p PodInfo, table: &ResourceTable) -> &'p Self {
         pod.facet(|pod| {
             let affinity = read::<ReservationAffinity>(pod, annotations::RESERVATION_AFFINITY);
             Self {
@@ -189,7 +187,10 @@ impl Said {
                             .is_some()
                 }),
                 cpus: read(pod, annotations::RESOURCE_SPEC),
-                designates: designates(pod),
+                designated: designates(pod).and_then(|it| match it {
+                    true => designated(pod, table),
+                    false => Ok(None),
+                }),
             }
         })
     }
@@ -332,6 +333,6 @@ impl Allocation {
 /// # Errors
 /// The annotation is malformed.
 pub(super) fn reservation_of(pod: &PodInfo) -> Result<Option<Arc<str>>, String> {
-    let taken: ReservationAllocated = read(pod, annotations::RESERVATION_ALLOCATED)?;
-    Ok((!taken.uid.is_empty()).then(|| taken.uid.as_str().into()))
+    let taken = restricted::allocated(pod).map_err(ToString::to_string)?;
+    Ok(taken.map(|taken| taken.uid.as_str().into()))
 }

@@ -10,9 +10,9 @@ use super::args::Args;
 use super::crowd::{Mark, says_true};
 use super::owners::{self, is_owner};
 use super::side::{self, PodSide, Unmatched};
-use super::table::{Owner, Record, Table, allocated};
+use super::table::{Owner, Record, Table};
 use super::{Reservations, says_of};
-use crate::restricted::is_restricted;
+use crate::restricted::{self, is_restricted};
 use koord_api::scheduling::PreAllocationMode;
 use koord_api::{annotations, labels};
 use koord_model::reservation::{Restricted, score};
@@ -86,7 +86,7 @@ fn offers_itself(table: &Table, args: &Args, record: &Record, pod: &PodInfo) -> 
     let free = || match side::given(pod, annotations::RESERVATION_ALLOCATED) {
         None => used.is_none_or(|uid| *uid == record.uid),
         Some(_) => {
-            let said = allocated(pod).ok().flatten();
+            let said = restricted::allocated(pod).ok().flatten();
             said.is_some_and(|said| void(&said.uid)) && used.is_none_or(|uid| void(uid))
         }
     };

@@ -3,10 +3,9 @@
 use super::NAME;
 use super::owners::{Owners, SpecId};
 use super::pod::{Phase, Terms};
-use super::side::{self, Affinity, PodSide, Unmatched};
+use super::side::{Affinity, PodSide, Unmatched};
 use crate::restricted::{self, AllocatePolicy};
-use koord_api::annotations;
-use koord_api::extension::ReservationAllocated;
+use koord_api::extension::AnnotationError;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::Amounts;
 use koord_scheduler::framework::{Effects, Problem, View};
@@ -538,7 +537,7 @@ impl Table {
             confirmed: !ahead,
             ahead,
         };
-        match allocated(pod) {
+        match restricted::allocated(pod) {
             Ok(said) => {
                 let said = said.map(|said| said.uid.clone());
                 // As long as it does not know yet, it says nothing, or what is void.
@@ -550,13 +549,18 @@ impl Table {
                     (None, None) => self.disown(&pod.uid, fx),
                 }
             }
-            Err(message) => {
+            Err(error) => {
+                let AnnotationError {
+                    key,
+                    value,
+                    problem,
+                } = error;
                 fx.problems.push(Problem {
                     kind: "Pod",
                     namespace: pod.namespace.to_string(),
                     name: pod.name.to_string(),
                     uid: pod.uid.to_string(),
-                    message: message.to_owned(),
+                    message: format!("{NAME}: annotation {key} is ignored: {problem}: {value:?}"),
                 });
                 self.disown(&pod.uid, fx);
             }
@@ -579,30 +583,4 @@ impl Table {
                     || (other != AllocatePolicy::Default && policy != AllocatePolicy::Default)
             })
     }
-}
-
-/// The reservation that a bound pod says it uses, as it was read once.
-struct Uses(Result<Option<ReservationAllocated>, String>);
-
-impl Uses {
-    fn read(pod: &PodInfo) -> Result<Option<ReservationAllocated>, String> {
-        let Some((key, text)) = side::given(pod, annotations::RESERVATION_ALLOCATED) else {
-            return Ok(None);
-        };
-        let parsed: ReservationAllocated = serde_json::from_str(text)
-            .map_err(|error| format!("{NAME}: annotation {key} is ignored: {error}: {text:?}"))?;
-        Ok(Some(parsed).filter(|parsed| !parsed.uid.is_empty()))
-    }
-}
-
-/// The reservation that a bound pod says it uses.
-///
-/// # Errors
-/// The annotation is malformed.
-pub(super) fn allocated(pod: &PodInfo) -> Result<Option<&ReservationAllocated>, &str> {
-    if side::given(pod, annotations::RESERVATION_ALLOCATED).is_none() {
-        return Ok(None);
-    }
-    let uses = &pod.facet(|pod| Uses(Uses::read(pod))).0;
-    uses.as_ref().map(Option::as_ref).map_err(String::as_str)
 }

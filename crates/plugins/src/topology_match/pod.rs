@@ -7,9 +7,19 @@ use koord_model::alignment::{Ask, Kind, Role, Want, fingerprint, has_own};
 use koord_model::resources::{PODS, ResourceId, ResourceTable, amount};
 use koord_scheduler::framework::Signature;
 use koord_scheduler::state::PodInfo;
+use std::sync::Arc;
 
-/// What `pod` asks for; `None` when no kubelet would align it: nothing of its own is asked for.
-pub(super) fn ask(pod: &PodInfo, table: &ResourceTable) -> Option<Ask> {
+/// What a pod asks for, as it was read once.
+struct Asked(Option<Arc<Ask>>);
+
+/// What `pod` asks for; `None` when no kubelet would align it: nothing of its own is asked for. `table` is
+/// the process's: numbers are handed out once.
+pub(super) fn ask<'p>(pod: &'p PodInfo, table: &ResourceTable) -> Option<&'p Arc<Ask>> {
+    let asked = pod.facet(|pod| Asked(read(pod, table).map(Arc::new)));
+    asked.0.as_ref()
+}
+
+fn read(pod: &PodInfo, table: &ResourceTable) -> Option<Ask> {
     let qos = kube_of_pod(&pod.object);
     let ask = Ask {
         guaranteed: qos == KubeQos::Guaranteed,

@@ -23,13 +23,22 @@ struct Facet {
 impl Facets {
     pub(super) fn get<T: Any + Send + Sync>(&self, read: impl Fn() -> T) -> &T {
         let mut at = &self.first;
+        while let Some(facet) = at.get() {
+            match facet.value.downcast_ref() {
+                Some(value) => return value,
+                None => at = &facet.next,
+            }
+        }
+        let make = || {
+            Box::new(Facet {
+                value: Box::new(read()),
+                next: Link::default(),
+            })
+        };
+        // Before a place is taken: reading may ask for other facets.
+        let mut made = Some(make());
         loop {
-            let facet = at.get_or_init(|| {
-                Box::new(Facet {
-                    value: Box::new(read()),
-                    next: Link::default(),
-                })
-            });
+            let facet = at.get_or_init(|| made.take().unwrap_or_else(make));
             match facet.value.downcast_ref() {
                 Some(value) => return value,
                 None => at = &facet.next,
@@ -86,6 +95,14 @@ mod tests {
         assert_eq!(reads.get(), 1);
         number(&facets.clone());
         assert_eq!(reads.get(), 2);
+    }
+
+    #[test]
+    fn what_is_read_of_a_pod_may_be_read_of_other_facets() {
+        let facets = Facets::default();
+        let number = || *facets.get(|| 7_i32);
+        assert_eq!(facets.get(|| format!("{}", number())), "7");
+        assert_eq!(number(), 7);
     }
 
     #[test]

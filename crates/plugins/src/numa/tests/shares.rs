@@ -63,7 +63,6 @@ impl Case {
             reports: FxHashMap::default(),
             books: Vec::new(),
             plain: Vec::new(),
-            unnumbered: ResourceTable::new(),
             all_policies: false,
         };
         let incoming = Incoming::new(&comes, plugin.settings.first(), &table)
