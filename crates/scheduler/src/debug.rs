@@ -6,7 +6,7 @@ pub mod inspection;
 mod node;
 mod resources;
 
-use crate::engine::{Diagnosis, Engine};
+use crate::engine::{Diagnosis, Engine, Failure};
 use axum::Router;
 use jiff::Timestamp;
 use parking_lot::RwLock;
@@ -33,6 +33,17 @@ pub struct Explanation {
     pub diagnosis: Option<Arc<Diagnosis>>,
 }
 
+impl Explanation {
+    fn of(time: Timestamp, failure: &Failure) -> Self {
+        Self {
+            time,
+            reason: failure.reason,
+            message: failure.message.to_string(),
+            diagnosis: failure.diagnosis.clone(),
+        }
+    }
+}
+
 type Ask = Box<dyn FnOnce(&mut Engine, Timestamp) + Send>;
 
 /// What can be switched while running, by `PUT /debug/flags/<letter>`.
@@ -46,9 +57,13 @@ pub(crate) struct Flags {
     pub(crate) diagnosis: AtomicBool,
 }
 
+/// The last failed one of a pod, and when it was.
+type Attempt = (Timestamp, Arc<Failure>);
+
 #[derive(Default)]
 struct Shared {
-    pending: RwLock<FxHashMap<String, Arc<Explanation>>>,
+    /// By uid.
+    pending: RwLock<FxHashMap<Arc<str>, Attempt>>,
     asks: RwLock<Option<mpsc::Sender<Question>>>,
     plugins: RwLock<Vec<Value>>,
     ready: AtomicBool,
@@ -90,22 +105,22 @@ impl std::fmt::Debug for DebugHandle {
 impl DebugHandle {
     /// Why the pod is pending; `None` when it never failed or is placed.
     #[must_use]
-    pub fn explain(&self, namespace: &str, name: &str) -> Option<Arc<Explanation>> {
-        self.shared
-            .pending
-            .read()
-            .get(&format!("{namespace}/{name}"))
-            .cloned()
+    pub fn explain(&self, namespace: &str, name: &str) -> Option<Explanation> {
+        let pending = self.shared.pending.read();
+        let mut all = pending.values();
+        let (time, failure) = all.find(|(_, failure)| {
+            *failure.pod.name == *name && *failure.pod.namespace == *namespace
+        })?;
+        Some(Explanation::of(*time, failure))
     }
 
     /// All pods that failed to be placed so far.
     #[must_use]
-    pub fn explanations(&self) -> BTreeMap<String, Arc<Explanation>> {
-        self.shared
-            .pending
-            .read()
-            .iter()
-            .map(|(k, v)| (k.clone(), v.clone()))
+    pub fn explanations(&self) -> BTreeMap<String, Explanation> {
+        // Words are found without those waiting who report failures.
+        let all: Vec<_> = self.shared.pending.read().values().cloned().collect();
+        all.iter()
+            .map(|(time, failure)| (failure.pod.to_string(), Explanation::of(*time, failure)))
             .collect()
     }
 
@@ -136,15 +151,15 @@ impl DebugHandle {
         self.shared.ready.store(ready, Ordering::Relaxed);
     }
 
-    pub(crate) fn failed(&self, pod: String, explanation: Explanation) {
-        self.shared
-            .pending
-            .write()
-            .insert(pod, Arc::new(explanation));
+    /// Returns what was known of an earlier attempt.
+    pub(crate) fn failed(&self, failure: Arc<Failure>, time: Timestamp) -> Option<Arc<Failure>> {
+        let uid = failure.pod.uid.clone();
+        let before = self.shared.pending.write().insert(uid, (time, failure));
+        before.map(|(_, failure)| failure)
     }
 
-    pub(crate) fn settled(&self, pod: &str) {
-        self.shared.pending.write().remove(pod);
+    pub(crate) fn settled(&self, uid: &str) {
+        self.shared.pending.write().remove(uid);
     }
 
     pub(crate) fn flags(&self) -> &Flags {

@@ -3,9 +3,11 @@
 //! What is measured per pod is measured where the pod passes anyway; what belongs to plugins comes
 //! from the engine in batches ([`Metrics::measured`], [`Metrics::gauges`]).
 
+mod digested;
 mod make;
 mod plugins;
 
+pub(crate) use digested::Digested;
 pub(crate) use make::Resets;
 pub(crate) use plugins::PluginMetrics;
 
@@ -23,8 +25,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 /// The calls to the API that upstream's asynchronous dispatcher makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
-    Binding,
-    Status,
+    Binding = 0,
+    Status = 1,
 }
 
 impl Call {
@@ -438,12 +440,8 @@ impl Metrics {
     }
 
     fn call_pending(&self, call: Call, change: i64) {
-        let pending = &self.pending_calls[usize::from(call == Call::Status)];
-        let now = pending.fetch_add(change, Ordering::Relaxed) + change;
-        #[allow(clippy::cast_precision_loss, reason = "a count of writes")]
-        self.calls_pending
-            .with_label_values(&[call.name()])
-            .set(now as f64);
+        // Several tasks change it: one of them shows it, or the last change may be shown before another.
+        self.pending_calls[call as usize].fetch_add(change, Ordering::Relaxed);
     }
 
     /// It was sent.
@@ -479,9 +477,9 @@ impl Metrics {
             .observe(seconds);
     }
 
-    /// An event was digested.
-    pub(crate) fn event(&self, event: &str, seconds: f64) {
-        self.events.with_label_values(&[event]).observe(seconds);
+    /// What counts the events that are digested, without others looking until it is handed over.
+    pub(crate) fn digested(&self) -> Digested {
+        Digested::new(self.events.clone())
     }
 
     /// Takes over what the engine measured since the last call.
@@ -541,6 +539,13 @@ impl Metrics {
     pub(crate) fn gauges(&self, engine: &mut Engine) {
         for ((queue, event), n) in engine.take_incoming() {
             self.incoming.with_label_values(&[queue, event]).inc_by(n);
+        }
+        for call in [Call::Binding, Call::Status] {
+            let pending = self.pending_calls[call as usize].load(Ordering::Relaxed);
+            #[allow(clippy::cast_precision_loss, reason = "a count of writes")]
+            self.calls_pending
+                .with_label_values(&[call.name()])
+                .set(pending as f64);
         }
         let pending = engine.pending();
         for (queue, n) in [

@@ -99,7 +99,7 @@ async fn pod(
         .await;
     let answer = answer.map(|mut known| {
         if let (Some(failed), false) = (failed, known.is_null()) {
-            known["lastAttempt"] = json!(*failed);
+            known["lastAttempt"] = json!(failed);
         }
         known
     });

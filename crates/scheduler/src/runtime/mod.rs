@@ -1,7 +1,11 @@
 //! The daemon: one task owns the engine; everything reaches it through one ordered channel.
 
 mod binder;
+mod condition;
+mod desk;
+mod evict;
 mod extender;
+mod gate;
 mod monitor;
 mod nearest;
 mod placement;
@@ -19,21 +23,24 @@ pub(crate) use watch::trim_pod;
 pub use watch::{Trim, Watch, trim_pod_spec};
 
 use crate::config::{ConfigError, Configuration};
-use crate::debug::{DebugHandle, Explanation, Question};
-use crate::engine::{BindError, Engine, EngineOptions, Failure, Outcome, Output};
+use crate::debug::{DebugHandle, Question};
+use crate::engine::{Engine, EngineOptions, Failure, Near, Outcome, Output};
 use crate::framework::{BuildContext, ProfileError, Profiles, Registry};
-use crate::metrics::{Metrics, PluginMetrics};
+use crate::metrics::{Digested, Metrics, PluginMetrics};
 use crate::state::SeenPod;
 use binder::Writer;
+use desk::{Desk, Notes, Refused};
 use extender::Extenders;
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use gate::Gate;
 use koord_app::Context;
 use koord_kube::events::{EventClient, Recorder};
 use koord_kube::lease::{Election, ElectionError, LeaderElector};
-use koord_kube::{Change, Client, Mirrored};
+use koord_kube::{Change, Client};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -421,20 +428,28 @@ impl Daemon {
             ctx.clock.clone(),
             shutdown.clone(),
         );
-        let concurrency = options.write_concurrency;
-        let clock = ctx.clock.clone();
-        let counted = metrics.clone();
-        let mut writer = Writer::new(client, recorder, clock, concurrency, sender, counted);
-        writer.extenders = extenders;
-        writer.annotate_bindings = options.bind_annotations_with_binding;
-        let gate = writer.gate();
-        // This future is dropped when the leadership is lost.
-        let _closed = gate.guard();
         let limits = monitor::Limits {
             period: options.monitor_period,
             timeout: options.scheduling_timeout,
         };
         let monitor = monitor::Monitor::start(limits, metrics.clone(), shutdown.clone());
+        let concurrency = options.write_concurrency;
+        let writer = Writer::new(Desk {
+            client,
+            recorder,
+            clock: ctx.clock.clone(),
+            gate: Gate::new(concurrency),
+            sender,
+            metrics: metrics.clone(),
+            monitor: monitor.clone(),
+            names: names.clone(),
+            extenders,
+            annotate_bindings: options.bind_annotations_with_binding,
+            notes: Notes::default(),
+        });
+        let gate = writer.gate();
+        // This future is dropped when the leadership is lost.
+        let _closed = gate.guard();
         let told = monitor.clone();
         engine.observe(Box::new(move |started| told.begin(Attempt::new(started))));
         let plugin_metrics = PluginMetrics::new(&ctx.metrics, metrics.resets());
@@ -443,6 +458,7 @@ impl Daemon {
         let task = Owner {
             engine,
             writer,
+            digested: metrics.digested(),
             metrics,
             plugin_metrics,
             gauge_period: options.gauge_period.max(Duration::from_millis(1)),
@@ -468,11 +484,18 @@ struct Watching {
     _stop: DropGuard,
 }
 
+/// Whether the pod says where it is.
+fn is_bound(pod: &SeenPod) -> bool {
+    let spec = pod.object().spec.as_ref();
+    spec.is_some_and(|spec| spec.node_name.is_some())
+}
+
 /// The task that owns the engine.
 struct Owner {
     engine: Engine,
     writer: Writer,
     metrics: Metrics,
+    digested: Digested,
     plugin_metrics: PluginMetrics,
     gauge_period: Duration,
     ctx: Context,
@@ -553,6 +576,8 @@ impl Owner {
 
     /// Hands what the engine and its plugins measured to the metrics.
     fn measure(&mut self) {
+        self.digested.hand_over();
+        self.metrics.binding(self.writer.binding);
         self.metrics.gauges(&mut self.engine);
         self.metrics
             .measured(self.engine.take_measures(), &self.names);
@@ -593,40 +618,43 @@ impl Owner {
         let label = match message {
             Message::Synced(_) => return,
             Message::Pod(Change::Applied { old, new }) => {
-                let spec = new.object().spec.as_ref();
-                let bound = spec.is_some_and(|spec| spec.node_name.is_some());
-                if bound {
-                    self.debug.settled(&new.key().to_string());
+                let bound = is_bound(&new);
+                let was_bound = old.as_deref().is_some_and(is_bound);
+                let uid = new.object().metadata.uid.as_deref();
+                if bound && !was_bound {
+                    self.debug.settled(uid.unwrap_or_default());
                 }
                 self.engine.pod_seen(&new, now);
-                match (bound, old.is_some()) {
+                let label = match (bound, old.is_some()) {
                     (true, false) => "AssignedPodAdd",
                     (true, true) => "AssignedPodUpdate",
                     (false, false) => "UnschedulablePodAdd",
                     (false, true) => "UnschedulablePodUpdate",
-                }
+                };
+                label
             }
             Message::Pod(Change::Deleted(last)) => {
-                self.debug.settled(&last.key().to_string());
                 let uid = last.object().metadata.uid.as_deref().unwrap_or_default();
+                self.debug.settled(uid);
                 self.writer.gone(uid);
                 self.engine.pod_deleted(last.object(), now);
                 // Whatever became of it, nobody places it any more.
                 self.monitor.end(uid);
-                let spec = last.object().spec.as_ref();
-                if spec.is_some_and(|spec| spec.node_name.is_some()) {
+                let label = if is_bound(&last) {
                     "AssignedPodDelete"
                 } else {
                     "UnschedulablePodDelete"
-                }
+                };
+                label
             }
             Message::Node(Change::Applied { old, new }) => {
                 self.engine.node_applied(new, now);
-                if old.is_some() {
+                let label = if old.is_some() {
                     "NodeUpdate"
                 } else {
                     "NodeAdd"
-                }
+                };
+                label
             }
             Message::Node(Change::Deleted(last)) => {
                 let name = last.metadata.name.clone().unwrap_or_default();
@@ -636,7 +664,8 @@ impl Owner {
             Message::Pod(Change::Synced) | Message::Node(Change::Synced) => return,
             Message::Object(change) => {
                 self.engine.object_changed(&change, now);
-                self.engine.name_of(&change)
+                let label = self.engine.name_of(&change);
+                label
             }
             Message::Consulted {
                 uid,
@@ -650,29 +679,13 @@ impl Owner {
                 self.engine.eviction_failed(&uid);
                 "NotEvicted"
             }
-            Message::Bound {
-                uid,
-                result,
-                seconds,
-                profile,
-                binder,
-            } => {
+            Message::Bound { uid, result } => {
                 self.writer.binding = self.writer.binding.saturating_sub(1);
-                self.metrics.binding(self.writer.binding);
-                let profile = self.names.get(profile).map_or("", String::as_str);
-                self.metrics.bound(result.is_ok(), profile, binder, seconds);
-                // A failure that leaves something to report ends with that report.
-                if let Ok(()) | Err(BindError { gone: true, .. }) = &result
-                    && let Some(attempt) = self.monitor.end(&uid)
-                    && result.is_ok()
-                {
-                    self.metrics.scheduled(&attempt, profile, now);
-                }
                 self.engine.bind_finished(&uid, result, now);
                 "Bound"
             }
         };
-        self.metrics.event(label, started.elapsed().as_secs_f64());
+        self.digested.note(label, started.elapsed().as_secs_f64());
     }
 
     /// Decides about ready pods for a while. Returns whether more may be ready.
@@ -697,18 +710,18 @@ impl Owner {
         true
     }
 
-    /// The nearest nodes in short, for a condition that is about to change. Looking at all nodes
+    /// The nearest nodes, for a condition that is about to change. Looking at all nodes
     /// takes at most a twentieth of the time: in a storm of refusals most go without.
-    fn nearest(&mut self, failure: &Failure) -> String {
+    fn nearest(&mut self, failure: &Failure) -> Vec<Near> {
         let now = Instant::now();
         if !self.nearest || now < self.next_nearest || !self.writer.has_news(failure) {
-            return String::new();
+            return Vec::new();
         }
         let look = || self.engine.nearest(&failure.pod, 3, self.ctx.clock.now());
         // A plugin that stumbles here must not stop the scheduler either.
         let near = catch_unwind(AssertUnwindSafe(look)).unwrap_or_default();
         self.next_nearest = Instant::now() + now.elapsed() * 20;
-        nearest::in_short(&near)
+        near
     }
 
     fn log_scores(&self, outcome: &Outcome) {
@@ -748,7 +761,7 @@ impl Owner {
         for output in self.engine.take_outputs() {
             match output {
                 Output::Bind(request) => {
-                    self.debug.settled(&request.pod.to_string());
+                    self.debug.settled(&request.pod.uid);
                     self.writer.bind(request);
                 }
                 Output::Consult(asked) => self.writer.consult(asked),
@@ -758,20 +771,19 @@ impl Owner {
                     let profile = failure.pod.scheduler_name();
                     let error = failure.reason != "Unschedulable";
                     self.metrics.failed(error, profile, attempt.as_ref());
-                    let explanation = Explanation {
-                        time: self.ctx.clock.now(),
-                        reason: failure.reason,
-                        message: failure.message.clone(),
-                        diagnosis: failure.diagnosis.clone(),
-                    };
-                    self.debug.failed(failure.pod.to_string(), explanation);
                     self.log_refusal(&failure);
                     let nearest = self.nearest(&failure);
-                    self.writer.report(&failure, &nearest);
+                    let (failure, time) = (Arc::new(failure), self.ctx.clock.now());
+                    drop(self.debug.failed(failure.clone(), time));
+                    self.writer.report(Refused {
+                        failure,
+                        nearest,
+                        time,
+                    });
                 }
                 Output::Problem(problem) => self.writer.problem(&problem),
                 Output::Write(write) => self.writer.write(write),
-                Output::Expect { pod, node } => self.writer.expect(pod, &node),
+                Output::Expect { pod, node } => self.writer.expect(pod, node),
                 Output::Explain { pod, message } => self.writer.explain(pod, message),
                 Output::Evict {
                     preemptor,
@@ -779,7 +791,7 @@ impl Owner {
                     victims,
                 } => {
                     self.metrics.preempted(victims.len());
-                    self.writer.evict(&preemptor, &node, victims);
+                    self.writer.evict(preemptor, node, victims);
                 }
             }
         }

@@ -31,11 +31,6 @@ pub(crate) enum Message {
     Bound {
         uid: Arc<str>,
         result: Result<(), crate::engine::BindError>,
-        seconds: f64,
-        /// The position of the pod's profile.
-        profile: usize,
-        /// The plugin that said how to bind.
-        binder: &'static str,
     },
 }
 

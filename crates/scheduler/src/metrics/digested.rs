@@ -1,0 +1,68 @@
+//! How long events took to be digested, by their names.
+
+use prometheus::HistogramVec;
+use prometheus::local::LocalHistogram;
+
+/// See the module documentation. There are several events for each pod, and who digests them is who
+/// decides: to find the histogram of a name, and to add to it so that others may read it at any time,
+/// takes a few times as long as to add to a copy.
+#[derive(Debug)]
+pub(crate) struct Digested {
+    all: HistogramVec,
+    /// Since they were last handed over; names are few.
+    since: Vec<(&'static str, LocalHistogram)>,
+}
+
+impl Digested {
+    pub(super) fn new(all: HistogramVec) -> Self {
+        Self {
+            all,
+            since: Vec::new(),
+        }
+    }
+
+    /// One was.
+    pub(crate) fn note(&mut self, event: &'static str, seconds: f64) {
+        let known = self.since.iter().find(|(name, _)| *name == event);
+        if let Some((_, histogram)) = known {
+            histogram.observe(seconds);
+            return;
+        }
+        let histogram = self.all.with_label_values(&[event]).local();
+        histogram.observe(seconds);
+        self.since.push((event, histogram));
+    }
+
+    /// Adds what was noted to the metric.
+    pub(crate) fn hand_over(&mut self) {
+        // Found anew each time: the metric may have been emptied.
+        for (_, histogram) in self.since.drain(..) {
+            histogram.flush();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus::HistogramOpts;
+
+    #[test]
+    fn what_is_noted_is_added_also_after_the_metric_was_emptied() {
+        let options = HistogramOpts::new("events", "Events.").buckets(vec![1.0, 2.0]);
+        let all = HistogramVec::new(options, &["event"]).unwrap();
+        let seen = |event: &str| all.with_label_values(&[event]).get_sample_count();
+        let mut digested = Digested::new(all.clone());
+        for event in ["PodAdd", "PodUpdate", "PodAdd"] {
+            digested.note(event, 1.5);
+        }
+        assert_eq!((seen("PodAdd"), seen("PodUpdate")), (0, 0));
+        digested.hand_over();
+        digested.hand_over();
+        assert_eq!((seen("PodAdd"), seen("PodUpdate")), (2, 1));
+        all.reset();
+        digested.note("PodAdd", 0.5);
+        digested.hand_over();
+        assert_eq!((seen("PodAdd"), seen("PodUpdate")), (1, 0));
+    }
+}

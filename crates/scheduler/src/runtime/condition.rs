@@ -1,0 +1,143 @@
+//! The condition that says why a pod is not placed.
+
+use super::nearest::says;
+use crate::engine::Failure;
+use k8s_openapi::api::core::v1::PodCondition;
+use serde_json::{Value, json};
+
+/// Whether a condition may have to be written for `failure`: never, when there is nothing new to say.
+/// `is_promised`: it was said where the pod is expected to go.
+pub(super) fn may_be_new(failure: &Failure, is_promised: bool) -> bool {
+    let nominated = failure.nominated.as_deref();
+    let known = failure.pod.nominated.as_deref().unwrap_or_default();
+    let same_node = !is_promised && nominated.is_none_or(|node| node == known);
+    !same_node || !is_said(failure)
+}
+
+/// The pod's condition, as it was when the pod was tried.
+fn condition(failure: &Failure) -> Option<&PodCondition> {
+    let status = failure.pod.object.status.as_ref()?;
+    let mut all = status.conditions.iter().flatten();
+    all.find(|condition| condition.type_ == "PodScheduled")
+}
+
+/// Whether the condition says `failure` already.
+fn is_said(failure: &Failure) -> bool {
+    condition(failure).is_some_and(|condition| {
+        condition.status == "False"
+            && condition.observed_generation == failure.pod.object.metadata.generation
+            && condition.reason.as_deref() == Some(failure.reason)
+            && condition
+                .message
+                .as_deref()
+                .is_some_and(|message| says(message, &failure.message))
+    })
+}
+
+/// The patch that makes the pod's condition say `failure`; none when it says so already.
+/// `said` is where the pod was expected to go, in vain.
+pub(super) fn status_patch(
+    failure: &Failure,
+    nearest: &str,
+    said: Option<&str>,
+    now: jiff::Timestamp,
+) -> Option<Value> {
+    let generation = failure.pod.object.metadata.generation;
+    let nominated = failure.nominated.as_deref().or(said.map(|_| ""));
+    let known = said.or(failure.pod.nominated.as_deref());
+    let same_node = nominated.is_none_or(|node| node == known.unwrap_or_default());
+    if same_node && is_said(failure) {
+        return None;
+    }
+    let since = condition(failure)
+        .filter(|condition| condition.status == "False")
+        .and_then(|condition| condition.last_transition_time.as_ref())
+        .map_or(now, |time| time.0);
+    let mut status = json!({"conditions": [{
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": failure.reason,
+        "message": format!("{}{nearest}", failure.message),
+        "observedGeneration": generation,
+        "lastProbeTime": null,
+        "lastTransitionTime": seconds(since),
+    }]});
+    if let Some(node) = nominated {
+        status["nominatedNodeName"] = match node {
+            "" => Value::Null,
+            node => json!(node),
+        };
+    }
+    Some(json!({"metadata": {"uid": &*failure.pod.uid}, "status": status}))
+}
+
+/// RFC 3339 with whole seconds, as API servers write it.
+pub(super) fn seconds(time: jiff::Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::state::PodInfo;
+    use k8s_openapi::api::core::v1::Pod;
+    use koord_model::resources::ResourceTable;
+    use std::sync::Arc;
+
+    pub(in super::super) fn failure(condition: Value) -> Failure {
+        let object: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+            "spec": {"containers": []},
+            "status": {"conditions": [condition]}
+        }))
+        .unwrap();
+        let pod = PodInfo::new(Arc::new(object), &ResourceTable::new()).unwrap();
+        Failure {
+            pod: Arc::new(pod),
+            reason: "Unschedulable",
+            message: "0/1 nodes are available: 1 Too many pods."
+                .to_owned()
+                .into(),
+            nominated: None,
+            diagnosis: None,
+            remarks: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_condition_is_written_only_when_it_changes_and_keeps_its_transition_time() {
+        let now = "2026-01-02T03:04:05.678Z".parse().unwrap();
+        let fresh = failure(json!({"type": "Ready", "status": "False"}));
+        let patch = status_patch(&fresh, "", None, now).unwrap();
+        let condition = &patch["status"]["conditions"][0];
+        assert_eq!(condition["lastTransitionTime"], "2026-01-02T03:04:05Z");
+        assert_eq!(condition["reason"], "Unschedulable");
+
+        let mut said = condition.clone();
+        assert_eq!(status_patch(&failure(said.clone()), "", None, now), None);
+        let elsewhere = status_patch(&failure(said.clone()), "", Some("n"), now).unwrap();
+        assert_eq!(
+            elsewhere["status"].get("nominatedNodeName"),
+            Some(&Value::Null),
+            "it does not go where it was said to go"
+        );
+        let mut changed = failure(said.clone());
+        let pod = Arc::make_mut(&mut changed.pod);
+        Arc::make_mut(&mut pod.object).metadata.generation = Some(2);
+        let patch = status_patch(&changed, "", None, now).unwrap();
+        assert_eq!(patch["status"]["conditions"][0]["observedGeneration"], 2);
+        assert!(may_be_new(&changed, false));
+        // Nothing new: nobody looks for the nearest nodes, unless a promise may have to be taken back.
+        assert!(!may_be_new(&failure(said.clone()), false));
+        assert!(may_be_new(&failure(said.clone()), true));
+        let mut nominated = failure(said.clone());
+        nominated.nominated = Some("n".to_owned());
+        assert!(may_be_new(&nominated, false));
+        said["message"] = json!("another");
+        assert!(may_be_new(&failure(said.clone()), false));
+        said["lastTransitionTime"] = json!("2025-01-01T00:00:00Z");
+        let patch = status_patch(&failure(said), "", None, now).unwrap();
+        let condition = &patch["status"]["conditions"][0];
+        assert_eq!(condition["lastTransitionTime"], "2025-01-01T00:00:00Z");
+    }
+}

@@ -1,0 +1,281 @@
+//! What is written to the API, put into words and sent by tasks of their own.
+
+use super::binder::reference;
+use super::condition::status_patch;
+use super::extender::Extenders;
+use super::gate::Gate;
+use super::monitor::Monitor;
+use super::nearest;
+use super::placement::send_binding;
+use super::send::{NOTHING, send_write};
+use super::watch::Message;
+use crate::engine::{BindRequest, Consultation, Failure, Near};
+use crate::framework::{Readings, Timed, Write};
+use crate::metrics::{Call, Metrics};
+use crate::state::{Booked, PodInfo};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use koord_kube::events::{Recorder, Severity};
+use koord_kube::{Api, Client, patch};
+use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// What all who write need. They share one, so that little has to be handed over to each.
+pub(super) struct Desk {
+    pub(super) client: Client,
+    pub(super) recorder: Recorder,
+    pub(super) clock: koord_app::Clock,
+    pub(super) gate: Gate,
+    pub(super) sender: mpsc::Sender<Message>,
+    pub(super) metrics: Metrics,
+    /// Attempts end with their bindings.
+    pub(super) monitor: Monitor,
+    /// Of profiles.
+    pub(super) names: Vec<String>,
+    /// Who is asked, and may bind.
+    pub(super) extenders: Extenders,
+    /// Whether annotations ride on the binding, where nothing else has to be patched.
+    pub(super) annotate_bindings: bool,
+    pub(super) notes: Notes,
+}
+
+/// What those who write note for one another.
+#[derive(Default)]
+pub(super) struct Notes {
+    /// Where pods were last said to go that are not bound yet; empty: nowhere any more.
+    expected: Mutex<FxHashMap<Arc<str>, Arc<str>>>,
+    /// How long writes of plugins took, where they want to know.
+    timings: Mutex<Readings>,
+    /// Targets of writes that do not exist: said once.
+    nowhere: Mutex<FxHashSet<Arc<str>>>,
+}
+
+/// An attempt that failed, with what was found out about it then.
+pub(super) struct Refused {
+    pub(super) failure: Arc<Failure>,
+    /// Follows kube-scheduler's text in the condition.
+    pub(super) nearest: Vec<Near>,
+    pub(super) time: Timestamp,
+}
+
+impl Desk {
+    /// Asks extenders; the answer arrives as a message.
+    pub(super) async fn consult(&self, asked: Consultation) {
+        let (uid, ticket) = (asked.pod.uid.clone(), asked.ticket);
+        let answer = self.gate.until_closing(self.extenders.answer(asked));
+        if let Some(advice) = answer.await {
+            let consulted = Message::Consulted {
+                uid,
+                ticket,
+                advice,
+            };
+            let _ = self.sender.send(consulted).await;
+        }
+    }
+
+    /// A binding is to be sent.
+    pub(super) fn will_bind(&self) {
+        self.metrics.call_queued(Call::Binding);
+    }
+
+    /// Binds a pod; the result arrives as a message.
+    pub(super) async fn bind(&self, request: BindRequest) {
+        // The API server clears the nomination of a pod that is bound.
+        self.forget(&request.pod.uid);
+        self.gate.pass(self.send_binding(request)).await;
+    }
+
+    async fn send_binding(&self, request: BindRequest) {
+        let metrics = &self.metrics;
+        metrics.call_started(Call::Binding);
+        let started = tokio::time::Instant::now();
+        let (client, together) = (self.client.clone(), self.annotate_bindings);
+        let result = send_binding(client, &request, together, &self.extenders).await;
+        let pod = &request.pod;
+        match &result {
+            Ok(()) => {
+                let about = reference(pod);
+                let what = match pod.booked() {
+                    Booked::Holder(object) => object.name.clone().unwrap_or_default(),
+                    Booked::Pod(pod) => pod.to_string(),
+                };
+                let message = format!("Successfully assigned {what} to {}", request.node);
+                self.recorder.event_with_action(
+                    about,
+                    Severity::Normal,
+                    "Scheduled",
+                    "Binding",
+                    message,
+                );
+            }
+            Err(error) => {
+                tracing::warn!(%pod, node = %request.node, error = %error.message, "binding failed");
+            }
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        metrics.call_ended(Call::Binding, result.is_ok(), seconds);
+        let profile = self.names.get(request.profile).map_or("", String::as_str);
+        metrics.bound(result.is_ok(), profile, request.binder, seconds);
+        let gone = result.as_ref().is_err_and(|error| error.gone);
+        // A failure that leaves something to report ends with that report.
+        if (result.is_ok() || gone)
+            && let Some(attempt) = self.monitor.end(&pod.uid)
+            && result.is_ok()
+        {
+            metrics.scheduled(&attempt, profile, self.clock.now());
+        }
+        let uid = pod.uid.clone();
+        let _ = self.sender.send(Message::Bound { uid, result }).await;
+    }
+
+    /// Says in events why a pod was not placed.
+    pub(super) fn say(&self, failure: &Failure) {
+        let event = |reason: &str, message: &str| {
+            let about = reference(&failure.pod);
+            let bad = Severity::Warning;
+            self.recorder
+                .event_with_action(about, bad, reason, "Scheduling", message);
+        };
+        event("FailedScheduling", &failure.message);
+        // Each has a reason of its own, so that they are not folded into one.
+        for remark in &failure.remarks {
+            event(remark.reason, &remark.message);
+        }
+    }
+
+    /// Makes the pod's condition say why it was not placed, where it does not yet. What stands for another
+    /// object has no condition of its own: its plugin writes that object's.
+    pub(super) async fn write_condition(&self, refused: Refused) {
+        let Refused {
+            failure,
+            nearest,
+            time,
+        } = refused;
+        if failure.pod.is_holder() {
+            return;
+        }
+        let status = {
+            let mut expected = self.notes.expected.lock();
+            let said = expected.get(&failure.pod.uid).map(|node| &**node);
+            let nearest = nearest::in_short(&nearest);
+            let status = status_patch(&failure, &nearest, said, time);
+            // Until the pod shows it, this is what it will show: what is said next goes by that.
+            let shown = said.is_some() || failure.pod.nominated.is_some();
+            let node = status.as_ref().map(|status| &status["status"]);
+            match node.and_then(|status| status.get("nominatedNodeName")) {
+                Some(Value::String(node)) => {
+                    expected.insert(failure.pod.uid.clone(), node.as_str().into());
+                }
+                Some(_) if shown => {
+                    expected.insert(failure.pod.uid.clone(), "".into());
+                }
+                _ => {}
+            }
+            status
+        };
+        if let Some(status) = status {
+            self.write_status(&failure.pod, &status).await;
+        }
+    }
+
+    /// Makes the condition of a pod that was not tried itself say why it waits.
+    pub(super) async fn explain(&self, pod: Arc<PodInfo>, message: String, time: Timestamp) {
+        if pod.is_holder() {
+            return;
+        }
+        // What it was promised, it still is.
+        let said = self.notes.expected.lock().get(&pod.uid).cloned();
+        let failure = Failure {
+            pod: pod.clone(),
+            reason: "Unschedulable",
+            message: message.into(),
+            nominated: said.as_ref().map(ToString::to_string),
+            diagnosis: None,
+            remarks: Vec::new(),
+        };
+        if let Some(status) = status_patch(&failure, "", said.as_deref(), time) {
+            self.write_status(&pod, &status).await;
+        }
+    }
+
+    /// Nominates a pod to the node it will be bound to, for those who would make room otherwise; empty: to
+    /// none any more.
+    pub(super) async fn expect(&self, pod: Arc<PodInfo>, node: Arc<str>) {
+        {
+            let mut expected = self.notes.expected.lock();
+            let known = expected.get(&pod.uid).or(pod.nominated.as_ref());
+            let nowhere = known.is_none_or(|known| known.is_empty());
+            if nowhere && node.is_empty() || known == Some(&node) {
+                return;
+            }
+            expected.insert(pod.uid.clone(), node.clone());
+        }
+        let said = (!node.is_empty()).then_some(&*node);
+        let status = json!({
+            "metadata": {"uid": &*pod.uid},
+            "status": {"nominatedNodeName": said},
+        });
+        self.write_status(&pod, &status).await;
+    }
+
+    /// Forgets where a pod was said to go.
+    pub(super) fn forget(&self, uid: &str) {
+        self.notes.expected.lock().remove(uid);
+    }
+
+    async fn write_status(&self, pod: &PodInfo, status: &Value) {
+        let metrics = &self.metrics;
+        metrics.call_queued(Call::Status);
+        let send = async {
+            metrics.call_started(Call::Status);
+            let started = tokio::time::Instant::now();
+            let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+            let sent = patch::strategic_status(&api, &pod.name, status).await;
+            let seconds = started.elapsed().as_secs_f64();
+            metrics.call_ended(Call::Status, sent.is_ok(), seconds);
+            match sent {
+                Ok(_) => {}
+                Err(error) if patch::is_not_found(&error) => {}
+                Err(error) => tracing::warn!(%pod, %error, "pod status not written"),
+            }
+        };
+        self.gate.pass(send).await;
+    }
+
+    /// How long writes took since the last look.
+    pub(super) fn take_timings(&self) -> Readings {
+        std::mem::take(&mut *self.notes.timings.lock())
+    }
+
+    /// Sends a write that a plugin asked for, about what `target` names.
+    pub(super) async fn write(&self, write: Write, target: Arc<str>) {
+        self.gate.pass(self.send_write(write, target)).await;
+    }
+
+    async fn send_write(&self, write: Write, target: Arc<str>) {
+        let started = tokio::time::Instant::now();
+        let sent = send_write(&self.client, &write, NOTHING).await;
+        if let Some(Timed(family)) = write.timed {
+            let seconds = started.elapsed().as_secs_f64();
+            self.notes.timings.lock().add(family, &[], seconds);
+        }
+        let Err(error) = sent else {
+            self.notes.nowhere.lock().remove(&target);
+            return;
+        };
+        if error.gone {
+            let mut known = self.notes.nowhere.lock();
+            if known.len() > 4096 {
+                known.clear();
+            }
+            if !known.insert(target) {
+                return;
+            }
+        }
+        let (plural, name) = (write.plural, &write.name);
+        tracing::warn!(plural, namespace = write.namespace, name, %error, "write failed");
+    }
+}
