@@ -3,6 +3,7 @@
 mod binder;
 mod condition;
 mod desk;
+mod discard;
 mod evict;
 mod extender;
 mod gate;
@@ -25,11 +26,12 @@ pub use watch::{Trim, Watch, trim_pod_spec};
 use crate::config::{ConfigError, Configuration};
 use crate::debug::{DebugHandle, Question};
 use crate::engine::{Engine, EngineOptions, Failure, Near, Outcome, Output};
-use crate::framework::{BuildContext, ProfileError, Profiles, Registry};
+use crate::framework::{BuildContext, ObjectChange, ProfileError, Profiles, Registry};
 use crate::metrics::{Digested, Metrics, PluginMetrics};
 use crate::state::SeenPod;
 use binder::Writer;
 use desk::{Desk, Notes, Refused};
+use discard::Discard;
 use extender::Extenders;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -469,6 +471,7 @@ impl Daemon {
             monitor,
             nearest: options.nearest_in_conditions,
             next_nearest: Instant::now(),
+            discard: Discard::default(),
         };
         task.run(messages, questions, kinds, shutdown).await;
         options.debug.set_ready(false);
@@ -506,6 +509,7 @@ struct Owner {
     /// Whether conditions name the nearest nodes, and when that is worth its time again.
     nearest: bool,
     next_nearest: Instant,
+    discard: Discard,
 }
 
 impl Owner {
@@ -555,6 +559,7 @@ impl Owner {
                 }
                 continue;
             }
+            self.discard.hand_over();
             let pause = self.pause().min(next_gauges.duration_since(Instant::now()));
             tokio::select! {
                 biased;
@@ -631,6 +636,7 @@ impl Owner {
                     (false, false) => "UnschedulablePodAdd",
                     (false, true) => "UnschedulablePodUpdate",
                 };
+                self.done_with(old);
                 label
             }
             Message::Pod(Change::Deleted(last)) => {
@@ -645,6 +651,7 @@ impl Owner {
                 } else {
                     "UnschedulablePodDelete"
                 };
+                self.done_with(Some(last));
                 label
             }
             Message::Node(Change::Applied { old, new }) => {
@@ -654,17 +661,23 @@ impl Owner {
                 } else {
                     "NodeAdd"
                 };
+                self.done_with(old);
                 label
             }
             Message::Node(Change::Deleted(last)) => {
                 let name = last.metadata.name.clone().unwrap_or_default();
                 self.engine.node_deleted(&name, now);
+                self.done_with(Some(last));
                 "NodeDelete"
             }
             Message::Pod(Change::Synced) | Message::Node(Change::Synced) => return,
             Message::Object(change) => {
                 self.engine.object_changed(&change, now);
                 let label = self.engine.name_of(&change);
+                let ObjectChange { old, new, .. } = change;
+                for object in old.into_iter().chain([new]) {
+                    self.discard.take(object);
+                }
                 label
             }
             Message::Consulted {
@@ -686,6 +699,13 @@ impl Owner {
             }
         };
         self.digested.note(label, started.elapsed().as_secs_f64());
+    }
+
+    /// Frees `object`, which was replaced or deleted, elsewhere.
+    fn done_with<K: Send + Sync + 'static>(&mut self, object: Option<Arc<K>>) {
+        if let Some(object) = object {
+            self.discard.take(object);
+        }
     }
 
     /// Decides about ready pods for a while. Returns whether more may be ready.
@@ -774,7 +794,8 @@ impl Owner {
                     self.log_refusal(&failure);
                     let nearest = self.nearest(&failure);
                     let (failure, time) = (Arc::new(failure), self.ctx.clock.now());
-                    drop(self.debug.failed(failure.clone(), time));
+                    let before = self.debug.failed(failure.clone(), time);
+                    self.done_with(before);
                     self.writer.report(Refused {
                         failure,
                         nearest,
