@@ -202,34 +202,24 @@ impl Engine {
 
     /// A node was created or changed.
     pub fn node_applied(&mut self, node: Arc<Node>, now: Timestamp) {
-        let meta = node.metadata.clone();
-        let problem = |message: String| Problem {
-            kind: "Node",
-            namespace: String::new(),
-            name: meta.name.clone().unwrap_or_default(),
-            uid: meta.uid.clone().unwrap_or_default(),
-            message,
-        };
+        let name = node.metadata.name.as_deref().unwrap_or_default();
         let old = self
             .nodes
-            .find(meta.name.as_deref().unwrap_or_default())
+            .find(name)
             .and_then(|index| self.nodes.info(index))
             .cloned();
         let (info, ignored) = NodeInfo::new(node, old.as_deref(), &self.resources);
         let action = old
             .as_ref()
             .map_or(Action::ADD, |old| difference(old, &info));
-        let images = |node: &NodeInfo| {
-            let status = node.object.status.as_ref();
-            status.and_then(|status| status.images.clone())
-        };
-        let amounts = |node: &NodeInfo| {
-            let status = node.object.status.as_ref();
-            status.and_then(|status| status.allocatable.clone())
-        };
         let nothing_new = |old: &Arc<NodeInfo>| {
-            let said = ignored.is_empty() || amounts(old) == amounts(&info);
-            said && images(old) == images(&info)
+            // Most updates only say that the node is alive.
+            let [old, new] = [&**old, &info].map(|node| node.object.status.as_ref());
+            let said = ignored.is_empty()
+                || old.and_then(|status| status.allocatable.as_ref())
+                    == new.and_then(|status| status.allocatable.as_ref());
+            said && old.and_then(|status| status.images.as_ref())
+                == new.and_then(|status| status.images.as_ref())
         };
         if action.0 == 0 && old.as_ref().is_some_and(nothing_new) {
             if self.consultations.sends_nodes() {
@@ -238,7 +228,13 @@ impl Engine {
             return;
         }
         for NodeProblem(message) in ignored {
-            self.outbox.push(Output::Problem(problem(message)));
+            self.outbox.push(Output::Problem(Problem {
+                kind: "Node",
+                namespace: String::new(),
+                name: info.name.to_string(),
+                uid: info.object.metadata.uid.clone().unwrap_or_default(),
+                message,
+            }));
         }
         let info = Arc::new(info);
         let index = self.nodes.set_node(info.clone());
