@@ -29,7 +29,7 @@ use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Helps, Holders, IndexKind, Insight, Interest, Lack, Metered, Normalize, NotShown,
+    Effects, Helps, Holders, IndexKind, Insight, Interest, Lacks, Metered, Normalize, NotShown,
     ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings,
     Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
@@ -396,13 +396,17 @@ impl Binding for DeviceShare {
 }
 
 impl Insight for DeviceShare {
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
-        let pod = state.get::<Incoming>()?;
-        let row = self.rows.get(node.row())?;
-        let inventory = row.managed()?;
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
+        let (Some(pod), Some(row)) = (state.get::<Incoming>(), self.rows.get(node.row())) else {
+            return;
+        };
+        let Some(inventory) = row.managed() else {
+            return;
+        };
         let used = row.books.without(|uid| cycle.overlay.removes(uid));
         let site = site(inventory, &used, cycle.view, node);
-        lack(&pod.need, &site, &self.rules(cycle.pod, How::default()))
+        let rules = self.rules(cycle.pod, How::default());
+        lack(&pod.need, &site, &rules, out);
     }
     fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
         let held = self.rows.iter().find_map(|row| {

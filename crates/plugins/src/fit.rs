@@ -8,7 +8,7 @@ use koord_api::resources::class_of;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Holders, Insight, Interest,
-    Lack, Plugin, Points, PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature,
+    Lacks, Plugin, Points, PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature,
     State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo, ResourceColumn};
@@ -319,33 +319,32 @@ impl Plugin for Fit {
 }
 
 impl Insight for Fit {
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
         let nodes = cycle.view.nodes;
-        let (mut texts, mut distance) = (Vec::new(), 0.0);
         let mut note = |id: ResourceId, amount: i64| {
             let total = nodes.allocatable(node, id);
             let free = total.saturating_sub(cycle.requested(node, id)).max(0);
             if amount > free {
                 let name = cycle.view.resources.name(id);
-                let [needs, free_text] = [amount, free].map(|value| resources::shown(id, value));
-                texts.push(format!("{name}: needs {needs}, free {free_text}"));
                 #[allow(clippy::cast_precision_loss, reason = "a ratio")]
                 let missing = (amount - free) as f64 / amount as f64;
                 // More than the whole node is farther away than anything evictions could give; but
                 // what services leave over is more when they rest.
                 let varies = class_of(&name) != PriorityClass::None;
-                distance += if amount > total && !varies {
+                let distance = if amount > total && !varies {
                     10.0
                 } else {
                     missing
                 };
+                out.add(distance, || {
+                    let [needs, free] = [amount, free].map(|value| resources::shown(id, value));
+                    format!("{name}: needs {needs}, free {free}")
+                });
             }
         };
         note(PODS, 1);
         for (id, amount, _) in state.get::<Needs>().iter().flat_map(|needs| &needs.0) {
             note(*id, *amount);
         }
-        let text = texts.join("; ");
-        (!text.is_empty()).then_some(Lack { text, distance })
     }
 }

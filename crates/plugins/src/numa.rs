@@ -31,7 +31,7 @@ use koord_model::resources::{
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Helps, Holders, IndexKind, Insight, Interest, Lack, NotShown, ObjectChange,
+    Effects, Helps, Holders, IndexKind, Insight, Interest, Lacks, NotShown, ObjectChange,
     PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection, Signable,
     Signature, State, Subject, Verdict, View,
 };
@@ -459,19 +459,22 @@ impl Binding for Numa {
 }
 
 impl Insight for Numa {
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
-        let incoming = state.get::<Incoming>()?;
-        let (book, side) = self.known(node)?;
-        let plan = self.plan(incoming, side).ok()?;
-        let bound = plan.bind.is_some();
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
+        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        else {
+            return;
+        };
+        let Ok(plan) = self.plan(incoming, side) else {
+            return;
+        };
         let (needed, missing) = (incoming.cpus(), self.missing(cycle, book, &plan));
-        if bound && missing > 0 {
-            return Some(Lack {
-                text: format!("exclusive cpus: needs {needed}, free {}", needed - missing),
-                distance: missing as f64 / needed as f64,
+        if plan.bind.is_some() && missing > 0 {
+            out.add(missing as f64 / needed as f64, || {
+                format!("exclusive cpus: needs {needed}, free {}", needed - missing)
             });
+            return;
         }
-        self.misaligned(cycle, book, &plan)
+        self.misaligned(cycle, book, &plan, out);
     }
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         inspect::explain(self, pod, view)

@@ -32,7 +32,7 @@ use koord_api::extension::ReservationAllocated;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
-use koord_scheduler::engine::Diagnosis;
+use koord_scheduler::engine::{Diagnosis, Words};
 use koord_scheduler::framework::{
     Action, BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
     Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered, Normalize, NotShown,
@@ -544,9 +544,9 @@ impl Binding for Reservations {
 }
 
 impl Insight for Reservations {
-    fn remark(&self, pod: &PodInfo, message: &str) -> Option<Remark> {
+    fn remark(&self, pod: &PodInfo, said: &Words) -> Option<Remark> {
         pod.annotation(annotations::RESERVATION_AFFINITY)?;
-        let message = koord_model::reservation::failure_of_reservations(message)?;
+        let message = koord_model::reservation::failure_of_reservations(said)?;
         let reason = "FailedScheduling-Reservation";
         Some(Remark { reason, message })
     }

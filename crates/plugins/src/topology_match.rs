@@ -22,7 +22,7 @@ use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Insight, Interest, Lack, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem,
+    Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem,
     Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -378,41 +378,9 @@ impl Plugin for TopologyMatch {
 }
 
 impl Insight for TopologyMatch {
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<Lack> {
-        let ask = state.get::<Arc<Ask>>()?;
-        let Refusal::Unfit(unfit) = self.judge(cycle, ask, node).err()? else {
-            return None;
-        };
-        let desk = self.desk(node, cycle.view)?;
-        let held = self.held(desk, cycle);
-        let free = desk.free(&held)?;
-        let wants = match unfit.container {
-            Some(at) => &ask.containers.get(at)?.1,
-            None => &ask.whole,
-        };
-        let want = wants.iter().find(|want| want.id == unfit.resource)?;
-        let zones = (0..free.len()).filter_map(|at| free.get(at, want.id));
-        let zones: Vec<i64> = zones.collect();
-        let most = zones.iter().copied().max().unwrap_or(0);
-        let show = |amount: i64| shown(want.id, amount);
-        let ids = desk.report()?.zones.iter().map(|zone| zone.id);
-        let free = zone_amounts(&free, ids, want.id);
-        let each: Vec<String> = free
-            .map(|(zone, free)| format!("{} in {}", show(free), zone_name(zone)))
-            .collect();
-        Some(Lack {
-            text: format!(
-                "{} in one NUMA node: needs {}, free {}",
-                cycle.view.resources.name(want.id),
-                show(want.amount),
-                if each.is_empty() {
-                    "none".to_owned()
-                } else {
-                    each.join(" and ")
-                },
-            ),
-            distance: (want.amount.saturating_sub(most)).max(0) as f64 / want.amount.max(1) as f64,
-        })
+    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
+        // The reasons of the refusal say the rest.
+        let _ = self.lack_in_zones(cycle, state, node, out);
     }
     fn inspections(&self) -> &'static [&'static str] {
         &["nodes/:nodeName"]
@@ -575,6 +543,50 @@ impl Bookkeeping for TopologyMatch {
 }
 
 impl TopologyMatch {
+    /// Adds what no zone of `node` has, where that is why the kubelet would refuse the pod.
+    fn lack_in_zones(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        out: &mut Lacks,
+    ) -> Option<()> {
+        let ask = state.get::<Arc<Ask>>()?;
+        let Refusal::Unfit(unfit) = self.judge(cycle, ask, node).err()? else {
+            return None;
+        };
+        let desk = self.desk(node, cycle.view)?;
+        let held = self.held(desk, cycle);
+        let free = desk.free(&held)?;
+        let wants = match unfit.container {
+            Some(at) => &ask.containers.get(at)?.1,
+            None => &ask.whole,
+        };
+        let want = wants.iter().find(|want| want.id == unfit.resource)?;
+        let ids = desk.report()?.zones.iter().map(|zone| zone.id);
+        let zones: Vec<(u32, i64)> = zone_amounts(&free, ids, want.id).collect();
+        let most = zones.iter().map(|(_, free)| *free).max().unwrap_or(0);
+        let show = |amount: i64| shown(want.id, amount);
+        let missing = want.amount.saturating_sub(most).max(0);
+        out.add(missing as f64 / want.amount.max(1) as f64, || {
+            let each = zones
+                .iter()
+                .map(|(zone, free)| format!("{} in {}", show(*free), zone_name(*zone)));
+            let each: Vec<String> = each.collect();
+            format!(
+                "{} in one NUMA node: needs {}, free {}",
+                cycle.view.resources.name(want.id),
+                show(want.amount),
+                if each.is_empty() {
+                    "none".to_owned()
+                } else {
+                    each.join(" and ")
+                },
+            )
+        });
+        Some(())
+    }
+
     /// A pod is bound, or will not be.
     fn bound(&mut self, uid: &str, node: &str, view: View<'_>, fx: &mut Effects) {
         let Some(desk) = self.desks.get_mut(node) else {

@@ -72,7 +72,7 @@ fn place(engine: &mut Engine, pod: Arc<Pod>) -> String {
     let said = engine.take_outputs().into_iter().next();
     said.map_or_else(String::new, |output| match output {
         Output::Bind(bind) => bind.node.to_string(),
-        Output::Failed(failure) => failure.message,
+        Output::Failed(failure) => failure.message.to_string(),
         other => format!("{other:?}"),
     })
 }

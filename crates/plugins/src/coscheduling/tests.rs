@@ -265,7 +265,7 @@ impl World {
                     if let Some(node) = failure.nominated {
                         self.promise(&name, &node);
                     }
-                    self.conditions.insert(name, failure.message);
+                    self.conditions.insert(name, failure.message.to_string());
                 }
                 Output::Explain { pod, message } => {
                     self.explained.insert(pod.name.to_string(), message);

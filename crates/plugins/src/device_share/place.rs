@@ -10,7 +10,7 @@ use koord_model::device::{
     allocate, supply,
 };
 use koord_model::numa::NumaMask;
-use koord_scheduler::framework::{Code, Cycle, Lack, Reason, Reasons, Rejection, View};
+use koord_scheduler::framework::{Code, Cycle, Lacks, Reason, Reasons, Rejection, View};
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::sync::Arc;
 
@@ -267,26 +267,21 @@ pub(super) fn site<'a>(
 }
 
 /// What the node lacks, per type of device.
-pub(super) fn lack(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Option<Lack> {
-    let mut texts = Vec::new();
-    let mut distance = 0.0;
+pub(super) fn lack(need: &Need, site: &Site<'_>, rules: &Rules<'_>, out: &mut Lacks) {
     for (kind, wanted, each, serving) in supply(need, site, rules) {
         if serving < wanted {
-            let each = each.iter().map(|(resource, amount)| {
-                format!("{} {}", resource.name(), resource.quantity(amount))
+            out.add((wanted - serving) as f64 / wanted as f64, || {
+                let each = each.iter().map(|(resource, amount)| {
+                    format!("{} {}", resource.name(), resource.quantity(amount))
+                });
+                let each: Vec<String> = each.collect();
+                let all = site.inventory.devices(kind).len();
+                format!(
+                    "{}: needs {wanted} with {}, {serving} of {all} have that free",
+                    kind.name(),
+                    each.join(", ")
+                )
             });
-            let each: Vec<String> = each.collect();
-            let all = site.inventory.devices(kind).len();
-            texts.push(format!(
-                "{}: needs {wanted} with {}, {serving} of {all} have that free",
-                kind.name(),
-                each.join(", ")
-            ));
-            distance += (wanted - serving) as f64 / wanted as f64;
         }
     }
-    (!texts.is_empty()).then(|| Lack {
-        text: texts.join("; "),
-        distance,
-    })
 }

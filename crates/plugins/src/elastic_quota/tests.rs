@@ -138,7 +138,9 @@ fn schedule(engine: &mut Engine, seconds: i64) -> Vec<(String, String)> {
     for output in engine.take_outputs() {
         match output {
             Output::Bind(bind) => out.push((bind.pod.name.to_string(), bind.node.to_string())),
-            Output::Failed(failure) => out.push((failure.pod.name.to_string(), failure.message)),
+            Output::Failed(failure) => {
+                out.push((failure.pod.name.to_string(), failure.message.to_string()))
+            }
             _ => {}
         }
     }

@@ -107,7 +107,7 @@ fn place(engine: &mut Engine, pod: Arc<Pod>, seconds: i64) -> String {
     engine.schedule_one(at(seconds)).unwrap();
     match engine.take_outputs().remove(0) {
         Output::Bind(bind) => bind.node.to_string(),
-        Output::Failed(failure) => failure.message,
+        Output::Failed(failure) => failure.message.to_string(),
         Output::Problem(problem) => problem.message,
         other => format!("{other:?}"),
     }

@@ -10,7 +10,7 @@ use koord_api::topology::zone_name;
 use koord_model::cpuset::BindPolicy;
 use koord_model::numa::{Hint, NumaPolicyKind, amplify};
 use koord_model::resources::{CPU, shown};
-use koord_scheduler::framework::{Cycle, Lack, Rejection, Verdict};
+use koord_scheduler::framework::{Cycle, Lacks, Rejection, Verdict};
 use koord_scheduler::state::NodeIndex;
 
 impl Numa {
@@ -204,32 +204,40 @@ impl Numa {
         plan.incoming.cpus().saturating_sub(free)
     }
 
-    /// What no NUMA node has enough of, for a pod that must have all from one; with another policy, what
-    /// all of them together lack.
+    /// Adds what no NUMA node has enough of, for a pod that must have all from one; with another policy,
+    /// what all of them together lack.
     pub(super) fn misaligned(
         &self,
         cycle: &Cycle<'_>,
         book: &Book,
         plan: &Plan<'_>,
-    ) -> Option<Lack> {
-        let single = plan.policy? == NumaPolicyKind::SingleNumaNode;
+        out: &mut Lacks,
+    ) {
+        let Some(policy) = plan.policy else {
+            return;
+        };
+        let single = policy == NumaPolicyKind::SingleNumaNode;
         let scene = Self::with_ignored(self.scene(cycle, book, plan), book, plan);
         let room = allocate::widest(book, plan.side, &scene);
-        let wanted = cycle.pod.requests.iter().filter(|(_, needs)| *needs > 0);
-        let mut lacks = wanted.filter_map(|(id, needs)| {
+        for (id, needs) in cycle.pod.requests.iter().filter(|(_, needs)| *needs > 0) {
             // What no NUMA node lists is not asked of them.
             let listed = room.zones().iter().filter(|(_, free)| free.contains(id));
             let free: Vec<(u8, i64)> = listed.map(|(zone, free)| (*zone, free.get(id))).collect();
-            let most = free.iter().map(|(_, free)| *free).max()?;
+            let Some(most) = free.iter().map(|(_, free)| *free).max() else {
+                continue;
+            };
             let sum = free.iter().map(|(_, free)| *free).sum();
             let has = if single { most } else { sum };
-            let each = free.iter().map(|(zone, free)| {
-                let zone = zone_name(u32::from(*zone));
-                format!("{} in {zone}", shown(id, *free))
-            });
-            let each: Vec<String> = each.collect();
-            (has < needs).then(|| Lack {
-                text: format!(
+            if has >= needs {
+                continue;
+            }
+            out.add((needs - has) as f64 / needs as f64, || {
+                let each = free.iter().map(|(zone, free)| {
+                    let zone = zone_name(u32::from(*zone));
+                    format!("{} in {zone}", shown(id, *free))
+                });
+                let each: Vec<String> = each.collect();
+                format!(
                     "{} in {}: needs {}, free {}",
                     cycle.view.resources.name(id),
                     if single {
@@ -239,11 +247,10 @@ impl Numa {
                     },
                     shown(id, needs),
                     each.join(" and ")
-                ),
-                distance: (needs - has) as f64 / needs as f64,
-            })
-        });
-        lacks.next()
+                )
+            });
+            return;
+        }
     }
 
     /// Whether the pod can be served from some NUMA nodes, or from anywhere where none matter.

@@ -187,7 +187,7 @@ fn try_bind(engine: &mut Engine, pod: Pod) -> Result<BindRequest, String> {
     engine.schedule_one(now()).unwrap();
     match engine.take_outputs().remove(0) {
         Output::Bind(bind) => Ok(bind),
-        Output::Failed(failure) => Err(failure.message),
+        Output::Failed(failure) => Err(failure.message.to_string()),
         other => Err(format!("{other:?}")),
     }
 }

@@ -165,7 +165,7 @@ fn run(engine: &mut Engine, seconds: i64) -> Vec<String> {
                     {
                         out.push(format!("nominated {node}"));
                     }
-                    _ => out.push(failure.message),
+                    _ => out.push(failure.message.to_string()),
                 },
                 Output::Write(write) if matches!(write.verb, Verb::PatchStatus(_)) => {
                     out.push(format!("clear {}", write.name));

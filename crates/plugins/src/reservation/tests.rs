@@ -319,7 +319,7 @@ impl World {
                     Booked::Holder(object) => object.name.clone().unwrap_or_default(),
                     Booked::Pod(pod) => pod.name.to_string(),
                 };
-                self.said.push((name, failure.message));
+                self.said.push((name, failure.message.to_string()));
             }
             Output::Problem(problem) => self.said.push((problem.name, problem.message)),
             _ => {}

@@ -117,7 +117,7 @@ impl Cluster {
         let mut outputs = self.engine.take_outputs();
         match outputs.remove(0) {
             Output::Bind(bind) => bind.node.to_string(),
-            Output::Failed(failure) => failure.message,
+            Output::Failed(failure) => failure.message.to_string(),
             other => format!("{other:?}"),
         }
     }

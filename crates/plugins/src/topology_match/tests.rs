@@ -106,7 +106,7 @@ fn decide(engine: &mut Engine, at: Timestamp) -> Result<BindRequest, String> {
     let outputs = engine.take_outputs().into_iter();
     let mut decisions = outputs.filter_map(|output| match output {
         Output::Bind(bind) => Some(Ok(bind)),
-        Output::Failed(failure) => Some(Err(failure.message)),
+        Output::Failed(failure) => Some(Err(failure.message.to_string())),
         _ => None,
     });
     decisions.next().unwrap_or(Err("no decision".to_owned()))

@@ -61,7 +61,7 @@ pub(crate) fn place(engine: &mut Engine, pod: Arc<Pod>) -> String {
     engine.schedule_one(now()).unwrap();
     match engine.take_outputs().remove(0) {
         Output::Bind(bind) => bind.node.to_string(),
-        Output::Failed(failure) => failure.message,
+        Output::Failed(failure) => failure.message.to_string(),
         other => format!("{other:?}"),
     }
 }

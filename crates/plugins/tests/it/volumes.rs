@@ -180,7 +180,7 @@ fn node(engine: &mut Engine, name: &str, labels: Value) {
 fn outputs(engine: &mut Engine) -> Vec<String> {
     let text = |output| match output {
         Output::Bind(bind) => format!("bind {}", bind.node),
-        Output::Failed(failure) => failure.message,
+        Output::Failed(failure) => failure.message.to_string(),
         Output::Write(write) => match write.verb {
             Verb::Patch(body) => format!("{}/{} {body}", write.plural, write.name),
             other => format!("{other:?}"),

@@ -1,7 +1,7 @@
 //! One pod's scheduling cycle: from the queue to a booked node, or to a reason.
 
 use super::consult::{Advice, Purpose, Turn};
-use super::diagnosis::Diagnosis;
+use super::diagnosis::{Diagnosis, Words};
 use super::measure::{self, Measured, Point};
 use super::select::Choice;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
@@ -424,7 +424,7 @@ impl Engine {
             diagnosis.total_nodes = 1;
             diagnosis.refusals = vec![super::diagnosis::NodeRefusal {
                 failed_plugin: self.names[instance],
-                reason: message,
+                reason: message.into(),
                 preempt_might_help: false,
                 nodes: 1,
             }];
@@ -443,7 +443,9 @@ impl Engine {
         let (failure, refusal, error) = match stop {
             Stop::Refused(diagnosis) => {
                 let (by, pending) = (diagnosis.by, diagnosis.pending);
-                let message = diagnosis.message();
+                // Put into words where it is written, or where somebody asks.
+                let diagnosis: Arc<Diagnosis> = Arc::from(diagnosis);
+                let message = Words::of(diagnosis.clone());
                 let failure = Failure {
                     pod: pod.clone(),
                     reason: "Unschedulable",
@@ -454,11 +456,12 @@ impl Engine {
                         let node = self.nominated_node(&pod.uid);
                         node.map(|node| node.to_string())
                     }),
-                    diagnosis: Some(Arc::from(diagnosis)),
+                    diagnosis: Some(diagnosis),
                 };
                 (failure, Refusal::Unschedulable { by, pending }, false)
             }
             Stop::Failed(message) => {
+                let message = Words::from(message);
                 let failure = Failure {
                     pod: pod.clone(),
                     reason: "SchedulerError",
@@ -486,10 +489,10 @@ impl Engine {
         error
     }
 
-    fn remarks(&self, pod: &PodInfo, message: &str) -> Vec<Remark> {
+    fn remarks(&self, pod: &PodInfo, said: &Words) -> Vec<Remark> {
         let plugins = self.plugins.iter();
         plugins
-            .filter_map(|plugin| plugin.insight()?.remark(pod, message))
+            .filter_map(|plugin| plugin.insight()?.remark(pod, said))
             .collect()
     }
 

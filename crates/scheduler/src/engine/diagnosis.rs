@@ -7,6 +7,9 @@ use koord_model::numa::NumaMask;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fmt::{Display, Formatter};
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
 /// Nodes that were refused for one reason by one plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -15,7 +18,7 @@ pub struct NodeRefusal {
     /// The plugin.
     pub failed_plugin: &'static str,
     /// Its reason.
-    pub reason: String,
+    pub reason: Reason,
     /// Whether evicting pods might help.
     pub preempt_might_help: bool,
     /// How many nodes.
@@ -75,7 +78,7 @@ impl Diagnosis {
         if self.pre_filter_message.is_empty() {
             let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
             for refusal in &self.refusals {
-                *counts.entry(&refusal.reason).or_default() += refusal.nodes;
+                *counts.entry(refusal.reason.as_str()).or_default() += refusal.nodes;
             }
             let mut parts: Vec<String> = counts
                 .iter()
@@ -95,6 +98,55 @@ impl Diagnosis {
             text.push_str(&self.post_filter_message);
         }
         text
+    }
+}
+
+/// What is said of a pod that was not placed. It is put into words when it is first read, which is seldom where
+/// the decision is made.
+#[derive(Debug, Clone)]
+pub struct Words {
+    of: Option<Arc<Diagnosis>>,
+    text: OnceLock<String>,
+}
+
+impl Words {
+    /// What `diagnosis` says, as [`Diagnosis::message`].
+    #[must_use]
+    pub fn of(diagnosis: Arc<Diagnosis>) -> Self {
+        Self {
+            of: Some(diagnosis),
+            text: OnceLock::new(),
+        }
+    }
+
+    /// Whether somebody has read it.
+    #[cfg(test)]
+    pub(crate) fn is_put(&self) -> bool {
+        self.text.get().is_some()
+    }
+}
+
+impl From<String> for Words {
+    fn from(text: String) -> Self {
+        Self {
+            of: None,
+            text: OnceLock::from(text),
+        }
+    }
+}
+
+impl Deref for Words {
+    type Target = str;
+    fn deref(&self) -> &str {
+        let diagnosis = self.of.as_ref();
+        self.text
+            .get_or_init(|| diagnosis.map_or_else(String::new, |said| said.message()))
+    }
+}
+
+impl Display for Words {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self)
     }
 }
 
@@ -152,7 +204,7 @@ impl Tally {
             out.pending |= *code == Code::Pending;
             out.refusals.push(NodeRefusal {
                 failed_plugin: names.get(*plugin).copied().unwrap_or_default(),
-                reason: reason.to_string(),
+                reason: reason.clone(),
                 preempt_might_help: *code == Code::Unschedulable,
                 nodes: *nodes,
             });

@@ -325,7 +325,7 @@ impl Engine {
         // Refused on the chosen node: the others do not count.
         let refusal = diagnosis::NodeRefusal {
             failed_plugin: plugin,
-            reason: reason.to_owned(),
+            reason: reason.to_owned().into(),
             preempt_might_help: false,
             nodes: 1,
         };

@@ -4,10 +4,11 @@ use super::Engine;
 use super::class::{Column, Evaluation, normal};
 use super::diagnosis::RowVerdict;
 use super::scope::Scope;
-use crate::framework::{Code, Cycle, Lack, Normalize, Rejection};
+use crate::framework::{Code, Cycle, Lacks, Normalize, Rejection};
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
+use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::cmp::Reverse;
@@ -169,27 +170,34 @@ impl Engine {
             parallel_rows: self.options.parallel_rows,
             seed: self.options.seed,
         };
-        let mut near: Vec<(f64, NodeIndex)> = Vec::new();
-        for node in self.nodes.indices() {
-            let lacks = scope.lacks(node);
-            if !lacks.is_empty() {
-                near.push((lacks.iter().map(|lack| lack.distance).sum(), node));
-            }
+        let far = |node: NodeIndex| {
+            let mut lacks = Lacks::default();
+            scope.lacks(node, &mut lacks);
+            (lacks.found() > 0).then(|| (lacks.distance(), node))
+        };
+        let rows: Vec<NodeIndex> = self.nodes.indices().collect();
+        let mut near: Vec<(f64, NodeIndex)> = if rows.len() < self.options.parallel_rows {
+            rows.into_iter().filter_map(far).collect()
+        } else {
+            rows.into_par_iter().filter_map(far).collect()
+        };
+        let nearer =
+            |a: &(f64, NodeIndex), b: &(f64, NodeIndex)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
+        if count < near.len() {
+            near.select_nth_unstable_by(count, nearer);
+            near.truncate(count);
         }
-        near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        near.sort_unstable_by(nearer);
         let describe = |(distance, node): (f64, NodeIndex)| {
-            let texts: Vec<String> = scope
-                .lacks(node)
-                .into_iter()
-                .map(|lack| lack.text)
-                .collect();
+            let mut lacks = Lacks::in_words();
+            scope.lacks(node, &mut lacks);
             Near {
                 node: self.nodes.name(node).clone(),
-                lacks: texts.join("; "),
+                lacks: lacks.text(),
                 distance,
             }
         };
-        near.into_iter().take(count).map(describe).collect()
+        near.into_iter().map(describe).collect()
     }
 
     /// Everything known about a pod, for people; `None` when the pod is not known.
@@ -307,37 +315,39 @@ impl Engine {
 }
 
 impl Scope<'_> {
-    /// What every plugin that refuses `node` finds lacking there; empty when the pod fits.
-    fn lacks(&self, node: NodeIndex) -> Vec<Lack> {
+    /// Adds what every plugin that refuses `node` finds lacking there; nothing when the pod fits.
+    fn lacks(&self, node: NodeIndex, out: &mut Lacks) {
         let verdict = self.judge(node);
         let RowVerdict::Refused(_, refused) = verdict else {
-            return Vec::new();
+            return;
         };
         let (removed, added) = self.imagined(node, &[]);
         let cycle = self.imagine(&removed, &added);
-        let mut out = Vec::new();
         for (plugin, state) in self.prepared.filters.iter().chain(&self.prepared.moving) {
             let plugin = &self.plugins[*plugin];
             if let Err(rejection) = plugin.filter(&cycle, state, node) {
-                let insight = plugin.insight();
-                let lack = insight.and_then(|it| it.lack(&cycle, state, node));
-                out.push(lack.unwrap_or_else(|| in_words(&rejection)));
+                let before = out.found();
+                if let Some(insight) = plugin.insight() {
+                    insight.lack(&cycle, state, node, out);
+                }
+                if out.found() == before {
+                    say(&rejection, out);
+                }
             }
         }
-        if out.is_empty() {
+        if out.found() == 0 {
             // The NUMA resources do not align: who knows them says what lacks.
             for (plugin, state) in &self.prepared.filters {
                 let plugin = &self.plugins[*plugin];
-                let insight = plugin.insight().filter(|_| plugin.alignment().is_some());
-                let lack = insight.and_then(|it| it.lack(&cycle, state, node));
-                out.extend(lack.filter(|lack| lack.distance > 0.0));
+                if let Some(insight) = plugin.insight().filter(|_| plugin.alignment().is_some()) {
+                    insight.lack(&cycle, state, node, out);
+                }
             }
         }
-        if out.is_empty() {
+        if out.found() == 0 {
             // Outside the list of nodes, or nobody can say more.
-            out.push(in_words(&refused));
+            say(&refused, out);
         }
-        out
     }
 }
 
@@ -377,15 +387,12 @@ impl Scope<'_> {
 
 /// A refusal without figures counts as much as lacking everything of one resource, and as ten such
 /// when evictions cannot help.
-fn in_words(rejection: &Rejection) -> Lack {
-    Lack {
-        text: rejection.message(),
-        distance: if rejection.code == Code::Unresolvable {
-            10.0
-        } else {
-            1.0
-        },
-    }
+fn say(rejection: &Rejection, out: &mut Lacks) {
+    let distance = match rejection.code {
+        Code::Unresolvable => 10.0,
+        _ => 1.0,
+    };
+    out.add(distance, || rejection.message());
 }
 
 impl Evaluation {

@@ -43,7 +43,7 @@ mod tree;
 mod verdicts;
 
 pub use consult::{Advice, Advised, Agreed, Consultation, Proposal, Question};
-pub use diagnosis::{Diagnosis, NodeRefusal};
+pub use diagnosis::{Diagnosis, NodeRefusal, Words};
 pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
 pub use measure::{Measured, Measures, Point};
 
@@ -121,7 +121,7 @@ pub struct Failure {
     /// The condition's reason: `Unschedulable` or `SchedulerError`.
     pub reason: &'static str,
     /// The condition's and the event's message.
-    pub message: String,
+    pub message: Words,
     /// `status.nominatedNodeName` to set; empty to clear it.
     pub nominated: Option<String>,
     /// Counts per plugin and reason.

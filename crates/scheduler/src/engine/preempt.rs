@@ -644,7 +644,7 @@ pub(super) fn hopeless(
         refusals: refusals
             .map(|(reason, nodes)| NodeRefusal {
                 failed_plugin: "",
-                reason: reason.to_string(),
+                reason,
                 preempt_might_help: false,
                 nodes,
             })

@@ -253,6 +253,23 @@ fn a_refused_pod_says_why_and_comes_back_when_a_node_appears() {
 }
 
 #[test]
+fn a_refusal_is_put_into_words_by_who_reads_it() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(pod("a", "4"), at(0));
+    assert_eq!(schedule(&mut engine, 1), [("a".to_owned(), None)]);
+    let Some(Output::Failed(failure)) = engine.take_outputs().pop() else {
+        panic!("not refused");
+    };
+    assert!(!failure.message.is_put());
+    assert_eq!(
+        *failure.message,
+        *"0/1 nodes are available: 1 Insufficient cpu."
+    );
+    assert!(failure.message.is_put());
+}
+
+#[test]
 fn a_failed_binding_gives_the_room_back_and_is_retried_after_backoff() {
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));

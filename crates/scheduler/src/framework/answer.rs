@@ -206,11 +206,51 @@ impl NotShown {
     }
 }
 
-/// What a node lacks for a pod.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Lack {
-    /// For people, with units.
-    pub text: String,
-    /// How far away the node is: the missing part of what is needed, 0 to 1, summed over resources.
-    pub distance: f64,
+/// What a node lacks for a pod. All nodes are asked how far away they are, and a few of them for words.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Lacks {
+    distance: f64,
+    found: usize,
+    /// Where they are asked for.
+    words: Option<Vec<String>>,
+}
+
+impl Lacks {
+    /// Nothing so far, to be told in words, too.
+    #[must_use]
+    pub fn in_words() -> Self {
+        Self {
+            words: Some(Vec::new()),
+            ..Self::default()
+        }
+    }
+
+    /// Adds one. `distance`: the missing part of what is needed, 0 to 1; `text` is for people, with units.
+    pub fn add(&mut self, distance: f64, text: impl FnOnce() -> String) {
+        self.distance += distance;
+        self.found += 1;
+        if let Some(words) = &mut self.words {
+            words.push(text());
+        }
+    }
+
+    /// How many were added.
+    #[must_use]
+    pub fn found(&self) -> usize {
+        self.found
+    }
+
+    /// How far away the node is: the sum over all that is lacking.
+    #[must_use]
+    pub fn distance(&self) -> f64 {
+        self.distance
+    }
+
+    /// All of it; empty where nobody asked for words.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.words
+            .as_ref()
+            .map_or_else(String::new, |all| all.join("; "))
+    }
 }

@@ -20,7 +20,7 @@ mod signature;
 mod status;
 
 pub use answer::{
-    BindPlan, GroupPreemption, Judge, Lack, Normalize, NotShown, Permit, PodPatch, Pool,
+    BindPlan, GroupPreemption, Judge, Lacks, Normalize, NotShown, Permit, PodPatch, Pool,
     PostFilter, PreFilter, PreScore, Preemption, RulesVersion,
 };
 pub use books::Bookkeeping;

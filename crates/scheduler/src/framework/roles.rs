@@ -4,10 +4,10 @@
 #[cfg(doc)]
 use super::Plugin;
 use super::{
-    BindPlan, Cycle, Effects, Groups, Lack, NotShown, Permit, PodPatch, PostFilter, Readings,
+    BindPlan, Cycle, Effects, Groups, Lacks, NotShown, Permit, PodPatch, PostFilter, Readings,
     Rejection, Remark, RulesVersion, State, Surroundings, Verdict, View,
 };
-use crate::engine::Diagnosis;
+use crate::engine::{Diagnosis, Words};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;
@@ -203,15 +203,14 @@ pub trait Planning {
 
 /// Tells people what it knows of pods and nodes.
 pub trait Insight {
-    /// What to say, in an event of its own, of a pod that was refused with `message`.
-    fn remark(&self, _pod: &PodInfo, _message: &str) -> Option<Remark> {
+    /// What to add, in an event of its own, to what is `said` of a pod that was refused. That is not put into
+    /// words before somebody reads it: who has nothing to say of the pod does not.
+    fn remark(&self, _pod: &PodInfo, _said: &Words) -> Option<Remark> {
         None
     }
-    /// What `node` lacks for this pod that it refused, with figures, for people: `cpu: needs 4,
-    /// free 2.5`. `None`: the reasons of the refusal say it all.
-    fn lack(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Option<Lack> {
-        None
-    }
+    /// Adds what `node` lacks for this pod that it refused, with figures, for people: `cpu: needs 4,
+    /// free 2.5`. Nothing: the reasons of the refusal say it all.
+    fn lack(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex, _out: &mut Lacks) {}
     /// The plugin's own view of a pod (gang, quota, reservation …), for explanations.
     fn explain(&self, _pod: &PodInfo, _view: View<'_>) -> Option<serde_json::Value> {
         None

@@ -40,6 +40,12 @@ impl std::fmt::Display for Reason {
     }
 }
 
+impl serde::Serialize for Reason {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.as_str())
+    }
+}
+
 impl PartialEq for Reason {
     fn eq(&self, other: &Self) -> bool {
         self.as_str() == other.as_str()

@@ -331,7 +331,7 @@ impl Twins {
                         format!("{} {}", bind.node, said(&bind)),
                     )),
                     Output::Failed(failure) => {
-                        Some((failure.pod.name.to_string(), failure.message))
+                        Some((failure.pod.name.to_string(), failure.message.to_string()))
                     }
                     _ => None,
                 })
@@ -347,7 +347,9 @@ impl Twins {
                     open.push(bind.clone());
                     Some((bind.pod.name.to_string(), text))
                 }
-                Output::Failed(failure) => Some((failure.pod.name.to_string(), failure.message)),
+                Output::Failed(failure) => {
+                    Some((failure.pod.name.to_string(), failure.message.to_string()))
+                }
                 _ => None,
             })
             .collect();

@@ -20,7 +20,7 @@ fn evicted(engine: &mut Engine, pod: &Value) -> (Vec<String>, String) {
             Output::Evict { victims, .. } => {
                 out.extend(victims.iter().map(|victim| victim.name.to_string()));
             }
-            Output::Failed(failure) => message = failure.message,
+            Output::Failed(failure) => message = failure.message.to_string(),
             Output::Bind(bind) => message = bind.node.to_string(),
             _ => {}
         }
