@@ -22,6 +22,7 @@ pub mod kubelet;
 pub mod list;
 pub mod memory_qos;
 pub mod network;
+pub mod nodes;
 pub mod normalization;
 pub mod numa;
 pub mod percentile;

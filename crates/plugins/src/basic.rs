@@ -1,7 +1,7 @@
 //! The small plugins: queue order, gates, node name, cordoned nodes, binding.
 
-use crate::taints::tolerates;
 use k8s_openapi::api::core::v1::Taint;
+use koord_model::nodes::tolerates;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BindPlan, Binding, Cycle, Helps, Holders, Interest, Plugin, Points, PreFilter,

@@ -2,9 +2,8 @@
 
 use crate::args;
 use crate::hosts::Hosts;
-use k8s_openapi::api::core::v1::{
-    NodeAffinity as Affinity, NodeSelectorRequirement, NodeSelectorTerm,
-};
+use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorTerm};
+use koord_model::nodes;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
@@ -128,45 +127,11 @@ fn affinity(pod: &PodInfo) -> Option<&Affinity> {
 
 /// Whether one of `terms` matches; a term without requirements matches nothing.
 pub(crate) fn any_term(terms: &[NodeSelectorTerm], node: &NodeInfo) -> bool {
-    terms.iter().any(|term| term_matches(term, node))
+    nodes::any_term(terms, &node.name, |key| node.label(key))
 }
 
 fn term_matches(term: &NodeSelectorTerm, node: &NodeInfo) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    if expressions.is_empty() && fields.is_empty() {
-        return false;
-    }
-    let field = |requirement: &NodeSelectorRequirement| {
-        let value = (requirement.key == "metadata.name").then_some(&*node.name);
-        requirement_matches(requirement, value)
-    };
-    expressions
-        .iter()
-        .all(|r| requirement_matches(r, node.label(&r.key)))
-        && fields.iter().all(field)
-}
-
-pub(crate) fn requirement_matches(
-    requirement: &NodeSelectorRequirement,
-    value: Option<&str>,
-) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let listed = || value.is_some_and(|value| values.iter().any(|listed| listed == value));
-    let compare = |check: fn(&i64, &i64) -> bool| {
-        let bound = values.first().and_then(|bound| bound.parse::<i64>().ok());
-        let value = value.and_then(|value| value.parse::<i64>().ok());
-        matches!((value, bound), (Some(value), Some(bound)) if check(&value, &bound))
-    };
-    match requirement.operator.as_str() {
-        "In" => listed(),
-        "NotIn" => !listed(),
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => compare(i64::gt),
-        "Lt" => compare(i64::lt),
-        _ => false,
-    }
+    nodes::term_matches(term, &node.name, |key| node.label(key))
 }
 
 /// Builds the plugin.

@@ -1,6 +1,7 @@
 //! `TaintToleration`: pods stay off nodes whose taints they do not tolerate.
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
+use koord_model::nodes::{NO_EXECUTE, NO_SCHEDULE, PREFER_NO_SCHEDULE, tolerates_comparing};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Normalize,
@@ -8,10 +9,6 @@ use koord_scheduler::framework::{
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
-
-const NO_SCHEDULE: &str = "NoSchedule";
-const NO_EXECUTE: &str = "NoExecute";
-const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
 
 /// See the module documentation.
 #[derive(Debug)]
@@ -48,52 +45,10 @@ pub(crate) fn sign(tolerations: &[Toleration], signature: &mut Signature) {
     }
 }
 
-/// Whether any of `tolerations` tolerates `taint`.
-#[must_use]
-pub(crate) fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
-    tolerate(tolerations, taint, false)
-}
-
-/// As [`tolerates`]; with `compares`, the operators `Lt` and `Gt` count.
-fn tolerate(tolerations: &[Toleration], taint: &Taint, compares: bool) -> bool {
-    let number = |text: &Option<String>| text.as_deref()?.parse::<i64>().ok();
-    tolerations.iter().any(|toleration| {
-        let text = |field: &'_ Option<String>| field.clone().unwrap_or_default();
-        let effect = toleration.effect.as_deref().unwrap_or_default();
-        if !effect.is_empty() && effect != taint.effect {
-            return false;
-        }
-        let key = toleration.key.as_deref().unwrap_or_default();
-        if !key.is_empty() && key != taint.key {
-            return false;
-        }
-        match toleration.operator.as_deref().unwrap_or_default() {
-            "Exists" => true,
-            "" | "Equal" => !key.is_empty() && text(&toleration.value) == text(&taint.value),
-            operator @ ("Lt" | "Gt") if compares => {
-                match (number(&taint.value), number(&toleration.value)) {
-                    (Some(is), Some(limit)) if operator == "Lt" => is < limit,
-                    (Some(is), Some(limit)) => is > limit,
-                    _ => false,
-                }
-            }
-            _ => false,
-        }
-    })
-}
-
 fn of(pod: &PodInfo) -> &[Toleration] {
     pod.spec()
         .and_then(|spec| spec.tolerations.as_deref())
         .unwrap_or_default()
-}
-
-/// The first taint that keeps the pod off the node.
-pub(crate) fn untolerated<'a>(
-    tolerations: &[Toleration],
-    taints: &'a [Taint],
-) -> Option<&'a Taint> {
-    keeps_off(tolerations, taints, false)
 }
 
 fn keeps_off<'a>(
@@ -104,7 +59,7 @@ fn keeps_off<'a>(
     taints
         .iter()
         .filter(|taint| taint.effect == NO_SCHEDULE || taint.effect == NO_EXECUTE)
-        .find(|taint| !tolerate(tolerations, taint, compares))
+        .find(|taint| !tolerates_comparing(tolerations, taint, compares))
 }
 
 fn taints_of<'a>(cycle: &Cycle<'a>, node: NodeIndex) -> &'a [Taint] {
@@ -174,7 +129,7 @@ impl Plugin for TaintToleration {
         let disliked = taints
             .iter()
             .filter(|taint| taint.effect == PREFER_NO_SCHEDULE)
-            .filter(|taint| !tolerate(tolerations, taint, self.compares))
+            .filter(|taint| !tolerates_comparing(tolerations, taint, self.compares))
             .count();
         i64::try_from(disliked).unwrap_or(i64::MAX)
     }
@@ -186,6 +141,7 @@ impl Plugin for TaintToleration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use koord_model::nodes::{tolerates, untolerated};
 
     fn taint(key: &str, value: &str, effect: &str) -> Taint {
         let value = Some(value.to_owned());

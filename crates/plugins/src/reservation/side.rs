@@ -3,12 +3,11 @@
 use super::ahead::Ahead;
 use super::owners::SpecId;
 use super::pod::Terms;
-use crate::node_affinity::requirement_matches;
 use crate::restricted::AllocatePolicy;
-use crate::taints::tolerates;
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Taint, Toleration};
 use koord_api::extension::{ExactMatchReservationSpec, ReservationAffinity};
 use koord_api::{annotations, labels};
+use koord_model::nodes::{any_term, tolerates};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable};
 use koord_scheduler::state::{NodeInfo, PodInfo};
 use serde::de::DeserializeOwned;
@@ -213,23 +212,13 @@ impl Said {
 
 impl Affinity {
     fn matches<'a>(&self, name: &str, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-        let term = |term: &NodeSelectorTerm| {
-            let expressions = term.match_expressions.as_deref().unwrap_or_default();
-            let fields = term.match_fields.as_deref().unwrap_or_default();
-            let field = |key: &str| (key == "metadata.name").then_some(name);
-            !(expressions.is_empty() && fields.is_empty())
-                && expressions
-                    .iter()
-                    .all(|r| requirement_matches(r, label(&r.key)))
-                && fields.iter().all(|r| requirement_matches(r, field(&r.key)))
-        };
         self.selector
             .iter()
             .all(|(key, value)| label(key) == Some(value))
             && self
                 .terms
                 .as_ref()
-                .is_none_or(|terms| terms.iter().any(term))
+                .is_none_or(|terms| any_term(terms, name, label))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Which node is in which domain, and which nodes count.
 
 use crate::node_affinity::Wanted;
-use crate::taints::untolerated;
 use k8s_openapi::api::core::v1::Toleration;
+use koord_model::nodes::untolerated;
 use koord_scheduler::framework::Label;
 use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore};
 use rustc_hash::FxHashMap;
