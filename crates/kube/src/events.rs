@@ -15,7 +15,8 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +28,10 @@ const BACKLOG: usize = 10_000;
 /// How many events are on their way to the API server at a time: a scheduler binds thousands of pods in a second
 /// and says so of each, and one request after the other would fall behind by the time that a request takes.
 const UNDER_WAY: usize = 32;
+
+/// How often an event is sent that does not reach the server, and the time between.
+const TRIES: u32 = 12;
+const BETWEEN_TRIES: Duration = Duration::from_secs(10);
 
 /// Whether an event is good or bad news.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -192,13 +197,22 @@ impl Writer {
         let (mut sending, mut names) = (FuturesUnordered::new(), HashSet::<String>::new());
         // An event whose predecessor is on its way. What comes after it waits, too.
         let mut held: Option<(Verdict, Event)> = None;
+        // How many could not reach the server and wait to be sent again. Others wait with them: they fared no
+        // better, and the backlog loses nothing.
+        let astray = Arc::new(AtomicUsize::new(0));
         loop {
             if let Some((verdict, event)) = held.take_if(|(_, event)| !names.contains(name(event)))
             {
                 names.insert(name(&event).to_owned());
-                sending.push(send(self.client.clone(), verdict, event));
+                let tries = Tries {
+                    client: self.client.clone(),
+                    astray: astray.clone(),
+                    shutdown: shutdown.clone(),
+                };
+                sending.push(tries.send(verdict, event));
             }
-            let has_room = held.is_none() && sending.len() < UNDER_WAY;
+            let is_reached = astray.load(Ordering::Relaxed) == 0;
+            let has_room = held.is_none() && is_reached && sending.len() < UNDER_WAY;
             tokio::select! {
                 biased;
                 Some(sent) = sending.next() => {
@@ -211,7 +225,7 @@ impl Writer {
                     }
                     None => break,
                 },
-                () = shutdown.cancelled(), if has_room => break,
+                () = shutdown.cancelled(), if has_room || !is_reached => break,
             }
         }
         while sending.next().await.is_some() {}
@@ -274,36 +288,68 @@ fn name(event: &Event) -> &str {
     event.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// Sends `event`, and returns its name.
-async fn send(client: kube::Client, verdict: Verdict, event: Event) -> String {
-    let namespace = event.metadata.namespace.clone().unwrap_or_default();
-    let api: kube::Api<Event> = kube::Api::namespaced(client, &namespace);
-    let name = name(&event).to_owned();
-    let params = PostParams::default();
-    let create = || api.create(&params, &event);
-    let sent = match verdict {
-        Verdict::Drop => return name,
-        Verdict::Create => create().await,
-        Verdict::Count => {
-            let patch = json!({
-                "count": event.count,
-                "lastTimestamp": event.last_timestamp,
-                "message": event.message,
-            });
-            match api
-                .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
-                .await
-            {
-                // It outlived its time to live: start again.
-                Err(error) if is_not_found(&error) => create().await,
-                other => other,
+/// How one event is sent.
+struct Tries {
+    client: kube::Client,
+    astray: Arc<AtomicUsize>,
+    shutdown: CancellationToken,
+}
+
+impl Tries {
+    /// Sends `event`, and returns its name. What does not reach the server is sent again, twelve times in all,
+    /// with ten seconds between; what the server refuses is not. Source: client-go `tools/record`, `recordToSink`.
+    async fn send(self, verdict: Verdict, event: Event) -> String {
+        let name = name(&event).to_owned();
+        let mut is_astray = false;
+        for last in (0..TRIES).map(|at| at + 1 == TRIES) {
+            let Err(error) = self.send_once(&verdict, &event).await else {
+                break;
+            };
+            if last || matches!(error, kube::Error::Api(_)) || self.shutdown.is_cancelled() {
+                let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
+                tracing::warn!(event = %name, namespace, %error, "event not recorded");
+                break;
+            }
+            if !std::mem::replace(&mut is_astray, true) {
+                self.astray.fetch_add(1, Ordering::Relaxed);
+            }
+            tokio::select! {
+                () = tokio::time::sleep(BETWEEN_TRIES) => {}
+                () = self.shutdown.cancelled() => {}
             }
         }
-    };
-    if let Err(error) = sent {
-        tracing::warn!(event = %name, namespace, %error, "event not recorded");
+        if is_astray {
+            self.astray.fetch_sub(1, Ordering::Relaxed);
+        }
+        name
     }
-    name
+
+    async fn send_once(&self, verdict: &Verdict, event: &Event) -> Result<(), kube::Error> {
+        let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
+        let api: kube::Api<Event> = kube::Api::namespaced(self.client.clone(), namespace);
+        let params = PostParams::default();
+        let create = || api.create(&params, event);
+        let sent = match verdict {
+            Verdict::Drop => return Ok(()),
+            Verdict::Create => create().await,
+            Verdict::Count => {
+                let patch = json!({
+                    "count": event.count,
+                    "lastTimestamp": event.last_timestamp,
+                    "message": event.message,
+                });
+                match api
+                    .patch(name(event), &PatchParams::default(), &Patch::Merge(&patch))
+                    .await
+                {
+                    // It outlived its time to live: start again.
+                    Err(error) if is_not_found(&error) => create().await,
+                    other => other,
+                }
+            }
+        };
+        sent.map(drop)
+    }
 }
 
 #[cfg(test)]
@@ -314,7 +360,6 @@ mod tests {
     use http::StatusCode;
     use parking_lot::Mutex;
     use serde_json::Value;
-    use std::time::Duration;
 
     #[tokio::test(start_paused = true)]
     async fn repeats_are_counted_on_one_event_and_lost_ones_start_again() {
@@ -417,6 +462,70 @@ mod tests {
             asked[1].1.starts_with("n1000.") && asked[1] == asked[2],
             "{asked:?}"
         );
+    }
+
+    /// A server that cannot be reached until `from` after it was made, and what it then was asked.
+    fn away(
+        from: Duration,
+        asked: &Arc<Mutex<Vec<String>>>,
+        tried: &Arc<AtomicU64>,
+    ) -> kube::Client {
+        let (asked, tried) = (asked.clone(), tried.clone());
+        let until = tokio::time::Instant::now() + from;
+        in_process(tower::service_fn(move |request: http::Request<_>| {
+            let (asked, tried) = (asked.clone(), tried.clone());
+            async move {
+                tried.fetch_add(1, Ordering::Relaxed);
+                if tokio::time::Instant::now() < until {
+                    return Err(tower::BoxError::from("nobody is there"));
+                }
+                let body: kube::client::Body = request.into_body();
+                let body = body.collect_bytes().await?;
+                let event: Event = serde_json::from_slice(&body)?;
+                asked.lock().extend(event.involved_object.name);
+                Ok(http::Response::new(kube::client::Body::from(body.to_vec())))
+            }
+        }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_did_not_reach_the_server_is_sent_again_and_the_rest_waits() {
+        let (asked, tried) = (Arc::default(), Arc::default());
+        let client = away(Duration::from_secs(95), &asked, &tried);
+        let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
+        let recorder = Recorder::start(client, "t", "h", clock, CancellationToken::new());
+        recorder.event(node(1), Severity::Normal, "Well", "it is well");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for number in 2..5 {
+            recorder.event(node(number), Severity::Normal, "Well", "it is well");
+        }
+        tokio::time::sleep(Duration::from_secs(93)).await;
+        assert!(asked.lock().is_empty());
+        // The first at 0, 10, … 90 s, and one more that was let in while nobody knew.
+        let tries = tried.load(Ordering::Relaxed);
+        assert!((10..=20).contains(&tries), "{tries}");
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let mut asked = asked.lock().clone();
+        asked.sort();
+        assert_eq!(asked, ["n1", "n2", "n3", "n4"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_is_given_up_in_the_end_and_when_all_is_over() {
+        let (asked, tried) = (Arc::default(), Arc::default());
+        let client = away(Duration::from_secs(200), &asked, &tried);
+        let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
+        let shutdown = CancellationToken::new();
+        let recorder = Recorder::start(client, "t", "h", clock, shutdown.clone());
+        recorder.event(node(1), Severity::Normal, "Well", "it is well");
+        tokio::time::sleep(Duration::from_secs(150)).await;
+        assert_eq!(tried.load(Ordering::Relaxed), 12);
+        recorder.event(node(2), Severity::Normal, "Well", "it is well");
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        shutdown.cancel();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(tried.load(Ordering::Relaxed), 14, "once more, and no more");
+        assert!(asked.lock().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
