@@ -2,6 +2,7 @@
 //!
 //! kube's own `reflector` has neither; the scheduler and the manager need all three.
 
+mod either;
 mod objects;
 mod text;
 
@@ -267,6 +268,24 @@ fn over<K, V: Mirrored>(
 where
     K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
+    run(events(api, scope, keep), kind_of::<K>(), shutdown)
+}
+
+/// `plural.group/version`.
+fn kind_of<K: kube::Resource<DynamicType = ()>>() -> String {
+    let (plural, group, version) = (K::plural(&()), K::group(&()), K::version(&()));
+    format!("{plural}.{group}/{version}")
+}
+
+/// What happens to the objects in `scope`.
+fn events<K, V: Mirrored>(
+    api: kube::Api<K>,
+    scope: Scope,
+    keep: impl Fn(K) -> V + Send + 'static,
+) -> Events<V>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
     let config = watcher::Config {
         label_selector: scope.labels,
         field_selector: scope.fields,
@@ -274,14 +293,12 @@ where
     };
     let keep = move |object| keep(without_managed_fields(object));
     let events = watcher(api, config);
-    let events = events.map_ok(move |event| kept(event, &keep)).boxed();
+    events.map_ok(move |event| kept(event, &keep)).boxed()
+}
+
+fn run<V: Mirrored>(events: Events<V>, kind: String, shutdown: CancellationToken) -> Informer<V> {
     let (sender, changes) = mpsc::channel(64);
-    let (mirror, store, absent) = Mirror::new(format!(
-        "{}.{}/{}",
-        K::plural(&()),
-        K::group(&()),
-        K::version(&())
-    ));
+    let (mirror, store, absent) = Mirror::new(kind);
     tokio::spawn(async move {
         tokio::select! {
             () = shutdown.cancelled() => {}

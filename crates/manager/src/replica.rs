@@ -15,7 +15,8 @@ use koord_api::config::ClusterColocationProfile;
 use koord_api::quota::ElasticQuotaProfile;
 use koord_api::scheduling::{Device, ElasticQuota};
 use koord_api::slo::{NodeMetric, NodeSLO};
-use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_api::topology::v1alpha1;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_app::admin::{Admin, Exposure, refuse_profiles};
 use koord_app::{Clock, Context};
 use koord_kube::events::Recorder;
@@ -82,7 +83,12 @@ impl Caches {
             }),
             devices: whole(Kind::Devices, client),
             topologies: Cache::new(Kind::Topologies, move |stop| {
-                Informer::start_trimmed(topologies, all(), trim_topology, stop)
+                Informer::start_either::<_, v1alpha1::NodeResourceTopology>(
+                    topologies,
+                    all(),
+                    trim_topology,
+                    stop,
+                )
             }),
             profiles: whole(Kind::Profiles, client),
             namespaces: whole(Kind::Namespaces, client),

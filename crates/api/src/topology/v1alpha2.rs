@@ -1,6 +1,6 @@
 //! `topology.node.k8s.io/v1alpha2`: the storage version.
 
-use super::{AttributeInfo, Zone};
+use super::{AttributeInfo, Zone, v1alpha1};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,4 +28,18 @@ pub struct NodeResourceTopologyFields {
     /// Facts about the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attributes: Vec<AttributeInfo>,
+}
+
+/// The same object as the older version shows it: without what that does not have.
+impl From<v1alpha1::NodeResourceTopology> for NodeResourceTopology {
+    fn from(old: v1alpha1::NodeResourceTopology) -> Self {
+        Self {
+            metadata: old.metadata,
+            spec: NodeResourceTopologyFields {
+                topology_policies: old.spec.topology_policies,
+                zones: old.spec.zones,
+                attributes: Vec::new(),
+            },
+        }
+    }
 }

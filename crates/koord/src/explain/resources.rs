@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use koord_api::Quantity;
 use koord_api::slo::NodeMetric;
-use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_api::topology::{v1alpha1, v1alpha2};
 use koord_kube::api::ListParams;
 use koord_kube::{Api, Client};
 use koord_manager::explain::{self, Explanation, Objects, Resource, Service};
@@ -22,9 +22,15 @@ pub(super) async fn of(client: &Client, node: Node) -> Result<Explanation> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), cluster::CONFIG_NAMESPACE);
     let pods: Api<Pod> = Api::all(client.clone());
     let bound = ListParams::default().fields(&format!("spec.nodeName={name}"));
-    let topologies: Api<NodeResourceTopology> = Api::all(client.clone());
+    let topologies: Api<v1alpha2::NodeResourceTopology> = Api::all(client.clone());
     let metric = where_installed(metrics.get_opt(&name).await).context("NodeMetric")?;
-    let topology = where_installed(topologies.get_opt(&name).await);
+    let mut topology = where_installed(topologies.get_opt(&name).await);
+    if matches!(topology, Ok(None)) {
+        // The older version may be all that is served.
+        let topologies: Api<v1alpha1::NodeResourceTopology> = Api::all(client.clone());
+        let old = where_installed(topologies.get_opt(&name).await);
+        topology = old.map(|old| old.map(Into::into));
+    }
     let topology = topology.context("NodeResourceTopology")?;
     let settings = maps.get_opt(cluster::CONFIG_NAME).await?;
     let objects = Objects {

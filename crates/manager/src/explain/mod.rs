@@ -12,7 +12,7 @@ use koord_api::extension::{Reserved, ThirdPartyAllocation};
 use koord_api::quantity::Quantity;
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
 use koord_api::slo::{NodeMetric, NodeMetricStatus};
-use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_app::flags::Selection;
 use koord_model::reclaim::{self, BatchPolicy, NodeView, Sum};
 use serde::Serialize;

@@ -15,7 +15,7 @@ pub(crate) use slo::{SloFacts, Specs};
 
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use koord_api::annotations;
-use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 
 /// Keeps of a node its metadata, its amounts, whether it is ready and whether it takes new pods.
 pub(crate) fn trim_node(node: &mut Node) {
@@ -45,8 +45,10 @@ pub(crate) fn trim_node(node: &mut Node) {
 
 /// Keeps of a NodeResourceTopology its zones and what CPU the machine has; koordlet's lists of CPUs
 /// are most of it.
-pub(crate) fn trim_topology(topology: &mut NodeResourceTopology) {
+pub(crate) fn trim_topology(mut topology: NodeResourceTopology) -> NodeResourceTopology {
     if let Some(annotations) = &mut topology.metadata.annotations {
         annotations.retain(|key, _| key == annotations::NODE_CPU_BASIC_INFO);
     }
+    topology.spec.attributes = Vec::new();
+    topology
 }

@@ -17,8 +17,10 @@ use koord_api::annotations;
 use koord_api::quantity::Quantity;
 use koord_api::resources::{self, BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
 use koord_api::scheduling::Device;
-use koord_api::topology::v1alpha1::NodeResourceTopology;
-use koord_kube::{Change, Mirrored, ObjectKey, patch};
+use koord_api::topology::v1alpha1;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_kube::api::{Patch, PatchParams};
+use koord_kube::{Change, Client, Mirrored, ObjectKey, patch};
 use koord_model::reclaim::NodeView;
 use parking_lot::Mutex;
 use plan::Plan;
@@ -118,6 +120,9 @@ fn build(replica: &Arc<Replica>) -> Controller {
 
 /// How long after somebody else wrote a NodeResourceTopology its zones are planned again.
 const OUTDATED: Duration = Duration::from_secs(1);
+
+/// Who writes batch resources in zones: exporters know that as no other exporter's.
+const FIELD_MANAGER: &str = "koordinator-manager";
 
 /// What became of the zones of a NodeResourceTopology.
 enum Zones {
@@ -240,9 +245,7 @@ impl Resources {
         let client = &self.replica.client;
         let mut zones = Zones::Settled;
         if let Some(change) = &plan.topology {
-            let topologies = koord_kube::Api::<NodeResourceTopology>::all(client.clone());
-            let written = patch::merge(&topologies, node, change).await;
-            match written {
+            match write_zones(client, node, change).await {
                 // What somebody else changed there may be nothing that brings the node back here.
                 Err(error) if patch::is_conflict(&error) => zones = Zones::Outdated,
                 Err(error) if !patch::is_not_found(&error) => return Err(error.into()),
@@ -275,6 +278,25 @@ impl Resources {
                 .insert(node.to_owned(), self.replica.clock.now());
         }
         Ok(zones)
+    }
+}
+
+/// Patches a node's NodeResourceTopology. What the version of a request does not have, the API server
+/// takes from the object that it stores, so it is written as v1alpha1 only where that is all there is:
+/// "not found" may mean the version or the object, and the patch is good for one `resourceVersion`.
+async fn write_zones(client: &Client, node: &str, change: &Value) -> Result<(), koord_kube::Error> {
+    let params = PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    let change = Patch::Merge(change);
+    let topologies = koord_kube::Api::<NodeResourceTopology>::all(client.clone());
+    match topologies.patch(node, &params, &change).await {
+        Err(error) if patch::is_not_found(&error) => {
+            let old = koord_kube::Api::<v1alpha1::NodeResourceTopology>::all(client.clone());
+            old.patch(node, &params, &change).await.map(drop)
+        }
+        written => written.map(drop),
     }
 }
 

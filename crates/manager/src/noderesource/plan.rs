@@ -10,7 +10,7 @@ use koord_api::configmap::{CPUNormalizationStrategy, ResourceAmplificationStrate
 use koord_api::quantity::Quantity;
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY};
 use koord_api::scheduling::Device;
-use koord_api::topology::v1alpha1::NodeResourceTopology;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_api::topology::{ResourceInfo, Zone};
 use koord_app::flags::Selection;
 use koord_model::reclaim::{self, NodeView};

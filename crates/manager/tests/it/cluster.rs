@@ -51,7 +51,8 @@ impl Cluster {
         Self::with(Vec::new()).await
     }
 
-    async fn with(definitions: Vec<Value>) -> Self {
+    /// A cluster with these custom resources.
+    pub(crate) async fn with(definitions: Vec<Value>) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let server = ApiServer::open(Config::memory(clock.clone()))
             .await

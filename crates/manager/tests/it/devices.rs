@@ -5,7 +5,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::scheduling::Device;
 use koord_api::slo::NodeMetric;
 use koord_api::topology::v1alpha1::NodeResourceTopology;
-use koord_kube::api::{DeleteParams, PostParams};
+use koord_api::topology::{Zone, v1alpha2};
+use koord_kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, PostParams};
 use koord_kube::{Api, ResourceExt, patch};
 use koord_manager::Options;
 use serde_json::{Value, json};
@@ -22,7 +23,10 @@ fn allocatable(node: &Node, name: &str) -> Option<String> {
 
 /// A cluster with co-location on, one node of 10 cores, and a manager that knows it.
 async fn started(settings: Value) -> Cluster {
-    let cluster = Cluster::start().await;
+    started_in(Cluster::start().await, settings).await
+}
+
+async fn started_in(cluster: Cluster, settings: Value) -> Cluster {
     cluster.configure(settings).await;
     cluster.add_node("n1", json!({}), "10", "100G").await;
     cluster.manager(Options::default());
@@ -146,6 +150,81 @@ async fn zones_get_their_part_and_whoever_else_writes_them_keeps_his() {
         .configure(json!({"colocation-config": "{\"enable\": false}"}))
         .await;
     zones("empty zones", ["0", "0"]).await;
+}
+
+/// An exporter writes the newer version: what the older one does not have is still there when the
+/// manager has written its part.
+#[tokio::test(start_paused = true)]
+async fn what_an_exporter_says_survives_the_managers_part() {
+    let cluster = started(all_of_it()).await;
+    cluster.report("n1", ("3", "30G"), ("1", "10G")).await;
+    let mut object = serde_json::to_value(topology("M")).unwrap();
+    object["apiVersion"] = json!("topology.node.k8s.io/v1alpha2");
+    let policy = json!([{"name": "topologyManagerPolicy", "value": "single-numa-node"},
+        {"name": "nodeTopologyPodsFingerprint", "value": "pfp0v001ef46db3751d8e999"}]);
+    object["attributes"] = policy.clone();
+    object["zones"][0]["costs"] = json!([{"name": "node-1", "value": 21}]);
+    object["zones"][0]["attributes"] = json!([{"name": "die", "value": "3"}]);
+    object["zones"][0]["resources"][0]["available"] = json!("2");
+    let objects: Api<v1alpha2::NodeResourceTopology> = Api::all(cluster.client.clone());
+    objects
+        .create(&PostParams::default(), &typed(object))
+        .await
+        .unwrap();
+    let mut topologies = cluster.watch::<v1alpha2::NodeResourceTopology>();
+    let written = topologies
+        .until("batch of the zones", |topology| {
+            let batch = |zone: &Zone| zone.resources.iter().any(|it| it.name == BATCH_CPU);
+            let all = topology.spec.zones.iter().all(batch);
+            all.then(|| serde_json::to_value(topology).unwrap())
+        })
+        .await;
+    assert_eq!(written["attributes"], policy);
+    let zone = &written["zones"][0];
+    assert_eq!(zone["costs"][0]["value"], 21);
+    assert_eq!(zone["attributes"][0]["value"], "3");
+    assert_eq!(zone["resources"][0]["available"], "2");
+}
+
+/// Older definitions have the older version only, a newer one may drop it.
+#[tokio::test(start_paused = true)]
+async fn zones_get_their_part_whichever_version_is_served() {
+    for (only, version) in ["v1alpha1", "v1alpha2"].into_iter().enumerate() {
+        let mut definitions = koord_api::crd_values();
+        for definition in &mut definitions {
+            if definition["spec"]["group"] == "topology.node.k8s.io" {
+                let mut kept = definition["spec"]["versions"][only].take();
+                assert_eq!(kept["name"], version);
+                kept["storage"] = json!(true);
+                definition["spec"]["versions"] = json!([kept]);
+            }
+        }
+        let cluster = started_in(Cluster::with(definitions).await, all_of_it()).await;
+        cluster.report("n1", ("3", "30G"), ("1", "10G")).await;
+        let mut object = serde_json::to_value(topology("M")).unwrap();
+        object["apiVersion"] = json!(format!("topology.node.k8s.io/{version}"));
+        let group = GroupVersionKind::gvk("topology.node.k8s.io", version, "NodeResourceTopology");
+        let resource = ApiResource::from_gvk_with_plural(&group, "noderesourcetopologies");
+        let objects: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource);
+        objects
+            .create(&PostParams::default(), &typed(object))
+            .await
+            .unwrap();
+        let written = async {
+            loop {
+                let found = objects.get("n1").await.unwrap();
+                if by_zone(&typed(json!(found))).is_some() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        let written = tokio::time::timeout(Duration::from_secs(600), written).await;
+        assert!(
+            written.is_ok(),
+            "{version}: no batch resources in the zones"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,142 @@
+//! A kind that the API server may serve in one of two versions only.
+
+use super::{Events, Informer, Mirrored, Scope, events, is_absent, kind_of, run};
+use futures::{StreamExt, stream};
+use kube::runtime::watcher;
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+use tokio_util::sync::CancellationToken;
+
+impl<V: Mirrored> Informer<V> {
+    /// As [`Informer::start_kept`], of a kind that is watched as `K`, or as `O` where the API server
+    /// does not serve `K`. It is absent if the server serves neither.
+    #[must_use]
+    pub fn start_either<K, O>(
+        client: kube::Client,
+        scope: Scope,
+        keep: impl Fn(K) -> V + Clone + Send + 'static,
+        shutdown: CancellationToken,
+    ) -> Self
+    where
+        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        O: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        O: Into<K>,
+    {
+        let first = events(kube::Api::all(client.clone()), scope.clone(), keep.clone());
+        let other = events(kube::Api::all(client), scope, move |object: O| {
+            keep(object.into())
+        });
+        run(either(first, other), kind_of::<K>(), shutdown)
+    }
+}
+
+/// Follows `first` while its kind is there, and `other` from when it is not, and the other way round.
+/// That a kind is absent is said only when both are, one after the other.
+fn either<V: Mirrored>(first: Events<V>, other: Events<V>) -> Events<V> {
+    let state = (first, other, false);
+    let next = |(mut now, mut other, mut missed): (Events<V>, Events<V>, bool)| async move {
+        loop {
+            let event = now.next().await?;
+            match &event {
+                Err(error) if is_absent(error) && !missed => {
+                    missed = true;
+                    std::mem::swap(&mut now, &mut other);
+                    continue;
+                }
+                // Both have been asked: the next round begins with this one.
+                Err(error) if is_absent(error) => missed = false,
+                // Before the list has been asked for.
+                Ok(watcher::Event::Init) | Err(_) => {}
+                Ok(_) => missed = false,
+            }
+            return Some((event, (now, other, missed)));
+        }
+    };
+    stream::unfold(state, next).boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::core::Status;
+    use watcher::Event::{Apply, Init, InitApply, InitDone};
+
+    type Item = Result<watcher::Event<ConfigMap>, watcher::Error>;
+
+    fn object(name: &str) -> ConfigMap {
+        let mut object = ConfigMap::default();
+        object.metadata.name = Some(name.to_owned());
+        object
+    }
+
+    fn failed(code: u16) -> Item {
+        let status = Status::failure("no", "").with_code(code);
+        Err(watcher::Error::InitialListFailed(kube::Error::Api(
+            status.boxed(),
+        )))
+    }
+
+    fn show(item: &Item) -> String {
+        match item {
+            Ok(Init) => "init".to_owned(),
+            Ok(InitApply(object) | Apply(object)) => object.metadata.name.clone().unwrap(),
+            Ok(InitDone) => "done".to_owned(),
+            Ok(watcher::Event::Delete(_)) => "gone".to_owned(),
+            Err(watcher::Error::InitialListFailed(kube::Error::Api(status))) => {
+                status.code.to_string()
+            }
+            Err(error) => error.to_string(),
+        }
+    }
+
+    async fn seen(first: Vec<Item>, other: Vec<Item>) -> String {
+        let stream = |items: Vec<Item>| stream::iter(items).boxed();
+        let all = either(stream(first), stream(other));
+        let shown: Vec<String> = all.map(|item| show(&item)).collect().await;
+        shown.join(" ")
+    }
+
+    #[tokio::test]
+    async fn the_version_that_is_served_is_followed() {
+        let new = vec![Ok(Init), Ok(InitApply(object("new"))), Ok(InitDone)];
+        assert_eq!(
+            seen(new, vec![Ok(Init), failed(404)]).await,
+            "init new done"
+        );
+        let old = vec![Ok(Init), Ok(InitApply(object("old"))), Ok(InitDone)];
+        let first = vec![Ok(Init), failed(404)];
+        assert_eq!(seen(first, old).await, "init init old done");
+    }
+
+    /// That is how a definition that loses a version looks, and one that is not installed yet.
+    #[tokio::test]
+    async fn both_are_asked_before_the_kind_is_absent() {
+        let first = vec![
+            Ok(Init),
+            failed(404),
+            Ok(Init),
+            failed(404),
+            Ok(Init),
+            Ok(InitDone),
+        ];
+        let other = vec![
+            Ok(Init),
+            failed(404),
+            Ok(Init),
+            Ok(InitDone),
+            Ok(Apply(object("a"))),
+            failed(404),
+        ];
+        assert_eq!(
+            seen(first, other).await,
+            "init init 404 init done a init 404 init done"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_refused_is_not_absent() {
+        let first = vec![Ok(Init), failed(403), Ok(Init), failed(403)];
+        assert_eq!(seen(first, Vec::new()).await, "init 403 init 403");
+    }
+}
