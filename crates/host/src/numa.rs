@@ -4,7 +4,6 @@ use crate::cpuset::CpuSet;
 use crate::error::{HostError, Malformed, Result, is_gone};
 use crate::procfs::MemInfo;
 use crate::root::Root;
-use crate::topology::node_ids;
 use std::collections::BTreeMap;
 use std::fs;
 
@@ -24,13 +23,18 @@ pub struct NumaNode {
     pub distances: BTreeMap<u32, u32>,
 }
 
-/// The NUMA nodes of the machine, by number. A kernel without NUMA support has none.
+/// The NUMA nodes of the machine, by number, but for those that are there for the distances of devices
+/// (generic initiators) and have neither CPUs nor memory. A kernel without NUMA support has none.
 ///
 /// # Errors
 /// When a file cannot be read or understood.
 pub fn nodes(root: &Root) -> Result<Vec<NumaNode>> {
-    let ids = node_ids(root)?;
     let all = every_node(root)?;
+    let initiators: Option<CpuSet> = root.read_with(
+        &root.sys("devices/system/node/has_generic_initiator"),
+        str::parse,
+    )?;
+    let initiators = initiators.unwrap_or_default();
     let node = |id: u32| {
         let dir = root.sys(&format!("devices/system/node/node{id}"));
         if !dir.is_dir() {
@@ -39,7 +43,7 @@ pub fn nodes(root: &Root) -> Result<Vec<NumaNode>> {
         let memory = root.read_with(&dir.join("meminfo"), MemInfo::parse)?;
         let path = dir.join("distance");
         let distances = root.read_with(&path, |text| distances(text, &all))?;
-        Ok(Some(NumaNode {
+        let node = NumaNode {
             id,
             cpus: root
                 .read_with(&dir.join("cpulist"), str::parse)?
@@ -47,11 +51,11 @@ pub fn nodes(root: &Root) -> Result<Vec<NumaNode>> {
             memory: memory.map_or(0, |memory| memory.total),
             huge_pages: huge_pages(root, &dir.join("hugepages"))?,
             distances: distances.unwrap_or_default(),
-        }))
+        };
+        let is_empty = node.cpus.is_empty() && node.memory == 0;
+        Ok(Some(node).filter(|_| !(is_empty && initiators.contains(id))))
     };
-    ids.into_iter()
-        .filter_map(|id| node(id).transpose())
-        .collect()
+    all.iter().filter_map(|id| node(*id).transpose()).collect()
 }
 
 /// The numbers of all online NUMA nodes, also of those that exist for devices only: the kernel's list
@@ -100,6 +104,30 @@ fn huge_pages(root: &Root, dir: &std::path::Path) -> Result<BTreeMap<u64, u64>> 
         pages.insert(size, count.unwrap_or(0));
     }
     Ok(pages)
+}
+
+/// The CPUs of each type on a machine whose CPUs differ, by type (`core`, `atom`), as the kernel's
+/// performance counters tell them; none elsewhere.
+///
+/// # Errors
+/// When a file cannot be read or understood.
+pub fn cpu_types(root: &Root) -> Result<BTreeMap<String, CpuSet>> {
+    let dir = root.sys("devices");
+    let entries = match fs::read_dir(&dir) {
+        Ok(entries) => entries,
+        Err(error) if is_gone(&error) => return Ok(BTreeMap::new()),
+        Err(error) => return Err(HostError::io("list", &dir, error)),
+    };
+    let mut types = BTreeMap::new();
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str().and_then(|name| name.strip_prefix("cpu_")) else {
+            continue;
+        };
+        let cpus: Option<CpuSet> = root.read_with(&entry.path().join("cpus"), str::parse)?;
+        types.extend(cpus.map(|cpus| (name.to_owned(), cpus)));
+    }
+    Ok(types)
 }
 
 #[cfg(test)]
@@ -212,7 +240,8 @@ mod tests {
                 (5, "", 0, "20 20 10"),
             ],
         );
-        sys.put("has_generic_initiator", "5\n");
+        // A node with a device of its own may have memory all the same.
+        sys.put("has_generic_initiator", "2,5\n");
         assert_eq!(
             sys.text(),
             ["0 [0-1] 8192 0:10 2:14 5:20", "2 [] 16384 0:14 2:10 5:20"]
@@ -248,6 +277,25 @@ mod tests {
         );
         sys.put("node0/hugepages/hugepages-2048kB/nr_hugepages", "-1\n");
         assert!(sys.read().unwrap_err().to_string().contains("nr_hugepages"));
+    }
+
+    #[test]
+    fn types_of_cpus_are_told_where_they_differ() {
+        let sys = Sys::new("0", &[(0, "0-7", 1, "10")]);
+        let types = || cpu_types(&Root::below(sys.0.path()).unwrap()).map_err(|e| e.to_string());
+        assert_eq!(types().unwrap(), BTreeMap::new());
+        for (name, cpus) in [("core", "0-3\n"), ("atom", "4-7\n")] {
+            sys.put(&format!("../../cpu_{name}/cpus"), cpus);
+        }
+        let found = types().unwrap();
+        let found: Vec<String> = found
+            .iter()
+            .map(|(t, cpus)| format!("{t} {cpus}"))
+            .collect();
+        assert_eq!(found, ["atom 4-7", "core 0-3"]);
+        sys.put("../../cpu_core/cpus", "3-0\n");
+        let error = types().unwrap_err();
+        assert!(error.contains("cpu_core/cpus"), "{error}");
     }
 
     /// This machine's own.

@@ -1,4 +1,8 @@
-//! Being told when directories come and go below watched ones (inotify).
+//! Being told when directories come and go below watched ones (inotify), and when files change.
+
+mod files;
+
+pub use files::Files;
 
 use crate::error::{HostError, Result, is_gone};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};

@@ -1,0 +1,156 @@
+//! Being told when files of certain names are written, replaced or removed (inotify).
+
+use crate::error::{HostError, Result, is_gone};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::path::Path;
+
+/// Room for the events of one read: some 100 short names.
+const BUFFER: usize = 4096;
+
+/// Names under watch in directories. Ready for reading (it is a file descriptor) when something
+/// happened.
+#[derive(Debug)]
+pub struct Files {
+    fd: OwnedFd,
+    /// Which names count; none is all.
+    dirs: HashMap<i32, Vec<String>>,
+}
+
+impl Files {
+    /// Watches nothing yet.
+    ///
+    /// # Errors
+    /// When the kernel has no inotify or no more instances for this user.
+    pub fn new() -> Result<Self> {
+        let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)
+            .map_err(|error| HostError::io("inotify_init", Path::new("inotify"), error.into()))?;
+        Ok(Self {
+            fd,
+            dirs: HashMap::new(),
+        })
+    }
+
+    /// Watches `dir` for files and directories of these `names`, or of any name without one, that are
+    /// written, come and go; whether it exists. Watching it twice is watching it once, for the last names.
+    ///
+    /// # Errors
+    /// Any other failure, such as too many watches.
+    pub fn add(&mut self, dir: &Path, names: &[&str]) -> Result<bool> {
+        let flags = WatchFlags::CLOSE_WRITE
+            | WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::MOVED_TO
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::ONLYDIR;
+        match inotify::add_watch(&self.fd, dir, flags) {
+            Ok(id) => {
+                let names = names.iter().map(|name| (*name).to_owned()).collect();
+                self.dirs.insert(id, names);
+                Ok(true)
+            }
+            Err(error) if is_gone(&error.into()) => Ok(false),
+            Err(error) => Err(HostError::io("inotify_add_watch", dir, error.into())),
+        }
+    }
+
+    /// Whether something happened since the last call; never waits. That a watched directory is gone is
+    /// something, and it is not watched any more.
+    ///
+    /// # Errors
+    /// When the kernel's queue cannot be read.
+    pub fn changed(&mut self) -> Result<bool> {
+        let mut changed = false;
+        let mut gone = Vec::new();
+        let mut buffer = [MaybeUninit::<u8>::uninit(); BUFFER];
+        let mut reader = Reader::new(&self.fd, &mut buffer);
+        loop {
+            let event = match reader.next() {
+                Ok(event) => event,
+                Err(rustix::io::Errno::WOULDBLOCK) => break,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => {
+                    let path = Path::new("inotify");
+                    return Err(HostError::io("read", path, error.into()));
+                }
+            };
+            let flags = event.events();
+            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                changed = true;
+                continue;
+            }
+            let Some(names) = self.dirs.get(&event.wd()) else {
+                continue;
+            };
+            if flags.contains(ReadFlags::IGNORED) {
+                gone.push(event.wd());
+                changed = true;
+                continue;
+            }
+            let name = event.file_name().map(|name| name.to_string_lossy());
+            changed |=
+                name.is_some_and(|name| names.is_empty() || names.iter().any(|it| *it == name));
+        }
+        for id in gone {
+            self.dirs.remove(&id);
+        }
+        Ok(changed)
+    }
+}
+
+impl AsFd for Files {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for Files {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn only_the_names_that_were_asked_for_count() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("kubelet");
+        let mut files = Files::new().unwrap();
+        assert!(!files.add(&dir, &["state"]).unwrap(), "is not there yet");
+        fs::create_dir(&dir).unwrap();
+        assert!(files.add(&dir, &["state"]).unwrap());
+        assert!(!files.changed().unwrap());
+        fs::write(dir.join("other"), "1").unwrap();
+        assert!(!files.changed().unwrap());
+        // As the kubelet writes its checkpoints: beside it, then in its place.
+        fs::write(dir.join(".tmp"), "1").unwrap();
+        assert!(!files.changed().unwrap());
+        fs::rename(dir.join(".tmp"), dir.join("state")).unwrap();
+        assert!(files.changed().unwrap() && !files.changed().unwrap());
+        fs::write(dir.join("state"), "2").unwrap();
+        assert!(files.changed().unwrap());
+        fs::remove_file(dir.join("state")).unwrap();
+        assert!(files.changed().unwrap());
+    }
+
+    #[test]
+    fn any_name_counts_where_none_is_asked_for_and_a_directory_that_goes() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("pods");
+        fs::create_dir(&dir).unwrap();
+        let mut files = Files::new().unwrap();
+        assert!(files.add(&dir, &[]).unwrap());
+        fs::create_dir(dir.join("uid")).unwrap();
+        assert!(files.changed().unwrap());
+        fs::remove_dir_all(&dir).unwrap();
+        assert!(files.changed().unwrap());
+        assert!(!files.changed().unwrap() && files.dirs.is_empty());
+        assert!(!files.add(&dir, &[]).unwrap());
+    }
+}
