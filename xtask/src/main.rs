@@ -84,7 +84,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     (
         "koord-sim",
-        &["koord-api", "koord-model", "koord-app", "koord-kube"],
+        &[
+            "koord-api",
+            "koord-model",
+            "koord-app",
+            "koord-kube",
+            "koord-rpc",
+        ],
     ),
     (
         "koord",

@@ -6,6 +6,10 @@
 //! counts once, one near several NUMA nodes is taken from each of them, nothing goes below 0, and what
 //! makes no sense is told ([`Zones::problems`]) and passed over.
 
+mod object;
+
+pub use object::{Report, foreign, is_same, keep_foreign, merged};
+
 use crate::alignment::{Policy, Scope};
 use crate::cpuset::CpuSet;
 use crate::numa::NumaMask;
@@ -74,6 +78,8 @@ pub struct Zones {
     pub zones: Vec<Zone>,
     /// What was passed over, and why.
     pub problems: Vec<String>,
+    /// Whether some of that contradicts the rest, so that what is free is not known.
+    pub is_contradictory: bool,
 }
 
 /// Amounts of one resource in one NUMA node.
@@ -121,6 +127,7 @@ pub fn zones(machine: &Machine, allocatable: &Share, taken: &[Share]) -> Zones {
     Zones {
         zones: machine.iter().map(zone).collect(),
         problems: books.problems.into_iter().collect(),
+        is_contradictory: books.is_contradictory,
     }
 }
 
@@ -158,6 +165,7 @@ struct Books<'a> {
     used_cpus: CpuSet,
     used_devices: BTreeSet<(String, String)>,
     problems: BTreeSet<String>,
+    is_contradictory: bool,
 }
 
 impl<'a> Books<'a> {
@@ -170,6 +178,7 @@ impl<'a> Books<'a> {
             used_cpus: CpuSet::new(),
             used_devices: BTreeSet::new(),
             problems: BTreeSet::new(),
+            is_contradictory: false,
         };
         let mut known = CpuSet::new();
         for (number, node) in machine {
@@ -194,7 +203,9 @@ impl<'a> Books<'a> {
         books
     }
 
+    /// Something that does not go with the rest.
     fn wrong(&mut self, problem: String) {
+        self.is_contradictory = true;
         self.problems.insert(problem);
     }
 
@@ -302,7 +313,8 @@ impl<'a> Books<'a> {
     fn take_device(&mut self, resource: &str, id: &str) {
         let known = self.devices.get(resource).and_then(|all| all.get(id));
         let Some(nodes) = known.copied() else {
-            self.wrong(format!(
+            // A device that is not healthy any more is not listed, and who has it keeps it.
+            self.problems.insert(format!(
                 "a container has device {id:?} of {resource}, which is not allocatable"
             ));
             return;
@@ -543,6 +555,34 @@ mod tests {
                 "two containers have device \"a\" of ex.com/a",
             ]
         );
+        assert!(found.is_contradictory);
+    }
+
+    /// A device that is not healthy is not listed as allocatable, and who has it keeps it; one that its
+    /// plugin says is nowhere is given to nobody. What is free is known all the same.
+    #[test]
+    fn strange_devices_are_no_contradiction() {
+        let (machine, mut all) = machine();
+        all.devices.push(devices(&["d"], &[7]));
+        let one = Share {
+            devices: vec![devices(&["x"], &[0])],
+            ..Share::default()
+        };
+        let found = zones(&machine, &all, &[one]);
+        assert_eq!(found.problems.len(), 2, "{:?}", found.problems);
+        assert!(!found.is_contradictory);
+        for one in [
+            Share {
+                cpus: cpus("0"),
+                ..Share::default()
+            },
+            Share {
+                memory: vec![block(8 * GI, &[0])],
+                ..Share::default()
+            },
+        ] {
+            assert!(zones(&machine, &all, &[one]).is_contradictory);
+        }
     }
 
     /// What is written is read back as the same by the scheduler's side.

@@ -2,7 +2,7 @@
 
 use crate::kept::Kept;
 use crate::lifecycle::{self, Addresses, Step};
-use crate::numa::{Admission, Floors};
+use crate::numa::{self, Admission, Floors, Seen};
 use crate::telemetry::Telemetry;
 use crate::{Error, Options, heartbeat, node, refusal};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -54,7 +54,7 @@ struct Shared {
     pods: Store<Kept>,
     pod_queue: WorkQueue<ObjectKey>,
     node_queue: WorkQueue<String>,
-    floors: Floors,
+    floors: Arc<Floors>,
     /// Nodes whose kubelet lists something else than before.
     export_queue: WorkQueue<String>,
     /// Whether all pods of before are known.
@@ -85,6 +85,8 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         |metric| metric.status = None,
         shutdown(),
     );
+    let topologies = client.clone();
+    let mut topologies = Informer::start_kept(topologies, Scope::default(), Seen::of, shutdown());
     let shared = Arc::new(Shared {
         client: client.clone(),
         ctx: ctx.clone(),
@@ -93,7 +95,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         pods: pods.store.clone(),
         pod_queue: WorkQueue::default(),
         node_queue: WorkQueue::default(),
-        floors: Floors::default(),
+        floors: Arc::default(),
         export_queue: WorkQueue::default(),
         listed: AtomicBool::new(false),
         next_address: AtomicU32::new(0),
@@ -136,6 +138,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
             Some(change) = nodes.changes.recv() => on_node(change, &mut telemetry, &shared),
             Some(change) = pods.changes.recv() => on_pod(change, &mut telemetry, &shared),
             Some(change) = metrics.changes.recv() => on_metric(&change, &mut telemetry),
+            Some(change) = topologies.changes.recv() => on_topology(&change, &shared),
             _ = samples.tick() => telemetry.sample(ctx.clock.now()),
             _ = seconds.tick() => {
                 for report in telemetry.due(ctx.clock.now(), options.report_interval) {
@@ -290,6 +293,17 @@ fn on_metric(change: &Change<NodeMetric>, telemetry: &mut Telemetry) {
     }
 }
 
+fn on_topology(change: &Change<Seen>, shared: &Shared) {
+    let (name, object) = match change {
+        Change::Applied { new, .. } => (&new.name, Some(&**new)),
+        Change::Deleted(last) => (&last.name, None),
+        Change::Synced => return,
+    };
+    if shared.floors.seen(name, object) {
+        shared.export(name);
+    }
+}
+
 impl Shared {
     /// Starts the kubelet of a node with NUMA nodes; `pods` are those on the node.
     fn start_kubelet(&self, node: &Node, pods: &[ObjectKey]) {
@@ -302,7 +316,15 @@ impl Shared {
                         self.readmit(&pod);
                     }
                 }
-                self.export(node.metadata.name.as_deref().unwrap_or_default());
+                let name = node.metadata.name.as_deref().unwrap_or_default();
+                if let Some(dir) = self.options.kubelets.dir_of(name) {
+                    let stop = self.ctx.shutdown.clone().cancelled_owned();
+                    if let Err(error) = numa::serve(&self.floors, name, &dir, stop) {
+                        let dir = dir.display();
+                        tracing::warn!(node = name, %dir, %error, "simulated kubelet: not served");
+                    }
+                }
+                self.export(name);
             }
             Err(error) => {
                 let message = format!("{error}; the node has no NUMA nodes");
@@ -344,6 +366,12 @@ impl Shared {
     }
 
     fn export(&self, node: &str) {
+        if let Some(dir) = self.options.kubelets.dir_of(node) {
+            // The exporter sees that; what koordlet says is the simulation's all the same.
+            if let Err(error) = numa::state(&self.floors, node, &dir) {
+                tracing::warn!(node, %error, "simulated kubelet: its state is not written");
+            }
+        }
         self.export_queue.add_after(node.to_owned(), EXPORTED_AFTER);
     }
 
@@ -514,6 +542,10 @@ async fn work_on_exports(shared: Arc<Shared>) {
             shared.export_queue.add_after(name.clone(), KUBELET_STARTS);
             continue;
         }
+        if shared.options.kubelets.nodes.contains(name) {
+            annotate(&shared, &api, name).await;
+            continue;
+        }
         let Some(report) = shared.floors.report(name) else {
             continue;
         };
@@ -526,6 +558,31 @@ async fn work_on_exports(shared: Arc<Shared>) {
                 tracing::warn!(node = %name, %error, "simulated node: NodeResourceTopology not written, tried again");
                 shared.export_queue.add_rate_limited(name.clone());
             }
+        }
+    }
+}
+
+/// Writes what koordlet says into the report that an exporter makes.
+async fn annotate(shared: &Shared, api: &Api<NodeResourceTopology>, name: &String) {
+    let Some(change) = shared.floors.beside(name) else {
+        return;
+    };
+    let params = PatchParams {
+        field_manager: Some(EXPORTER.to_owned()),
+        ..PatchParams::default()
+    };
+    match api.patch(name, &params, &Patch::Merge(&change)).await {
+        Ok(_) => {
+            shared.floors.reported(name, change);
+            shared.export_queue.forget(name);
+        }
+        // The exporter comes to it.
+        Err(error) if is_not_found(&error) => {
+            shared.export_queue.add_after(name.clone(), KUBELET_STARTS);
+        }
+        Err(error) => {
+            tracing::warn!(node = %name, %error, "simulated node: NodeResourceTopology not annotated, tried again");
+            shared.export_queue.add_rate_limited(name.clone());
         }
     }
 }

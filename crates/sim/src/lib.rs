@@ -25,8 +25,8 @@ mod refusal;
 mod telemetry;
 pub mod usage;
 
-pub use node::{NodeTemplate, is_managed as is_simulated, is_surplus};
-pub use numa::{Layout, LayoutError};
+pub use node::{NodeTemplate, is_managed as is_simulated, is_surplus, name as node_name};
+pub use numa::{Kubelets, Layout, LayoutError};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -63,6 +63,9 @@ pub struct Options {
     pub sample_interval: Duration,
     /// Time between two reports of a node whose NodeMetric does not say.
     pub report_interval: Duration,
+    /// Nodes whose kubelets serve PodResources, for an exporter that reports what they have given away
+    /// instead of the simulation.
+    pub kubelets: Kubelets,
     /// How many requests may be under way at once for pods, and again for leases and reports.
     pub concurrency: usize,
 }
@@ -76,6 +79,7 @@ impl Default for Options {
             heartbeat_interval: Duration::from_secs(10),
             sample_interval: Duration::from_secs(15),
             report_interval: Duration::from_secs(60),
+            kubelets: Kubelets::default(),
             concurrency: 16,
         }
     }

@@ -54,8 +54,9 @@ impl Default for NodeTemplate {
     }
 }
 
-/// Name of simulated node `index`.
-pub(crate) fn name(index: usize) -> String {
+/// Name of simulated node `index`, from 0.
+#[must_use]
+pub fn name(index: usize) -> String {
     format!("sim-{index}")
 }
 

@@ -6,11 +6,18 @@
 //! what they need before any other: which CPUs these had is not remembered.
 
 mod layout;
+mod seen;
+mod served;
 
 pub use layout::{Layout, LayoutError};
+pub(crate) use seen::Seen;
+pub use served::Kubelets;
+pub(crate) use served::{serve, state};
 
+use crate::TOPOLOGY_ANNOTATION;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::annotations;
+use koord_api::topology::Zone;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_kube::kube_core::Resource as _;
 use koord_model::alignment::fingerprint;
@@ -23,16 +30,22 @@ use serde_json::{Value, json};
 /// One node's kubelet.
 struct Floor {
     kubelet: Kubelet,
-    /// What each pod that runs adds to the fingerprint, by uid.
-    prints: FxHashMap<String, u64>,
+    /// Namespace and name of each pod that runs, by uid.
+    pods: FxHashMap<String, (String, String)>,
     owner: Value,
-    /// What was written last.
+    /// What was written last, if it is there.
     written: Option<Value>,
+    /// What others keep in the zones.
+    foreign: Vec<Zone>,
 }
 
 /// The kubelets by node. Workers admit, the loop of events releases: each holds the lock for one pod.
 #[derive(Default)]
-pub(crate) struct Floors(Mutex<FxHashMap<String, Floor>>);
+pub(crate) struct Floors {
+    floors: Mutex<FxHashMap<String, Floor>>,
+    /// The layouts that were refused, by node.
+    refused: Mutex<FxHashMap<String, String>>,
+}
 
 /// What becomes of a pod.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,34 +59,70 @@ pub(crate) enum Admission {
 }
 
 impl Floors {
-    /// A node is there. `Ok(true)` if its kubelet has just started.
+    /// A node is there. `Ok(true)` if its kubelet has just started; an error only the first time that its
+    /// layout is seen.
     pub(crate) fn add(&self, node: &Node) -> Result<bool, LayoutError> {
         let name = node.metadata.name.as_deref().unwrap_or_default();
-        let Some(layout) = Layout::of(node)? else {
+        let layout = Layout::of(node);
+        let said = node.metadata.annotations.as_ref();
+        let said = said.and_then(|all| all.get(TOPOLOGY_ANNOTATION));
+        let mut refused = self.refused.lock();
+        let layout = match (layout, said) {
+            (Ok(layout), _) => {
+                refused.remove(name);
+                layout
+            }
+            (Err(error), Some(said)) => {
+                let before = refused.insert(name.to_owned(), said.clone());
+                return if before.as_ref() == Some(said) {
+                    Ok(false)
+                } else {
+                    Err(error)
+                };
+            }
+            (Err(error), None) => return Err(error),
+        };
+        drop(refused);
+        let Some(layout) = layout else {
             return Ok(false);
         };
-        let mut floors = self.0.lock();
+        let mut floors = self.floors.lock();
         if floors.contains_key(name) {
             return Ok(false);
         }
         let floor = Floor {
             kubelet: layout.kubelet()?,
-            prints: FxHashMap::default(),
+            pods: FxHashMap::default(),
             owner: json!(node.controller_owner_ref(&())),
             written: None,
+            foreign: Vec::new(),
         };
         floors.insert(name.to_owned(), floor);
         Ok(true)
     }
 
     pub(crate) fn remove(&self, node: &str) {
-        self.0.lock().remove(node);
+        self.floors.lock().remove(node);
+        self.refused.lock().remove(node);
+    }
+
+    /// The object of `node` is this now, or gone. Whether it has to be written again.
+    pub(crate) fn seen(&self, node: &str, object: Option<&Seen>) -> bool {
+        let mut floors = self.floors.lock();
+        let Some(floor) = floors.get_mut(node) else {
+            return false;
+        };
+        floor.foreign = object.map_or_else(Vec::new, |seen| seen.foreign.clone());
+        if object.is_none() {
+            floor.written = None;
+        }
+        object.is_none()
     }
 
     /// Asks the kubelet of `node` about a pod.
     pub(crate) fn admit(&self, node: &Node, pod: &Pod) -> Admission {
         let name = node.metadata.name.as_deref().unwrap_or_default();
-        let mut floors = self.0.lock();
+        let mut floors = self.floors.lock();
         let Some(floor) = floors.get_mut(name) else {
             return match Layout::of(node) {
                 Ok(Some(_)) => Admission::NotYet,
@@ -81,14 +130,14 @@ impl Floors {
             };
         };
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        if floor.prints.contains_key(&uid) {
+        if floor.pods.contains_key(&uid) {
             return Admission::Admitted(false);
         }
         let machine = floor.kubelet.machine();
         let read = kubelet::Pod::read(pod, |name| machine.devices.contains_key(name));
         match floor.kubelet.admit(&read) {
             Ok(()) => {
-                floor.prints.insert(uid, print(pod));
+                floor.pods.insert(uid, name_of(pod));
                 Admission::Admitted(true)
             }
             Err(refusal) => Admission::Refused(
@@ -101,43 +150,56 @@ impl Floors {
     /// A pod runs that has nothing here for itself: an exporter counts it all the same. Whether that is
     /// new.
     pub(crate) fn count(&self, node: &str, pod: &Pod) -> bool {
-        let mut floors = self.0.lock();
+        let mut floors = self.floors.lock();
         let Some(floor) = floors.get_mut(node) else {
             return false;
         };
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        floor.prints.insert(uid, print(pod)).is_none()
+        floor.pods.insert(uid, name_of(pod)).is_none()
     }
 
     /// A pod has ended or is gone. Whether the kubelet of `node` knew it.
     pub(crate) fn release(&self, node: &str, uid: &str) -> bool {
-        let mut floors = self.0.lock();
+        let mut floors = self.floors.lock();
         let Some(floor) = floors.get_mut(node) else {
             return false;
         };
         floor.kubelet.release(uid);
-        floor.prints.remove(uid).is_some()
+        floor.pods.remove(uid).is_some()
     }
 
     /// What there is to write about `node`; `None` if that was written last.
     pub(crate) fn report(&self, node: &str) -> Option<Value> {
-        let floors = self.0.lock();
+        let floors = self.floors.lock();
         let floor = floors.get(node)?;
         let report = floor.report(node);
         (floor.written.as_ref() != Some(&report)).then_some(report)
     }
 
+    /// What there is to write about `node` beside an exporter's report; `None` if that was written last.
+    pub(crate) fn beside(&self, node: &str) -> Option<Value> {
+        let floors = self.floors.lock();
+        let floor = floors.get(node)?;
+        let change = json!({"metadata": {"annotations": floor.annotations()}});
+        (floor.written.as_ref() != Some(&change)).then_some(change)
+    }
+
+    /// Something about the kubelet of `node`, if that is up.
+    fn ask<T>(&self, node: &str, about: impl FnOnce(&Floor) -> T) -> Option<T> {
+        self.floors.lock().get(node).map(about)
+    }
+
     /// The report was written.
     pub(crate) fn reported(&self, node: &str, report: Value) {
-        if let Some(floor) = self.0.lock().get_mut(node) {
+        if let Some(floor) = self.floors.lock().get_mut(node) {
             floor.written = Some(report);
         }
     }
 }
 
-fn print(pod: &Pod) -> u64 {
+fn name_of(pod: &Pod) -> (String, String) {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
-    fingerprint::pod(&text(&pod.metadata.namespace), &text(&pod.metadata.name))
+    (text(&pod.metadata.namespace), text(&pod.metadata.name))
 }
 
 impl Floor {
@@ -146,35 +208,45 @@ impl Floor {
         let kubelet = &self.kubelet;
         let listed = kubelet.pods().flat_map(|uid| kubelet.listed(uid));
         let taken: Vec<export::Share> = listed.map(|(_, share)| share).collect();
-        let found = export::zones(&kubelet.exported(), &kubelet.allocatable(), &taken);
+        let mut found = export::zones(&kubelet.exported(), &kubelet.allocatable(), &taken);
+        // The list is written as a whole.
+        export::keep_foreign(&mut found.zones, &self.foreign);
         let settings = kubelet.settings();
-        let print = fingerprint::of(self.prints.values().copied());
-        let cpu = |cpu: &koord_model::cpuset::Cpu| {
-            let core = cpu.core & u64::from(u32::MAX);
-            json!({"id": cpu.id, "core": core, "socket": cpu.socket, "node": cpu.node})
-        };
-        let cpus = kubelet.machine().topology.cpus();
-        let manager = match &settings.cpu {
-            CpuManager::None => json!({"policy": "none"}),
-            CpuManager::Static { reserved, .. } => {
-                json!({"policy": "static", "reservedCPUs": reserved.to_string()})
-            }
-        };
+        let prints = self.pods.values();
+        let prints = prints.map(|(namespace, name)| fingerprint::pod(namespace, name));
+        let print = fingerprint::of(prints);
         json!({
             "apiVersion": NodeResourceTopology::api_version(&()),
             "kind": NodeResourceTopology::kind(&()),
             "metadata": {
                 "name": node,
                 "ownerReferences": [self.owner],
-                "annotations": {
-                    annotations::NODE_CPU_TOPOLOGY:
-                        json!({"detail": cpus.iter().map(cpu).collect::<Vec<_>>()}).to_string(),
-                    annotations::KUBELET_CPU_MANAGER_POLICY: manager.to_string(),
-                },
+                "annotations": self.annotations(),
             },
             "topologyPolicies": [export::policy_name(settings.policy, settings.scope)],
             "attributes": export::attributes(settings.policy, settings.scope, Some(print)),
             "zones": found.zones,
+        })
+    }
+
+    /// What koordlet says of the machine.
+    fn annotations(&self) -> Value {
+        let kubelet = &self.kubelet;
+        let cpu = |cpu: &koord_model::cpuset::Cpu| {
+            let core = cpu.core & u64::from(u32::MAX);
+            json!({"id": cpu.id, "core": core, "socket": cpu.socket, "node": cpu.node})
+        };
+        let cpus = kubelet.machine().topology.cpus();
+        let manager = match &kubelet.settings().cpu {
+            CpuManager::None => json!({"policy": "none"}),
+            CpuManager::Static { reserved, .. } => {
+                json!({"policy": "static", "reservedCPUs": reserved.to_string()})
+            }
+        };
+        json!({
+            annotations::NODE_CPU_TOPOLOGY:
+                json!({"detail": cpus.iter().map(cpu).collect::<Vec<_>>()}).to_string(),
+            annotations::KUBELET_CPU_MANAGER_POLICY: manager.to_string(),
         })
     }
 }
@@ -246,6 +318,23 @@ mod tests {
             floors.admit(&node, &pod("c", "5")),
             Admission::Admitted(true)
         );
+    }
+
+    /// What is wrong with a layout is told when it is, and when it is something else.
+    #[test]
+    fn a_layout_that_cannot_be_is_told_once() {
+        let floors = Floors::default();
+        let bad = |nodes: u32| node(&json!({"numaNodes": nodes, "cpusPerNode": 8}));
+        for _ in 0..2 {
+            assert!(floors.add(&bad(20)).unwrap_err().to_string().contains("20"));
+            assert_eq!(floors.add(&bad(20)), Ok(false));
+            assert!(floors.add(&bad(21)).unwrap_err().to_string().contains("21"));
+        }
+        assert_eq!(floors.add(&bad(2)), Ok(true));
+        assert_eq!(floors.add(&bad(2)), Ok(false));
+        floors.add(&bad(20)).unwrap_err();
+        floors.remove("n");
+        floors.add(&bad(20)).unwrap_err();
     }
 
     /// It ran before its kubelet was started again, and what it had went to others.

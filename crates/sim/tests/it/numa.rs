@@ -85,6 +85,46 @@ async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
     cluster.stop_simulation().await;
 }
 
+/// koord-manager has its part in the zones, and somebody deletes the report.
+#[tokio::test(start_paused = true)]
+async fn a_report_keeps_what_others_have_in_it_and_comes_back() {
+    let mut cluster = Cluster::start().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let layout = json!({"numaNodes": 2, "cpusPerNode": 8});
+    cluster.create(nodes, node(&layout)).await;
+    cluster.simulate(0);
+    let first = cluster
+        .until_is::<NodeResourceTopology>(|report| free(report, [8, 8]))
+        .await;
+    let mut zones = serde_json::to_value(&first.spec.zones).unwrap();
+    let batch = json!({"name": "kubernetes.io/batch-cpu", "capacity": "500",
+        "allocatable": "500", "available": "500"});
+    zones[0]["resources"]
+        .as_array_mut()
+        .unwrap()
+        .push(batch.clone());
+    let reports: Api<NodeResourceTopology> = Api::all(cluster.client.clone());
+    koord_kube::patch::merge(&reports, "n", &json!({ "zones": zones }))
+        .await
+        .unwrap();
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    cluster.create(pods, pod("a", "5")).await;
+    let report = cluster
+        .until_is::<NodeResourceTopology>(|report| free(report, [3, 8]))
+        .await;
+    let kept = serde_json::to_value(&report.spec.zones[0].resources[1]).unwrap();
+    assert_eq!(kept, batch);
+
+    reports.delete("n", &DeleteParams::default()).await.unwrap();
+    let uid = report.metadata.uid.clone();
+    cluster
+        .until_is::<NodeResourceTopology>(|report| {
+            free(report, [3, 8]) && report.metadata.uid != uid
+        })
+        .await;
+    cluster.stop_simulation().await;
+}
+
 /// A simulation that has not seen the pods yet must not say that their CPUs are free.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_reported_before_all_pods_are_known() {

@@ -1,0 +1,194 @@
+//! A NodeResourceTopology with what an exporter found in it, and with all that others keep there: its
+//! lists are written as a whole, so whoever writes one carries the parts of others along.
+
+use super::{FINGERPRINT, FINGERPRINT_METHOD};
+use koord_api::domains;
+use koord_api::resources::{self, is_extended};
+use koord_api::topology::v1alpha2::NodeResourceTopologyFields;
+use koord_api::topology::{AttributeInfo, ZONE_TYPE_NODE, Zone};
+
+/// What an exporter says of a node.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Report {
+    /// One for each NUMA node.
+    pub zones: Vec<Zone>,
+    /// See [`super::attributes`].
+    pub attributes: Vec<AttributeInfo>,
+    /// See [`super::policy_name`].
+    pub policy: String,
+}
+
+/// What the object says when an exporter has written `report` over `before`.
+///
+/// Zones that are no NUMA nodes stay, and in zones of NUMA nodes their parent, their attributes and the
+/// resources that no kubelet gives away: those of `kubernetes.io`, as batch resources, and of
+/// `koordinator.sh`. Attributes of the object stay that no exporter writes.
+#[must_use]
+pub fn merged(before: &NodeResourceTopologyFields, report: &Report) -> NodeResourceTopologyFields {
+    let mut zones = report.zones.clone();
+    keep_foreign(&mut zones, &before.zones);
+    let mut attributes = report.attributes.clone();
+    let others = before.attributes.iter();
+    attributes.extend(others.filter(|it| !is_exporters(&it.name)).cloned());
+    NodeResourceTopologyFields {
+        topology_policies: vec![report.policy.clone()],
+        zones,
+        attributes,
+    }
+}
+
+/// Carries over from the zones of `before` what [`merged`] says.
+pub fn keep_foreign(zones: &mut Vec<Zone>, before: &[Zone]) {
+    for old in before {
+        if old.type_ != ZONE_TYPE_NODE {
+            zones.push(old.clone());
+            continue;
+        }
+        let Some(zone) = zones.iter_mut().find(|zone| zone.name == old.name) else {
+            continue;
+        };
+        zone.parent.clone_from(&old.parent);
+        zone.attributes.clone_from(&old.attributes);
+        let known = |name: &str, zone: &Zone| zone.resources.iter().any(|it| it.name == name);
+        for resource in &old.resources {
+            if is_foreign(&resource.name) && !known(&resource.name, zone) {
+                zone.resources.push(resource.clone());
+            }
+        }
+        zone.resources.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+}
+
+/// What [`keep_foreign`] would carry over from these zones, and no more.
+#[must_use]
+pub fn foreign(zones: &[Zone]) -> Vec<Zone> {
+    let part = |zone: &Zone| {
+        if zone.type_ != ZONE_TYPE_NODE {
+            return Some(zone.clone());
+        }
+        let foreign = zone.resources.iter().filter(|it| is_foreign(&it.name));
+        let part = Zone {
+            costs: Vec::new(),
+            resources: foreign.cloned().collect(),
+            ..zone.clone()
+        };
+        let nothing = part.resources.is_empty() && part.attributes.is_empty();
+        (!nothing || !part.parent.is_empty()).then_some(part)
+    };
+    zones.iter().filter_map(part).collect()
+}
+
+/// Whether no kubelet gives it away.
+fn is_foreign(name: &str) -> bool {
+    let native = [resources::CPU, resources::MEMORY].contains(&name);
+    let pages = name.starts_with("hugepages-");
+    let ours = name
+        .split_once('/')
+        .is_some_and(|(domain, _)| domain == domains::KOORDINATOR);
+    !native && !pages && (ours || !is_extended(name))
+}
+
+/// Whether exporters write the attribute.
+fn is_exporters(name: &str) -> bool {
+    name.starts_with("topologyManager")
+        || name.starts_with("cpu_")
+        || [FINGERPRINT, FINGERPRINT_METHOD].contains(&name)
+}
+
+/// Whether both say the same: in what order zones, resources and attributes come means nothing.
+#[must_use]
+pub fn is_same(one: &NodeResourceTopologyFields, other: &NodeResourceTopologyFields) -> bool {
+    in_order(one) == in_order(other)
+}
+
+fn in_order(fields: &NodeResourceTopologyFields) -> NodeResourceTopologyFields {
+    let by_name = |a: &AttributeInfo, b: &AttributeInfo| a.name.cmp(&b.name);
+    let mut fields = fields.clone();
+    fields.attributes.sort_by(by_name);
+    fields.zones.sort_by(|a, b| a.name.cmp(&b.name));
+    for zone in &mut fields.zones {
+        zone.attributes.sort_by(by_name);
+        zone.costs.sort_by(|a, b| a.name.cmp(&b.name));
+        zone.resources.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn amount(name: &str, amount: &str) -> Value {
+        json!({"name": name, "capacity": amount, "allocatable": amount, "available": amount})
+    }
+
+    fn fields(value: Value) -> NodeResourceTopologyFields {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn report() -> Report {
+        let found = fields(json!({"zones": [
+            {"name": "node-0", "type": "Node", "costs": [{"name": "node-0", "value": 10}],
+                "resources": [amount("cpu", "4"), amount("ex.com/a", "1")]},
+            {"name": "node-1", "type": "Node", "resources": [amount("cpu", "4")]}],
+            "attributes": [{"name": "topologyManagerPolicy", "value": "restricted"}]}));
+        Report {
+            zones: found.zones,
+            attributes: found.attributes,
+            policy: "RestrictedContainerLevel".to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_others_keep_there_is_carried_along() {
+        let before = fields(json!({"topologyPolicies": ["None"],
+            "attributes": [{"name": "topologyManagerScope", "value": "pod"},
+                {"name": "nodeTopologyPodsFingerprint", "value": "x"}, {"name": "cpu_core", "value": "0"},
+                {"name": "rack", "value": "7"}],
+            "zones": [
+                {"name": "node-0", "type": "Node", "parent": "socket-0",
+                    "costs": [{"name": "node-0", "value": 99}],
+                    "attributes": [{"name": "die", "value": "3"}],
+                    "resources": [amount("memory", "1Gi"), amount("kubernetes.io/batch-cpu", "500"),
+                        amount("ex.com/gone", "2"), amount("hugepages-2Mi", "4Mi"),
+                        amount("koordinator.sh/gpu-core", "100"), amount("cpu", "99")]},
+                {"name": "node-7", "type": "Node", "resources": [amount("kubernetes.io/batch-cpu", "5")]},
+                {"name": "socket-0", "type": "Socket", "resources": [amount("cpu", "8")]}]}));
+        let after = merged(&before, &report());
+        let expected = fields(json!({"topologyPolicies": ["RestrictedContainerLevel"],
+            "attributes": [{"name": "topologyManagerPolicy", "value": "restricted"},
+                {"name": "rack", "value": "7"}],
+            "zones": [
+                {"name": "node-0", "type": "Node", "parent": "socket-0",
+                    "costs": [{"name": "node-0", "value": 10}],
+                    "attributes": [{"name": "die", "value": "3"}],
+                    "resources": [amount("cpu", "4"), amount("ex.com/a", "1"),
+                        amount("koordinator.sh/gpu-core", "100"), amount("kubernetes.io/batch-cpu", "500")]},
+                {"name": "node-1", "type": "Node", "resources": [amount("cpu", "4")]},
+                {"name": "socket-0", "type": "Socket", "resources": [amount("cpu", "8")]}]}));
+        assert_eq!(after, expected);
+        // Once more, and nothing changes; nor with no more than what is carried along.
+        assert_eq!(merged(&after, &report()), after);
+        let mut zones = report().zones;
+        keep_foreign(&mut zones, &foreign(&before.zones));
+        assert_eq!(zones, after.zones);
+        assert!(foreign(&report().zones).is_empty());
+    }
+
+    #[test]
+    fn order_and_how_amounts_are_written_mean_nothing() {
+        let one = fields(json!({"zones": [
+            {"name": "node-0", "type": "Node", "resources": [amount("cpu", "4"), amount("memory", "1Gi")]},
+            {"name": "node-1", "type": "Node"}],
+            "attributes": [{"name": "a", "value": "1"}, {"name": "b", "value": "2"}]}));
+        let mut other = fields(json!({"zones": [
+            {"name": "node-1", "type": "Node"},
+            {"name": "node-0", "type": "Node",
+                "resources": [amount("memory", "1073741824"), amount("cpu", "4000m")]}],
+            "attributes": [{"name": "b", "value": "2"}, {"name": "a", "value": "1"}]}));
+        assert!(is_same(&one, &other));
+        other.zones[1].resources[1].available = "3".parse().unwrap();
+        assert!(!is_same(&one, &other));
+    }
+}

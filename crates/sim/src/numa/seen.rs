@@ -1,0 +1,40 @@
+//! What is kept of a NodeResourceTopology: what others have in it.
+
+use koord_api::topology::Zone;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_kube::Mirrored;
+use koord_model::export;
+
+/// What is kept of the object of one node.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) name: Box<str>,
+    uid: Option<Box<str>>,
+    version: Option<Box<str>>,
+    /// See [`export::foreign`].
+    pub(crate) foreign: Vec<Zone>,
+}
+
+impl Seen {
+    pub(crate) fn of(object: NodeResourceTopology) -> Self {
+        let meta = object.metadata;
+        Self {
+            name: meta.name.unwrap_or_default().into(),
+            uid: meta.uid.map(Box::from),
+            version: meta.resource_version.map(Box::from),
+            foreign: export::foreign(&object.spec.zones),
+        }
+    }
+}
+
+impl Mirrored for Seen {
+    fn names(&self) -> (&str, &str) {
+        ("", &self.name)
+    }
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.version.as_deref()
+    }
+}

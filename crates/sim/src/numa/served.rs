@@ -1,0 +1,232 @@
+//! What an exporter finds of a simulated node: its kubelet's PodResources service and files, and `/sys` as
+//! the kernel of such a machine would show it.
+
+use super::{Floor, Floors};
+use koord_model::alignment::{Policy, Scope};
+use koord_model::cpuset::CpuSet;
+use koord_model::export::{Machine, Share};
+use koord_model::numa::NumaMask;
+use koord_rpc::grpc::{self, MESSAGE_LIMIT};
+use koord_rpc::podresources as api;
+use koord_rpc::podresources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+/// Simulated nodes whose kubelets can be asked. Each has a directory of its name below `dir`, with what
+/// is in `/var/lib/kubelet` otherwise: `pod-resources/kubelet.sock`, `config.yaml` and
+/// `cpu_manager_state`; and `sys`. What they have given away is reported by whoever asks them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kubelets {
+    /// Where the directories are.
+    pub dir: PathBuf,
+    /// The nodes.
+    pub nodes: BTreeSet<String>,
+}
+
+impl Kubelets {
+    /// The directory of `node`'s kubelet, if it can be asked.
+    #[must_use]
+    pub fn dir_of(&self, node: &str) -> Option<PathBuf> {
+        self.nodes.contains(node).then(|| self.dir.join(node))
+    }
+
+    /// Where the kubelet whose directory is `dir` serves PodResources.
+    #[must_use]
+    pub fn socket(dir: &Path) -> PathBuf {
+        dir.join("pod-resources/kubelet.sock")
+    }
+}
+
+/// Starts to serve `node`, whose directory is `dir`, until `stop`.
+///
+/// # Errors
+/// When a file cannot be written, or nobody can listen there.
+pub(crate) fn serve(
+    floors: &Arc<Floors>,
+    node: &str,
+    dir: &Path,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let about = floors.ask(node, |floor| {
+        let settings = floor.kubelet.settings();
+        (floor.kubelet.exported(), settings.policy, settings.scope)
+    });
+    let Some((machine, policy, scope)) = about else {
+        return Ok(());
+    };
+    sysfs(&machine, &dir.join("sys/devices/system/node"))?;
+    fs::write(dir.join("config.yaml"), config(policy, scope))?;
+    state(floors, node, dir)?;
+    let listener = grpc::listen(&Kubelets::socket(dir))?;
+    let lister = Lister {
+        floors: floors.clone(),
+        node: node.to_owned(),
+    };
+    let service = PodResourcesListerServer::new(lister).max_encoding_message_size(MESSAGE_LIMIT);
+    let server = Server::builder()
+        .add_service(service)
+        .serve_with_incoming_shutdown(grpc::incoming(listener), stop);
+    let node = node.to_owned();
+    tokio::spawn(async move {
+        if let Err(error) = server.await {
+            tracing::warn!(node, %error, "simulated kubelet: PodResources is not served any more");
+        }
+    });
+    Ok(())
+}
+
+/// Writes which CPUs no pod has for itself, as the kubelet does whenever that changes.
+///
+/// # Errors
+/// When it cannot be written.
+pub(crate) fn state(floors: &Floors, node: &str, dir: &Path) -> io::Result<()> {
+    let shared = floors.ask(node, |floor| floor.kubelet.shared_cpus());
+    let Some(shared) = shared else { return Ok(()) };
+    let text = json!({"policyName": "static", "defaultCpuSet": shared.to_string()});
+    fs::create_dir_all(dir)?;
+    let fresh = dir.join(".cpu_manager_state");
+    fs::write(&fresh, text.to_string())?;
+    fs::rename(fresh, dir.join("cpu_manager_state"))
+}
+
+fn config(policy: Policy, scope: Scope) -> String {
+    let (policy, scope) = (policy.as_str(), scope.as_str());
+    format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+         cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n\
+         topologyManagerPolicy: {policy}\ntopologyManagerScope: {scope}\n"
+    )
+}
+
+/// The kernel's files of NUMA nodes.
+fn sysfs(machine: &Machine, dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    let online: CpuSet = machine.keys().map(|node| u32::from(*node)).collect();
+    fs::write(dir.join("online"), format!("{online}\n"))?;
+    for (number, node) in machine {
+        let dir = dir.join(format!("node{number}"));
+        fs::create_dir_all(&dir)?;
+        fs::write(dir.join("cpulist"), format!("{}\n", node.cpus))?;
+        let kib = node.memory.get("memory").copied().unwrap_or(0) >> 10;
+        let memory = format!("Node {number} MemTotal: {kib} kB\nNode {number} MemFree: {kib} kB\n");
+        fs::write(dir.join("meminfo"), memory)?;
+        let distances: Vec<String> = node.distances.values().map(u32::to_string).collect();
+        fs::write(dir.join("distance"), format!("{}\n", distances.join(" ")))?;
+    }
+    Ok(())
+}
+
+/// The PodResources service of one node's kubelet.
+struct Lister {
+    floors: Arc<Floors>,
+    node: String,
+}
+
+impl Lister {
+    fn ask<T>(&self, about: impl FnOnce(&Floor) -> T) -> Result<T, Status> {
+        let answer = self.floors.ask(&self.node, about);
+        answer.ok_or_else(|| Status::unavailable(format!("there is no kubelet of {}", self.node)))
+    }
+}
+
+#[tonic::async_trait]
+impl PodResourcesLister for Lister {
+    async fn list(
+        &self,
+        _: Request<api::ListPodResourcesRequest>,
+    ) -> Result<Response<api::ListPodResourcesResponse>, Status> {
+        let pod_resources =
+            self.ask(|floor| floor.pods.keys().map(|uid| pod(floor, uid)).collect())?;
+        Ok(Response::new(api::ListPodResourcesResponse {
+            pod_resources,
+        }))
+    }
+
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<api::AllocatableResourcesRequest>,
+    ) -> Result<Response<api::AllocatableResourcesResponse>, Status> {
+        let share = self.ask(|floor| floor.kubelet.allocatable())?;
+        Ok(Response::new(api::AllocatableResourcesResponse {
+            cpu_ids: cpu_ids(&share),
+            memory: memory(&share),
+            devices: devices(&share),
+        }))
+    }
+
+    async fn get(
+        &self,
+        request: Request<api::GetPodResourcesRequest>,
+    ) -> Result<Response<api::GetPodResourcesResponse>, Status> {
+        let wanted = request.into_inner();
+        let wanted = (wanted.pod_namespace, wanted.pod_name);
+        let found = self.ask(|floor| {
+            let mut pods = floor.pods.iter();
+            let uid = pods.find(|(_, name)| **name == wanted).map(|(uid, _)| uid);
+            uid.map(|uid| pod(floor, uid))
+        })?;
+        let (namespace, name) = wanted;
+        match found {
+            Some(pod) => Ok(Response::new(api::GetPodResourcesResponse {
+                pod_resources: Some(pod),
+            })),
+            None => Err(Status::not_found(format!(
+                "pod {name} in namespace {namespace} not found"
+            ))),
+        }
+    }
+}
+
+fn pod(floor: &Floor, uid: &str) -> api::PodResources {
+    let (namespace, name) = floor.pods.get(uid).cloned().unwrap_or_default();
+    let containers = floor.kubelet.listed(uid).into_iter();
+    let container = |(name, share): (String, Share)| api::ContainerResources {
+        name,
+        cpu_ids: cpu_ids(&share),
+        memory: memory(&share),
+        devices: devices(&share),
+        ..api::ContainerResources::default()
+    };
+    api::PodResources {
+        name,
+        namespace,
+        containers: containers.map(container).collect(),
+        ..api::PodResources::default()
+    }
+}
+
+fn cpu_ids(share: &Share) -> Vec<i64> {
+    share.cpus.iter().map(i64::from).collect()
+}
+
+fn memory(share: &Share) -> Vec<api::ContainerMemory> {
+    let block = |block: &koord_model::export::Block| api::ContainerMemory {
+        memory_type: block.kind.clone(),
+        size: block.size,
+        topology: near(block.nodes),
+    };
+    share.memory.iter().map(block).collect()
+}
+
+fn devices(share: &Share) -> Vec<api::ContainerDevices> {
+    let group = |group: &koord_model::export::Devices| api::ContainerDevices {
+        resource_name: group.resource.clone(),
+        device_ids: group.ids.clone(),
+        topology: near(group.nodes),
+    };
+    share.devices.iter().map(group).collect()
+}
+
+fn near(nodes: NumaMask) -> Option<api::TopologyInfo> {
+    let node = |id: u8| api::NumaNode { id: i64::from(id) };
+    let nodes: Vec<_> = nodes.ids().map(node).collect();
+    (!nodes.is_empty()).then_some(api::TopologyInfo { nodes })
+}
