@@ -1,7 +1,28 @@
-//! What an exporter finds on this node: its NUMA nodes in sysfs, and what the kubelet's PodResources
-//! service lists of them. [`koord_model::export`] makes zones of both.
+//! The exporter of this node: its NUMA nodes are in sysfs, the kubelet's PodResources service lists what
+//! of them pods can have and have, [`koord_model::export`] makes zones of both, and [`Exporter`] keeps a
+//! NodeResourceTopology that says so.
+//!
+//! ```text
+//! /sys ────────────► machine ─┐
+//! PodResources ────► list ────┼─► Report ──► merged with what others keep there ──► written if it differs
+//! configz or file ─► Config ──┘
+//! ```
+//!
+//! The community's is `nfd-topology-updater` of kubernetes-sigs/node-feature-discovery.
+
+pub mod args;
+mod config;
+mod events;
+mod owner;
+mod publish;
+mod run;
 
 mod lists;
+
+pub use config::ConfigSource;
+pub use owner::{FIELD_MANAGER, TakeOver};
+pub use publish::Published;
+pub use run::{Exporter, ExporterError, Metrics, Settings};
 
 use koord_host::procfs::MemInfo;
 use koord_host::{Root, numa, topology};
@@ -95,14 +116,15 @@ pub async fn list(machine: &Machine, socket: &Path) -> Result<Listed, ListError>
     let asked = kubelet.list(ListPodResourcesRequest {});
     let listed = answer(asked).await.map_err(failed("List"))?;
 
-    let mut problems = Vec::new();
+    let mut problems = lists::Problems::default();
     let allocatable = lists::allocatable(&allocatable, &mut problems);
     let containers = listed.pod_resources.iter().flat_map(|pod| &pod.containers);
     let taken: Vec<export::Share> = containers
         .map(|container| lists::taken(container, &mut problems))
         .collect();
     let mut zones = export::zones(machine, &allocatable, &taken);
-    zones.problems.extend(problems);
+    zones.problems.extend(problems.told);
+    zones.is_contradictory |= problems.is_contradictory;
     let pods = listed.pod_resources.iter();
     let prints = pods.map(|pod| fingerprint::pod(&pod.namespace, &pod.name));
     Ok(Listed {

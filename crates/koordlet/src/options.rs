@@ -3,6 +3,7 @@
 use crate::audit;
 use crate::devices;
 use crate::evictor;
+use crate::exporter;
 use crate::gates::Gates;
 use crate::node_topology;
 use crate::predict;
@@ -210,6 +211,8 @@ pub struct Options {
     /// How the NodeResourceTopology is reported; `None` reads the one that is there. Whether it is
     /// written is the gate `NodeTopologyReport`.
     pub topology: Option<node_topology::Reporting>,
+    /// Whether and how the node's NodeResourceTopology says what is free in each NUMA node.
+    pub exporter: Option<exporter::Settings>,
     /// Where to serve health, metrics and audit events; `None` serves nothing.
     pub address: Option<SocketAddr>,
     /// The audit log; hand in one to read along.
@@ -239,6 +242,7 @@ impl Default for Options {
             report: true,
             report_interval: None,
             topology: None,
+            exporter: None,
             address: None,
             audit: audit::Log::default(),
             evict: evictor::Config::default(),

@@ -4,6 +4,7 @@ use crate::agent::{Agent, AgentError, Now, Ticked};
 use crate::collect::table;
 use crate::devices::{self, Finder as DeviceFinder};
 use crate::evictor::{self, Done, Evictor, Outcome};
+use crate::exporter::{self, Exporter};
 use crate::gates::{Gate, Gates};
 use crate::http;
 use crate::metrics::Metrics;
@@ -167,6 +168,12 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         ctx.clock.clone(),
         ctx.shutdown.clone(),
     );
+    if let Some(exporter) = options.exporter.clone() {
+        let counts = exporter::Metrics::new(&ctx.metrics).map_err(|_| AgentError::Metrics)?;
+        let (root, recorder) = (root.clone(), recorder.clone());
+        let exporter = Exporter::new(exporter, root, client.clone(), recorder, counts);
+        tokio::spawn(exporter.run(ctx.shutdown.clone()));
+    }
     let parts = runtime::Parts {
         states: states.clone(),
         settings: options.settings.clone(),

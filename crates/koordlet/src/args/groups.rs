@@ -241,6 +241,13 @@ pub struct States {
     /// left a fingerprint of the pods.
     #[arg(long, default_value = "auto")]
     pub node_topology_mode: String,
+    /// Whether the NodeResourceTopology says what is free in each NUMA node, as the kubelet's PodResources
+    /// service lists it: instead of nfd-topology-updater, and never beside it.
+    #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
+    pub topology_exporter: bool,
+    /// Time between two looks at what the kubelet lists that no change asks for; 0 is never.
+    #[arg(long, default_value = "60s", value_parser = super::duration)]
+    pub topology_exporter_interval: Duration,
     /// Whether NodeMetric is reported.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_node_metric_report: bool,

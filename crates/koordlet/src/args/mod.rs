@@ -11,6 +11,7 @@ mod tests;
 use crate::audit;
 use crate::devices;
 use crate::evictor;
+use crate::exporter;
 use crate::gates::{Gate, GateError, Gates};
 use crate::node_topology;
 use crate::options::{Collectors, Kubelet, Options, PodSource, Settings, Thread};
@@ -20,6 +21,7 @@ use crate::states::slo::{SuppressMode, UnknownMode};
 use clap::Parser;
 use koord_app::flags;
 use koord_host::{CgroupPath, HostError, Root};
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::num::ParseIntError;
@@ -186,6 +188,7 @@ impl Args {
             report: self.states.enable_node_metric_report,
             report_interval: None,
             topology: self.topology()?,
+            exporter: self.exporter(),
             address: self.addr.0,
             audit,
             evict,
@@ -239,9 +242,25 @@ impl Args {
         })
     }
 
-    fn pods(&self) -> Result<PodSource, ArgsError> {
+    fn exporter(&self) -> Option<exporter::Settings> {
+        let dir = &self.system.var_lib_kubelet_dir;
+        self.states.topology_exporter.then(|| exporter::Settings {
+            node: self.node_name.clone(),
+            socket: dir.join("pod-resources/kubelet.sock"),
+            interval: self.states.topology_exporter_interval,
+            state_dir: Some(dir.clone()),
+            kubelet: exporter::ConfigSource::Node(self.kubelet()),
+            fingerprint: true,
+            exclude: BTreeSet::new(),
+            publish: true,
+            // What it has written itself, in another mode.
+            take_over: exporter::TakeOver::From("koordlet"),
+        })
+    }
+
+    fn kubelet(&self) -> Kubelet {
         let states = &self.states;
-        let kubelet = Kubelet {
+        Kubelet {
             url: Some(states.kubelet_url.clone()).filter(|url| !url.is_empty()),
             address_type: states.kubelet_preferred_address_type.clone(),
             insecure: states.kubelet_insecure_tls,
@@ -249,7 +268,11 @@ impl Args {
             interval: states.kubelet_sync_interval,
             timeout: states.kubelet_sync_timeout,
             query_config: !states.disable_query_kubelet_config,
-        };
+        }
+    }
+
+    fn pods(&self) -> Result<PodSource, ArgsError> {
+        let (states, kubelet) = (&self.states, self.kubelet());
         match states.pod_source.as_str() {
             "kubelet" => Ok(PodSource::Kubelet(kubelet)),
             "apiserver" => {

@@ -107,7 +107,7 @@ resource-force-update-seconds 60
 ";
 
 /// Flags of our own.
-const OURS: [&str; 14] = [
+const OURS: [&str; 16] = [
     "agent-mode",
     "be-pod-cpu-idle",
     "cpu-suppress-mode",
@@ -122,6 +122,8 @@ const OURS: [&str; 14] = [
     "pod-source",
     "restore-on-stop",
     "runtime-hooks-mode",
+    "topology-exporter",
+    "topology-exporter-interval",
 ];
 
 fn parse(flags: &[&str]) -> Args {

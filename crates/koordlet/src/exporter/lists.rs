@@ -9,20 +9,32 @@ use koord_rpc::podresources::{
     TopologyInfo,
 };
 
+/// What of the lists makes no sense.
+#[derive(Debug, Default)]
+pub(super) struct Problems {
+    pub(super) told: Vec<String>,
+    /// Whether what is free is not known for one of them.
+    pub(super) is_contradictory: bool,
+}
+
+impl Problems {
+    fn wrong(&mut self, problem: String) {
+        self.is_contradictory = true;
+        self.told.push(problem);
+    }
+}
+
 /// The resource of huge pages of so many bytes each: `hugepages-2Mi`.
 pub(super) fn huge_pages(size: u64) -> String {
     let size = Quantity::from_bytes(i64::try_from(size).unwrap_or(i64::MAX));
     format!("hugepages-{size}")
 }
 
-pub(super) fn allocatable(
-    answer: &AllocatableResourcesResponse,
-    problems: &mut Vec<String>,
-) -> Share {
+pub(super) fn allocatable(answer: &AllocatableResourcesResponse, problems: &mut Problems) -> Share {
     share(&answer.cpu_ids, &answer.memory, &answer.devices, problems)
 }
 
-pub(super) fn taken(container: &ContainerResources, problems: &mut Vec<String>) -> Share {
+pub(super) fn taken(container: &ContainerResources, problems: &mut Problems) -> Share {
     let container = (&container.cpu_ids, &container.memory, &container.devices);
     share(container.0, container.1, container.2, problems)
 }
@@ -31,42 +43,49 @@ fn share(
     cpus: &[i64],
     memory: &[ContainerMemory],
     devices: &[ContainerDevices],
-    problems: &mut Vec<String>,
+    problems: &mut Problems,
 ) -> Share {
     let mut all = Share::default();
     for id in cpus {
         match u32::try_from(*id) {
             Ok(id) if id <= CpuSet::MAX => all.cpus.insert(id),
-            _ => problems.push(format!("CPU {id} is listed, which no machine has")),
+            _ => problems.wrong(format!("CPU {id} is listed, which no machine has")),
         }
     }
     for block in memory {
+        let (nodes, strange) = mask(block.topology.as_ref(), &block.memory_type);
+        strange.into_iter().for_each(|it| problems.wrong(it));
         all.memory.push(Block {
             kind: block.memory_type.clone(),
             size: block.size,
-            nodes: mask(block.topology.as_ref(), &block.memory_type, problems),
+            nodes,
         });
     }
     for group in devices {
         let resource = &group.resource_name;
+        // Its plugin says so; nobody is given what is nowhere.
+        let (nodes, strange) = mask(group.topology.as_ref(), resource);
+        problems.told.extend(strange);
         all.devices.push(Devices {
             resource: resource.clone(),
             ids: group.device_ids.clone(),
-            nodes: mask(group.topology.as_ref(), resource, problems),
+            nodes,
         });
     }
     all
 }
 
-fn mask(topology: Option<&TopologyInfo>, of: &str, problems: &mut Vec<String>) -> NumaMask {
+/// The NUMA nodes, and what is said of those that there cannot be.
+fn mask(topology: Option<&TopologyInfo>, of: &str) -> (NumaMask, Vec<String>) {
     let nodes = topology.into_iter().flat_map(|topology| &topology.nodes);
+    let mut strange = Vec::new();
     let known = nodes.filter_map(|node| match u8::try_from(node.id) {
         Ok(id) if id < 64 => Some(id),
         _ => {
             let id = node.id;
-            problems.push(format!("{of} is listed in NUMA node {id}: not 0 to 63"));
+            strange.push(format!("{of} is listed in NUMA node {id}: not 0 to 63"));
             None
         }
     });
-    known.collect()
+    (known.collect(), strange)
 }

@@ -1,38 +1,47 @@
 //! A kubelet's lists, over its socket.
 
+mod published;
+
 use super::*;
 use koord_rpc::podresources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
 use koord_rpc::podresources::*;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 /// A kubelet that answers so.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Kubelet {
     allocatable: AllocatableResourcesResponse,
     pods: Vec<PodResources>,
 }
 
+/// A kubelet that a test changes.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Kubelet>>);
+
 #[tonic::async_trait]
-impl PodResourcesLister for Kubelet {
+impl PodResourcesLister for Shared {
     async fn list(
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        if self.pods.is_empty() {
+        let pods = self.0.lock().pods.clone();
+        if pods.is_empty() {
             return Err(Status::unavailable("starting"));
         }
         Ok(Response::new(ListPodResourcesResponse {
-            pod_resources: self.pods.clone(),
+            pod_resources: pods,
         }))
     }
     async fn get_allocatable_resources(
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
-        Ok(Response::new(self.allocatable.clone()))
+        Ok(Response::new(self.0.lock().allocatable.clone()))
     }
     async fn get(
         &self,
@@ -90,15 +99,23 @@ async fn ask(kubelet: Kubelet) -> Result<Listed, ListError> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("kubelet.sock");
     let stop = CancellationToken::new();
-    let listener = grpc::listen(&socket).unwrap();
-    let server = tonic::transport::Server::builder()
-        .add_service(PodResourcesListerServer::new(kubelet))
-        .serve_with_incoming_shutdown(grpc::incoming(listener), stop.clone().cancelled_owned());
-    let server = tokio::spawn(server);
+    let server = serve(Shared(Arc::new(Mutex::new(kubelet))), &socket, &stop);
     let found = list(&machine_of_two(), &socket).await;
     stop.cancel();
     server.await.unwrap().unwrap();
     found
+}
+
+fn serve(
+    kubelet: Shared,
+    socket: &Path,
+    stop: &CancellationToken,
+) -> tokio::task::JoinHandle<Result<(), tonic::transport::Error>> {
+    let listener = grpc::listen(socket).unwrap();
+    let server = tonic::transport::Server::builder()
+        .add_service(PodResourcesListerServer::new(kubelet))
+        .serve_with_incoming_shutdown(grpc::incoming(listener), stop.clone().cancelled_owned());
+    tokio::spawn(server)
 }
 
 #[tokio::test]
@@ -147,6 +164,7 @@ async fn zones_are_what_the_kubelet_lists() {
         ]
     );
     assert_eq!((found.pods, found.zones.problems.len()), (1, 0));
+    assert!(!found.zones.is_contradictory);
     // Of default/pod1, by an independent implementation.
     assert_eq!(found.fingerprint, "pfp0v001a5e1c50c557adb9d");
 }
@@ -168,6 +186,7 @@ async fn lists_that_make_no_sense_are_told_and_passed_over() {
     })
     .await
     .unwrap();
+    assert!(found.zones.is_contradictory);
     let free = |zone: usize| found.zones.zones[zone].resources[0].available.value();
     assert_eq!((free(0), free(1)), (4, 3));
     let mut problems = found.zones.problems.clone();

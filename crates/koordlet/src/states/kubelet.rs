@@ -9,5 +9,6 @@ mod split;
 mod tests;
 
 pub use client::KubeletError;
+pub(crate) use client::{TOKEN, url_of};
 pub use config::Config;
 pub(crate) use poll::Poll;

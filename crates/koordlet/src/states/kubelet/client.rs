@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tokio::time::{Instant, timeout};
 
 /// Where a pod finds its credentials.
-const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+pub(crate) const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
 /// The object that complaints about its answers are filed under.
 const OBJECT: &str = "kubelet";
@@ -283,7 +283,7 @@ impl Kubelet {
 }
 
 /// Where the kubelet of `node` listens.
-pub(super) fn url_of(options: &Options, node: &NodeInfo) -> Result<String, KubeletError> {
+pub(crate) fn url_of(options: &Options, node: &NodeInfo) -> Result<String, KubeletError> {
     let wanted = match options.address_type.as_str() {
         known @ ("Hostname" | "InternalDNS" | "ExternalDNS" | "ExternalIP") => known,
         _ => "InternalIP",

@@ -1,0 +1,239 @@
+//! The command line of `koord topology-exporter`, with the names and defaults of nfd-topology-updater.
+
+use super::{ConfigSource, SOCKET, Settings, TakeOver};
+use crate::options::Kubelet;
+use clap::ArgAction::Set;
+use clap::Parser;
+use koord_app::flags;
+use koord_host::root::Dirs;
+use koord_host::{HostError, Root};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Arguments of the exporter.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "koord-topology-exporter",
+    version,
+    about = "Says in a NodeResourceTopology what is free in each NUMA node of this machine"
+)]
+pub struct Args {
+    /// Name of this node
+    #[arg(long, env = "NODE_NAME", default_value = "")]
+    pub node_name: String,
+    /// Kubeconfig; the service account or $KUBECONFIG otherwise
+    #[arg(long, default_value = "")]
+    pub kubeconfig: String,
+    /// Port of health and metrics; 0 is none
+    #[arg(long, default_value_t = 8080)]
+    pub port: u16,
+    /// Time between two looks that nothing asks for, as a Go duration; 0 is never
+    #[arg(long, default_value = "60s", value_parser = duration)]
+    pub sleep_interval: Duration,
+    /// Socket of the kubelet's PodResources service
+    #[arg(long, default_value = SOCKET)]
+    pub podresources_socket: PathBuf,
+    /// The kubelet's directory, whose changes ask for a look; empty has none do so
+    #[arg(long, default_value = "/var/lib/kubelet")]
+    pub kubelet_state_dir: String,
+    /// The kubelet's configuration, as file:///path or https://host:port/configz; empty asks the kubelet
+    /// at the address that its Node names
+    #[arg(long, default_value = "")]
+    pub kubelet_config_uri: String,
+    /// File of a token that the kubelet accepts; the service account's otherwise
+    #[arg(long, default_value = "")]
+    pub api_auth_token_file: String,
+    /// Whether to say which pods were counted
+    #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
+    pub pods_fingerprint: bool,
+    /// Accepted as "*" only: who leaves pods out reports CPUs as free that are not
+    #[arg(long, default_value = "*")]
+    pub watch_namespace: String,
+    /// File with resources that are not reported: excludeList, by node name or *
+    #[arg(long, default_value = "")]
+    pub config: String,
+    /// Write nothing, log what is found
+    #[arg(long)]
+    pub no_publish: bool,
+    /// Look and write once
+    #[arg(long)]
+    pub oneshot: bool,
+    /// Write also where another exporter has written
+    #[arg(long)]
+    pub take_over: bool,
+    /// Root of sysfs
+    #[arg(long, default_value = "/sys/")]
+    pub sys_root_dir: PathBuf,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    flags::duration(text).map_err(|error| error.to_string())
+}
+
+/// A flag that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ArgsError {
+    /// A flag and what is wrong with its value.
+    #[error("--{flag}: {why}")]
+    Flag {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong with its value.
+        why: String,
+    },
+    /// The kernel's directories.
+    #[error(transparent)]
+    Host(#[from] HostError),
+}
+
+/// The file of `--config`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Exclusions {
+    #[serde(default)]
+    exclude_list: BTreeMap<String, Vec<String>>,
+}
+
+impl Args {
+    /// Checks everything, reads the file of `--config`, and makes settings of it.
+    ///
+    /// # Errors
+    /// Names the flag and its value.
+    pub fn settings(&self) -> Result<(Settings, Root), ArgsError> {
+        let wrong = |flag, why: String| ArgsError::Flag { flag, why };
+        if self.node_name.is_empty() {
+            let why = "is empty, and so is $NODE_NAME".to_owned();
+            return Err(wrong("node-name", why));
+        }
+        if self.watch_namespace != "*" {
+            let why = format!("{:?} is not \"*\": all pods count", self.watch_namespace);
+            return Err(wrong("watch-namespace", why));
+        }
+        let given = |path: &str| Some(PathBuf::from(path)).filter(|_| !path.is_empty());
+        if self.sleep_interval.is_zero() && given(&self.kubelet_state_dir).is_none() {
+            let why = "is 0, and without --kubelet-state-dir nothing would ever ask for a look";
+            return Err(wrong("sleep-interval", why.to_owned()));
+        }
+        let token = given(&self.api_auth_token_file);
+        let kubelet = match self.kubelet_config_uri.as_str() {
+            "" => ConfigSource::Node(Kubelet::default()),
+            uri => {
+                ConfigSource::parse(uri, token).map_err(|why| wrong("kubelet-config-uri", why))?
+            }
+        };
+        let exclude = match given(&self.config) {
+            None => BTreeSet::new(),
+            Some(path) => {
+                let failed = |why: String| wrong("config", format!("{}: {why}", path.display()));
+                let text = std::fs::read_to_string(&path).map_err(|e| failed(e.to_string()))?;
+                excluded(&text, &self.node_name).map_err(failed)?
+            }
+        };
+        let root = Root::with_dirs(Dirs {
+            sys: self.sys_root_dir.clone(),
+            ..Dirs::below(Path::new("/"))
+        })?;
+        let settings = Settings {
+            node: self.node_name.clone(),
+            socket: self.podresources_socket.clone(),
+            interval: self.sleep_interval,
+            state_dir: given(&self.kubelet_state_dir),
+            kubelet,
+            fingerprint: self.pods_fingerprint,
+            exclude,
+            publish: !self.no_publish,
+            take_over: match self.take_over {
+                true => TakeOver::Always,
+                false => TakeOver::Never,
+            },
+        };
+        Ok((settings, root))
+    }
+}
+
+/// The resources that are not reported of `node`.
+fn excluded(text: &str, node: &str) -> Result<BTreeSet<String>, String> {
+    let read: Exclusions = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    let mine = read.exclude_list.into_iter();
+    let mine = mine.filter(|(name, _)| name == "*" || name == node);
+    Ok(mine.flat_map(|(_, resources)| resources).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(line: &[&str]) -> Result<Settings, String> {
+        let node =
+            (!line.iter().any(|flag| flag.starts_with("--node-name"))).then_some("--node-name=n");
+        let argv = ["koord-topology-exporter"].into_iter().chain(node);
+        let argv = argv.chain(line.iter().copied()).map(Into::into);
+        let parsed = flags::parse::<Args>(argv).map_err(|error| error.to_string())?;
+        let settings = parsed.args.settings().map_err(|error| error.to_string())?;
+        Ok(settings.0)
+    }
+
+    #[test]
+    fn defaults_are_upstreams() {
+        let found = settings(&[]).unwrap();
+        assert_eq!(found.interval, Duration::from_secs(60));
+        assert!(found.fingerprint && found.publish && found.take_over == TakeOver::Never);
+        assert_eq!(
+            found.socket,
+            Path::new("/var/lib/kubelet/pod-resources/kubelet.sock")
+        );
+        assert_eq!(
+            found.state_dir.as_deref(),
+            Some(Path::new("/var/lib/kubelet"))
+        );
+        assert_eq!(found.kubelet, ConfigSource::Node(Kubelet::default()));
+    }
+
+    #[test]
+    fn upstreams_flags_with_one_dash_are_understood() {
+        let found = settings(&[
+            "-sleep-interval=3s",
+            "-kubelet-state-dir=",
+            "-no-publish",
+            "-pods-fingerprint=false",
+            "-kubelet-config-uri=file:///k.yaml",
+            "-watch-namespace=*",
+        ])
+        .unwrap();
+        assert_eq!(found.interval, Duration::from_secs(3));
+        assert!(!found.fingerprint && !found.publish && found.state_dir.is_none());
+        assert_eq!(found.kubelet, ConfigSource::File("/k.yaml".into()));
+    }
+
+    #[test]
+    fn what_cannot_be_is_named() {
+        for (line, part) in [
+            (&["--node-name="][..], "--node-name: is empty"),
+            (&["--watch-namespace=a"], "--watch-namespace: \"a\""),
+            (
+                &["--sleep-interval=0", "--kubelet-state-dir="],
+                "--sleep-interval: is 0",
+            ),
+            (&["--sleep-interval=soon"], "soon"),
+            (&["--kubelet-config-uri=x"], "--kubelet-config-uri: \"x\""),
+            (&["--config=/nonexistent"], "--config: /nonexistent"),
+        ] {
+            let error = settings(line).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn resources_are_left_out_by_node() {
+        let text = "excludeList:\n  '*': [memory]\n  n: [ex.com/a]\n  m: [cpu]\n";
+        let found: Vec<String> = excluded(text, "n").unwrap().into_iter().collect();
+        assert_eq!(found, ["ex.com/a", "memory"]);
+        assert!(excluded("{}", "n").unwrap().is_empty());
+        for (text, part) in [("excludeLst: {}", "excludeLst"), ("excludeList: 3", "3")] {
+            let error = excluded(text, "n").unwrap_err();
+            assert!(error.contains(part) || error.contains("line"), "{error}");
+        }
+    }
+}

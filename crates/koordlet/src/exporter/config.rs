@@ -1,0 +1,215 @@
+//! How the kubelet aligns: its configuration, from itself or from its file.
+
+use crate::options::Kubelet;
+use crate::states::NodeInfo;
+use crate::states::kubelet::{Config, TOKEN, url_of};
+use k8s_openapi::api::core::v1::Node;
+use koord_kube::{Api, Client, endpoint};
+use koord_model::alignment::{Policy, Scope};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long an answer of the kubelet may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where a kubelet's configuration is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConfigSource {
+    /// A KubeletConfiguration, as YAML or JSON.
+    File(PathBuf),
+    /// The kubelet answers, at the address that its Node names.
+    Node(Kubelet),
+    /// The kubelet answers.
+    Kubelet {
+        /// Scheme, host and port.
+        server: String,
+        /// Such as `/configz`.
+        path: String,
+        /// The file of a token that it accepts.
+        token: Option<PathBuf>,
+    },
+}
+
+impl ConfigSource {
+    /// Reads `file:///path` or `https://host:10250/configz`.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn parse(text: &str, token: Option<PathBuf>) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("file://") {
+            let path = Path::new(path);
+            return match path.is_absolute() {
+                true => Ok(Self::File(path.to_owned())),
+                false => Err(format!("{text:?} is no absolute path, as file:///path")),
+            };
+        }
+        let wrong = || format!("{text:?} is neither file:///path nor https://host:port/configz");
+        let uri: http::Uri = text.parse().map_err(|_| wrong())?;
+        match (uri.scheme_str(), uri.authority()) {
+            (Some(scheme @ ("https" | "http")), Some(authority)) => Ok(Self::Kubelet {
+                server: format!("{scheme}://{authority}"),
+                path: uri.path().to_owned(),
+                token,
+            }),
+            _ => Err(wrong()),
+        }
+    }
+
+    /// Policy and scope of the kubelet's topology manager.
+    ///
+    /// # Errors
+    /// When it cannot be read, or says something that no kubelet does.
+    pub async fn read(&self, api: &Client, node: &str) -> Result<(Policy, Scope), String> {
+        match self {
+            Self::Node(kubelet) => {
+                let api: Api<Node> = Api::all(api.clone());
+                let found = api.get(node).await;
+                let found = found.map_err(|error| format!("Node {node}: {error}"))?;
+                let server = url_of(kubelet, &NodeInfo::of(&found)).map_err(|e| e.to_string())?;
+                let token = Some(Path::new(TOKEN)).filter(|path| path.exists());
+                configz(&server, "/configz", token).await
+            }
+            Self::File(path) => {
+                let named = |why: String| format!("{}: {why}", path.display());
+                let text = tokio::fs::read_to_string(path).await;
+                let text = text.map_err(|error| named(error.to_string()))?;
+                let value: Value = serde_saphyr::from_str(&text)
+                    .map_err(|error| named(format!("no KubeletConfiguration: {error}")))?;
+                if value.get("kind").and_then(Value::as_str) != Some("KubeletConfiguration") {
+                    return Err(named("kind is not KubeletConfiguration".to_owned()));
+                }
+                alignment(&json!({ "kubeletconfig": value }).to_string()).map_err(named)
+            }
+            Self::Kubelet {
+                server,
+                path,
+                token,
+            } => configz(server, path, token.as_deref()).await,
+        }
+    }
+}
+
+/// Asks the kubelet.
+async fn configz(
+    server: &str,
+    path: &str,
+    token: Option<&Path>,
+) -> Result<(Policy, Scope), String> {
+    let named = |why: String| format!("{server}{path}: {why}");
+    let client = endpoint::connect(server, token, PATIENCE);
+    let client = client.map_err(|error| named(error.to_string()))?;
+    let request = http::Request::get(path).body(Vec::new());
+    let request = request.map_err(|error| named(error.to_string()))?;
+    let asked = tokio::time::timeout(PATIENCE, client.request_text(request)).await;
+    let text = match asked {
+        Ok(answer) => answer.map_err(|error| named(error.to_string()))?,
+        Err(_) => return Err(named(format!("no answer within {PATIENCE:?}"))),
+    };
+    alignment(&text).map_err(named)
+}
+
+/// What an answer of `/configz` says. Without a word the policy is none and the scope container.
+fn alignment(answer: &str) -> Result<(Policy, Scope), String> {
+    let (config, malformed) = Config::read(answer).map_err(|error| error.to_string())?;
+    // A field that cannot be read is not one that is not there.
+    let mut ours = malformed
+        .iter()
+        .filter(|it| it.field.contains(".topologyManager"));
+    if let Some(field) = ours.next() {
+        let (name, value, why) = (&field.field, &field.value, &field.error);
+        return Err(format!("{name}: {value}: {why}"));
+    }
+    let policy = match config.topology_policy.as_str() {
+        "" => Policy::None,
+        text => text
+            .parse()
+            .map_err(|error| format!("topologyManagerPolicy: {error}"))?,
+    };
+    let scope = match config.topology_scope.as_str() {
+        "" => Scope::Container,
+        text => text
+            .parse()
+            .map_err(|error| format!("topologyManagerScope: {error}"))?,
+    };
+    Ok((policy, scope))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An API server that is not asked.
+    fn nobody() -> Client {
+        let refused = |_: http::Request<koord_kube::client::Body>| async {
+            Err::<http::Response<koord_kube::client::Body>, _>(std::io::Error::other("not asked"))
+        };
+        koord_kube::client::in_process(tower::service_fn(refused))
+    }
+
+    #[test]
+    fn both_kinds_of_source_are_understood() {
+        let token = Some(PathBuf::from("/t"));
+        assert_eq!(
+            ConfigSource::parse("https://n1:10250/configz", token.clone()),
+            Ok(ConfigSource::Kubelet {
+                server: "https://n1:10250".to_owned(),
+                path: "/configz".to_owned(),
+                token
+            })
+        );
+        assert_eq!(
+            ConfigSource::parse("file:///var/lib/kubelet/config.yaml", None),
+            Ok(ConfigSource::File("/var/lib/kubelet/config.yaml".into()))
+        );
+        for text in [
+            "",
+            "file://config",
+            "n1:10250",
+            "ftp://n1/configz",
+            "/configz",
+        ] {
+            let error = ConfigSource::parse(text, None).unwrap_err();
+            assert!(error.contains(&format!("{text:?}")), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_says_how_the_kubelet_aligns() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.yaml");
+        let read = async |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            ConfigSource::File(path.clone()).read(&nobody(), "n").await
+        };
+        let kind = "kind: KubeletConfiguration\n";
+        assert_eq!(read(kind).await, Ok((Policy::None, Scope::Container)));
+        let text = "topologyManagerPolicy: single-numa-node\ntopologyManagerScope: pod\n";
+        assert_eq!(
+            read(&format!("{kind}{text}")).await,
+            Ok((Policy::SingleNumaNode, Scope::Pod))
+        );
+        for (text, part) in [
+            ("kind: Pod", "kind is not KubeletConfiguration"),
+            ("- 1", "kind is not"),
+            ("{", "no KubeletConfiguration"),
+            (
+                "kind: KubeletConfiguration\ntopologyManagerPolicy: strict",
+                "topologyManagerPolicy: \"strict\"",
+            ),
+            (
+                "kind: KubeletConfiguration\ntopologyManagerScope: {a: 1}",
+                "topologyManagerScope",
+            ),
+        ] {
+            let error = read(text).await.unwrap_err();
+            assert!(
+                error.contains(part) && error.contains("config.yaml"),
+                "{error}"
+            );
+        }
+        let missing = ConfigSource::File("/nonexistent/config.yaml".into());
+        let error = missing.read(&nobody(), "n").await.unwrap_err();
+        assert!(error.contains("/nonexistent"), "{error}");
+    }
+}

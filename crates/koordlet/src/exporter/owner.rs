@@ -1,0 +1,123 @@
+//! Whose the zones of a NodeResourceTopology are: two exporters of one node would write over each other
+//! for ever.
+
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+
+/// Who writes as an exporter, as the API server remembers it.
+pub const FIELD_MANAGER: &str = "koord-topology-exporter";
+
+/// Who puts resources into zones that others made: koord-manager, ours and upstream's.
+const GUESTS: [&str; 2] = ["koordinator-manager", "koord-manager"];
+
+/// What an exporter writes.
+const FIELDS: [&str; 3] = ["f:zones", "f:attributes", "f:topologyPolicies"];
+
+/// Where an exporter writes though somebody else has written there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TakeOver {
+    /// Nowhere.
+    #[default]
+    Never,
+    /// Where who calls himself so has written.
+    From(&'static str),
+    /// Everywhere.
+    Always,
+}
+
+/// Who else has written zones, attributes or policies of `object`, if somebody has and there are some,
+/// and is not taken over from.
+pub(super) fn other(object: &NodeResourceTopology, take_over: TakeOver) -> Option<String> {
+    if take_over == TakeOver::Always {
+        return None;
+    }
+    let fields = &object.spec;
+    if fields.zones.is_empty() && fields.attributes.is_empty() {
+        return None;
+    }
+    let entries = object.metadata.managed_fields.iter().flatten();
+    let mut writers = entries.filter(|entry| {
+        let owned = entry.fields_v1.as_ref().map(|fields| &fields.0);
+        owned.is_some_and(|owned| FIELDS.iter().any(|field| owned.get(field).is_some()))
+    });
+    let other = writers.find_map(|entry| {
+        let name = entry.manager.as_deref().unwrap_or_default();
+        let partner = matches!(take_over, TakeOver::From(partner) if partner == name);
+        let known = partner || name == FIELD_MANAGER || GUESTS.contains(&name);
+        (!known).then(|| name.to_owned())
+    });
+    other.map(|name| match name.is_empty() {
+        true => "somebody without a name".to_owned(),
+        false => format!("{name:?}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn object(zones: Value, managers: &[(&str, Value)]) -> NodeResourceTopology {
+        let entry = |(manager, fields): &(&str, Value)| {
+            json!({"manager": manager, "operation": "Update", "fieldsType": "FieldsV1",
+                "fieldsV1": fields})
+        };
+        serde_json::from_value(json!({
+            "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+            "metadata": {"name": "n",
+                "managedFields": managers.iter().map(entry).collect::<Vec<_>>()},
+            "zones": zones}))
+        .unwrap()
+    }
+
+    #[test]
+    fn an_exporter_of_somebody_else_is_found() {
+        let zones = json!([{"name": "node-0", "type": "Node"}]);
+        let nfd = "node-feature-discovery-topology-updater";
+        let annotations = json!({"f:metadata": {"f:annotations": {}}});
+        for (managers, expected) in [
+            (vec![], None),
+            (vec![(FIELD_MANAGER, json!({"f:zones": {}}))], None),
+            (vec![("koordlet", annotations.clone())], None),
+            (vec![("koordinator-manager", json!({"f:zones": {}}))], None),
+            (
+                vec![(nfd, json!({"f:zones": {}}))],
+                Some(format!("{nfd:?}")),
+            ),
+            // The manager wrote zones last, and NFD is there all the same.
+            (
+                vec![
+                    ("koord-manager", json!({"f:zones": {}})),
+                    (nfd, json!({"f:attributes": {}})),
+                ],
+                Some(format!("{nfd:?}")),
+            ),
+            (
+                vec![("", json!({"f:topologyPolicies": {}}))],
+                Some("somebody without a name".to_owned()),
+            ),
+        ] {
+            let object = object(zones.clone(), &managers);
+            assert_eq!(other(&object, TakeOver::Never), expected, "{managers:?}");
+        }
+        // Who made an object without any has no zones.
+        let empty = object(json!([]), &[("koordlet", json!({"f:zones": {}}))]);
+        assert_eq!(other(&empty, TakeOver::Never), None);
+    }
+
+    #[test]
+    fn others_are_taken_over_from_where_that_is_asked_for() {
+        let zones = json!([{"name": "node-0", "type": "Node"}]);
+        let fields = json!({"f:zones": {}});
+        let koordlet = object(zones.clone(), &[("koordlet", fields.clone())]);
+        let both = object(zones, &[("koordlet", fields.clone()), ("nfd", fields)]);
+        for (take_over, expected) in [
+            (TakeOver::Never, [Some("koordlet"), Some("koordlet")]),
+            (TakeOver::From("koordlet"), [None, Some("nfd")]),
+            (TakeOver::Always, [None, None]),
+        ] {
+            let found = [&koordlet, &both].map(|object| other(object, take_over));
+            let expected = expected.map(|name| name.map(|name| format!("{name:?}")));
+            assert_eq!(found, expected, "{take_over:?}");
+        }
+    }
+}

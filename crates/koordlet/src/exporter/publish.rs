@@ -1,0 +1,127 @@
+//! Writing what was found into the node's NodeResourceTopology.
+
+use super::owner::{self, FIELD_MANAGER, TakeOver};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use koord_api::topology::v1alpha2::{NodeResourceTopology, NodeResourceTopologyFields};
+use koord_kube::api::{Patch, PatchParams, PostParams};
+use koord_kube::kube_core::Resource as _;
+use koord_kube::{Api, Client, patch};
+use koord_model::export::{Report, is_same, merged};
+use serde_json::json;
+
+/// What became of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Published {
+    /// That is what the object says already.
+    Unchanged,
+    /// Written.
+    Written,
+}
+
+/// Why a report is not in the object.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PublishError {
+    /// Waiting does not help.
+    #[error(
+        "NodeResourceTopology {node} is written by {other}: two exporters would write over each \
+         other. Stop one of them; --take-over has this one write, and so has deleting the object"
+    )]
+    Taken { node: String, other: String },
+    #[error(
+        "the API server does not serve NodeResourceTopology as v1alpha2: the definition is not \
+         installed, or old"
+    )]
+    NotServed,
+    #[error("Node {node}: {source}")]
+    Node {
+        node: String,
+        source: Box<koord_kube::Error>,
+    },
+    #[error("NodeResourceTopology {node}: {source}")]
+    Object {
+        node: String,
+        source: Box<koord_kube::Error>,
+    },
+}
+
+impl PublishError {
+    /// Whether somebody else was faster.
+    pub(super) fn is_conflict(&self) -> bool {
+        matches!(self, Self::Object { source, .. } if patch::is_conflict(source))
+    }
+
+    /// Whether it is worth trying again before something changes: another exporter's object changes
+    /// when that stops, or is deleted.
+    pub(super) fn is_passing(&self) -> bool {
+        !matches!(self, Self::Taken { .. })
+    }
+}
+
+/// Writes `report` about `node`, if the object says something else. What others keep in it stays.
+pub(super) async fn publish(
+    client: &Client,
+    node: &str,
+    report: &Report,
+    take_over: TakeOver,
+) -> Result<Published, PublishError> {
+    let api: Api<NodeResourceTopology> = Api::all(client.clone());
+    let failed = |source: koord_kube::Error| PublishError::Object {
+        node: node.to_owned(),
+        source: Box::new(source),
+    };
+    let Some(before) = api.get_opt(node).await.map_err(failed)? else {
+        let mut object = NodeResourceTopology {
+            spec: merged(&NodeResourceTopologyFields::default(), report),
+            ..NodeResourceTopology::default()
+        };
+        object.metadata.name = Some(node.to_owned());
+        object.metadata.owner_references = Some(vec![owner_of(client, node).await?]);
+        let params = PostParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        let made = api.create(&params, &object).await;
+        return match made {
+            Err(error) if patch::is_not_found(&error) => Err(PublishError::NotServed),
+            made => made.map(|_| Published::Written).map_err(failed),
+        };
+    };
+    let after = merged(&before.spec, report);
+    if is_same(&before.spec, &after) {
+        return Ok(Published::Unchanged);
+    }
+    if let Some(other) = owner::other(&before, take_over) {
+        let node = node.to_owned();
+        return Err(PublishError::Taken { node, other });
+    }
+    // Lists are written as a whole: not over what somebody wrote meanwhile.
+    let change = json!({
+        "metadata": {"resourceVersion": before.metadata.resource_version},
+        "topologyPolicies": after.topology_policies,
+        "attributes": after.attributes,
+        "zones": after.zones,
+    });
+    let params = PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    let written = api.patch(node, &params, &Patch::Merge(&change)).await;
+    written.map(|_| Published::Written).map_err(failed)
+}
+
+/// The report goes when the node goes. It does not hold the node back: that takes another right.
+async fn owner_of(client: &Client, node: &str) -> Result<OwnerReference, PublishError> {
+    let api: Api<Node> = Api::all(client.clone());
+    let found = api.get(node).await.map_err(|source| PublishError::Node {
+        node: node.to_owned(),
+        source: Box::new(source),
+    })?;
+    Ok(OwnerReference {
+        api_version: Node::api_version(&()).into_owned(),
+        kind: Node::kind(&()).into_owned(),
+        name: node.to_owned(),
+        uid: found.metadata.uid.unwrap_or_default(),
+        ..OwnerReference::default()
+    })
+}

@@ -1,0 +1,375 @@
+//! The exporter's loop.
+
+use super::events::Events;
+use super::owner::TakeOver;
+use super::publish::{self, PublishError, Published};
+use super::{ConfigSource, list, machine};
+use k8s_openapi::api::core::v1::ObjectReference;
+use koord_api::topology::AttributeInfo;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_app::metrics::register;
+use koord_host::{Root, numa};
+use koord_kube::events::{Recorder, Severity};
+use koord_kube::{Client, Informer, ObjectKey, Scope, Store};
+use koord_model::alignment::{Policy, Scope as Alignment};
+use koord_model::export::{self, Report};
+use parking_lot::Mutex;
+use prometheus::{IntCounterVec, Opts, Registry};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+/// From a change to the look at it: the kubelet writes several files for one pod.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Between two looks that changes ask for.
+const GAP: Duration = Duration::from_secs(1);
+/// The longest time until what could not be written is tried again; the first is [`GAP`].
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// What an exporter is told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The node's name.
+    pub node: String,
+    /// The socket of the kubelet's PodResources service.
+    pub socket: PathBuf,
+    /// Between two looks that nothing asks for; zero is never.
+    pub interval: Duration,
+    /// The kubelet's directory, whose changes ask for a look; `None` has none do so.
+    pub state_dir: Option<PathBuf>,
+    /// How the kubelet aligns.
+    pub kubelet: ConfigSource,
+    /// Whether it is said which pods were counted.
+    pub fingerprint: bool,
+    /// Resources that are not reported.
+    pub exclude: BTreeSet<String>,
+    /// Whether anything is written; else it is logged.
+    pub publish: bool,
+    /// Whether it writes where another exporter has written.
+    pub take_over: TakeOver,
+}
+
+/// Why nothing was written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{step}: {why}")]
+pub struct ExporterError {
+    step: &'static str,
+    why: String,
+}
+
+/// What an exporter counts.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    scans: IntCounterVec,
+    writes: IntCounterVec,
+}
+
+impl Metrics {
+    /// Registers them.
+    ///
+    /// # Errors
+    /// When metrics of these names are registered.
+    pub fn new(registry: &Registry) -> prometheus::Result<Self> {
+        let counter = |name: &str, help: &str| {
+            let vector = IntCounterVec::new(Opts::new(name, help), &["result"])?;
+            register(registry, vector)
+        };
+        Ok(Self {
+            scans: counter(
+                "koord_topology_exporter_scans_total",
+                "Looks at the machine and the kubelet's lists, by result.",
+            )?,
+            writes: counter(
+                "koord_topology_exporter_writes_total",
+                "Writes of the node's NodeResourceTopology, by result.",
+            )?,
+        })
+    }
+}
+
+/// What goes wrong, by what was tried.
+#[derive(Debug, Default)]
+struct Troubles(BTreeMap<&'static str, String>);
+
+/// An exporter of one node.
+pub struct Exporter {
+    settings: Settings,
+    root: Root,
+    client: Client,
+    recorder: Recorder,
+    metrics: Metrics,
+    troubles: Arc<Mutex<Troubles>>,
+    /// The kubelet's policy and scope, once it was told.
+    alignment: Option<(Policy, Alignment)>,
+    /// What the last look found; `None` if it did not succeed.
+    report: Option<Report>,
+}
+
+impl std::fmt::Debug for Exporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Exporter")
+            .field("settings", &self.settings)
+            .field("troubles", &self.troubles)
+            .finish_non_exhaustive()
+    }
+}
+
+const CONFIGURATION: &str = "kubelet's configuration";
+const MACHINE: &str = "NUMA nodes";
+const LISTS: &str = "PodResources";
+const WRITE: &str = "publication";
+
+impl Exporter {
+    /// An exporter that has not looked yet. What stops it from writing becomes an event of the node.
+    #[must_use]
+    pub fn new(
+        settings: Settings,
+        root: Root,
+        client: Client,
+        recorder: Recorder,
+        metrics: Metrics,
+    ) -> Self {
+        let troubles = Troubles(BTreeMap::from([(LISTS, "not asked yet".to_owned())]));
+        Self {
+            settings,
+            root,
+            client,
+            recorder,
+            metrics,
+            troubles: Arc::new(Mutex::new(troubles)),
+            alignment: None,
+            report: None,
+        }
+    }
+
+    /// Whether what was found last is what the API server has; `Err` says why not.
+    pub fn health(&self) -> impl Fn() -> Result<(), String> + Send + Sync + 'static {
+        let troubles = self.troubles.clone();
+        move || match troubles.lock().0.first_key_value() {
+            Some((step, why)) => Err(format!("{step}: {why}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Looks and writes once.
+    ///
+    /// # Errors
+    /// Why nothing was written.
+    pub async fn once(mut self) -> Result<Published, ExporterError> {
+        self.configure().await;
+        self.scan().await;
+        let published = self.publish(None).await;
+        let troubles = std::mem::take(&mut *self.troubles.lock()).0;
+        match (troubles.into_iter().next(), published) {
+            (Some((step, why)), _) => Err(ExporterError { step, why }),
+            (None, published) => Ok(published.unwrap_or(Published::Unchanged)),
+        }
+    }
+
+    /// Looks whenever the interval is over or the kubelet's files change, and writes what differs from
+    /// the object, also when somebody else changed or deleted that. Ends with `stop`.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mine = Scope {
+            fields: Some(format!("metadata.name={}", self.settings.node)),
+            ..Scope::default()
+        };
+        let mut object =
+            Informer::<NodeResourceTopology>::start(self.client.clone(), mine, stop.clone());
+        let mut events = Events::new(self.settings.state_dir.as_deref());
+        let mut tick = Instant::now();
+        let (mut look, mut write) = (None, None);
+        let mut last = None;
+        let mut pause = GAP;
+        loop {
+            let ticks = !self.settings.interval.is_zero() || last.is_none();
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = sleep_until(tick), if ticks => {
+                    tick = Instant::now() + self.settings.interval;
+                    events.extend();
+                    if self.alignment.is_some() {
+                        self.configure().await;
+                    }
+                    look = Some(Instant::now());
+                }
+                () = events.changed() => look = Some(look.unwrap_or_else(|| soon(last))),
+                change = object.changes.recv() => match change {
+                    Some(_) => write = Some(write.unwrap_or_else(|| soon(last))),
+                    None => return,
+                },
+                () = sleep_until(look.unwrap_or(tick)), if look.is_some() => {
+                    look = None;
+                    last = Some(Instant::now());
+                    if self.alignment.is_none() {
+                        self.configure().await;
+                    }
+                    self.scan().await;
+                    write = last;
+                }
+                () = sleep_until(write.unwrap_or(tick)), if write.is_some() => {
+                    last = Some(Instant::now());
+                    write = match self.publish(Some(&object.store)).await {
+                        Ok(_) => {
+                            pause = GAP;
+                            None
+                        }
+                        Err(false) => None,
+                        Err(true) => {
+                            let again = Instant::now() + pause;
+                            pause = (pause * 2).min(LONGEST);
+                            Some(again)
+                        }
+                    };
+                }
+            }
+        }
+    }
+
+    /// Tells what stands in the way of a step, once, and once that it does not any more.
+    fn told(&self, step: &'static str, outcome: Result<(), String>) {
+        let mut troubles = self.troubles.lock();
+        match outcome {
+            Ok(()) => {
+                if let Some(was) = troubles.0.remove(step) {
+                    tracing::info!(step, was, "topology exporter: this works now");
+                }
+            }
+            Err(why) => {
+                if troubles.0.insert(step, why.clone()).as_ref() == Some(&why) {
+                    return;
+                }
+                drop(troubles);
+                tracing::warn!(step, why, "topology exporter: nothing is published");
+                let node = ObjectReference {
+                    api_version: Some("v1".to_owned()),
+                    kind: Some("Node".to_owned()),
+                    name: Some(self.settings.node.clone()),
+                    uid: Some(self.settings.node.clone()),
+                    ..ObjectReference::default()
+                };
+                let message = format!("{step}: {why}");
+                self.recorder
+                    .event(node, Severity::Warning, "TopologyNotPublished", message);
+            }
+        }
+    }
+
+    /// Asks how the kubelet aligns. What it said before stands until it says something else.
+    async fn configure(&mut self) {
+        let (source, node) = (&self.settings.kubelet, &self.settings.node);
+        match source.read(&self.client, node).await {
+            Ok(alignment) => {
+                self.alignment = Some(alignment);
+                self.told(CONFIGURATION, Ok(()));
+            }
+            Err(error) if self.alignment.is_some() => {
+                tracing::debug!(error, "the kubelet's configuration is not told anew");
+            }
+            Err(error) => self.told(CONFIGURATION, Err(error)),
+        }
+    }
+
+    /// Looks at the machine and at the kubelet's lists.
+    async fn scan(&mut self) {
+        let found = self.look().await;
+        let result = if found.is_ok() { "ok" } else { "error" };
+        self.metrics.scans.with_label_values(&[result]).inc();
+        self.report = found.ok();
+    }
+
+    async fn look(&self) -> Result<Report, ()> {
+        let wrong = |step, why: String| self.told(step, Err(why));
+        let machine =
+            machine(&self.root).and_then(|nodes| Ok((nodes, numa::cpu_types(&self.root)?)));
+        let (machine, types) = machine.map_err(|error| wrong(MACHINE, error.to_string()))?;
+        self.told(MACHINE, Ok(()));
+        let listed = list(&machine, &self.settings.socket).await;
+        let listed = listed.map_err(|error| wrong(LISTS, error.to_string()))?;
+        let problems = listed.zones.problems.join("; ");
+        if listed.zones.is_contradictory {
+            let why = format!("the lists contradict each other: {problems}");
+            self.told(LISTS, Err(why));
+            return Err(());
+        }
+        if !problems.is_empty() {
+            tracing::debug!(problems, "passed over in the kubelet's lists");
+        }
+        self.told(LISTS, Ok(()));
+        // Said already.
+        let (policy, scope) = self.alignment.ok_or(())?;
+        let fingerprint = Some(listed.fingerprint).filter(|_| self.settings.fingerprint);
+        let mut attributes = export::attributes(policy, scope, fingerprint);
+        attributes.extend(types.into_iter().map(|(name, cpus)| AttributeInfo {
+            name: format!("cpu_{name}"),
+            value: cpus.to_string(),
+        }));
+        let mut zones = listed.zones.zones;
+        for zone in &mut zones {
+            let exclude = &self.settings.exclude;
+            zone.resources
+                .retain(|resource| !exclude.contains(&resource.name));
+        }
+        Ok(Report {
+            zones,
+            attributes,
+            policy: export::policy_name(policy, scope).to_owned(),
+        })
+    }
+
+    /// Writes what was found, unless the object in `known` says so. `Err(true)` if it is worth trying
+    /// again soon.
+    async fn publish(
+        &self,
+        known: Option<&Store<NodeResourceTopology>>,
+    ) -> Result<Published, bool> {
+        let Some(report) = &self.report else {
+            return Err(false);
+        };
+        let node = &self.settings.node;
+        let known = known.and_then(|store| store.get(&ObjectKey::new("", node.as_str())));
+        let is_there = |object: Arc<NodeResourceTopology>| {
+            export::is_same(&object.spec, &export::merged(&object.spec, report))
+        };
+        if known.is_some_and(is_there) {
+            self.told(WRITE, Ok(()));
+            return Ok(Published::Unchanged);
+        }
+        if !self.settings.publish {
+            tracing::info!(zones = ?report.zones, attributes = ?report.attributes, "found, not written");
+            return Ok(Published::Unchanged);
+        }
+        let published = publish::publish(&self.client, node, report, self.settings.take_over).await;
+        let result = match &published {
+            Ok(Published::Unchanged) => return self.settled(Published::Unchanged),
+            Ok(Published::Written) => "ok",
+            Err(PublishError::Taken { .. }) => "refused",
+            Err(_) => "error",
+        };
+        self.metrics.writes.with_label_values(&[result]).inc();
+        match published {
+            Ok(published) => self.settled(published),
+            Err(error) => {
+                let again = error.is_passing();
+                // Somebody else wrote meanwhile: nothing to tell.
+                if !error.is_conflict() {
+                    self.told(WRITE, Err(error.to_string()));
+                }
+                Err(again)
+            }
+        }
+    }
+
+    fn settled(&self, published: Published) -> Result<Published, bool> {
+        self.told(WRITE, Ok(()));
+        Ok(published)
+    }
+}
+
+/// When a change is looked at.
+fn soon(last: Option<Instant>) -> Instant {
+    let settled = Instant::now() + SETTLE;
+    last.map_or(settled, |last| settled.max(last + GAP))
+}

@@ -1,0 +1,535 @@
+//! What an exporter makes of the node's NodeResourceTopology, in the embedded API server and with the
+//! rights of the manifests.
+
+use super::*;
+use k8s_openapi::api::core::v1::Event;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_apiserver::authz::User;
+use koord_apiserver::{ApiServer, Config};
+use koord_app::Clock;
+use koord_kube::api::{
+    ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+};
+use koord_kube::events::Recorder;
+use koord_kube::{Api, Client, Informer, Scope};
+use prometheus::Registry;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+const NODE: &str = "n1";
+
+/// A machine, a kubelet and an API server.
+struct World {
+    client: Client,
+    limited: Client,
+    refused: Arc<Mutex<BTreeSet<String>>>,
+    used: Arc<Mutex<BTreeSet<String>>>,
+    dir: tempfile::TempDir,
+    kubelet: Shared,
+    registry: Registry,
+    stop: CancellationToken,
+    _server: Arc<ApiServer>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if !std::thread::panicking() {
+            let refused = std::mem::take(&mut *self.refused.lock());
+            assert_eq!(refused, BTreeSet::new(), "asked for, and no rule allows it");
+        }
+    }
+}
+
+/// The objects of the manifests.
+fn manifests() -> Vec<Value> {
+    let file = "../../deploy/topology-exporter/rbac.yaml";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let text = std::fs::read_to_string(path).unwrap();
+    let documents = text.split("\n---\n");
+    documents
+        .map(|text| serde_saphyr::from_str(text).unwrap())
+        .collect()
+}
+
+impl World {
+    async fn new() -> Self {
+        Self::with(koord_api::crd_values()).await
+    }
+
+    async fn with(definitions: Vec<Value>) -> Self {
+        let clock = Clock::system();
+        let server = ApiServer::open(Config::memory(clock)).await.unwrap();
+        server.install_crds(definitions).await.unwrap();
+        let client = koord_kube::client::in_process(server.service());
+        let (refused, used) = (Arc::<Mutex<BTreeSet<String>>>::default(), Arc::default());
+        let (to, ok): (_, Arc<Mutex<BTreeSet<String>>>) = (refused.clone(), Arc::clone(&used));
+        let user = User::service_account("koordinator-system", "koord-topology-exporter");
+        let service = server.service_as(user, move |right, allowed| {
+            let list = if allowed { &ok } else { &to };
+            list.lock().insert(right.to_owned());
+        });
+        let limited = koord_kube::client::in_process(service);
+        create(
+            &client,
+            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}),
+        )
+        .await;
+        for object in manifests() {
+            if object["kind"] != "ServiceAccount" {
+                create(&client, object).await;
+            }
+        }
+        let world = Self {
+            client,
+            limited,
+            refused,
+            used,
+            dir: tempfile::tempdir().unwrap(),
+            kubelet: Shared::default(),
+            registry: Registry::new(),
+            stop: CancellationToken::new(),
+            _server: server,
+        };
+        for (node, cpus, distance) in [(0, "0-3", "10 21"), (1, "4-7", "21 10")] {
+            let dir = format!("sys/devices/system/node/node{node}");
+            world.put(&format!("{dir}/cpulist"), cpus);
+            let memory = format!("Node {node} MemTotal: 8388608 kB\nNode {node} MemFree: 1 kB\n");
+            world.put(&format!("{dir}/meminfo"), &memory);
+            world.put(&format!("{dir}/distance"), distance);
+        }
+        world.put("sys/devices/system/node/online", "0-1\n");
+        world.put(
+            "kubelet/config.yaml",
+            "kind: KubeletConfiguration\ntopologyManagerPolicy: single-numa-node\n",
+        );
+        world.give(&[("pod1", &[1, 2])]);
+        // As long as the world.
+        drop(serve(
+            world.kubelet.clone(),
+            &world.path("kubelet.sock"),
+            &world.stop,
+        ));
+        world
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.dir.path().join(path)
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        let path = self.path(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    /// Pods with these CPUs, and only those.
+    fn give(&self, pods: &[(&str, &[i64])]) {
+        let pods = pods.iter().map(|(name, cpus)| {
+            let container = ContainerResources {
+                cpu_ids: cpus.to_vec(),
+                ..ContainerResources::default()
+            };
+            pod(name, container)
+        });
+        *self.kubelet.0.lock() = Kubelet {
+            allocatable: AllocatableResourcesResponse {
+                cpu_ids: (0..8).collect(),
+                memory: vec![memory(8 * GI, &[0]), memory(8 * GI, &[1])],
+                ..AllocatableResourcesResponse::default()
+            },
+            pods: pods.collect(),
+        };
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            node: NODE.to_owned(),
+            socket: self.path("kubelet.sock"),
+            interval: Duration::from_secs(3600),
+            state_dir: Some(self.path("kubelet")),
+            kubelet: ConfigSource::File(self.path("kubelet/config.yaml")),
+            fingerprint: true,
+            exclude: BTreeSet::new(),
+            publish: true,
+            take_over: TakeOver::Never,
+        }
+    }
+
+    fn exporter(&self, settings: Settings) -> Exporter {
+        let root = Root::below(self.dir.path()).unwrap();
+        let metrics = Metrics::new(&self.registry);
+        let metrics = metrics.unwrap_or_else(|_| Metrics::new(&Registry::new()).unwrap());
+        let (client, stop) = (self.limited.clone(), self.stop.clone());
+        let recorder = Recorder::start(client.clone(), "test", NODE, Clock::system(), stop);
+        Exporter::new(settings, root, client, recorder, metrics)
+    }
+
+    /// Looks and writes once.
+    async fn once(&self) -> Result<Published, String> {
+        let exporter = self.exporter(self.settings());
+        exporter.once().await.map_err(|error| error.to_string())
+    }
+
+    fn api(&self) -> Api<NodeResourceTopology> {
+        Api::all(self.client.clone())
+    }
+
+    async fn object(&self) -> NodeResourceTopology {
+        self.api().get(NODE).await.unwrap()
+    }
+
+    /// Does something, and waits until it was looked at.
+    async fn looked(&self, cause: impl Fn(), result: &str) {
+        let scans = "koord_topology_exporter_scans_total";
+        let before = self.counted(scans, result);
+        cause();
+        let look = async {
+            while self.counted(scans, result) == before {
+                tokio::task::yield_now().await;
+            }
+        };
+        let looked = tokio::time::timeout(Duration::from_secs(60), look).await;
+        assert!(looked.is_ok(), "nobody looked");
+    }
+
+    fn counted(&self, name: &str, result: &str) -> u64 {
+        let families = self.registry.gather();
+        let family = families.iter().find(|family| family.name() == name);
+        let metrics = family.into_iter().flat_map(|family| family.get_metric());
+        let mut of_result = metrics.filter(|it| it.get_label()[0].value() == result);
+        let count = of_result
+            .next()
+            .map_or(0.0, |it| it.get_counter().get_value());
+        format!("{count}").parse().unwrap()
+    }
+}
+
+async fn create(client: &Client, object: Value) {
+    let object: DynamicObject = serde_json::from_value(object).unwrap();
+    let types = object.types.clone().unwrap();
+    let (group, version) = types
+        .api_version
+        .split_once('/')
+        .unwrap_or(("", &types.api_version));
+    let kind = koord_kube::api::GroupVersionKind::gvk(group, version, &types.kind);
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+    api.create(&PostParams::default(), &object).await.unwrap();
+}
+
+#[test]
+fn the_manifests_flags_are_flags() {
+    let file = "../../deploy/topology-exporter/daemonset.yaml";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let text = std::fs::read_to_string(path).unwrap();
+    let object: Value = serde_saphyr::from_str(&text).unwrap();
+    let flags = &object["spec"]["template"]["spec"]["containers"][0]["args"];
+    let flags: Vec<String> = serde_json::from_value(flags.clone()).unwrap();
+    let argv = ["koord", "--node-name=n"].map(str::to_owned).into_iter();
+    let argv = argv.chain(flags).map(Into::into);
+    let args = koord_app::flags::parse::<args::Args>(argv).unwrap().args;
+    let (settings, _) = args.settings().unwrap();
+    let dir = Path::new("/host-var-lib-kubelet");
+    assert_eq!(settings.state_dir.as_deref(), Some(dir));
+    assert_eq!(
+        settings.kubelet,
+        ConfigSource::File(dir.join("config.yaml"))
+    );
+}
+
+/// What is free of CPUs in each zone.
+fn free(object: &NodeResourceTopology) -> Vec<i64> {
+    let zones = object.spec.zones.iter();
+    let cpus = zones.filter_map(|zone| zone.resources.iter().find(|it| it.name == "cpu"));
+    cpus.map(|cpus| cpus.available.value()).collect()
+}
+
+fn attribute<'a>(object: &'a NodeResourceTopology, name: &str) -> Option<&'a str> {
+    let mut all = object.spec.attributes.iter();
+    let found = all.find(|it| it.name == name)?;
+    Some(&found.value)
+}
+
+#[tokio::test]
+async fn what_is_found_is_written_once() {
+    let world = World::new().await;
+    assert_eq!(world.once().await, Ok(Published::Written));
+    let object = world.object().await;
+    assert_eq!(free(&object), [2, 4]);
+    assert_eq!(
+        object.spec.topology_policies,
+        ["SingleNUMANodeContainerLevel"]
+    );
+    for (name, value) in [
+        ("topologyManagerPolicy", "single-numa-node"),
+        ("topologyManagerScope", "container"),
+        // Of default/pod1, by an independent implementation.
+        ("nodeTopologyPodsFingerprint", "pfp0v001a5e1c50c557adb9d"),
+        ("nodeTopologyPodsFingerprintMethod", "all"),
+    ] {
+        assert_eq!(attribute(&object, name), Some(value));
+    }
+    let zone = serde_json::to_value(&object.spec.zones[1]).unwrap();
+    assert_eq!(
+        zone,
+        json!({"name": "node-1", "type": "Node",
+            "costs": [{"name": "node-0", "value": 21}, {"name": "node-1", "value": 10}],
+            "resources": [
+                {"name": "cpu", "capacity": "4", "allocatable": "4", "available": "4"},
+                {"name": "memory", "capacity": "8Gi", "allocatable": "8Gi", "available": "8Gi"}]})
+    );
+    let owner = &object.metadata.owner_references.as_ref().unwrap()[0];
+    assert_eq!((&*owner.kind, &*owner.name), ("Node", NODE));
+    assert_eq!(world.once().await, Ok(Published::Unchanged));
+    let again = world.object().await.metadata.resource_version;
+    assert_eq!(again, object.metadata.resource_version);
+
+    world.give(&[("pod1", &[1, 2]), ("pod2", &[4])]);
+    assert_eq!(world.once().await, Ok(Published::Written));
+    assert_eq!(free(&world.object().await), [2, 3]);
+}
+
+#[tokio::test]
+async fn what_others_keep_there_stays() {
+    let world = World::new().await;
+    world.once().await.unwrap();
+    let mut zones = serde_json::to_value(world.object().await.spec.zones).unwrap();
+    let batch = json!({"name": "kubernetes.io/batch-cpu", "capacity": "500", "allocatable": "500",
+        "available": "500"});
+    zones[0]["resources"]
+        .as_array_mut()
+        .unwrap()
+        .push(batch.clone());
+    let manager = PatchParams {
+        field_manager: Some("koordinator-manager".to_owned()),
+        ..PatchParams::default()
+    };
+    let notes = json!({"metadata": {"annotations": {"node.koordinator.sh/cpu-topology": "{}"}}});
+    let api = world.api();
+    for change in [json!({ "zones": zones }), notes] {
+        api.patch(NODE, &manager, &Patch::Merge(&change))
+            .await
+            .unwrap();
+    }
+    world.give(&[("pod1", &[1, 2, 3])]);
+    assert_eq!(world.once().await, Ok(Published::Written));
+    let object = world.object().await;
+    assert_eq!(free(&object), [1, 4]);
+    let resources = serde_json::to_value(&object.spec.zones[0].resources).unwrap();
+    assert_eq!(resources[1], batch);
+    let notes = object.metadata.annotations.unwrap();
+    assert_eq!(notes["node.koordinator.sh/cpu-topology"], "{}");
+}
+
+/// As nfd-topology-updater writes it.
+#[tokio::test]
+async fn another_exporter_is_not_written_over() {
+    let world = World::new().await;
+    let nfd = PatchParams::apply("node-feature-discovery-topology-updater").force();
+    let object = json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": {"name": NODE},
+        "attributes": [{"name": "topologyManagerPolicy", "value": "none"}],
+        "zones": [{"name": "node-0", "type": "Node"}]});
+    let api = world.api();
+    api.patch(NODE, &nfd, &Patch::Apply(&object)).await.unwrap();
+    let before = world.object().await;
+    let error = world.once().await.unwrap_err();
+    assert!(
+        error.contains("NodeResourceTopology n1 is written by")
+            && error.contains("node-feature-discovery-topology-updater"),
+        "{error}"
+    );
+    assert_eq!(world.object().await, before);
+    let asked = Settings {
+        take_over: TakeOver::Always,
+        ..world.settings()
+    };
+    let written = world.exporter(asked).once().await.unwrap();
+    assert_eq!(written, Published::Written);
+    assert_eq!(free(&world.object().await), [2, 4]);
+}
+
+#[tokio::test]
+async fn nothing_is_written_of_what_makes_no_sense() {
+    let world = World::new().await;
+    world.once().await.unwrap();
+    let before = world.object().await;
+    let refused = async |part: &str| {
+        let error = world.once().await.unwrap_err();
+        assert!(error.contains(part), "{error}");
+        assert_eq!(world.object().await, before, "{part}");
+    };
+    world.give(&[("pod1", &[1, 2]), ("pod2", &[2])]);
+    refused("PodResources: the lists contradict each other: two containers have CPUs 2").await;
+    world.give(&[("pod1", &[9])]);
+    refused("a container has CPUs 9, which are not allocatable").await;
+    world.kubelet.0.lock().pods.clear();
+    refused("PodResources: List at").await;
+    world.give(&[("pod2", &[3])]);
+    let config = "kubelet/config.yaml";
+    world.put(
+        config,
+        "kind: KubeletConfiguration\ntopologyManagerPolicy: strict\n",
+    );
+    refused("topologyManagerPolicy: \"strict\"").await;
+    world.put(
+        config,
+        "kind: KubeletConfiguration\ntopologyManagerPolicy: [1]\n",
+    );
+    refused("topologyManagerPolicy").await;
+    world.put(config, "kind: KubeletConfiguration\n");
+    world.put("sys/devices/system/node/node1/distance", "21 far\n");
+    refused("NUMA nodes: ").await;
+    refused("node1/distance").await;
+    world.put("sys/devices/system/node/node1/distance", "21 10\n");
+    assert_eq!(world.once().await, Ok(Published::Written));
+    assert_eq!(free(&world.object().await), [3, 4]);
+}
+
+#[tokio::test]
+async fn a_cluster_without_the_definition_is_told() {
+    let world = World::with(Vec::new()).await;
+    let error = world.once().await.unwrap_err();
+    assert!(
+        error.contains("does not serve NodeResourceTopology as v1alpha2"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn what_is_left_out_and_what_is_not_to_be_written() {
+    let world = World::new().await;
+    let dry = Settings {
+        publish: false,
+        ..world.settings()
+    };
+    world.exporter(dry).once().await.unwrap();
+    assert!(world.api().get_opt(NODE).await.unwrap().is_none());
+    let less = Settings {
+        exclude: BTreeSet::from(["memory".to_owned()]),
+        fingerprint: false,
+        ..world.settings()
+    };
+    world.exporter(less).once().await.unwrap();
+    let object = world.object().await;
+    assert_eq!(object.spec.zones[0].resources.len(), 1);
+    assert_eq!(attribute(&object, "nodeTopologyPodsFingerprint"), None);
+}
+
+/// The hour between two looks does not pass: all of this is asked for.
+#[tokio::test]
+async fn changes_are_looked_at_and_a_deleted_report_comes_back() {
+    let world = World::new().await;
+    std::fs::create_dir_all(world.path("kubelet/device-plugins")).unwrap();
+    let exporter = world.exporter(world.settings());
+    let health = exporter.health();
+    assert!(health().unwrap_err().contains("not asked yet"));
+    let running = tokio::spawn(exporter.run(world.stop.clone()));
+    let mut objects = Informer::<NodeResourceTopology>::start(
+        world.client.clone(),
+        Scope::default(),
+        world.stop.clone(),
+    );
+    let mut until = async |what: &str, want: [i64; 2]| {
+        let wait = async {
+            loop {
+                let found = objects.store.list();
+                if let Some(found) = found.iter().find(|object| free(object) == want) {
+                    return found.metadata.uid.clone();
+                }
+                assert!(objects.changes.recv().await.is_some());
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(60), wait).await;
+        waited.unwrap_or_else(|_| panic!("{what}: {:?}", objects.store.list()))
+    };
+    until("the first look", [2, 4]).await;
+    let places = [
+        "cpu_manager_state",
+        "memory_manager_state",
+        "device-plugins/kubelet_internal_checkpoint",
+    ];
+    for (at, place) in places.into_iter().enumerate() {
+        let used: Vec<i64> = (4..5 + i64::try_from(at).unwrap()).collect();
+        world.give(&[("pod1", &[1, 2]), ("pod2", &used)]);
+        // As the kubelet does it.
+        world.put(&format!("kubelet/{place}.new"), "{}");
+        std::fs::rename(
+            world.path(&format!("kubelet/{place}.new")),
+            world.path(&format!("kubelet/{place}")),
+        )
+        .unwrap();
+        until(place, [2, 4 - i64::try_from(used.len()).unwrap()]).await;
+    }
+    health().unwrap();
+    let writes = "koord_topology_exporter_writes_total";
+    assert_eq!(world.counted(writes, "ok"), 4);
+
+    // Looked at again, with nothing new: nothing is written.
+    world
+        .looked(|| world.put("kubelet/cpu_manager_state", "{}"), "ok")
+        .await;
+    assert_eq!(world.counted(writes, "ok"), 4);
+
+    let first = world.object().await.metadata.uid;
+    world
+        .api()
+        .delete(NODE, &DeleteParams::default())
+        .await
+        .unwrap();
+    while world.counted(writes, "ok") == 4 {
+        tokio::task::yield_now().await;
+    }
+    let second = world.object().await;
+    assert_eq!(free(&second), [2, 1]);
+    assert_ne!(second.metadata.uid, first);
+
+    // What makes no sense is told once.
+    world.give(&[("pod1", &[1, 2]), ("pod2", &[2])]);
+    for _ in 0..2 {
+        world
+            .looked(|| world.put("kubelet/cpu_manager_state", "{}"), "error")
+            .await;
+    }
+    assert!(health().unwrap_err().contains("two containers have CPUs 2"));
+    assert_eq!(world.object().await, second);
+    let events: Api<Event> = Api::all(world.client.clone());
+    let told = loop {
+        let found = events.list(&ListParams::default()).await.unwrap().items;
+        let found: Vec<Event> = found
+            .into_iter()
+            .filter(|event| {
+                event
+                    .message
+                    .as_ref()
+                    .is_some_and(|it| it.contains("CPUs 2"))
+            })
+            .collect();
+        if !found.is_empty() {
+            break found;
+        }
+        tokio::task::yield_now().await;
+    };
+    let told: Vec<_> = told
+        .iter()
+        .map(|event| (event.reason.as_deref(), event.count))
+        .collect();
+    assert_eq!(told, [(Some("TopologyNotPublished"), Some(1))]);
+    world.stop.cancel();
+    running.await.unwrap();
+    // All that the manifests give is used.
+    let given: BTreeSet<String> = [
+        "create events",
+        "create noderesourcetopologies.topology.node.k8s.io",
+        "get noderesourcetopologies.topology.node.k8s.io",
+        "get nodes",
+        "list noderesourcetopologies.topology.node.k8s.io",
+        "patch noderesourcetopologies.topology.node.k8s.io",
+        "watch noderesourcetopologies.topology.node.k8s.io",
+    ]
+    .map(str::to_owned)
+    .into();
+    assert_eq!(*world.used.lock(), given);
+}
