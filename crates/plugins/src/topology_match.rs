@@ -14,7 +14,7 @@ mod tests;
 
 use crate::topologies::{self, SeenTopology, TOPOLOGIES};
 use args::{Args, Books, ForeignPods, OverReserve, ResyncScope, Settings};
-use desk::Desk;
+use desk::{Desk, is_counted};
 use jiff::{SignedDuration, Timestamp};
 use koord_api::topology::zone_name;
 use koord_model::alignment::{self, Ask, Policy, Unfit};
@@ -94,7 +94,7 @@ impl TopologyMatch {
 
     /// Whether what is known of the node is not enough to decide.
     fn is_unknown(&self, desk: &Desk) -> bool {
-        desk.doubtful || !desk.binding.is_empty()
+        desk.is_doubtful() || !desk.binding.is_empty()
     }
 
     /// What is missing in every zone as this cycle is to see it.
@@ -171,27 +171,24 @@ impl TopologyMatch {
                 desk.hold(&pod.uid, &pod.requests, view.now);
             }
         } else {
-            self.doubt(&name, pod, how, view);
+            if self.matters(&name, pod, how, view) {
+                self.desk_mut(&name).await_foreign(&pod.uid, view.now);
+            }
         }
         self.look_later(how, view);
     }
 
-    /// A pod of another scheduler came to the node, or left it.
-    fn doubt(&mut self, name: &Arc<str>, pod: &PodInfo, how: OverReserve, view: View<'_>) {
-        let desk = self.desk_mut(name);
-        let Some(report) = desk.report() else {
-            return;
+    /// Whether that the pod of another scheduler came to the node, or left it, makes its report doubtful.
+    fn matters(&self, name: &str, pod: &PodInfo, how: OverReserve, view: View<'_>) -> bool {
+        let Some(report) = self.desks.get(name).and_then(Desk::report) else {
+            return false;
         };
-        let matters = match how.foreign {
+        match how.foreign {
             ForeignPods::None => false,
             ForeignPods::All => true,
             ForeignPods::OnlyExclusiveResources => {
                 Print::of(pod, view.resources).is_exclusive(|id| report.lists(id))
             }
-        };
-        if matters {
-            desk.doubtful = true;
-            desk.since.get_or_insert(view.now);
         }
     }
 
@@ -208,7 +205,7 @@ impl TopologyMatch {
             else {
                 continue;
             };
-            if desk.resync(node, view, &how) {
+            if desk.resync(node, view, &how, |since| later(since, how) <= view.now) {
                 fx.touched.push(node);
                 fx.activate.extend(self.refused.drain());
             }
@@ -220,6 +217,13 @@ impl TopologyMatch {
         self.look = None;
         let mut dirty = false;
         for (name, desk) in &mut self.desks {
+            for since in desk.awaited() {
+                // One that never starts does not keep the node for ever.
+                match later(since, how) > view.now {
+                    true => dirty = true,
+                    false => drop(self.unchecked.insert(name.clone())),
+                }
+            }
             let Some(since) = desk.since.filter(|_| !desk.told) else {
                 continue;
             };
@@ -474,12 +478,21 @@ impl Bookkeeping for TopologyMatch {
     }
     fn on_updated(
         &mut self,
-        _old: &Arc<PodInfo>,
+        old: &Arc<PodInfo>,
         new: &Arc<PodInfo>,
         node: NodeIndex,
         view: View<'_>,
         fx: &mut Effects,
     ) {
+        if let Some(how) = self.over_reserve()
+            && !self.own.contains(new.scheduler_name())
+            && is_counted(new, how.informer)
+            && !is_counted(old, how.informer)
+        {
+            // However long it took to start: from now on a report counts it.
+            self.came(new, node, view);
+            fx.touched.push(node);
+        }
         if new.node.is_some() && self.settings.books == Books::Discard {
             self.bound(&new.uid, view.nodes.name(node), view, fx);
         }
@@ -497,8 +510,8 @@ impl Bookkeeping for TopologyMatch {
             Books::Discard => self.bound(&pod.uid, &name, view, fx),
             Books::OverReserve(how) => {
                 self.desk_mut(&name).let_go(&pod.uid);
-                if !self.own.contains(pod.scheduler_name()) {
-                    self.doubt(&name, pod, how, view);
+                if !self.own.contains(pod.scheduler_name()) && self.matters(&name, pod, how, view) {
+                    self.desk_mut(&name).foreign_left(&pod.uid, view.now);
                 }
                 self.unchecked.insert(name);
                 self.look_later(how, view);

@@ -35,8 +35,10 @@ pub(super) struct Desk {
     held: FxHashMap<Arc<str>, Amounts>,
     /// Their sum.
     sum: Amounts,
-    /// Pods of other schedulers came or went, and no report has counted that.
-    pub(super) doubtful: bool,
+    /// Pods of other schedulers left, and no report has counted that.
+    left: bool,
+    /// Pods of other schedulers that no report has counted, by uid, and since when.
+    foreign: FxHashMap<Arc<str>, Timestamp>,
     /// Pods that are about to be bound, where these keep others away.
     pub(super) binding: FxHashSet<Arc<str>>,
     /// Pods that have ended and are still there, by uid.
@@ -87,7 +89,30 @@ impl Desk {
 
     /// Whether the believed report may not be all there is to know.
     pub(super) fn is_dirty(&self) -> bool {
-        self.doubtful || !self.held.is_empty()
+        self.is_doubtful() || !self.held.is_empty()
+    }
+
+    /// Whether pods of other schedulers came or went, and no report has counted that.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.left || !self.foreign.is_empty()
+    }
+
+    /// A pod of another scheduler came, or starts.
+    pub(super) fn await_foreign(&mut self, uid: &Arc<str>, now: Timestamp) {
+        self.foreign.insert(uid.clone(), now);
+        self.since.get_or_insert(now);
+    }
+
+    /// A pod of another scheduler left.
+    pub(super) fn foreign_left(&mut self, uid: &str, now: Timestamp) {
+        self.foreign.remove(uid);
+        self.left = true;
+        self.since.get_or_insert(now);
+    }
+
+    /// Since when each of the pods of other schedulers is waited for.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = Timestamp> {
+        self.foreign.values().copied()
     }
 
     /// Counts a pod until a report has. `false` where nobody reports.
@@ -135,7 +160,8 @@ impl Desk {
         if self.report.is_none() {
             self.held.clear();
             self.sum = Amounts::new();
-            self.doubtful = false;
+            self.left = false;
+            self.foreign.clear();
         }
         self.settle();
         changed
@@ -186,8 +212,16 @@ impl Desk {
     }
 
     /// Compares the newest report with the pods on the node. If it has counted them, and no others, it
-    /// is believed, and none of them is held any longer. Whether that changed anything.
-    pub(super) fn resync(&mut self, node: NodeIndex, view: View<'_>, how: &OverReserve) -> bool {
+    /// is believed, and none of them is held any longer. Pods of other schedulers that are not counted
+    /// yet stay in doubt unless `too_long`: a report from before they came agrees, too, until they run.
+    /// Whether that changed anything.
+    pub(super) fn resync(
+        &mut self,
+        node: NodeIndex,
+        view: View<'_>,
+        how: &OverReserve,
+        too_long: impl Fn(Timestamp) -> bool,
+    ) -> bool {
         let Some(newest) = self.newest.clone().filter(|_| self.is_dirty()) else {
             return false;
         };
@@ -204,14 +238,15 @@ impl Desk {
         for needs in self.held.values() {
             self.sum.add_all(needs);
         }
-        self.doubtful = false;
+        let was_doubtful = std::mem::take(&mut self.left) || !self.foreign.is_empty();
+        (self.foreign).retain(|uid, since| !known.uids.contains(uid) && !too_long(*since));
         (self.since, self.told) = (None, false);
-        if !self.held.is_empty() {
+        if self.is_dirty() {
             self.since = Some(view.now);
         }
         self.report = Some(newest.clone());
         self.config = newest.config;
-        true
+        !(was_doubtful && self.is_doubtful())
     }
 
     /// Why nothing is believed any more, for people.
@@ -234,7 +269,7 @@ impl Desk {
                 )
             }
         };
-        let effect = if self.doubtful {
+        let effect = if self.is_doubtful() {
             "the node takes no pod that must be aligned".to_owned()
         } else {
             format!(
@@ -265,7 +300,7 @@ impl Desk {
             "available": serde_json::Value::Object(zones.collect()),
             "missingInEach": amounts(&self.sum),
             "uncountedPods": self.held.len(),
-            "foreignPodsUncounted": self.doubtful,
+            "foreignPodsUncounted": self.is_doubtful(),
             "binding": self.binding.len(),
             "fingerprint": self.newest.as_ref().and_then(|report| report.fingerprint.clone()),
             "since": self.since.map(|since| since.to_string()),
@@ -282,7 +317,8 @@ fn is_exclusive(report: &Report, method: ResyncMethod) -> bool {
     }
 }
 
-fn is_counted(pod: &PodInfo, informer: InformerMode) -> bool {
+/// Whether the fingerprint of the pods that are there has this one.
+pub(super) fn is_counted(pod: &PodInfo, informer: InformerMode) -> bool {
     let status = pod.object.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref());
     pod.node.is_some()

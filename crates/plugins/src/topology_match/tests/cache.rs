@@ -254,10 +254,58 @@ fn fingerprints_are_of_the_pods_that_the_informer_shows() {
                 }
             }
             believed(&mut engine, "node1", printed(stated), [(30, 60); 2]);
-            // Not upstream's: kubelets from 1.34 list active pods only.
+            // Not upstream's: kubelets from 1.34 list active pods only, and a report that agrees while
+            // a pod has not started may be from before it came.
             let inactive = !of_pods && matches!(phase, "Succeeded" | "Failed");
             let agrees = pods.is_empty() || of_pods == counted || inactive;
+            let starts = phase == "Pending";
+            if agrees && starts {
+                assert!(!fits(&mut engine, 8, 8), "{what}, stated {stated}: at once");
+                // Once for the time, once to compare.
+                engine.schedule_one(at(51));
+                engine.schedule_one(at(51));
+            }
             assert_eq!(fits(&mut engine, 8, 8), agrees, "{what}, stated {stated}");
         }
     }
+}
+
+/// Another scheduler's pod is bound, and has not started: a report from before it came agrees with the
+/// pods that a fingerprint has, and leaves to others what the kubelet is about to give away.
+#[test]
+fn a_report_from_before_a_foreign_pod_came_is_not_believed_when_it_starts() {
+    let agreed = fingerprint::of([fingerprint::pod("default", "a")]);
+    let both = fingerprint::of(["a", "foreign"].map(|name| fingerprint::pod("default", name)));
+    // Whether the pod starts before nobody waits for it any longer.
+    for (seconds, waits) in [(1, true), (51, false)] {
+        let mut engine = cached(json!({}));
+        engine.pod_applied(bound(asks("a", 5, 5), "node1", "Running"), now());
+        believed(&mut engine, "node1", printed(&agreed), [(25, 55), (30, 60)]);
+        most_in_a_zone(&mut engine, 30);
+        let foreign = of_others(asks("foreign", 20, 20), "default");
+        engine.pod_applied(bound(foreign.clone(), "node1", "Pending"), now());
+        for _ in 0..2 {
+            engine.schedule_one(at(seconds));
+        }
+        assert_eq!(fits(&mut engine, 1, 1), !waits, "bound since {seconds} s");
+        engine.pod_applied(bound(foreign.clone(), "node1", "Running"), at(seconds));
+        for _ in 0..2 {
+            engine.schedule_one(at(seconds));
+        }
+        assert!(!fits(&mut engine, 1, 1), "runs since {seconds} s");
+        believed(&mut engine, "node1", printed(&both), [(25, 55), (10, 40)]);
+        most_in_a_zone(&mut engine, 25);
+        // One that left without ever having started.
+        let never = of_others(asks("never", 1, 1), "default");
+        engine.pod_applied(bound(never.clone(), "node1", "Pending"), at(seconds));
+        assert!(!fits(&mut engine, 1, 1));
+        engine.pod_deleted(&object(never), at(seconds));
+        most_in_a_zone(&mut engine, 25);
+    }
+}
+
+/// The largest pod that finds a zone.
+fn most_in_a_zone(engine: &mut Engine, cpu: u32) {
+    assert!(fits(engine, cpu, 1), "{cpu}");
+    assert!(!fits(engine, cpu + 1, 1), "more than {cpu}");
 }
