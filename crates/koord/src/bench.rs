@@ -1,6 +1,7 @@
 //! `koord bench`: one component measured by itself.
 
 mod burst;
+mod exporter;
 mod koordlet;
 mod levers;
 mod manager;
@@ -28,6 +29,8 @@ use tokio_util::sync::CancellationToken;
 pub enum Command {
     /// What koordlet costs a node of so many pods.
     Koordlet(koordlet::Args),
+    /// What the topology exporter costs a node of so many pods.
+    Exporter(exporter::Args),
     /// What CPU burst does for a service with a CPU limit.
     Burst(burst::Args),
     /// What each means to hold batch work back does for a service, beside each kind of batch work.
@@ -131,6 +134,10 @@ pub fn main(command: Command) -> Result<ExitCode> {
         }
         Command::Koordlet(args) => {
             let report = koordlet::run(&args)?;
+            publish(&report, args.json.as_deref())
+        }
+        Command::Exporter(args) => {
+            let report = cluster::runtime()?.block_on(exporter::run(&args))?;
             publish(&report, args.json.as_deref())
         }
         Command::Burst(args) => {

@@ -53,6 +53,9 @@ enum Command {
     /// Run koordlet on this node; its flags follow.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Koordlet(Flags),
+    /// Say in a NodeResourceTopology what is free in each NUMA node of this machine; its flags follow.
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    TopologyExporter(Flags),
     /// The programs that the demo runs.
     #[command(subcommand, hide = true)]
     Workload(Workload),
@@ -117,6 +120,10 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Scheduler(flags) => return Ok(daemon::scheduler(flags.argv("koord-scheduler"))),
         Command::Manager(flags) => return Ok(daemon::manager(flags.argv("koord-manager"))),
         Command::Koordlet(flags) => return Ok(daemon::koordlet(flags.argv("koordlet"))),
+        Command::TopologyExporter(flags) => {
+            let argv = flags.argv("koord-topology-exporter");
+            return Ok(daemon::topology_exporter(argv));
+        }
         Command::Workload(Workload::Serve(args)) => workload::serve::run(&args)?,
         Command::Workload(Workload::Hog(args)) => workload::hog::run(&args)?,
         Command::Workload(Workload::Spawn(args)) => workload::neighbour::spawn(&args)?,

@@ -1,5 +1,6 @@
 //! A whole cluster in this process: what `koord up` and `koord demo` start.
 
+use crate::exported;
 use crate::place::{self, Claim, Groups};
 use anyhow::{Context as _, Result, anyhow};
 use futures::future::BoxFuture;
@@ -360,8 +361,25 @@ impl Cluster {
             );
         }
         if options.simulated_nodes > 0 {
+            let kubelets = match options.topology {
+                Some(_) => exported::kubelets(&options.data_dir),
+                None => koord_sim::Kubelets::default(),
+            };
+            for name in &kubelets.nodes {
+                spawn(
+                    &mut self.components,
+                    "topology-exporter",
+                    Box::pin(exported::export(
+                        kubelets.clone(),
+                        name.clone(),
+                        client.clone(),
+                        context.clone(),
+                    )),
+                );
+            }
             let sim = koord_sim::Options {
                 nodes: options.simulated_nodes,
+                kubelets,
                 template: options.topology.clone().map_or_else(
                     koord_sim::NodeTemplate::default,
                     koord_sim::NodeTemplate::with_numa,

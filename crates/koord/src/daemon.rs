@@ -6,6 +6,7 @@ use koord_app::Context;
 use koord_app::flags::{self, FlagError, Parsed};
 use koord_kube::client::{ClientOptions, RestMetrics, from_kubeconfig};
 use koord_kube::events::EventClient;
+use koord_kube::events::Recorder;
 use std::ffi::OsString;
 use std::future::Future;
 use std::io::Write as _;
@@ -112,6 +113,42 @@ pub fn koordlet(argv: Vec<OsString>) -> ExitCode {
             koordlet::run(options, client, context)
                 .await
                 .map_err(Into::into)
+        },
+    )
+}
+
+/// Runs the exporter of NodeResourceTopology.
+#[must_use]
+pub fn topology_exporter(argv: Vec<OsString>) -> ExitCode {
+    koord_host::memory::one_heap();
+    start_on(
+        one_thread,
+        argv,
+        |args: koordlet::exporter::args::Args, context| async move {
+            use koordlet::exporter::{Exporter, FIELD_MANAGER, Metrics};
+            let (settings, root) = args.settings()?;
+            let path =
+                Some(Path::new(&args.kubeconfig)).filter(|path| !path.as_os_str().is_empty());
+            let client = koord_client(path, "", 20.0, 30, FIELD_MANAGER, None).await?;
+            let (clock, stop) = (context.clock.clone(), context.shutdown.clone());
+            let node = settings.node.clone();
+            let recorder = Recorder::start(client.clone(), FIELD_MANAGER, &node, clock, stop);
+            let metrics = Metrics::new(&context.metrics).context("metrics")?;
+            let exporter = Exporter::new(settings, root, client, recorder, metrics);
+            if args.oneshot {
+                let published = exporter.once().await?;
+                tracing::info!(node, ?published, "looked once");
+                return Ok(());
+            }
+            if args.port != 0 {
+                let address = SocketAddr::from(([0, 0, 0, 0], args.port));
+                let admin = koord_app::admin::Admin::new(context.metrics.clone());
+                let admin = admin.ready_when("published", exporter.health());
+                let stop = context.shutdown.clone();
+                admin.serve(address, exposure(address), stop).await?;
+            }
+            exporter.run(context.shutdown).await;
+            Ok(())
         },
     )
 }

@@ -8,6 +8,7 @@ pub mod console;
 pub mod daemon;
 pub mod demo;
 pub mod explain;
+mod exported;
 pub mod node;
 mod place;
 pub mod plain;

@@ -15,4 +15,5 @@ mod kubectl;
 mod profile;
 mod runtime;
 mod script;
+mod topology;
 mod up;

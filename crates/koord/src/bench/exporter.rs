@@ -1,0 +1,247 @@
+//! What the topology exporter costs a node: a process of its own, which asks a kubelet over its socket
+//! and writes to an API server over HTTPS, while pods come and go.
+
+use super::koordlet::meter::Counters;
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_app::Context;
+use koord_kube::api::{DeleteParams, PostParams};
+use koord_kube::{Api, Client};
+use koord_sim::{Kubelets, Layout, NodeTemplate};
+use serde::Serialize;
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// How long each step of the preparation may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The node and the window.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Pods on the node; a quarter of them have two CPUs each for themselves.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=500))]
+    pub pods: u32,
+    /// NUMA nodes, and CPUs of each.
+    #[arg(long, default_value = "2x64")]
+    pub topology: Layout,
+    /// Pods that come or go each minute.
+    #[arg(long, default_value_t = 6)]
+    pub changes: u32,
+    /// Time between two looks that nothing asks for, as the exporter takes it.
+    #[arg(long, default_value = "60s")]
+    pub sleep_interval: String,
+    /// How long it is measured, in seconds.
+    #[arg(long, default_value_t = 130, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+    /// Write the figures to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<std::path::PathBuf>,
+}
+
+/// The figures.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    pods: u32,
+    changes_per_minute: u32,
+    seconds: f64,
+    /// Thousandths of a CPU.
+    cpu_millicores: f64,
+    rss_mib: f64,
+    peak_rss_mib: f64,
+    /// Writes of the node's NodeResourceTopology while it was measured.
+    writes: i64,
+}
+
+/// Measures.
+///
+/// # Errors
+/// When the fixture cannot be made, or the exporter does not report.
+pub(super) async fn run(args: &Args) -> Result<Report> {
+    let directory = tempfile::tempdir().context("temporary directory")?;
+    let stop = CancellationToken::new();
+    let _stopped = stop.clone().drop_guard();
+    let kubeconfig = directory.path().join("kubeconfig");
+    let (server, _serving) = super::api_server(&kubeconfig, &stop).await?;
+    let client = koord_kube::client::in_process(server.service());
+    let name = koord_sim::node_name(0);
+    let kubelets = Kubelets {
+        dir: directory.path().join("k"),
+        nodes: BTreeSet::from([name.clone()]),
+    };
+    let kubelet = kubelets.dir.join(&name);
+    let mut template = NodeTemplate::with_numa(args.topology.clone());
+    let most = koord_api::quantity::Quantity::from_value(1000);
+    template
+        .capacity
+        .insert(koord_api::resources::PODS.to_owned(), most);
+    let options = koord_sim::Options {
+        nodes: 1,
+        template,
+        kubelets,
+        ..koord_sim::Options::default()
+    };
+    let context = Context {
+        shutdown: stop.child_token(),
+        ..Context::new()
+    };
+    drop(tokio::spawn(koord_sim::run(
+        options,
+        client.clone(),
+        context,
+    )));
+    let nodes: Api<Node> = Api::all(client.clone());
+    until("the node", async || {
+        nodes.get_opt(&name).await.ok().flatten()
+    })
+    .await?;
+    for at in 0..args.pods {
+        create(&client, &name, at).await?;
+    }
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
+    until("running pods", async || {
+        let all = pods.list(&Default::default()).await.ok()?;
+        let phase = |pod: &Pod| pod.status.as_ref()?.phase.clone();
+        let run = |pod: &&Pod| phase(pod).as_deref() == Some("Running");
+        let running = all.items.iter().filter(run).count();
+        (u32::try_from(running) == Ok(args.pods)).then_some(())
+    })
+    .await?;
+
+    let exporter = Exporter::start(&kubeconfig, &name, &kubelet, &args.sleep_interval)?;
+    let reports: Api<NodeResourceTopology> = Api::all(client.clone());
+    until("a report", async || {
+        reports.get_opt(&name).await.ok().flatten()
+    })
+    .await?;
+    let generation = async || {
+        let report = reports.get(&name).await.context("the report")?;
+        anyhow::Ok(report.metadata.generation.unwrap_or_default())
+    };
+    // What is done once at the start is over.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let (before, cpu, writes) = (exporter.counters()?, exporter.cpu()?, generation().await?);
+    let began = Instant::now();
+    let window = Duration::from_secs(args.seconds);
+    let pause = Duration::from_secs(60)
+        .checked_div(args.changes)
+        .unwrap_or(window);
+    let mut at = 0;
+    while began.elapsed() < window {
+        tokio::time::sleep(pause.min(window.saturating_sub(began.elapsed()))).await;
+        if args.changes > 0 && began.elapsed() < window {
+            // The first pods have CPUs for themselves: one goes, and comes again.
+            if at % 2 == 0 {
+                let now = DeleteParams::default().grace_period(0);
+                pods.delete("pod-0", &now)
+                    .await
+                    .context("a pod that goes")?;
+            } else {
+                create(&client, &name, 0).await?;
+            }
+            at += 1;
+        }
+    }
+    let (after, spent) = (exporter.counters()?, exporter.cpu()?.saturating_sub(cpu));
+    let seconds = began.elapsed().as_secs_f64();
+    if after.since(&before).seconds < 1.0 {
+        bail!("the window is too short");
+    }
+    Ok(Report {
+        pods: args.pods,
+        changes_per_minute: args.changes,
+        seconds,
+        cpu_millicores: spent.as_secs_f64() / seconds * 1000.0,
+        rss_mib: after.rss_mib(),
+        peak_rss_mib: after.peak_rss_mib(),
+        writes: generation().await? - writes,
+    })
+}
+
+async fn create(client: &Client, node: &str, at: u32) -> Result<()> {
+    let (cpu, limit) = if at.is_multiple_of(4) {
+        ("2", "2")
+    } else {
+        ("100m", "1")
+    };
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": format!("pod-{at}"), "namespace": "default"},
+        "spec": {"nodeName": node, "containers": [{"name": "c", "image": "c", "resources": {
+            "requests": {"cpu": cpu, "memory": "64Mi"}, "limits": {"cpu": limit, "memory": "64Mi"}}}]},
+    }))?;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
+    let made = pods.create(&PostParams::default(), &pod).await;
+    made.map(drop).context("a pod that comes")
+}
+
+async fn until<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = found().await {
+            return Ok(found);
+        }
+        if began.elapsed() > PATIENCE {
+            bail!("no {what} within {PATIENCE:?}");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The exporter as a process; killed on drop.
+struct Exporter(Child);
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Exporter {
+    fn start(kubeconfig: &Path, node: &str, kubelet: &Path, interval: &str) -> Result<Self> {
+        let this = std::env::current_exe().context("this program's path")?;
+        let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());
+        let config = format!("file://{}", kubelet.join("config.yaml").display());
+        let child = Command::new(this)
+            .arg("topology-exporter")
+            .args([format!("--node-name={node}"), "--port=0".to_owned()])
+            .arg(format!("--sleep-interval={interval}"))
+            .arg(flag("kubeconfig", kubeconfig))
+            .arg(flag("sys-root-dir", &kubelet.join("sys")))
+            .arg(flag("kubelet-state-dir", kubelet))
+            .arg(flag("podresources-socket", &Kubelets::socket(kubelet)))
+            .arg(format!("--kubelet-config-uri={config}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("the exporter")?;
+        Ok(Self(child))
+    }
+
+    fn counters(&self) -> Result<Counters> {
+        Counters::of(self.0.id())
+    }
+
+    /// What it has run: ticks of the kernel's clock are too long for that.
+    fn cpu(&self) -> Result<Duration> {
+        let tasks = format!("/proc/{}/task", self.0.id());
+        let mut all = Duration::ZERO;
+        for task in std::fs::read_dir(&tasks).with_context(|| tasks.clone())? {
+            let path = task?.path().join("schedstat");
+            let text = std::fs::read_to_string(&path);
+            let text = text.with_context(|| path.display().to_string())?;
+            let ran = text
+                .split_ascii_whitespace()
+                .next()
+                .and_then(|it| it.parse().ok());
+            let ran = ran.with_context(|| format!("{}: {text:?}", path.display()))?;
+            all += Duration::from_nanos(ran);
+        }
+        Ok(all)
+    }
+}
