@@ -238,7 +238,7 @@ pub struct States {
     pub node_topology_sync_interval: Duration,
     /// Whose the zones of the NodeResourceTopology are: `koordinator`, `annotations-only` (an
     /// exporter's such as nfd-topology-updater), or `auto`, which leaves them to an exporter that has
-    /// left a fingerprint of the pods.
+    /// left a fingerprint of the pods, or to `--topology-exporter`.
     #[arg(long, default_value = "auto")]
     pub node_topology_mode: String,
     /// Whether the NodeResourceTopology says what is free in each NUMA node, as the kubelet's PodResources

@@ -13,7 +13,7 @@ use crate::devices;
 use crate::evictor;
 use crate::exporter;
 use crate::gates::{Gate, GateError, Gates};
-use crate::node_topology;
+use crate::node_topology::{self, Mode};
 use crate::options::{Collectors, Kubelet, Options, PodSource, Settings, Thread};
 use crate::predict;
 use crate::runtime;
@@ -134,6 +134,12 @@ pub enum ArgsError {
     /// `--node-topology-mode`.
     #[error(transparent)]
     Topology(#[from] node_topology::UnknownMode),
+    /// `--node-topology-mode` and `--topology-exporter`.
+    #[error(
+        "node-topology-mode koordinator and topology-exporter exclude each other: a list of zones has \
+         one owner"
+    )]
+    TwoOwners,
     /// `agent_mode`.
     #[error(transparent)]
     Agent(#[from] groups::UnknownAgentMode),
@@ -254,7 +260,7 @@ impl Args {
             exclude: BTreeSet::new(),
             publish: true,
             // What it has written itself, in another mode.
-            take_over: exporter::TakeOver::From("koordlet"),
+            take_over: exporter::TakeOver::From(node_topology::FIELD_MANAGER),
         })
     }
 
@@ -288,7 +294,15 @@ impl Args {
 
     fn topology(&self) -> Result<Option<node_topology::Reporting>, ArgsError> {
         let interval = self.states.node_topology_sync_interval;
-        let mode = self.states.node_topology_mode.parse()?;
+        let mode = match (
+            self.states.node_topology_mode.parse()?,
+            self.states.topology_exporter,
+        ) {
+            (Mode::Koordinator, true) => return Err(ArgsError::TwoOwners),
+            // Also before the first report is there, which would tell.
+            (Mode::Auto, true) => Mode::AnnotationsOnly,
+            (mode, _) => mode,
+        };
         let reporting = node_topology::Reporting { interval, mode };
         Ok((!interval.is_zero()).then_some(reporting))
     }

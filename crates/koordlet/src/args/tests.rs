@@ -138,6 +138,34 @@ fn options(flags: &[&str]) -> Options {
     parse(flags).options().unwrap()
 }
 
+/// A list of zones has one owner: the agent's exporter, where it has one.
+#[test]
+fn an_exporter_owns_the_zones() {
+    let exports = "--topology-exporter";
+    for (flags, expected) in [
+        (&[][..], Some(Mode::Auto)),
+        (&[exports], Some(Mode::AnnotationsOnly)),
+        (
+            &[exports, "--node-topology-mode=auto"],
+            Some(Mode::AnnotationsOnly),
+        ),
+        (
+            &["--node-topology-mode=koordinator"],
+            Some(Mode::Koordinator),
+        ),
+        (&[exports, "--node-topology-sync-interval=0s"], None),
+    ] {
+        let topology = options(flags).topology;
+        assert_eq!(topology.map(|it| it.mode), expected, "{flags:?}");
+    }
+    let both = parse(&[exports, "--node-topology-mode=koordinator"]).options();
+    let error = both.unwrap_err().to_string();
+    assert!(
+        error.contains("node-topology-mode koordinator and topology-exporter"),
+        "{error}"
+    );
+}
+
 #[test]
 fn every_flag_of_upstream_has_its_default() {
     let command = Args::command();

@@ -26,6 +26,10 @@ pub(crate) use report::{Parts, Reporter};
 use std::str::FromStr;
 use std::time::Duration;
 
+/// Who writes, as the API server remembers it: with the exporter in the same agent, this one's zones
+/// are taken over.
+pub(crate) const FIELD_MANAGER: &str = "koordlet";
+
 /// Whether and how the NodeResourceTopology is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reporting {

@@ -2,14 +2,14 @@
 
 use super::cpus::STATE_FILE;
 use super::merge::{Newer, Older};
-use super::{Inputs, Mode, Report, Reporting};
+use super::{FIELD_MANAGER, Inputs, Mode, Report, Reporting};
 use crate::collect::machine::MachineInfo;
 use crate::metrics::Metrics;
 use crate::states::{NodeInfo, States, TopologyInfo};
 use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_host::Root;
 use koord_host::procfs::MemInfo;
-use koord_kube::api::PostParams;
+use koord_kube::api::{Patch, PatchParams, PostParams};
 use koord_kube::{Api, Client, Error, Informer, ObjectKey, Scope, Store, patch};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -243,7 +243,10 @@ impl Reporter {
 
     async fn create(&self, node: &NodeInfo, report: &Report, mode: Mode) -> Result<(), String> {
         let (name, uid) = (&node.name, &node.uid);
-        let params = PostParams::default();
+        let params = PostParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
         let newer: Api<Newer> = Api::all(self.parts.client.clone());
         let work = async {
             let object = Newer::created(name, uid, report, mode);
@@ -261,13 +264,18 @@ impl Reporter {
 
     async fn patch(&self, change: &serde_json::Value) -> Result<(), String> {
         let name = &self.parts.node;
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let change = Patch::Merge(change);
         let newer: Api<Newer> = Api::all(self.parts.client.clone());
         let work = async {
-            match patch::merge(&newer, name, change).await {
+            match newer.patch(name, &params, &change).await {
                 // The version or the object is not there.
                 Err(error) if patch::is_not_found(&error) => {
                     let older: Api<Older> = Api::all(self.parts.client.clone());
-                    patch::merge(&older, name, change).await.map(drop)
+                    older.patch(name, &params, &change).await.map(drop)
                 }
                 done => done.map(drop),
             }

@@ -358,6 +358,28 @@ async fn a_mode_says_whose_the_zones_are() {
     assert_eq!(pools(&object).len(), 2);
 }
 
+/// By that name the exporter of the same agent knows what it may write over.
+#[tokio::test(start_paused = true)]
+async fn who_has_written_is_told() {
+    let rig = Rig::start().await;
+    let tree = machine(2);
+    rig.koordlet(tree.root(), |_| {});
+    rig.until("a report", |_| true).await;
+    // Made and mended by the same.
+    let gone = json!({"zones": []});
+    patch::merge(&rig.objects(), NODE, &gone).await.unwrap();
+    let is_back = |object: &Value| object["zones"][1]["name"] == "node-1";
+    let object = rig.until("zones again", is_back).await;
+    let writers = object["metadata"]["managedFields"].as_array().unwrap();
+    let of_zones = |it: &&Value| !it["fieldsV1"]["f:zones"].is_null();
+    let names: Vec<&Value> = writers
+        .iter()
+        .filter(of_zones)
+        .map(|it| &it["manager"])
+        .collect();
+    assert_eq!(names, [&json!("koordlet")], "{writers:?}");
+}
+
 /// Without the gate nothing is written, and the agent knows the pools all the same.
 #[tokio::test(start_paused = true)]
 async fn a_closed_gate_writes_nothing() {

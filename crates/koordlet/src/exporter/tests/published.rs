@@ -351,6 +351,36 @@ async fn another_exporter_is_not_written_over() {
     assert_eq!(free(&world.object().await), [2, 4]);
 }
 
+/// What koordlet wrote before it was told to export.
+#[tokio::test]
+async fn an_agents_exporter_takes_over_the_agents_zones() {
+    let world = World::new().await;
+    let before = PatchParams::apply(crate::node_topology::FIELD_MANAGER).force();
+    let object = json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": {"name": NODE, "annotations": {"node.koordinator.sh/cpu-topology": "{}"}},
+        "attributes": [{"name": "topologyManagerPolicy", "value": "none"}],
+        "topologyPolicies": ["None"],
+        "zones": [{"name": "node-0", "type": "Node"}]});
+    let api = world.api();
+    let apply = Patch::Apply(&object);
+    api.patch(NODE, &before, &apply).await.unwrap();
+    // Another process of the exporter cannot know whether the agent goes on.
+    assert!(world.once().await.is_err());
+    let settings = Settings {
+        take_over: TakeOver::From(crate::node_topology::FIELD_MANAGER),
+        ..world.settings()
+    };
+    let written = world.exporter(settings).once().await.unwrap();
+    assert_eq!(written, Published::Written);
+    let object = world.object().await;
+    assert_eq!(free(&object), [2, 4]);
+    let policy = attribute(&object, "topologyManagerPolicy");
+    assert_eq!(policy, Some("single-numa-node"));
+    let notes = object.metadata.annotations.unwrap();
+    assert_eq!(notes["node.koordinator.sh/cpu-topology"], "{}");
+}
+
 #[tokio::test]
 async fn nothing_is_written_of_what_makes_no_sense() {
     let world = World::new().await;
