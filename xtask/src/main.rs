@@ -58,6 +58,10 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "koord-descheduler",
+        &["koord-api", "koord-model", "koord-app", "koord-kube"],
+    ),
+    (
         "koordlet",
         &[
             "koord-api",
@@ -105,6 +109,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "koord-plugins",
             "koord-bench",
             "koord-manager",
+            "koord-descheduler",
             "koord-rpc",
             "koordlet",
             "koord-runtime-proxy",

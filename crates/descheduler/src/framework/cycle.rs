@@ -1,0 +1,309 @@
+//! One cycle, and what a strategy sees of it.
+
+use super::{
+    Action, Ask, Evictor, Filter, Intent, Kept, Limiter, Limits, Move, Note, Placement, Plan,
+    Profile, Strategy, Why,
+};
+use crate::state::{NodeInfo, PodInfo, Snapshot};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelector};
+use koord_api::selector;
+use std::mem;
+use std::sync::Arc;
+
+/// Everything that runs in a cycle.
+#[derive(Debug, Default)]
+pub struct Framework {
+    /// In the order of the configuration.
+    pub profiles: Vec<Profile>,
+    /// Which nodes are looked at at all; all without one.
+    pub node_selector: Option<LabelSelector>,
+    /// Of each cycle, over all profiles.
+    pub limits: Limits,
+    /// Nothing is done; plans say what would be.
+    pub dry_run: bool,
+    /// Who knows where pods can go; without anybody, whoever evicts finds out.
+    pub placement: Option<Box<dyn Placement>>,
+}
+
+/// What a strategy sees, and may ask for.
+#[derive(Debug)]
+pub struct Cycle<'a> {
+    snapshot: &'a Snapshot,
+    nodes: &'a [Arc<NodeInfo>],
+    profile: &'a Arc<str>,
+    strategy: &'static str,
+    filters: &'a mut [Box<dyn Filter>],
+    evictor: &'a mut dyn Evictor,
+    shared: &'a mut Shared,
+}
+
+/// What the profiles of a cycle share.
+#[derive(Debug, Default)]
+struct Shared {
+    limiter: Limiter,
+    placement: Option<Box<dyn Placement>>,
+    dry_run: bool,
+    plan: Plan,
+}
+
+/// A point at which strategies run.
+type Point = fn(&mut Profile) -> &mut Vec<Box<dyn Strategy>>;
+
+impl Framework {
+    /// Looks at `snapshot` and says what is to be done. With fewer than two nodes that are ready, nothing is.
+    pub fn run(&mut self, snapshot: &Snapshot) -> Plan {
+        let mut shared = Shared {
+            limiter: Limiter::new(self.limits),
+            placement: self.placement.take(),
+            dry_run: self.dry_run,
+            plan: Plan::default(),
+        };
+        if let Err(problem) = self.all(snapshot, &mut shared) {
+            shared.plan.error = Some(problem);
+        }
+        self.placement = shared.placement;
+        shared.plan
+    }
+
+    fn all(&mut self, snapshot: &Snapshot, shared: &mut Shared) -> Result<(), String> {
+        let nodes = snapshot.nodes.iter().filter(|node| node.ready).cloned();
+        let nodes = selected(nodes, self.node_selector.as_ref())
+            .map_err(|error| format!("nodeSelector: {error}"))?;
+        if nodes.len() < 2 {
+            let there = nodes.len();
+            return Err(format!(
+                "{there} nodes are ready and selected: nothing is moved with fewer than two"
+            ));
+        }
+        if let Some(placement) = &mut shared.placement {
+            placement.begin(snapshot);
+        }
+        for profile in &mut self.profiles {
+            for filter in &mut profile.filters {
+                filter.begin(snapshot);
+            }
+        }
+        let points: [Point; 2] = [
+            |profile| &mut profile.deschedule,
+            |profile| &mut profile.balance,
+        ];
+        for point in points {
+            for profile in &mut self.profiles {
+                profile.run(point, snapshot, &nodes, shared)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Profile {
+    fn run(
+        &mut self,
+        point: Point,
+        snapshot: &Snapshot,
+        nodes: &[Arc<NodeInfo>],
+        shared: &mut Shared,
+    ) -> Result<(), String> {
+        let named = |problem: String| format!("profile {}: {problem}", self.name);
+        let nodes = selected(nodes.iter().cloned(), self.node_selector.as_ref())
+            .map_err(|error| named(format!("nodeSelector: {error}")))?;
+        let mut strategies = mem::take(point(self));
+        let mut outcome = Ok(());
+        for strategy in &mut strategies {
+            let mut cycle = Cycle {
+                snapshot,
+                nodes: &nodes,
+                profile: &self.name,
+                strategy: strategy.name(),
+                filters: &mut self.filters,
+                evictor: &mut *self.evictor,
+                shared,
+            };
+            if let Err(error) = strategy.run(&mut cycle) {
+                outcome = outcome.and(Err(error.to_string()));
+            }
+        }
+        let named = |problem: String| format!("profile {}: {problem}", self.name);
+        let outcome = outcome.map_err(named);
+        *point(self) = strategies;
+        outcome
+    }
+}
+
+fn selected(
+    nodes: impl Iterator<Item = Arc<NodeInfo>>,
+    by: Option<&LabelSelector>,
+) -> Result<Vec<Arc<NodeInfo>>, selector::SelectorError> {
+    let Some(by) = by else {
+        return Ok(nodes.collect());
+    };
+    let keep = |node: Arc<NodeInfo>| match selector::matches(by, &node.labels) {
+        Ok(is) => is.then_some(Ok(node)),
+        Err(error) => Some(Err(error)),
+    };
+    nodes.filter_map(keep).collect()
+}
+
+impl<'a> Cycle<'a> {
+    /// The cluster.
+    #[must_use]
+    pub fn snapshot(&self) -> &'a Snapshot {
+        self.snapshot
+    }
+
+    /// The nodes of this profile that are ready, by name.
+    #[must_use]
+    pub fn nodes(&self) -> &'a [Arc<NodeInfo>] {
+        self.nodes
+    }
+
+    /// Whether nothing is done in this cycle at all.
+    #[must_use]
+    pub fn is_dry(&self) -> bool {
+        self.shared.dry_run
+    }
+
+    /// Whether all filters let `pod` go.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn admits(&self, pod: &PodInfo) -> Result<(), Why> {
+        self.filters
+            .iter()
+            .try_for_each(|filter| filter.filter(self.snapshot, pod))
+    }
+
+    /// As [`Cycle::admits`]; who may not go is among those that stay.
+    pub fn filter(&mut self, pod: &Arc<PodInfo>) -> bool {
+        self.judged(pod, self.admits(pod))
+    }
+
+    /// The last question before [`Cycle::evict`], which does not ask it itself; who may not go is among those that
+    /// stay.
+    pub fn pre_evict(&mut self, pod: &Arc<PodInfo>) -> bool {
+        let mut filters = self.filters.iter();
+        let verdict =
+            filters.try_for_each(|filter| filter.pre_evict(self.snapshot, self.nodes, pod));
+        self.judged(pod, verdict)
+    }
+
+    /// Puts `pod` into the plan for `reason`, if limits, placement and the evictor let it go.
+    ///
+    /// # Errors
+    /// Why it stays; it is among those that do.
+    pub fn evict(&mut self, pod: &Arc<PodInfo>, reason: impl Into<String>) -> Result<(), Why> {
+        self.evict_with(pod, reason, None, None)
+    }
+
+    /// As [`Cycle::evict`], with a say in how it is deleted, and as part of clearing a node.
+    ///
+    /// # Errors
+    /// Why it stays; it is among those that do.
+    pub fn evict_with(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        reason: impl Into<String>,
+        delete_options: Option<&DeleteOptions>,
+        drains: Option<Arc<str>>,
+    ) -> Result<(), Why> {
+        let reason = reason.into();
+        let ask = Ask {
+            pod,
+            strategy: self.strategy,
+            reason: &reason,
+            delete_options,
+        };
+        match self.intend(&ask) {
+            Ok((intent, target)) => {
+                self.shared.limiter.count(pod);
+                for filter in self.filters.iter_mut() {
+                    filter.moved(self.snapshot, pod);
+                }
+                self.planned(pod, reason, intent, target, drains);
+                Ok(())
+            }
+            Err(why) => {
+                self.keep(pod, why.clone());
+                Err(why)
+            }
+        }
+    }
+
+    /// Puts `pod` into the plan of a strategy that only shows what it would do: nothing counts, nothing is asked.
+    pub fn pretend(&mut self, pod: &Arc<PodInfo>, reason: impl Into<String>) {
+        self.planned(pod, reason.into(), None, None, None);
+    }
+
+    /// `pod` was looked at and stays.
+    pub fn keep(&mut self, pod: &Arc<PodInfo>, why: Why) {
+        let kept = Kept {
+            pod: pod.clone(),
+            profile: self.profile.clone(),
+            strategy: self.strategy,
+            why,
+        };
+        self.shared.plan.kept.push(kept);
+    }
+
+    /// Something to say about a node, or about all of them.
+    pub fn note(&mut self, node: Option<&Arc<str>>, text: impl Into<String>) {
+        self.shared.plan.notes.push(Note {
+            profile: self.profile.clone(),
+            strategy: self.strategy,
+            node: node.cloned(),
+            text: text.into(),
+        });
+    }
+
+    /// Puts something else into the plan; nothing in a dry run.
+    pub fn act(&mut self, action: Action) {
+        if !self.shared.dry_run {
+            self.shared.plan.actions.push(action);
+        }
+    }
+
+    fn intend(&mut self, ask: &Ask<'_>) -> Result<(Option<Intent>, Option<Arc<str>>), Why> {
+        self.shared.limiter.allows(ask.pod)?;
+        let target = match &mut self.shared.placement {
+            Some(placement) => Some(placement.promise(self.snapshot, ask.pod)?),
+            None => None,
+        };
+        if self.shared.dry_run {
+            return Ok((None, target));
+        }
+        Ok((Some(self.evictor.evict(self.snapshot, ask)?), target))
+    }
+
+    fn planned(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        reason: String,
+        intent: Option<Intent>,
+        target: Option<Arc<str>>,
+        drains: Option<Arc<str>>,
+    ) {
+        let planned = Move {
+            pod: pod.clone(),
+            profile: self.profile.clone(),
+            strategy: self.strategy,
+            reason,
+            intent,
+            target,
+            drains,
+        };
+        self.shared
+            .plan
+            .actions
+            .push(Action::Move(Box::new(planned)));
+    }
+
+    fn judged(&mut self, pod: &Arc<PodInfo>, verdict: Result<(), Why>) -> bool {
+        match verdict {
+            Ok(()) => true,
+            Err(why) => {
+                self.keep(pod, why);
+                false
+            }
+        }
+    }
+}

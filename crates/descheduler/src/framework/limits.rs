@@ -1,0 +1,76 @@
+//! How many pods may go in one cycle, over all profiles.
+
+use super::Why;
+use crate::state::PodInfo;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// `maxNoOfPodsToEvictPerNode`, `PerNamespace` and `Total`; `None` is unlimited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Of one node.
+    pub per_node: Option<u64>,
+    /// Of one namespace.
+    pub per_namespace: Option<u64>,
+    /// In all.
+    pub total: Option<u64>,
+}
+
+/// Counts the pods that go in one cycle.
+#[derive(Debug, Clone, Default)]
+pub struct Limiter {
+    limits: Limits,
+    nodes: FxHashMap<Arc<str>, u64>,
+    namespaces: FxHashMap<Arc<str>, u64>,
+    total: u64,
+}
+
+impl Limiter {
+    /// A new cycle begins.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            ..Self::default()
+        }
+    }
+
+    /// Whether one more may go.
+    ///
+    /// # Errors
+    /// It may not; the rule is the limit's name.
+    pub fn allows(&self, pod: &PodInfo) -> Result<(), Why> {
+        let exceeds = |count: u64, limit: Option<u64>| limit.filter(|limit| count >= *limit);
+        let (limits, node) = (&self.limits, pod.node.as_ref());
+        if let Some(limit) = exceeds(self.total, limits.total) {
+            let said = format!("{limit} pods go in this cycle, which are all that may");
+            return Err(Why::new("MaxNoOfPodsToEvictTotal", said));
+        }
+        if let Some(node) = node
+            && let Some(limit) =
+                exceeds(self.nodes.get(node).copied().unwrap_or(0), limits.per_node)
+        {
+            let said =
+                format!("{limit} pods of node {node} go in this cycle, which are all that may");
+            return Err(Why::new("MaxNoOfPodsToEvictPerNode", said));
+        }
+        let there = self.namespaces.get(&pod.namespace).copied().unwrap_or(0);
+        if let Some(limit) = exceeds(there, limits.per_namespace) {
+            let namespace = &pod.namespace;
+            let said = format!(
+                "{limit} pods of namespace {namespace} go in this cycle, which are all that may"
+            );
+            return Err(Why::new("MaxNoOfPodsToEvictPerNamespace", said));
+        }
+        Ok(())
+    }
+
+    /// One goes.
+    pub fn count(&mut self, pod: &PodInfo) {
+        self.total += 1;
+        if let Some(node) = &pod.node {
+            *self.nodes.entry(node.clone()).or_default() += 1;
+        }
+        *self.namespaces.entry(pod.namespace.clone()).or_default() += 1;
+    }
+}

@@ -1,0 +1,126 @@
+//! What comes out of a cycle.
+
+use crate::state::PodInfo;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
+use koord_api::scheduling::PodMigrationJob;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// Why a pod stays: the rule, and what about the pod it does not like.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{rule}: {detail}")]
+pub struct Why {
+    /// Name of the rule, such as `OwnedByDaemonSet` or `MaxMigratingPerNode`: a value of a metric's label, so there are
+    /// few of them.
+    pub rule: &'static str,
+    /// For people.
+    pub detail: Cow<'static, str>,
+}
+
+impl Why {
+    /// A reason.
+    pub fn new(rule: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+        let detail = detail.into();
+        Self { rule, detail }
+    }
+}
+
+/// What has to be done for a pod to go.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Intent {
+    /// This job is created.
+    Job(Box<PodMigrationJob>),
+    /// It is evicted through its sub-resource.
+    Evict(Option<DeleteOptions>),
+}
+
+/// A pod that goes.
+#[derive(Debug, Clone)]
+pub struct Move {
+    /// The pod.
+    pub pod: Arc<PodInfo>,
+    /// The profile's name.
+    pub profile: Arc<str>,
+    /// The strategy's name.
+    pub strategy: &'static str,
+    /// Why it goes, for people.
+    pub reason: String,
+    /// What is to be done; nothing in a dry run.
+    pub intent: Option<Intent>,
+    /// Where there was found to be room, if anybody looked.
+    pub target: Option<Arc<str>>,
+    /// The node that is cleared of pods by this and other moves; when one fails, the rest of them is off.
+    pub drains: Option<Arc<str>>,
+}
+
+/// What a plan asks for, in order.
+#[derive(Debug, Clone)]
+pub enum Action {
+    /// Move a pod.
+    Move(Box<Move>),
+    /// Make a node unschedulable before it is drained; undone when a move that drains it fails.
+    Cordon {
+        /// Its name.
+        node: Arc<str>,
+        /// Which strategy wants it.
+        strategy: &'static str,
+    },
+    /// Set the annotation `controller.kubernetes.io/pod-deletion-cost`.
+    DeletionCost {
+        /// Whose.
+        pod: Arc<PodInfo>,
+        /// The value.
+        cost: i32,
+        /// Which strategy wants it.
+        strategy: &'static str,
+    },
+}
+
+/// A pod that was looked at and stays.
+#[derive(Debug, Clone)]
+pub struct Kept {
+    /// The pod.
+    pub pod: Arc<PodInfo>,
+    /// The profile's name.
+    pub profile: Arc<str>,
+    /// Which strategy looked at it.
+    pub strategy: &'static str,
+    /// Why it stays.
+    pub why: Why,
+}
+
+/// What a strategy has to say about a node, or about the whole cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    /// The profile's name.
+    pub profile: Arc<str>,
+    /// Which strategy.
+    pub strategy: &'static str,
+    /// The node, if it is about one.
+    pub node: Option<Arc<str>>,
+    /// For people: `hot: cpu usage 71.00% > threshold 65.00%, 2 of 5 cycles`.
+    pub text: String,
+}
+
+/// What a cycle wants, and why it does not want more.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    /// In the order in which it is to be done.
+    pub actions: Vec<Action>,
+    /// Each pod once for each strategy and rule.
+    pub kept: Vec<Kept>,
+    /// In the order of strategies.
+    pub notes: Vec<Note>,
+    /// What ended the cycle early.
+    pub error: Option<String>,
+}
+
+impl Plan {
+    /// The moves among the actions.
+    pub fn moves(&self) -> impl Iterator<Item = &Move> {
+        self.actions.iter().filter_map(|action| match action {
+            Action::Move(planned) => Some(&**planned),
+            Action::Cordon { .. } | Action::DeletionCost { .. } => None,
+        })
+    }
+}

@@ -1,0 +1,168 @@
+use super::*;
+use crate::testing::{Anything, World, balancing, moved};
+use serde_json::json;
+
+/// Wants every pod gone.
+#[derive(Debug)]
+struct All;
+
+impl Strategy for All {
+    fn name(&self) -> &'static str {
+        "All"
+    }
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        for node in cycle.nodes() {
+            for pod in cycle.snapshot().active_on(&node.name) {
+                if cycle.filter(pod) {
+                    let _ = cycle.evict(pod, "why not");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Keeps pods whose name begins with `no`, and more than one of a node.
+#[derive(Debug, Default)]
+struct Picky(Vec<Arc<str>>);
+
+impl Filter for Picky {
+    fn name(&self) -> &'static str {
+        "Picky"
+    }
+    fn begin(&mut self, _: &Snapshot) {
+        self.0.clear();
+    }
+    fn filter(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+        if pod.name.starts_with("no") {
+            return Err(Why::new("Named", "its name begins with no"));
+        }
+        if pod.node.as_ref().is_some_and(|node| self.0.contains(node)) {
+            return Err(Why::new("OneEach", "another one goes"));
+        }
+        Ok(())
+    }
+    fn moved(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) {
+        self.0.extend(pod.node.clone());
+    }
+}
+
+fn two_nodes() -> World {
+    let mut world = World::default();
+    world.node("a", json!({"metadata": {"labels": {"zone": "1"}}}));
+    world.node("b", json!({}));
+    for (name, node) in [("p1", "a"), ("p2", "a"), ("no", "a"), ("p3", "b")] {
+        world.pod(name, node, json!({}));
+    }
+    world
+}
+
+#[test]
+fn a_plan_has_who_goes_and_who_stays_and_why() {
+    let world = two_nodes();
+    let mut framework = balancing(
+        Box::new(All),
+        vec![Box::new(Anything), Box::<Picky>::default()],
+    );
+    for _ in 0..2 {
+        let plan = framework.run(&world.snapshot());
+        assert_eq!(moved(&plan), ["p1", "p3"]);
+        let kept: Vec<_> = plan
+            .kept
+            .iter()
+            .map(|kept| (&*kept.pod.name, kept.why.rule))
+            .collect();
+        assert_eq!(kept, [("no", "Named"), ("p2", "OneEach")]);
+        assert!(plan.moves().all(|planned| planned.intent.is_some()));
+    }
+    framework.dry_run = true;
+    let plan = framework.run(&world.snapshot());
+    assert_eq!(moved(&plan), ["p1", "p3"]);
+    assert!(plan.moves().all(|planned| planned.intent.is_none()));
+}
+
+#[test]
+fn limits_are_of_a_cycle_and_over_all_profiles() {
+    let world = two_nodes();
+    let goes = |limits| {
+        let mut framework = balancing(Box::new(All), vec![Box::new(Anything)]);
+        framework
+            .profiles
+            .extend(balancing(Box::new(All), vec![Box::new(Anything)]).profiles);
+        framework.limits = limits;
+        framework.run(&world.snapshot());
+        let plan = framework.run(&world.snapshot());
+        let rules: std::collections::BTreeSet<_> =
+            plan.kept.iter().map(|kept| kept.why.rule).collect();
+        (moved(&plan).len(), rules.into_iter().next())
+    };
+    let limits = Limits::default();
+    assert_eq!(goes(limits), (8, None));
+    let per_node = Limits {
+        per_node: Some(1),
+        ..limits
+    };
+    assert_eq!(goes(per_node), (2, Some("MaxNoOfPodsToEvictPerNode")));
+    let per_namespace = Limits {
+        per_namespace: Some(3),
+        ..limits
+    };
+    assert_eq!(
+        goes(per_namespace),
+        (3, Some("MaxNoOfPodsToEvictPerNamespace"))
+    );
+    let total = Limits {
+        total: Some(0),
+        ..limits
+    };
+    assert_eq!(goes(total), (0, Some("MaxNoOfPodsToEvictTotal")));
+}
+
+#[test]
+fn nodes_are_selected_and_fewer_than_two_are_left_alone() {
+    let mut world = two_nodes();
+    let mut framework = balancing(Box::new(All), vec![Box::new(Anything)]);
+    framework.profiles[0].node_selector =
+        Some(serde_json::from_value(json!({"matchLabels": {"zone": "1"}})).unwrap());
+    assert_eq!(moved(&framework.run(&world.snapshot())), ["no", "p1", "p2"]);
+    framework.node_selector = framework.profiles[0].node_selector.clone();
+    let plan = framework.run(&world.snapshot());
+    assert!(moved(&plan).is_empty() && plan.error.unwrap().contains("fewer than two"));
+    framework.node_selector = None;
+    world.nodes.pop();
+    world.node(
+        "b",
+        json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}),
+    );
+    assert!(framework.run(&world.snapshot()).error.is_some());
+}
+
+/// Promises `b` to everybody but `p2`.
+#[derive(Debug)]
+struct OnlyB;
+
+impl Placement for OnlyB {
+    fn begin(&mut self, _: &Snapshot) {}
+    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
+        if &*pod.name == "p2" {
+            return Err(Why::new("NoTarget", "0/2 nodes fit"));
+        }
+        Ok("b".into())
+    }
+}
+
+#[test]
+fn who_finds_no_place_stays() {
+    let world = two_nodes();
+    let mut framework = balancing(Box::new(All), vec![Box::new(Anything)]);
+    framework.placement = Some(Box::new(OnlyB));
+    for _ in 0..2 {
+        let plan = framework.run(&world.snapshot());
+        assert_eq!(moved(&plan), ["no", "p1", "p3"]);
+        assert!(
+            plan.moves()
+                .all(|planned| planned.target.as_deref() == Some("b"))
+        );
+        assert_eq!(plan.kept[0].why.rule, "NoTarget");
+    }
+}

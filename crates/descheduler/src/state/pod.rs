@@ -1,0 +1,513 @@
+//! A pod as the descheduler sees it: a hundred thousand of them are kept, so what the pods of one workload have in
+//! common is kept once.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    Affinity, Container, ContainerStatus, Pod, PodSpec, PodStatus, Toleration,
+    TopologySpreadConstraint,
+};
+use koord_api::priority::PriorityClass;
+use koord_api::qos::{self, KubeQos, QosClass};
+use koord_api::{annotations, priority, requests};
+use koord_model::resources::{Amounts, ResourceTable};
+use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHasher};
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, Weak};
+
+/// A pod that cannot be looked at.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PodError {
+    /// Every pod of an API server has it.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+}
+
+/// `status.phase`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[allow(missing_docs, reason = "the names are Kubernetes'")]
+pub enum Phase {
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+    #[default]
+    Unknown,
+}
+
+impl Phase {
+    /// As in the object.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Running => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+/// One of `status.conditions`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition {
+    /// `type`.
+    pub kind: Box<str>,
+    /// `status`: `True`, `False` or `Unknown`.
+    pub status: Box<str>,
+    /// `reason`, empty without one.
+    pub reason: Box<str>,
+    /// `lastTransitionTime`.
+    pub since: Option<Timestamp>,
+}
+
+/// Which list of the spec a container is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are Kubernetes'")]
+pub enum ContainerKind {
+    Main,
+    Init,
+    Ephemeral,
+}
+
+/// `state` of a container's status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ContainerState {
+    /// Waits, with `reason`.
+    Waiting(Box<str>),
+    /// Runs.
+    Running,
+    /// Ended, with `reason`.
+    Terminated(Box<str>, i32),
+    /// Nothing is said.
+    Unknown,
+}
+
+/// Status of one container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerInfo {
+    /// Which list it is in.
+    pub kind: ContainerKind,
+    /// `restartCount`.
+    pub restarts: i32,
+    /// `state`.
+    pub state: ContainerState,
+}
+
+/// One of `metadata.ownerReferences`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Owner {
+    /// `apiVersion`, such as `apps/v1`.
+    pub api_version: Box<str>,
+    /// `kind`.
+    pub kind: Box<str>,
+    /// `name`.
+    pub name: Box<str>,
+    /// `uid`.
+    pub uid: Arc<str>,
+    /// Whether it is the one that controls the pod.
+    pub controller: bool,
+}
+
+/// What of `spec.volumes` matters to whoever moves pods.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Claims {
+    /// Whether there is a `hostPath` or `emptyDir`: data that does not move.
+    pub local: bool,
+    /// Names of PersistentVolumeClaims.
+    pub claims: Vec<Box<str>>,
+    /// Whether there is a generic ephemeral volume.
+    pub ephemeral: bool,
+}
+
+/// What pods of one workload have in common.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shape {
+    /// `metadata.labels`.
+    pub labels: BTreeMap<String, String>,
+    /// What the pod asks for, init containers and overhead included: CPU in milli, everything else in units.
+    pub requests: Amounts,
+    /// What its main containers alone ask for.
+    pub main_requests: Amounts,
+    /// An amount that is no quantity, with its field; the pod then counts as asking for nothing.
+    pub malformed: Option<String>,
+    /// `spec.priority`.
+    pub priority: Option<i32>,
+    /// `spec.priorityClassName`.
+    pub priority_class_name: Option<String>,
+    /// Koordinator's priority class, with default.
+    pub class: PriorityClass,
+    /// Koordinator's QoS class as labelled.
+    pub qos: QosClass,
+    /// Kubernetes' QoS class.
+    pub kube_qos: KubeQos,
+    /// `spec.schedulerName`, `default-scheduler` without one.
+    pub scheduler_name: String,
+    /// `spec.nodeSelector`.
+    pub node_selector: BTreeMap<String, String>,
+    /// `spec.affinity`.
+    pub affinity: Option<Affinity>,
+    /// `spec.tolerations`.
+    pub tolerations: Vec<Toleration>,
+    /// `spec.topologySpreadConstraints`.
+    pub spread: Vec<TopologySpreadConstraint>,
+    /// `spec.volumes`.
+    pub volumes: Claims,
+    /// Images of main and init containers, sorted.
+    pub images: Vec<String>,
+    /// Host ports, sorted.
+    pub host_ports: Vec<(Box<str>, i32)>,
+    /// Whether there are `spec.resourceClaims`.
+    pub resource_claims: bool,
+}
+
+/// What of a pod is kept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodInfo {
+    /// `metadata.namespace`.
+    pub namespace: Arc<str>,
+    /// `metadata.name`.
+    pub name: Arc<str>,
+    /// `metadata.uid`.
+    pub uid: Arc<str>,
+    /// `metadata.resourceVersion`.
+    pub resource_version: Option<String>,
+    /// `metadata.creationTimestamp`.
+    pub created: Timestamp,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// `metadata.ownerReferences`.
+    pub owners: Vec<Owner>,
+    /// Those of `metadata.annotations` that [`kept_annotation`] names.
+    pub annotations: BTreeMap<Box<str>, Box<str>>,
+    /// `spec.nodeName`.
+    pub node: Option<Arc<str>>,
+    /// `status.phase`.
+    pub phase: Phase,
+    /// `status.reason`, empty without one.
+    pub reason: Box<str>,
+    /// `status.startTime`.
+    pub started: Option<Timestamp>,
+    /// `status.conditions`.
+    pub conditions: Vec<Condition>,
+    /// Statuses of all containers.
+    pub containers: Vec<ContainerInfo>,
+    /// What it has in common with others.
+    pub shape: Arc<Shape>,
+}
+
+/// Whether whoever moves pods reads this annotation.
+#[must_use]
+pub fn kept_annotation(key: &str) -> bool {
+    key.starts_with("descheduler.alpha.kubernetes.io/")
+        || key.starts_with("descheduler.koordinator.sh/")
+        || matches!(
+            key,
+            "kubernetes.io/config.mirror"
+                | "kubernetes.io/config.source"
+                | "controller.kubernetes.io/pod-deletion-cost"
+                | annotations::EVICTION_COST
+                | annotations::SOFT_EVICTION
+                | annotations::RESERVATION_ALLOCATED
+        )
+}
+
+impl PodInfo {
+    /// Reads `pod`. Its shape is looked up in `shapes`.
+    ///
+    /// # Errors
+    /// A part that every pod of an API server has is missing.
+    pub fn new(pod: Pod, shapes: &Shapes) -> Result<Self, PodError> {
+        let shape = shapes.of(&pod);
+        let meta = pod.metadata;
+        let spec = pod.spec.ok_or(PodError::Missing("spec"))?;
+        let status = pod.status.unwrap_or_default();
+        let containers = containers(&status);
+        let text = |text: Option<String>| text.unwrap_or_default().into_boxed_str();
+        let owner = |owner: k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference| Owner {
+            api_version: owner.api_version.into(),
+            kind: owner.kind.into(),
+            name: owner.name.into(),
+            uid: owner.uid.into(),
+            controller: owner.controller == Some(true),
+        };
+        let condition = |condition: k8s_openapi::api::core::v1::PodCondition| Condition {
+            kind: condition.type_.into(),
+            status: condition.status.into(),
+            reason: text(condition.reason),
+            since: condition.last_transition_time.map(|time| time.0),
+        };
+        let annotations = meta.annotations.unwrap_or_default().into_iter();
+        let annotations = annotations.filter(|(key, _)| kept_annotation(key));
+        Ok(Self {
+            namespace: meta.namespace.unwrap_or_default().into(),
+            name: meta.name.ok_or(PodError::Missing("metadata.name"))?.into(),
+            uid: meta.uid.ok_or(PodError::Missing("metadata.uid"))?.into(),
+            resource_version: meta.resource_version,
+            created: meta
+                .creation_timestamp
+                .map_or(Timestamp::UNIX_EPOCH, |time| time.0),
+            deleting: meta.deletion_timestamp.is_some(),
+            owners: meta
+                .owner_references
+                .into_iter()
+                .flatten()
+                .map(owner)
+                .collect(),
+            annotations: annotations
+                .map(|(key, value)| (key.into(), value.into()))
+                .collect(),
+            node: spec
+                .node_name
+                .filter(|name| !name.is_empty())
+                .map(Arc::from),
+            phase: match status.phase.as_deref() {
+                Some("Pending") => Phase::Pending,
+                Some("Running") => Phase::Running,
+                Some("Succeeded") => Phase::Succeeded,
+                Some("Failed") => Phase::Failed,
+                _ => Phase::Unknown,
+            },
+            reason: text(status.reason),
+            started: status.start_time.map(|time| time.0),
+            conditions: status
+                .conditions
+                .into_iter()
+                .flatten()
+                .map(condition)
+                .collect(),
+            containers,
+            shape,
+        })
+    }
+
+    /// Whether it has not ended.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        !matches!(self.phase, Phase::Succeeded | Phase::Failed)
+    }
+
+    /// Whether condition `Ready` is `True`.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let mut conditions = self.conditions.iter();
+        conditions.any(|condition| &*condition.kind == "Ready" && &*condition.status == "True")
+    }
+
+    /// Who controls it.
+    #[must_use]
+    pub fn controller(&self) -> Option<&Owner> {
+        self.owners.iter().find(|owner| owner.controller)
+    }
+
+    /// The value of an annotation that is kept.
+    #[must_use]
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.annotations.get(key).map(|value| &**value)
+    }
+
+    /// The value of label `key`.
+    #[must_use]
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.shape.labels.get(key).map(String::as_str)
+    }
+}
+
+impl std::fmt::Display for PodInfo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+fn containers(status: &PodStatus) -> Vec<ContainerInfo> {
+    let lists = [
+        (ContainerKind::Init, &status.init_container_statuses),
+        (ContainerKind::Main, &status.container_statuses),
+        (
+            ContainerKind::Ephemeral,
+            &status.ephemeral_container_statuses,
+        ),
+    ];
+    let of = |(kind, list): (ContainerKind, &Option<Vec<ContainerStatus>>)| {
+        let read = |status: &ContainerStatus| {
+            let state = status.state.as_ref();
+            let text = |text: &Option<String>| text.clone().unwrap_or_default().into_boxed_str();
+            let state = if let Some(waiting) = state.and_then(|state| state.waiting.as_ref()) {
+                ContainerState::Waiting(text(&waiting.reason))
+            } else if let Some(ended) = state.and_then(|state| state.terminated.as_ref()) {
+                ContainerState::Terminated(text(&ended.reason), ended.exit_code)
+            } else if state.is_some_and(|state| state.running.is_some()) {
+                ContainerState::Running
+            } else {
+                ContainerState::Unknown
+            };
+            ContainerInfo {
+                kind,
+                restarts: status.restart_count,
+                state,
+            }
+        };
+        list.iter().flatten().map(read).collect::<Vec<_>>()
+    };
+    lists.into_iter().flat_map(of).collect()
+}
+
+/// The shapes of all pods that are kept. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Shapes {
+    table: Arc<ResourceTable>,
+    known: Arc<Mutex<FxHashMap<u64, Vec<Weak<Shape>>>>>,
+}
+
+impl Shapes {
+    /// None yet; resources get their numbers from `table`.
+    #[must_use]
+    pub fn new(table: Arc<ResourceTable>) -> Self {
+        Self {
+            table,
+            known: Arc::default(),
+        }
+    }
+
+    /// The resources of all shapes.
+    #[must_use]
+    pub fn table(&self) -> &Arc<ResourceTable> {
+        &self.table
+    }
+
+    /// How many different ones are in use.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let known = self.known.lock();
+        let alive = |shapes: &Vec<Weak<Shape>>| {
+            shapes
+                .iter()
+                .filter(|shape| shape.strong_count() > 0)
+                .count()
+        };
+        known.values().map(alive).sum()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn of(&self, pod: &Pod) -> Arc<Shape> {
+        let shape = self.read(pod);
+        let mut hasher = FxHasher::default();
+        (
+            &shape.labels,
+            &shape.requests,
+            &shape.images,
+            shape.priority,
+        )
+            .hash(&mut hasher);
+        let mut known = self.known.lock();
+        let alike = known.entry(hasher.finish()).or_default();
+        if let Some(found) = alike
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|other| **other == shape)
+        {
+            return found;
+        }
+        alike.retain(|shape| shape.strong_count() > 0);
+        let shape = Arc::new(shape);
+        alike.push(Arc::downgrade(&shape));
+        shape
+    }
+
+    /// Forgets shapes that no pod has any more.
+    pub fn tidy(&self) {
+        self.known.lock().retain(|_, shapes| {
+            shapes.retain(|shape| shape.strong_count() > 0);
+            !shapes.is_empty()
+        });
+    }
+
+    fn read(&self, pod: &Pod) -> Shape {
+        let empty = PodSpec::default();
+        let spec = pod.spec.as_ref().unwrap_or(&empty);
+        let (requests, malformed) = match requests::of_pod(spec) {
+            Ok(list) => (super::node::amounts(&list, &self.table), None),
+            Err(error) => (Amounts::new(), Some(error.to_string())),
+        };
+        let main = PodSpec {
+            containers: spec.containers.clone(),
+            ..PodSpec::default()
+        };
+        let main = requests::of_pod(&main).unwrap_or_default();
+        let all = || {
+            spec.containers
+                .iter()
+                .chain(spec.init_containers.iter().flatten())
+        };
+        let mut images: Vec<String> = all()
+            .filter_map(|container| container.image.clone())
+            .collect();
+        images.sort();
+        let ports = |container: &Container| {
+            let ports = container.ports.clone().unwrap_or_default().into_iter();
+            let host = ports.filter_map(|port| {
+                Some((
+                    port.protocol.unwrap_or("TCP".to_owned()).into(),
+                    port.host_port?,
+                ))
+            });
+            host.collect::<Vec<(Box<str>, i32)>>()
+        };
+        let mut host_ports: Vec<_> = all().flat_map(ports).collect();
+        host_ports.sort();
+        Shape {
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            requests,
+            main_requests: super::node::amounts(&main, &self.table),
+            malformed,
+            priority: spec.priority,
+            priority_class_name: spec.priority_class_name.clone(),
+            class: priority::of_pod_with_default(pod),
+            qos: qos::of_pod(pod),
+            kube_qos: qos::kube_of_pod(pod),
+            scheduler_name: spec
+                .scheduler_name
+                .clone()
+                .unwrap_or("default-scheduler".to_owned()),
+            node_selector: spec.node_selector.clone().unwrap_or_default(),
+            affinity: spec.affinity.clone(),
+            tolerations: spec.tolerations.clone().unwrap_or_default(),
+            spread: spec.topology_spread_constraints.clone().unwrap_or_default(),
+            volumes: volumes(spec),
+            images,
+            host_ports,
+            resource_claims: spec.resource_claims.iter().flatten().next().is_some(),
+        }
+    }
+}
+
+fn volumes(spec: &PodSpec) -> Claims {
+    let mut out = Claims::default();
+    for volume in spec.volumes.iter().flatten() {
+        out.local |= volume.host_path.is_some() || volume.empty_dir.is_some();
+        out.ephemeral |= volume.ephemeral.is_some();
+        if let Some(claim) = &volume.persistent_volume_claim {
+            out.claims.push(claim.claim_name.as_str().into());
+        }
+    }
+    out
+}
+
+impl koord_kube::informer::Mirrored for PodInfo {
+    fn names(&self) -> (&str, &str) {
+        (&self.namespace, &self.name)
+    }
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.resource_version.as_deref()
+    }
+}

@@ -1,0 +1,164 @@
+//! Little clusters for tests.
+
+use crate::framework::{Ask, Evictor, Filter, Framework, Intent, Plan, Profile, Strategy, Why};
+use crate::state::{NodeInfo, NodeUsage, PodInfo, Shapes, Snapshot};
+use jiff::Timestamp;
+use koord_model::resources::ResourceTable;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// A cluster that is being made.
+#[derive(Debug, Clone)]
+pub(crate) struct World {
+    pub(crate) shapes: Shapes,
+    pub(crate) now: Timestamp,
+    pub(crate) nodes: Vec<Arc<NodeInfo>>,
+    pub(crate) pods: Vec<Arc<PodInfo>>,
+    pub(crate) usage: Vec<Arc<NodeUsage>>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self {
+            shapes: Shapes::new(Arc::new(ResourceTable::new())),
+            now: "2026-01-01T12:00:00Z".parse().unwrap(),
+            nodes: Vec::new(),
+            pods: Vec::new(),
+            usage: Vec::new(),
+        }
+    }
+}
+
+/// `value` with what `over` says, member by member.
+pub(crate) fn merged(mut value: Value, over: Value) -> Value {
+    match (&mut value, over) {
+        (Value::Object(members), Value::Object(over)) => {
+            for (key, over) in over {
+                let old = members.remove(&key).unwrap_or(Value::Null);
+                members.insert(key, merged(old, over));
+            }
+        }
+        (value, over) => *value = over,
+    }
+    value
+}
+
+impl World {
+    /// A node that is ready, with 4 CPUs, 3 GB and 110 pods, and what `over` says.
+    pub(crate) fn node(&mut self, name: &str, over: Value) -> Arc<NodeInfo> {
+        let node = json!({
+            "metadata": {"name": name, "uid": name, "labels": {"kubernetes.io/hostname": name}},
+            "status": {
+                "allocatable": {"cpu": "4", "memory": "3G", "pods": "110"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        });
+        let node = serde_json::from_value(merged(node, over)).unwrap();
+        let node = Arc::new(NodeInfo::new(node, self.shapes.table()));
+        self.nodes.push(node.clone());
+        node
+    }
+
+    /// A pod of a ReplicaSet that runs on `node`, is ready and asks for nothing, and what `over` says.
+    pub(crate) fn pod(&mut self, name: &str, node: &str, over: Value) -> Arc<PodInfo> {
+        let pod = json!({
+            "metadata": {
+                "name": name, "namespace": "default", "uid": format!("uid-{name}"),
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": true}],
+            },
+            "spec": {
+                "nodeName": node, "schedulerName": "koord-scheduler",
+                "containers": [{"name": "c", "image": "c"}],
+            },
+            "status": {
+                "phase": "Running",
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        });
+        let pod = serde_json::from_value(merged(pod, over)).unwrap();
+        let pod = Arc::new(PodInfo::new(pod, &self.shapes).unwrap());
+        self.pods.push(pod.clone());
+        pod
+    }
+
+    /// A report of `node` of now; `pods` are `(name, usage)` in namespace `default`.
+    pub(crate) fn usage(
+        &mut self,
+        node: &str,
+        usage: Value,
+        system: Value,
+        pods: &[(&str, Value)],
+    ) {
+        let pods = pods.iter().map(|(name, usage)| {
+            json!({"namespace": "default", "name": name, "podUsage": {"resources": usage}, "priority": "koord-prod"})
+        });
+        let metric = json!({
+            "metadata": {"name": node, "uid": node},
+            "spec": {},
+            "status": {
+                "updateTime": self.now,
+                "nodeMetric": {"nodeUsage": {"resources": usage}, "systemUsage": {"resources": system}},
+                "podsMetric": pods.collect::<Vec<_>>(),
+            },
+        });
+        let metric = serde_json::from_value(metric).unwrap();
+        self.usage
+            .push(Arc::new(NodeUsage::new(metric, self.shapes.table())));
+    }
+
+    /// As it stands.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let mut snapshot = Snapshot::empty(self.now, self.shapes.table().clone())
+            .with(self.nodes.clone(), self.pods.clone());
+        let usage = self.usage.iter();
+        snapshot.usage = usage
+            .map(|usage| (usage.name.clone(), usage.clone()))
+            .collect();
+        snapshot
+    }
+}
+
+/// Lets everything go.
+#[derive(Debug)]
+pub(crate) struct Anything;
+
+impl Filter for Anything {
+    fn name(&self) -> &'static str {
+        "Anything"
+    }
+    fn filter(&self, _: &Snapshot, _: &PodInfo) -> Result<(), Why> {
+        Ok(())
+    }
+}
+
+impl Evictor for Anything {
+    fn name(&self) -> &'static str {
+        "Anything"
+    }
+    fn evict(&mut self, _: &Snapshot, _: &Ask<'_>) -> Result<Intent, Why> {
+        Ok(Intent::Evict(None))
+    }
+}
+
+/// A framework in which `strategy` balances, `filters` have a say, and whatever passes is evicted.
+pub(crate) fn balancing(strategy: Box<dyn Strategy>, filters: Vec<Box<dyn Filter>>) -> Framework {
+    Framework {
+        profiles: vec![Profile {
+            name: "test".into(),
+            node_selector: None,
+            deschedule: Vec::new(),
+            balance: vec![strategy],
+            filters,
+            evictor: Box::new(Anything),
+        }],
+        ..Framework::default()
+    }
+}
+
+/// Names of the pods that a plan moves, in order.
+pub(crate) fn moved(plan: &Plan) -> Vec<String> {
+    plan.moves()
+        .map(|planned| planned.pod.name.to_string())
+        .collect()
+}
