@@ -59,7 +59,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     (
         "koord-descheduler",
-        &["koord-api", "koord-model", "koord-app", "koord-kube"],
+        &[
+            "koord-api",
+            "koord-model",
+            "koord-app",
+            "koord-kinds",
+            "koord-kube",
+        ],
     ),
     (
         "koordlet",

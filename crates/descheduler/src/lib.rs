@@ -15,7 +15,9 @@
 //! Invariant: no decision does I/O or reads a clock, and nothing here knows how pods are placed; whoever runs the
 //! descheduler may hand it something that does ([`framework::Placement`]).
 
+pub mod config;
 pub mod framework;
+pub mod registry;
 pub mod state;
 
 #[cfg(test)]

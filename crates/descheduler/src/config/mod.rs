@@ -1,0 +1,337 @@
+//! `DeschedulerConfiguration`, group and version `descheduler/v1alpha2`: Koordinator's, not the kind of the same version
+//! that kubernetes-sigs/descheduler has.
+//!
+//! ```text
+//! file ──► Configuration::parse (strict, defaults, values) ──► Registry::complete (plugins, their arguments)
+//! ```
+//!
+//! Decoding is strict: a field that is unknown or given twice is an error that names it. A field that is `null` is as
+//! one that is absent.
+
+mod address;
+mod merge;
+mod selectors;
+mod validate;
+
+pub(crate) use merge::{MIGRATION_CONTROLLER, merged};
+pub(crate) use selectors::check as check_selectors;
+pub use validate::ConfigError;
+pub(crate) use validate::refuse;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use koord_api::duration::GoDuration;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The only version.
+pub(crate) const API_VERSION: &str = "descheduler/v1alpha2";
+const KIND: &str = "DeschedulerConfiguration";
+/// What a single profile without a name is called.
+pub const DEFAULT_PROFILE: &str = "koord-descheduler";
+/// Where health and metrics are served by default.
+pub const DEFAULT_PORT: u16 = 10251;
+
+/// How the descheduler runs, with upstream's names and defaults.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Configuration {
+    /// `descheduler/v1alpha2`.
+    pub api_version: String,
+    /// `DeschedulerConfiguration`.
+    pub kind: String,
+    /// Leader election.
+    #[serde(default)]
+    pub leader_election: LeaderElection,
+    /// How to reach the API server.
+    #[serde(default)]
+    pub client_connection: ClientConnection,
+    /// Whether to answer at `/debug`.
+    #[serde(default = "yes")]
+    pub enable_profiling: bool,
+    /// Accepted for compatibility; as `enableProfiling` without a value.
+    #[serde(default)]
+    pub enable_contention_profiling: Option<bool>,
+    /// Where to serve health, as `host:port`; port 0 is nowhere.
+    #[serde(default = "everywhere")]
+    pub healthz_bind_address: String,
+    /// Where to serve metrics, as `host:port`; port 0 is nowhere.
+    #[serde(default = "everywhere")]
+    pub metrics_bind_address: String,
+    /// From the start of one cycle to that of the next; 0 is a single cycle.
+    #[serde(default)]
+    pub descheduling_interval: GoDuration,
+    /// Whether nothing is moved.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// What runs, in this order; one profile without any strategy when there is none.
+    #[serde(default)]
+    pub profiles: Vec<ProfileConfig>,
+    /// Which nodes are looked at; all without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<LabelSelector>,
+    /// How many pods of a node may go in one cycle; any number without it. As the other two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_no_of_pods_to_evict_per_node: Option<u64>,
+    /// Of a namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_no_of_pods_to_evict_per_namespace: Option<u64>,
+    /// In all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_no_of_pods_to_evict_total: Option<u64>,
+}
+
+/// `leaderElection`. A duration of 0 and an empty name stand for the default.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct LeaderElection {
+    /// Whether replicas elect one that works.
+    pub leader_elect: bool,
+    /// How long a lease is valid without renewal.
+    pub lease_duration: GoDuration,
+    /// After how long without a successful renewal the leader gives up.
+    pub renew_deadline: GoDuration,
+    /// How often to try.
+    pub retry_period: GoDuration,
+    /// Only `leases` exists.
+    pub resource_lock: String,
+    /// Name of the lease.
+    pub resource_name: String,
+    /// Namespace of the lease.
+    pub resource_namespace: String,
+}
+
+impl Default for LeaderElection {
+    fn default() -> Self {
+        Self {
+            leader_elect: true,
+            lease_duration: GoDuration::from_secs(15),
+            renew_deadline: GoDuration::from_secs(10),
+            retry_period: GoDuration::from_secs(2),
+            resource_lock: "leases".to_owned(),
+            resource_name: "koord-descheduler".to_owned(),
+            resource_namespace: "koordinator-system".to_owned(),
+        }
+    }
+}
+
+/// `clientConnection`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ClientConnection {
+    /// Path of a kubeconfig; empty for the flag's or the in-cluster one.
+    pub kubeconfig: String,
+    /// Accepted for compatibility: JSON is spoken.
+    pub accept_content_types: String,
+    /// Accepted for compatibility: JSON is spoken.
+    pub content_type: String,
+    /// Requests per second; 0 stands for the default.
+    pub qps: f64,
+    /// Requests at once; 0 stands for the default.
+    pub burst: i32,
+}
+
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
+impl Default for ClientConnection {
+    fn default() -> Self {
+        Self {
+            kubeconfig: String::new(),
+            accept_content_types: format!("{PROTOBUF},application/json"),
+            content_type: PROTOBUF.to_owned(),
+            qps: 50.0,
+            burst: 100,
+        }
+    }
+}
+
+/// One entry of `profiles`.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ProfileConfig {
+    /// Its name; needed if there is another profile.
+    pub name: String,
+    /// Which nodes it looks at; all without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<LabelSelector>,
+    /// Which plugins run where.
+    pub plugins: PluginsConfig,
+    /// Arguments of plugins.
+    pub plugin_config: Vec<PluginArgs>,
+}
+
+/// `plugins` of a profile.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PluginsConfig {
+    /// Strategies that run first.
+    pub deschedule: PluginSet,
+    /// Strategies that run then.
+    pub balance: PluginSet,
+    /// Who carries out; `MigrationController` by default.
+    pub evict: PluginSet,
+    /// Who has to agree; `MigrationController` by default.
+    pub filter: PluginSet,
+}
+
+/// Plugins at one extension point.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PluginSet {
+    /// On, in this order, after the defaults.
+    pub enabled: Vec<PluginRef>,
+    /// Off; `*` for all defaults.
+    pub disabled: Vec<PluginRef>,
+}
+
+/// A plugin by name.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PluginRef {
+    /// The plugin's name.
+    pub name: String,
+}
+
+/// One entry of `pluginConfig`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PluginArgs {
+    /// The plugin's name.
+    pub name: String,
+    /// Its arguments, with `apiVersion` and `kind`; read by the plugin.
+    #[serde(default)]
+    pub args: Value,
+}
+
+impl Default for Configuration {
+    /// What runs without a file: one profile without strategies.
+    fn default() -> Self {
+        Self {
+            api_version: API_VERSION.to_owned(),
+            kind: KIND.to_owned(),
+            leader_election: LeaderElection::default(),
+            client_connection: ClientConnection::default(),
+            enable_profiling: true,
+            enable_contention_profiling: Some(true),
+            healthz_bind_address: everywhere(),
+            metrics_bind_address: everywhere(),
+            descheduling_interval: GoDuration::ZERO,
+            dry_run: false,
+            profiles: vec![ProfileConfig {
+                name: DEFAULT_PROFILE.to_owned(),
+                ..ProfileConfig::default()
+            }],
+            node_selector: None,
+            max_no_of_pods_to_evict_per_node: None,
+            max_no_of_pods_to_evict_per_namespace: None,
+            max_no_of_pods_to_evict_total: None,
+        }
+    }
+}
+
+impl Configuration {
+    /// Reads a file's YAML or JSON.
+    ///
+    /// # Errors
+    /// A syntax error, a field that is unknown or given twice, a wrong type, or a value that is not allowed, by its
+    /// path.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let value: Value =
+            serde_saphyr::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
+        let value = without_nulls(value);
+        check_selectors("", &value, true)?;
+        let mut config: Self = decode("", value)?;
+        config.set_defaults();
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Puts defaults in the place of what Go cannot tell from an absent field.
+    fn set_defaults(&mut self) {
+        if self.profiles.is_empty() {
+            self.profiles.push(ProfileConfig::default());
+        }
+        if let [only] = &mut self.profiles[..]
+            && only.name.is_empty()
+        {
+            DEFAULT_PROFILE.clone_into(&mut only.name);
+        }
+        let (election, by_default) = (&mut self.leader_election, LeaderElection::default());
+        unless_zero(&mut election.lease_duration, by_default.lease_duration);
+        unless_zero(&mut election.renew_deadline, by_default.renew_deadline);
+        unless_zero(&mut election.retry_period, by_default.retry_period);
+        unless_zero(&mut election.resource_lock, by_default.resource_lock);
+        unless_zero(&mut election.resource_name, by_default.resource_name);
+        let namespace = by_default.resource_namespace;
+        unless_zero(&mut election.resource_namespace, namespace);
+        let (client, by_default) = (&mut self.client_connection, ClientConnection::default());
+        if client.content_type.is_empty() {
+            client.content_type = by_default.content_type;
+            client.accept_content_types = by_default.accept_content_types;
+        }
+        unless_zero(&mut client.qps, by_default.qps);
+        unless_zero(&mut client.burst, by_default.burst);
+        let profiling = self.enable_profiling;
+        self.enable_contention_profiling = self.enable_contention_profiling.or(Some(profiling));
+        for address in [
+            &mut self.healthz_bind_address,
+            &mut self.metrics_bind_address,
+        ] {
+            *address = address::completed(address);
+        }
+    }
+
+    /// As a file that says the same.
+    ///
+    /// # Errors
+    /// It cannot be written as YAML.
+    pub fn written(&self) -> Result<String, ConfigError> {
+        serde_saphyr::to_string(self).map_err(|error| ConfigError::Syntax(error.to_string()))
+    }
+}
+
+fn unless_zero<T: Default + PartialEq>(field: &mut T, by_default: T) {
+    if *field == T::default() {
+        *field = by_default;
+    }
+}
+
+/// Reads `value`; errors are below `path`.
+pub(crate) fn decode<T: DeserializeOwned>(path: &str, value: Value) -> Result<T, ConfigError> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let inner = error.path().to_string();
+        let path = match (path, inner.as_str()) {
+            (path, ".") => path.to_owned(),
+            ("", inner) => inner.to_owned(),
+            (path, inner) => format!("{path}.{inner}"),
+        };
+        ConfigError::Field {
+            path,
+            message: error.inner().to_string(),
+        }
+    })
+}
+
+/// `value` without members that are `null`, at any depth.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(members) => {
+            let there = members.into_iter().filter(|(_, value)| !value.is_null());
+            let there = there.map(|(key, value)| (key, without_nulls(value)));
+            Value::Object(there.collect::<Map<_, _>>())
+        }
+        Value::Array(list) => list.into_iter().map(without_nulls).collect(),
+        other => other,
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn everywhere() -> String {
+    format!("0.0.0.0:{DEFAULT_PORT}")
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,189 @@
+//! Which plugins exist, and profiles made of them.
+//!
+//! A plugin is a row: its name, how its arguments are read, and what is built of them. The rows are in `plugins`.
+
+mod plugins;
+mod profile;
+
+pub use profile::{Completed, CompletedProfile};
+
+use crate::config::{API_VERSION, ConfigError, Configuration, check_selectors, decode, refuse};
+use crate::framework::{Evictor, Filter, Strategy};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// What a plugin does at each extension point; nothing where it does not belong.
+#[derive(Debug, Default)]
+pub struct Built {
+    /// Runs first.
+    pub deschedule: Option<Box<dyn Strategy>>,
+    /// Runs then.
+    pub balance: Option<Box<dyn Strategy>>,
+    /// Carries out.
+    pub evict: Option<Box<dyn Evictor>>,
+    /// Has to agree.
+    pub filter: Option<Box<dyn Filter>>,
+}
+
+impl Built {
+    /// Only at `deschedule`.
+    #[must_use]
+    pub fn descheduling(strategy: impl Strategy + 'static) -> Self {
+        Self {
+            deschedule: Some(Box::new(strategy)),
+            ..Self::default()
+        }
+    }
+
+    /// Only at `balance`.
+    #[must_use]
+    pub fn balancing(strategy: impl Strategy + 'static) -> Self {
+        Self {
+            balance: Some(Box::new(strategy)),
+            ..Self::default()
+        }
+    }
+}
+
+/// What a plugin may know of the configuration besides its arguments.
+#[derive(Debug, Clone, Copy)]
+pub struct About<'a> {
+    /// The whole configuration.
+    pub config: &'a Configuration,
+    /// The profile's name.
+    pub profile: &'a str,
+}
+
+/// Arguments that were read.
+pub(crate) struct Ready {
+    /// With their defaults.
+    pub(crate) args: Value,
+    /// What values are not allowed.
+    pub(crate) checked: Result<(), String>,
+    /// Builds the plugin.
+    pub(crate) make: Box<Make>,
+}
+
+type Make = dyn FnOnce(About<'_>) -> Result<Built, String>;
+type Read = dyn Fn(&str, Value) -> Result<Ready, ConfigError> + Send + Sync;
+
+#[derive(Clone)]
+struct Plugin {
+    read: Arc<Read>,
+    /// Whether a field that it does not know is a mistake.
+    strict: bool,
+}
+
+impl fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Plugin");
+        shown.field("strict", &self.strict).finish_non_exhaustive()
+    }
+}
+
+/// The plugins that exist.
+#[derive(Debug, Clone, Default)]
+pub struct Registry {
+    plugins: BTreeMap<&'static str, Plugin>,
+}
+
+impl Registry {
+    /// Every plugin of this crate.
+    #[must_use]
+    pub fn in_tree() -> Self {
+        plugins::all()
+    }
+
+    /// Adds a plugin in the place of any of the same name. `A` are its arguments with their defaults, `check` says
+    /// which values are not allowed, `make` builds it. If `strict`, label selectors and delete options in its
+    /// arguments have no unknown fields; `A` itself has to see to its own.
+    #[must_use]
+    pub fn with<A>(
+        mut self,
+        name: &'static str,
+        strict: bool,
+        check: fn(&A) -> Result<(), String>,
+        make: fn(A, About<'_>) -> Result<Built, String>,
+    ) -> Self
+    where
+        A: Serialize + DeserializeOwned + 'static,
+    {
+        let read = move |path: &str, value: Value| {
+            let args: A = decode(path, value)?;
+            let written = serde_json::to_value(&args).map_err(|error| ConfigError::Field {
+                path: path.to_owned(),
+                message: error.to_string(),
+            })?;
+            Ok(Ready {
+                args: with_type(name, written),
+                checked: check(&args),
+                make: Box::new(move |about| make(args, about)),
+            })
+        };
+        let read = Arc::new(read);
+        self.plugins.insert(name, Plugin { read, strict });
+        self
+    }
+
+    /// Names of all plugins, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.plugins.keys().copied()
+    }
+
+    /// Reads `args` of plugin `name`, which are at `path`. `None` if there is no such plugin: nobody knows what they
+    /// mean then.
+    pub(crate) fn read(
+        &self,
+        name: &str,
+        path: &str,
+        args: &Value,
+    ) -> Result<Option<Ready>, ConfigError> {
+        let Some((name, plugin)) = self.plugins.get_key_value(name) else {
+            return Ok(None);
+        };
+        let args = without_type(name, path, args)?;
+        check_selectors(path, &args, plugin.strict)?;
+        (plugin.read)(path, args).map(Some)
+    }
+}
+
+fn kind(plugin: &str) -> String {
+    format!("{plugin}Args")
+}
+
+/// Takes `apiVersion` and `kind` out, which may be absent but not be others than the plugin's.
+fn without_type(plugin: &str, path: &str, args: &Value) -> Result<Value, ConfigError> {
+    let mut members = match args {
+        Value::Null => Map::new(),
+        Value::Object(members) => members.clone(),
+        other => return refuse(path, format!("{other} is not an object")),
+    };
+    for (field, wanted) in [("apiVersion", API_VERSION), ("kind", &kind(plugin))] {
+        match members.remove(field) {
+            None => {}
+            Some(Value::String(value)) if value == wanted || value.is_empty() => {}
+            Some(value) => {
+                let message = format!("{value} is not {wanted:?}");
+                return refuse(format!("{path}.{field}"), message);
+            }
+        }
+    }
+    Ok(Value::Object(members))
+}
+
+fn with_type(plugin: &str, args: Value) -> Value {
+    let mut all = Map::new();
+    all.insert("apiVersion".to_owned(), API_VERSION.into());
+    all.insert("kind".to_owned(), kind(plugin).into());
+    if let Value::Object(members) = args {
+        all.extend(members);
+    }
+    Value::Object(all)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,7 @@
+//! One row for each plugin.
+
+use super::Registry;
+
+pub(super) fn all() -> Registry {
+    Registry::default()
+}

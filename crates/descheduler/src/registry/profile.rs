@@ -1,0 +1,241 @@
+//! From a configuration to profiles that run.
+
+use super::{About, Built, Ready, Registry};
+use crate::config::{
+    ConfigError, Configuration, MIGRATION_CONTROLLER, PluginArgs, PluginRef, PluginSet,
+    ProfileConfig, merged, refuse,
+};
+use crate::framework::{Framework, Limits, Profile};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A configuration with everything spelled out, and what is needed to run it.
+pub struct Completed {
+    /// As a file would have to say it: each extension point with what is on, the arguments of each plugin with their
+    /// defaults.
+    pub config: Configuration,
+    /// In the order of the configuration.
+    pub profiles: Vec<CompletedProfile>,
+    /// What is said and has no effect.
+    pub notes: Vec<String>,
+}
+
+/// One profile, and the plugins that it needs.
+pub struct CompletedProfile {
+    at: usize,
+    plugins: BTreeMap<String, Ready>,
+}
+
+impl std::fmt::Debug for Completed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Completed");
+        shown.field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for CompletedProfile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<_> = self.plugins.keys().collect();
+        f.debug_struct("CompletedProfile")
+            .field("plugins", &names)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Registry {
+    /// Spells `config` out: which plugins are on, and their arguments.
+    ///
+    /// # Errors
+    /// A plugin that is on does not exist or is there twice, no or more than one plugin evicts, or a plugin does not
+    /// like its arguments.
+    pub fn complete(&self, mut config: Configuration) -> Result<Completed, ConfigError> {
+        let mut notes = Vec::new();
+        let mut profiles = Vec::new();
+        for (at, profile) in config.profiles.iter_mut().enumerate() {
+            let plugins = self.complete_profile(at, profile, &mut notes)?;
+            profiles.push(CompletedProfile { at, plugins });
+        }
+        Ok(Completed {
+            config,
+            profiles,
+            notes,
+        })
+    }
+
+    fn complete_profile(
+        &self,
+        at: usize,
+        profile: &mut ProfileConfig,
+        notes: &mut Vec<String>,
+    ) -> Result<BTreeMap<String, Ready>, ConfigError> {
+        let path = format!("profiles[{at}]");
+        profile.plugins = merged(&profile.plugins);
+        let points = &profile.plugins;
+        let points = [
+            ("deschedule", &points.deschedule),
+            ("balance", &points.balance),
+            ("evict", &points.evict),
+            ("filter", &points.filter),
+        ];
+        for (point, set) in points {
+            self.check_names(&format!("{path}.plugins.{point}"), set)?;
+        }
+        match &profile.plugins.evict.enabled[..] {
+            [_] => {}
+            [] => return refuse(format!("{path}.plugins.evict"), "no plugin evicts"),
+            several => {
+                let names: Vec<_> = several.iter().map(|plugin| plugin.name.as_str()).collect();
+                let message = format!("{} both evict: only one can", names.join(" and "));
+                return refuse(format!("{path}.plugins.evict"), message);
+            }
+        }
+        let on = points.iter().flat_map(|(_, set)| &set.enabled);
+        let on: BTreeSet<String> = on.map(|plugin| plugin.name.clone()).collect();
+        let mut ready = BTreeMap::new();
+        for (at, entry) in profile.plugin_config.iter_mut().enumerate() {
+            let path = format!("{path}.pluginConfig[{at}].args");
+            let PluginArgs { name, args } = entry;
+            let Some(read) = self.read(name, &path, args)? else {
+                notes.push(format!("{path}: there is no plugin {name}"));
+                continue;
+            };
+            args.clone_from(&read.args);
+            let is_on = on.contains(name);
+            match &read.checked {
+                Ok(()) => {}
+                // As upstream, which looks at other plugins' only when it builds them.
+                Err(problem) if is_on || name == MIGRATION_CONTROLLER => {
+                    return refuse(path, problem);
+                }
+                Err(problem) => notes.push(format!("{path}: {problem}; {name} is not on")),
+            }
+            if is_on {
+                ready.insert(name.clone(), read);
+            }
+        }
+        for name in on {
+            if ready.contains_key(&name) {
+                continue;
+            }
+            let path = format!("{path}: arguments of {name} by default");
+            let Some(read) = self.read(&name, &path, &Value::Null)? else {
+                continue;
+            };
+            if let Err(problem) = &read.checked {
+                return refuse(path, problem);
+            }
+            profile.plugin_config.push(PluginArgs {
+                name: name.clone(),
+                args: read.args.clone(),
+            });
+            ready.insert(name, read);
+        }
+        let name = |entry: &PluginArgs| entry.name.clone();
+        profile.plugin_config.sort_by_key(name);
+        Ok(ready)
+    }
+
+    fn check_names(&self, path: &str, set: &PluginSet) -> Result<(), ConfigError> {
+        let mut seen = BTreeSet::new();
+        for (at, PluginRef { name }) in set.enabled.iter().enumerate() {
+            let path = format!("{path}.enabled[{at}].name");
+            if !self.plugins.contains_key(name.as_str()) {
+                let there: Vec<_> = self.names().collect();
+                let there = there.join(", ");
+                return refuse(
+                    path,
+                    format!("there is no plugin {name:?}; there are {there}"),
+                );
+            }
+            if !seen.insert(name) {
+                return refuse(path, format!("{name:?} is listed twice"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Completed {
+    /// Builds every plugin that is on, once for each profile.
+    ///
+    /// # Errors
+    /// A plugin does not do what the profile wants of it, or cannot be built.
+    pub fn build(self) -> Result<Framework, ConfigError> {
+        let config = &self.config;
+        let limits = Limits {
+            per_node: config.max_no_of_pods_to_evict_per_node,
+            per_namespace: config.max_no_of_pods_to_evict_per_namespace,
+            total: config.max_no_of_pods_to_evict_total,
+        };
+        let profiles = self.profiles.into_iter().zip(&config.profiles);
+        let profiles = profiles.map(|(plugins, profile)| plugins.build(config, profile));
+        Ok(Framework {
+            profiles: profiles.collect::<Result<_, _>>()?,
+            node_selector: config.node_selector.clone(),
+            limits,
+            dry_run: config.dry_run,
+            placement: None,
+        })
+    }
+}
+
+impl CompletedProfile {
+    fn build(
+        self,
+        config: &Configuration,
+        profile: &ProfileConfig,
+    ) -> Result<Profile, ConfigError> {
+        let path = format!("profiles[{}]", self.at);
+        let about = About {
+            config,
+            profile: &profile.name,
+        };
+        let mut built = BTreeMap::<String, Built>::new();
+        for (name, ready) in self.plugins {
+            match (ready.make)(about) {
+                Ok(made) => built.insert(name, made),
+                Err(problem) => return refuse(format!("{path}: plugin {name}"), problem),
+            };
+        }
+        let plugins = &profile.plugins;
+        let mut evict = taken(&path, "evict", &plugins.evict, &mut built, |built| {
+            built.evict.take()
+        })?;
+        let Some(evictor) = evict.pop() else {
+            return refuse(format!("{path}.plugins.evict"), "no plugin evicts");
+        };
+        Ok(Profile {
+            name: profile.name.as_str().into(),
+            node_selector: profile.node_selector.clone(),
+            deschedule: taken(&path, "deschedule", &plugins.deschedule, &mut built, |it| {
+                it.deschedule.take()
+            })?,
+            balance: taken(&path, "balance", &plugins.balance, &mut built, |it| {
+                it.balance.take()
+            })?,
+            filters: taken(&path, "filter", &plugins.filter, &mut built, |it| {
+                it.filter.take()
+            })?,
+            evictor,
+        })
+    }
+}
+
+/// What the plugins of `set` do at extension point `point`.
+fn taken<T>(
+    path: &str,
+    point: &str,
+    set: &PluginSet,
+    built: &mut BTreeMap<String, Built>,
+    take: fn(&mut Built) -> Option<T>,
+) -> Result<Vec<T>, ConfigError> {
+    let enabled = set.enabled.iter().enumerate();
+    let take = enabled.map(|(at, PluginRef { name })| {
+        let field = || format!("{path}.plugins.{point}.enabled[{at}].name");
+        match built.get_mut(name).and_then(take) {
+            Some(taken) => Ok(taken),
+            None => refuse(field(), format!("plugin {name:?} does nothing at {point}")),
+        }
+    });
+    take.collect()
+}
