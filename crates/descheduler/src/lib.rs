@@ -16,8 +16,10 @@
 //! descheduler may hand it something that does ([`framework::Placement`]).
 
 pub mod config;
+pub mod daemon;
 pub mod framework;
 pub mod registry;
+pub mod report;
 pub mod state;
 
 #[cfg(test)]

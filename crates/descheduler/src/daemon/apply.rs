@@ -1,0 +1,155 @@
+//! Carries a plan out.
+
+use crate::framework::{Action, Intent, Move, Plan};
+use crate::state::{PodInfo, Snapshot};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
+use koord_api::scheduling::PodMigrationJob;
+use koord_kube::api::PostParams;
+use koord_kube::evict::{EvictOptions, EvictOutcome, evict_pod};
+use koord_kube::{Api, Client, patch};
+use rustc_hash::FxHashMap;
+use serde_json::json;
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+
+/// What became of an action: what was done, or why it was not.
+pub(super) type Outcome = Result<String, String>;
+
+/// How the clearing of a node goes.
+#[derive(Debug, Default)]
+struct Drain {
+    /// It was made unschedulable here.
+    cordoned: bool,
+    failed: bool,
+}
+
+/// Does what `plan` asks for, in order, until `stop`; outcomes are in the order of its actions. Nothing is repeated:
+/// the next cycle sees what is still to be done.
+pub(super) async fn apply(
+    client: &Client,
+    snapshot: &Snapshot,
+    plan: &Plan,
+    stop: &CancellationToken,
+) -> Vec<Outcome> {
+    let mut drains = FxHashMap::<Arc<str>, Drain>::default();
+    let mut outcomes = Vec::with_capacity(plan.actions.len());
+    for action in &plan.actions {
+        let outcome = if stop.is_cancelled() {
+            Err("not done: this process stops or does not lead any more".to_owned())
+        } else {
+            act(client, snapshot, action, &mut drains).await
+        };
+        outcomes.push(outcome);
+    }
+    outcomes
+}
+
+async fn act(
+    client: &Client,
+    snapshot: &Snapshot,
+    action: &Action,
+    drains: &mut FxHashMap<Arc<str>, Drain>,
+) -> Outcome {
+    match action {
+        Action::Cordon { node, .. } => {
+            if snapshot.node(node).is_some_and(|node| node.unschedulable) {
+                return Ok("was unschedulable already".to_owned());
+            }
+            let drain = drains.entry(node.clone()).or_default();
+            let cordoned = set_unschedulable(client, node, true).await;
+            (drain.cordoned, drain.failed) = (cordoned.is_ok(), cordoned.is_err());
+            cordoned
+        }
+        Action::DeletionCost { pod, cost, .. } => set_deletion_cost(client, pod, *cost).await,
+        Action::Move(planned) => {
+            let Some(node) = &planned.drains else {
+                return go(client, planned).await;
+            };
+            if drains.get(node).is_some_and(|drain| drain.failed) {
+                return Err(format!("not done: node {node} is not cleared after all"));
+            }
+            let outcome = go(client, planned).await;
+            if outcome.is_err() {
+                let drain = drains.entry(node.clone()).or_default();
+                drain.failed = true;
+                if std::mem::take(&mut drain.cordoned)
+                    && let Err(error) = set_unschedulable(client, node, false).await
+                {
+                    tracing::warn!(%node, error, "the node stays unschedulable");
+                }
+            }
+            outcome
+        }
+    }
+}
+
+async fn go(client: &Client, planned: &Move) -> Outcome {
+    let pod = &planned.pod;
+    match &planned.intent {
+        None => Ok("nothing is done in a dry run".to_owned()),
+        Some(Intent::Job(job)) => {
+            let jobs = Api::<PodMigrationJob>::all(client.clone());
+            let created = jobs.create(&PostParams::default(), job).await;
+            let created = created.map_err(|error| format!("PodMigrationJob: {error}"))?;
+            let name = created.metadata.name.unwrap_or_default();
+            Ok(format!("PodMigrationJob {name} is created"))
+        }
+        Some(Intent::Evict(options)) => {
+            let options = EvictOptions {
+                uid: Some(pod.uid.to_string()),
+                grace_period_seconds: grace_period(options.as_ref())?,
+                ..EvictOptions::default()
+            };
+            match evict_pod(client, &pod.namespace, &pod.name, &options).await {
+                Ok(EvictOutcome::Evicted) => Ok("is evicted".to_owned()),
+                Ok(EvictOutcome::Gone) => Ok("was gone already".to_owned()),
+                Ok(EvictOutcome::Blocked { message, .. }) => Err(format!("eviction: {message}")),
+                Err(error) => Err(format!("eviction: {error}")),
+            }
+        }
+    }
+}
+
+/// The grace period in `options`. Whoever asks for more than that is told so: a pod that cannot go the way it was
+/// asked for stays.
+fn grace_period(options: Option<&DeleteOptions>) -> Result<Option<i64>, String> {
+    let Some(options) = options else {
+        return Ok(None);
+    };
+    let grace_period = options.grace_period_seconds;
+    let rest = DeleteOptions {
+        grace_period_seconds: None,
+        api_version: None,
+        kind: None,
+        ..options.clone()
+    };
+    if rest == DeleteOptions::default() {
+        return Ok(grace_period);
+    }
+    Err(format!(
+        "deleteOptions: only gracePeriodSeconds can be asked for, not {}",
+        json!(rest)
+    ))
+}
+
+async fn set_unschedulable(client: &Client, node: &str, to: bool) -> Outcome {
+    let change = json!({"spec": {"unschedulable": to}});
+    match patch::merge_node(client, node, &change).await {
+        Ok(_) => Ok("is unschedulable".to_owned()),
+        Err(error) => Err(format!("spec.unschedulable: {error}")),
+    }
+}
+
+async fn set_deletion_cost(client: &Client, pod: &PodInfo, cost: i32) -> Outcome {
+    let pods = Api::<Pod>::namespaced(client.clone(), &pod.namespace);
+    // The UID is a precondition: another pod of this name keeps its own cost.
+    let change = json!({"metadata": {
+        "uid": pod.uid,
+        "annotations": {"controller.kubernetes.io/pod-deletion-cost": cost.to_string()},
+    }});
+    match patch::merge(&pods, &pod.name, &change).await {
+        Ok(_) => Ok(format!("deletion cost is {cost}")),
+        Err(error) => Err(format!("deletion cost: {error}")),
+    }
+}

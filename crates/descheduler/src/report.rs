@@ -1,0 +1,264 @@
+//! What the last cycle did, and why it did not do more: for people, by node.
+
+use crate::framework::{Action, Plan};
+use crate::state::Snapshot;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How many pods are named for one rule on one node; the others are counted.
+const NAMED: usize = 5;
+
+/// A cycle.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// When it began.
+    pub at: Timestamp,
+    /// Whether nothing was done, only shown.
+    pub dry_run: bool,
+    /// What ended it early.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub error: Option<String>,
+    /// About all nodes: `profile/strategy: text`.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub notes: Vec<String>,
+    /// By name.
+    pub nodes: BTreeMap<String, NodeReport>,
+    /// Pods that are on no node, or on one that is not there.
+    pub elsewhere: NodeReport,
+}
+
+/// What a cycle made of one node.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeReport {
+    /// What is wrong with it, or with what is known of it.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub problems: Vec<String>,
+    /// What strategies say of it: `profile/strategy: text`.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub notes: Vec<String>,
+    /// What was to be done, in order, and what became of it.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub actions: Vec<Done>,
+    /// Pods that were looked at and stay, by `strategy: rule`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub kept: BTreeMap<String, KeptPods>,
+}
+
+/// Something that was to be done.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Done {
+    /// What, and why: `move default/p to b: reason`.
+    pub what: String,
+    /// Which strategy asked for it.
+    pub strategy: String,
+    /// What became of it.
+    pub outcome: String,
+    /// Whether it was done, or shown in a dry run.
+    pub success: bool,
+}
+
+/// Pods that one rule keeps on one node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KeptPods {
+    /// How many.
+    pub count: usize,
+    /// The first of them: `namespace/name: detail`.
+    pub pods: Vec<String>,
+}
+
+impl Report {
+    /// What `plan` for `snapshot` says; `outcomes` are those of its actions, in order.
+    #[must_use]
+    pub fn new(
+        snapshot: &Snapshot,
+        plan: &Plan,
+        outcomes: &[Result<String, String>],
+        dry_run: bool,
+    ) -> Self {
+        let mut report = Self {
+            at: snapshot.now,
+            dry_run,
+            error: plan.error.clone(),
+            ..Self::default()
+        };
+        for node in &snapshot.nodes {
+            let mut problems = node.problems.clone();
+            if !node.ready {
+                problems.push("is not ready".to_owned());
+            }
+            match snapshot.usage.get(&node.name).map(|usage| usage.updated) {
+                None => problems.push("has no NodeMetric".to_owned()),
+                Some(None) => problems.push("its NodeMetric has no status.updateTime".to_owned()),
+                Some(Some(at)) if at > snapshot.now => {
+                    problems.push(format!("its NodeMetric is of {at}, which is to come"));
+                }
+                Some(Some(_)) => {}
+            }
+            let problems = NodeReport {
+                problems,
+                ..NodeReport::default()
+            };
+            report.nodes.insert(node.name.to_string(), problems);
+        }
+        for note in &plan.notes {
+            let text = format!("{}/{}: {}", note.profile, note.strategy, note.text);
+            match &note.node {
+                Some(node) => report.of(Some(node)).notes.push(text),
+                None => report.notes.push(text),
+            }
+        }
+        let mut outcomes = outcomes.iter();
+        for action in &plan.actions {
+            let outcome = outcomes.next().cloned();
+            let outcome = outcome.unwrap_or_else(|| Err("not done".to_owned()));
+            report.action(action, outcome);
+        }
+        for kept in &plan.kept {
+            let rule = format!("{}: {}", kept.strategy, kept.why.rule);
+            let of = report.of(kept.pod.node.as_deref());
+            let of = of.kept.entry(rule).or_default();
+            of.count += 1;
+            if of.pods.len() < NAMED {
+                of.pods.push(format!("{}: {}", kept.pod, kept.why.detail));
+            }
+        }
+        report
+    }
+
+    fn of(&mut self, node: Option<&str>) -> &mut NodeReport {
+        match node.and_then(|node| self.nodes.get_mut(node)) {
+            Some(node) => node,
+            None => &mut self.elsewhere,
+        }
+    }
+
+    fn action(&mut self, action: &Action, outcome: Result<String, String>) {
+        let (node, strategy, what) = match action {
+            Action::Move(planned) => {
+                let pod = &planned.pod;
+                let to = planned.target.as_deref();
+                let to = to.map(|target| format!(" to {target}")).unwrap_or_default();
+                let what = format!("move {pod}{to}: {}", planned.reason);
+                (pod.node.as_deref(), planned.strategy, what)
+            }
+            Action::Cordon { node, strategy } => {
+                (Some(&**node), *strategy, "make unschedulable".to_owned())
+            }
+            Action::DeletionCost {
+                pod,
+                cost,
+                strategy,
+            } => {
+                let what = format!("set the deletion cost of {pod} to {cost}");
+                (pod.node.as_deref(), *strategy, what)
+            }
+        };
+        let success = outcome.is_ok();
+        let done = Done {
+            what,
+            strategy: strategy.to_owned(),
+            outcome: outcome.unwrap_or_else(|why| why),
+            success,
+        };
+        self.of(node).actions.push(done);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::framework::{Kept, Move, Note, Why};
+    use crate::testing::World;
+    use serde_json::json;
+
+    #[test]
+    fn a_report_says_by_node_what_was_done_and_which_rule_kept_whom() {
+        let mut world = World::default();
+        world.node("a", json!({}));
+        world.node(
+            "b",
+            json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}),
+        );
+        world.node("c", json!({"status": {"allocatable": {"cpu": "much"}}}));
+        world.usage("a", json!({"cpu": "1"}), json!({}), &[]);
+        world.now = "2025-12-31T00:00:00Z".parse().unwrap();
+        let (going, stuck) = (
+            world.pod("p", "a", json!({})),
+            world.pod("q", "a", json!({})),
+        );
+        let lost = world.pod("r", "gone", json!({}));
+        let planned = |pod: &std::sync::Arc<crate::state::PodInfo>, target: Option<&str>| {
+            Action::Move(Box::new(Move {
+                pod: pod.clone(),
+                profile: "profile".into(),
+                strategy: "S",
+                reason: "hot".to_owned(),
+                intent: None,
+                target: target.map(Into::into),
+                drains: None,
+            }))
+        };
+        let kept = |at: usize| Kept {
+            pod: world.pods[1].clone(),
+            profile: "profile".into(),
+            strategy: "S",
+            why: Why::new("DaemonSet", format!("no {at}")),
+        };
+        let mut plan = Plan {
+            actions: vec![
+                planned(&going, Some("c")),
+                planned(&stuck, None),
+                planned(&lost, None),
+            ],
+            kept: (0..7).map(kept).collect(),
+            ..Plan::default()
+        };
+        for (node, text) in [(Some("a".into()), "hot: 71%"), (None, "no node is cold")] {
+            plan.notes.push(Note {
+                profile: "profile".into(),
+                strategy: "S",
+                node,
+                text: text.to_owned(),
+            });
+        }
+        let outcomes = [Ok("is evicted".to_owned()), Err("eviction: 429".to_owned())];
+        let report = Report::new(&world.snapshot(), &plan, &outcomes, false);
+        assert_eq!(report.notes, ["profile/S: no node is cold"]);
+        let a = &report.nodes["a"];
+        assert_eq!(a.notes, ["profile/S: hot: 71%"]);
+        let shown: Vec<_> = a.actions.iter().chain(&report.elsewhere.actions).collect();
+        let shown: Vec<_> = shown
+            .iter()
+            .map(|done| (done.what.as_str(), done.outcome.as_str(), done.success))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("move default/p to c: hot", "is evicted", true),
+                ("move default/q: hot", "eviction: 429", false),
+                ("move default/r: hot", "not done", false),
+            ]
+        );
+        let kept = &a.kept["S: DaemonSet"];
+        assert_eq!((kept.count, kept.pods.len()), (7, NAMED));
+        assert_eq!(kept.pods[0], "default/q: no 0");
+        assert!(a.problems[0].contains("which is to come"), "{a:?}");
+        assert_eq!(
+            report.nodes["b"].problems,
+            ["is not ready", "has no NodeMetric"]
+        );
+        let c = &report.nodes["c"].problems[0];
+        assert!(
+            c.contains("status.allocatable.cpu") && c.contains("much"),
+            "{c}"
+        );
+        // Whoever reads it over HTTP has the same.
+        let text = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+    }
+}

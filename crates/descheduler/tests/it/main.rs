@@ -1,0 +1,5 @@
+//! The descheduler against the embedded API server, in one process and under paused time.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on shall panic")]
+
+mod daemon;
