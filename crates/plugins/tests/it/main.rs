@@ -26,6 +26,7 @@ mod profile;
 mod quota;
 mod reservation;
 mod small;
+mod spread;
 mod two_profiles;
 mod volumes;
 mod volumes_api;

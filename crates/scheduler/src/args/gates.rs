@@ -106,7 +106,10 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
         "DynamicSchedulerCheck",
         "a pod that is gone or leaving is never bound",
     ),
-    ("SkipReservationFitsNode", "not available yet"),
+    (
+        "SkipReservationFitsNode",
+        "how a reservation fits is judged in any case; only the reason of a refusal differs",
+    ),
     (
         "SupportParentQuotaSubmitPod",
         "pods of parent quotas are charged in any case; koord-manager's webhook, which has a gate of \

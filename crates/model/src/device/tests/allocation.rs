@@ -112,6 +112,8 @@ fn hints_say_how_adapters_are_counted() {
         ("1", hint("ApplyForAll", ""), &none, " / 1 2 3 4"),
         ("3", hint("RequestsAsCount", ""), &none, " / 1 2 3"),
         ("3", hint("RequestsAsCount", ""), &busy, " / 1 2 3"),
+        // As upstream, which looks for adapters whose PCIe root is free, and then takes any.
+        ("3", hint("RequestsAsCount", "PCIeLevel"), &busy, " / 1 2 3"),
         (
             "3",
             hint("RequestsAsCount", "DeviceLevel"),
