@@ -20,6 +20,7 @@ pub mod daemon;
 pub mod framework;
 pub mod registry;
 pub mod report;
+pub mod rules;
 pub mod state;
 
 #[cfg(test)]

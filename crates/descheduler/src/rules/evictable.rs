@@ -1,0 +1,121 @@
+//! Which pods may be moved at all.
+//!
+//! Source: Koordinator `pkg/descheduler/evictions`.
+
+use crate::framework::Why;
+use crate::state::{Phase, PodInfo};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use koord_api::selector;
+
+/// Annotation of pods that want to be moved whatever the rules say; any value.
+pub const EVICT: &str = "descheduler.alpha.kubernetes.io/evict";
+/// From this priority on, the system needs the pod.
+const SYSTEM_CRITICAL: i32 = 2_000_000_000;
+const MIRROR: &str = "kubernetes.io/config.mirror";
+const SOURCE: &str = "kubernetes.io/config.source";
+
+/// What makes pods stay. The default is upstream's of `MigrationControllerArgs`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Evictable {
+    /// Pods that nobody owns may go once they failed.
+    pub evict_failed_bare_pods: bool,
+    /// Pods that nobody owns may go.
+    pub evict_all_bare_pods: bool,
+    /// Pods may go whatever their priority is; `priority_threshold` does not count then.
+    pub evict_system_critical_pods: bool,
+    /// Pods with a `hostPath` or an `emptyDir` may go.
+    pub evict_local_storage_pods: bool,
+    /// Pods with a PersistentVolumeClaim stay.
+    pub ignore_pvc_pods: bool,
+    /// Pods of this priority and above stay.
+    pub priority_threshold: Option<i32>,
+    /// Only pods that it selects may go.
+    pub label_selector: Option<LabelSelector>,
+}
+
+/// Whether `pod` is to be moved whatever else the rules say: it has the annotation [`EVICT`], and moving it would
+/// not be useless. A mirror or static pod comes back to its node, one that is being deleted goes already.
+#[must_use]
+pub fn overrides(pod: &PodInfo) -> bool {
+    pod.annotation(EVICT).is_some() && useless(pod).is_none()
+}
+
+/// Why it would make no sense to move `pod`.
+fn useless(pod: &PodInfo) -> Option<Why> {
+    if pod.annotation(MIRROR).is_some() {
+        return Some(Why::new("Mirror", "a mirror of a static pod stays"));
+    }
+    match pod.annotation(SOURCE) {
+        Some(source) if source != "api" => {
+            let said = format!("a static pod stays: its source is {source:?}");
+            return Some(Why::new("Static", said));
+        }
+        _ => {}
+    }
+    let deleting = pod.deleting;
+    deleting.then(|| Why::new("Terminating", "it is being deleted"))
+}
+
+impl Evictable {
+    /// Whether `pod` may go.
+    ///
+    /// # Errors
+    /// The first rule that keeps it.
+    pub fn check(&self, pod: &PodInfo) -> Result<(), Why> {
+        if let Some(why) = useless(pod) {
+            return Err(why);
+        }
+        if overrides(pod) {
+            return Ok(());
+        }
+        if let Some(owner) = pod.owners.iter().find(|owner| &*owner.kind == "DaemonSet") {
+            let said = format!("DaemonSet {} would put it back", owner.name);
+            return Err(Why::new("OwnedByDaemonSet", said));
+        }
+        let failed = self.evict_failed_bare_pods && pod.phase == Phase::Failed;
+        if pod.owners.is_empty() && !self.evict_all_bare_pods && !failed {
+            return Err(Why::new(
+                "BarePods",
+                "nobody owns it, so nobody would make it anew",
+            ));
+        }
+        self.by_priority(pod)?;
+        let volumes = &pod.shape.volumes;
+        if volumes.local && !self.evict_local_storage_pods {
+            let said = "it has a hostPath or an emptyDir, which does not move along";
+            return Err(Why::new("LocalStorage", said));
+        }
+        if self.ignore_pvc_pods
+            && let Some(claim) = volumes.claims.first()
+        {
+            let said = format!("it has PersistentVolumeClaim {claim}");
+            return Err(Why::new("PVC", said));
+        }
+        match &self.label_selector {
+            Some(labels) if !selector::matches(labels, &pod.shape.labels).unwrap_or(false) => Err(
+                Why::new("LabelSelector", "labelSelector does not select it"),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn by_priority(&self, pod: &PodInfo) -> Result<(), Why> {
+        let Some(priority) = pod.shape.priority else {
+            return Ok(());
+        };
+        if self.evict_system_critical_pods {
+            return Ok(());
+        }
+        if priority >= SYSTEM_CRITICAL {
+            let said = format!("the system needs it: its priority is {priority}");
+            return Err(Why::new("SystemCritical", said));
+        }
+        match self.priority_threshold {
+            Some(threshold) if priority >= threshold => {
+                let said = format!("its priority {priority} is not below {threshold}");
+                Err(Why::new("PriorityThreshold", said))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Rules that several plugins share: who may be moved at all, where a pod fits, who goes first, and whom a plugin is
+//! about.
+
+mod evictable;
+mod fit;
+mod order;
+mod select;
+
+pub use evictable::{EVICT, Evictable, overrides};
+pub use fit::{Fit, Misfit};
+pub use order::{Urgency, sort, sort_by};
+pub use select::{Choice, Namespaces, PodSelector};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! Who goes first.
+//!
+//! Source: Koordinator `pkg/descheduler/utils/sorter`.
+
+use crate::state::PodInfo;
+use koord_api::annotations;
+use koord_api::extension::parse_eviction_cost;
+use koord_api::priority::PriorityClass;
+use koord_api::qos::{self, KubeQos, QosClass};
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+
+/// How much a pod matters: who matters less goes first. Fields are compared in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Urgency {
+    /// Koordinator's priority class with default: free, batch, mid, prod, none.
+    pub class: u8,
+    /// `spec.priority`, 0 without one.
+    pub priority: i32,
+    /// Kubernetes' QoS class: BestEffort, Burstable, Guaranteed.
+    pub kube_qos: u8,
+    /// Koordinator's QoS class with default: BE, LS, LSR, LSE and SYSTEM alike, none.
+    pub qos: u8,
+    /// Annotation `controller.kubernetes.io/pod-deletion-cost`; what is no number is 0.
+    pub deletion_cost: i32,
+    /// Annotation `scheduling.koordinator.sh/eviction-cost`; what is no number is 0.
+    pub eviction_cost: i32,
+}
+
+impl Urgency {
+    /// Of `pod`.
+    #[must_use]
+    pub fn of(pod: &PodInfo) -> Self {
+        let shape = &*pod.shape;
+        let cost = |key| {
+            let cost = pod
+                .annotation(key)
+                .and_then(|cost| parse_eviction_cost(cost).ok());
+            cost.unwrap_or(0)
+        };
+        let qos = match shape.qos {
+            QosClass::None => qos::of_kube(shape.kube_qos),
+            labelled => labelled,
+        };
+        Self {
+            class: match shape.class {
+                PriorityClass::Free => 1,
+                PriorityClass::Batch => 2,
+                PriorityClass::Mid => 3,
+                PriorityClass::Prod => 4,
+                PriorityClass::None => 5,
+            },
+            priority: shape.priority.unwrap_or(0),
+            kube_qos: match shape.kube_qos {
+                KubeQos::BestEffort => 1,
+                KubeQos::Burstable => 2,
+                KubeQos::Guaranteed => 3,
+            },
+            qos: match qos {
+                QosClass::Be => 1,
+                QosClass::Ls => 2,
+                QosClass::Lsr => 3,
+                QosClass::Lse | QosClass::System => 4,
+                QosClass::None => 5,
+            },
+            deletion_cost: cost(DELETION_COST),
+            eviction_cost: cost(annotations::EVICTION_COST),
+        }
+    }
+}
+
+/// Sorts `pods` so that who goes first is first: by [`Urgency`], then the newest, then by name, the last one first,
+/// which of a StatefulSet is the one that would go first by itself.
+pub fn sort(pods: &mut [Arc<PodInfo>]) {
+    sort_by(pods, |_, _| Ordering::Equal);
+}
+
+/// As [`sort`]; among pods of the same urgency `extra` has the first say.
+pub fn sort_by(
+    pods: &mut [Arc<PodInfo>],
+    extra: impl Fn(&Arc<PodInfo>, &Arc<PodInfo>) -> Ordering,
+) {
+    let mut keyed: Vec<_> = pods
+        .iter()
+        .map(|pod| (Urgency::of(pod), pod.clone()))
+        .collect();
+    keyed.sort_by(|(a_urgency, a), (b_urgency, b)| {
+        let names = || (&b.namespace, &b.name, &b.uid).cmp(&(&a.namespace, &a.name, &a.uid));
+        a_urgency
+            .cmp(b_urgency)
+            .then_with(|| extra(a, b))
+            .then_with(|| b.created.cmp(&a.created))
+            .then_with(names)
+    });
+    for (place, (_, pod)) in pods.iter_mut().zip(keyed) {
+        *place = pod;
+    }
+}
