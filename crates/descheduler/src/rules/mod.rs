@@ -8,7 +8,7 @@ mod select;
 
 pub use evictable::{EVICT, Evictable, overrides};
 pub use fit::{Fit, Misfit};
-pub use order::{Urgency, sort, sort_by};
+pub use order::{DELETION_COST, Urgency, sort, sort_by};
 pub use select::{Choice, Namespaces, PodSelector};
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use koord_api::qos::{self, KubeQos, QosClass};
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// Annotation by which whoever scales a workload down chooses: the lowest goes first.
+pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 /// How much a pod matters: who matters less goes first. Fields are compared in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -36,7 +36,7 @@ pub struct PodSelector {
 pub struct Choice {
     /// All without them.
     pub namespaces: Option<Namespaces>,
-    /// Any of these; all pods without one.
+    /// Any of these, passing over entries without a selector as upstream does; all pods if nothing is left.
     pub selectors: Vec<PodSelector>,
 }
 
@@ -103,7 +103,11 @@ impl Choice {
             let said = format!("evictableNamespaces leave {} out", pod.namespace);
             return Err(Why::new("Namespaces", said));
         }
-        if self.selectors.is_empty() || self.selectors.iter().any(|entry| entry.selects(pod)) {
+        let with = || {
+            let entries = self.selectors.iter();
+            entries.filter(|entry| entry.selector.is_some())
+        };
+        if with().next().is_none() || with().any(|entry| entry.selects(pod)) {
             return Ok(());
         }
         Err(Why::new("PodSelectors", "none of podSelectors selects it"))

@@ -197,7 +197,8 @@ fn a_choice_says_whom_it_leaves_out() {
         (json!({"exclude": ["default"]}), json!([]), "Namespaces"),
         (json!({"exclude": ["other"]}), json!([db, web]), ""),
         (json!(null), json!([db]), "PodSelectors"),
-        (json!(null), json!([db, {"name": "all"}]), ""),
+        (json!(null), json!([{"name": "all"}]), ""),
+        (json!(null), json!([db, {"name": "all"}]), "PodSelectors"),
     ];
     for (namespaces, selectors, expected) in cases {
         let choice = choice(namespaces, selectors);
