@@ -18,6 +18,7 @@
 pub mod config;
 pub mod daemon;
 pub mod framework;
+pub mod plugins;
 pub mod registry;
 pub mod report;
 pub mod rules;

@@ -141,6 +141,22 @@ impl Evictor for Anything {
     }
 }
 
+/// Lets everything go but pods of these names.
+#[derive(Debug)]
+pub(crate) struct AllBut(pub(crate) &'static [&'static str]);
+
+impl Filter for AllBut {
+    fn name(&self) -> &'static str {
+        "AllBut"
+    }
+    fn filter(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+        if self.0.contains(&&*pod.name) {
+            return Err(Why::new("AllBut", "is named"));
+        }
+        Ok(())
+    }
+}
+
 /// A framework in which `strategy` balances, `filters` have a say, and whatever passes is evicted.
 pub(crate) fn balancing(strategy: Box<dyn Strategy>, filters: Vec<Box<dyn Filter>>) -> Framework {
     Framework {

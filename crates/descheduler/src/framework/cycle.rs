@@ -2,7 +2,7 @@
 
 use super::{
     Action, Ask, Evictor, Filter, Intent, Kept, Limiter, Limits, Move, Note, Placement, Plan,
-    Profile, Strategy, Why,
+    Profile, Strategy, StrategyError, Why,
 };
 use crate::state::{NodeInfo, PodInfo, Snapshot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelector};
@@ -155,6 +155,20 @@ impl<'a> Cycle<'a> {
     #[must_use]
     pub fn nodes(&self) -> &'a [Arc<NodeInfo>] {
         self.nodes
+    }
+
+    /// Those of [`Cycle::nodes`] that `by` selects; all without one.
+    ///
+    /// # Errors
+    /// The selector, which is the strategy's `nodeSelector`, cannot be evaluated.
+    pub fn selected(
+        &self,
+        by: Option<&LabelSelector>,
+    ) -> Result<Vec<Arc<NodeInfo>>, StrategyError> {
+        selected(self.nodes.iter().cloned(), by).map_err(|error| StrategyError {
+            strategy: self.strategy,
+            problem: format!("nodeSelector: {error}"),
+        })
     }
 
     /// Whether nothing is done in this cycle at all.

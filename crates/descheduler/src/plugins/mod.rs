@@ -1,0 +1,3 @@
+//! Strategies, filters and evictors, one module each.
+
+pub mod scale_down_bin_pack;

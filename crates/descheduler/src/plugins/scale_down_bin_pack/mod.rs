@@ -1,0 +1,186 @@
+//! `ScaleDownBinPack`: when workloads are scaled down, pods go first that empty nodes.
+//!
+//! Each node gets an evacuation score: what stays on it, in relation to what may go. Pods are ranked by the score of
+//! their node, and within it by their size. The rank becomes their deletion cost, or the first of them are evicted.
+//!
+//! Source: Koordinator `pkg/descheduler/framework/plugins/scaledownbinpack`.
+
+mod args;
+mod rank;
+
+pub use args::{How, ScaleDownBinPackArgs};
+pub use rank::{NodePods, RankedNode, rank};
+
+use crate::framework::{Action, Cycle, Strategy, StrategyError};
+use crate::rules::{Choice, DELETION_COST};
+use crate::state::{NodeInfo, PodInfo};
+use std::sync::Arc;
+
+/// The plugin's name.
+pub const NAME: &str = "ScaleDownBinPack";
+/// The cost of pods that may not go: whoever scales down takes them last.
+const LAST: i32 = i32::MAX;
+
+/// The strategy.
+#[derive(Debug)]
+pub struct ScaleDownBinPack {
+    args: ScaleDownBinPackArgs,
+    choice: Choice,
+}
+
+/// Values that are not allowed.
+///
+/// # Errors
+/// The first of them, by field.
+pub fn check(args: &ScaleDownBinPackArgs) -> Result<(), String> {
+    choice(args).check()?;
+    match (args.strategy, args.max_pods_to_evict) {
+        (How::EvictDirectly, None) => {
+            return Err("maxPodsToEvict: EvictDirectly needs it".to_owned());
+        }
+        (How::EvictDirectly, Some(most)) if most <= 0 => {
+            return Err(format!("maxPodsToEvict: {most} is not above 0"));
+        }
+        _ => {}
+    }
+    let mut weights = args.resource_weights.iter();
+    match weights.find(|(_, weight)| !(weight.is_finite() && **weight > 0.0)) {
+        Some((name, weight)) => Err(format!(
+            "resourceWeights[{name}]: {weight} is not a finite number above 0"
+        )),
+        None => Ok(()),
+    }
+}
+
+fn choice(args: &ScaleDownBinPackArgs) -> Choice {
+    Choice {
+        namespaces: args.evictable_namespaces.clone(),
+        selectors: args.pod_selectors.clone(),
+    }
+}
+
+impl ScaleDownBinPack {
+    /// With these arguments, which [`check`] has let pass.
+    #[must_use]
+    pub fn new(args: ScaleDownBinPackArgs) -> Self {
+        let choice = choice(&args);
+        Self { args, choice }
+    }
+
+    /// The pods of `node` that have not ended: who may go, who would be meant but may not, and all others.
+    fn sorted_out(&self, cycle: &mut Cycle<'_>, node: &Arc<NodeInfo>) -> NodePods {
+        let mut pods = NodePods::of(node);
+        for pod in cycle.snapshot().active_on(&node.name) {
+            let list = if self.choice.admits(pod).is_ok() && cycle.filter(pod) {
+                &mut pods.eligible
+            } else if self.is_target(pod) {
+                &mut pods.skipped
+            } else {
+                &mut pods.others
+            };
+            list.push(pod.clone());
+        }
+        pods
+    }
+
+    /// Whether `pod` is meant by the selectors. As upstream has it, an entry without a selector means all pods here,
+    /// while it is passed over where pods are chosen.
+    fn is_target(&self, pod: &PodInfo) -> bool {
+        let selectors = &self.args.pod_selectors;
+        selectors.is_empty() || selectors.iter().any(|entry| entry.selects(pod))
+    }
+
+    fn set_costs(&self, cycle: &mut Cycle<'_>, ranked: &[RankedNode]) {
+        let mut rank = 0;
+        for node in ranked {
+            for pod in &node.pods.eligible {
+                set_cost(cycle, pod, rank);
+                rank = (rank + 1).min(LAST - 1);
+            }
+        }
+        // Nobody asked for pods of other namespaces to be touched.
+        let namespaces = self.choice.namespaces.as_ref();
+        let ours = |pod: &&Arc<PodInfo>| namespaces.is_none_or(|all| all.allow(&pod.namespace));
+        for pod in ranked
+            .iter()
+            .flat_map(|node| &node.pods.skipped)
+            .filter(ours)
+        {
+            set_cost(cycle, pod, LAST);
+        }
+    }
+
+    fn evict(&self, cycle: &mut Cycle<'_>, ranked: &[RankedNode]) {
+        let most = self.args.max_pods_to_evict;
+        let most = most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(0));
+        let mut left = most;
+        for pod in ranked.iter().flat_map(|node| &node.pods.eligible) {
+            if left == 0 {
+                cycle.note(
+                    None,
+                    format!("maxPodsToEvict: {most} pods go, which are all that may"),
+                );
+                return;
+            }
+            if cycle.evict(pod, "scale-down binpack").is_ok() {
+                left -= 1;
+            }
+        }
+    }
+}
+
+/// Costs that are there already are not written again.
+fn set_cost(cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>, cost: i32) {
+    let there = pod.annotation(DELETION_COST);
+    if there.and_then(|there| there.parse().ok()) != Some(cost) {
+        cycle.act(Action::DeletionCost {
+            pod: pod.clone(),
+            cost,
+            strategy: NAME,
+        });
+    }
+}
+
+impl Strategy for ScaleDownBinPack {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        if self.args.paused {
+            cycle.note(None, "is paused");
+            return Ok(());
+        }
+        let nodes = cycle.selected(self.args.node_selector.as_ref())?;
+        let pods = nodes.iter().map(|node| self.sorted_out(cycle, node));
+        let pods: Vec<_> = pods.filter(|pods| !pods.eligible.is_empty()).collect();
+        if pods.is_empty() {
+            cycle.note(
+                None,
+                format!("none of the pods of {} nodes may go", nodes.len()),
+            );
+            return Ok(());
+        }
+        let ranked = rank(pods, &self.args.resource_weights, &cycle.snapshot().table);
+        let mut from = 0;
+        for node in &ranked {
+            let (score, until) = (node.score, from + node.pods.eligible.len());
+            cycle.note(
+                Some(&node.pods.node.name),
+                format!(
+                    "evacuation score {score:.4}: its pods have ranks {from} to {}",
+                    until - 1
+                ),
+            );
+            from = until;
+        }
+        match self.args.strategy {
+            How::CalculateOnly => self.set_costs(cycle, &ranked),
+            How::EvictDirectly => self.evict(cycle, &ranked),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
