@@ -1,3 +1,4 @@
 //! Strategies, filters and evictors, one module each.
 
+pub mod fragmentation_aware;
 pub mod scale_down_bin_pack;

@@ -1,0 +1,271 @@
+//! `FragmentationAware`: nodes of which one resource is used up while another is left over give a pod away.
+//!
+//! A node's imbalance is the standard deviation of the shares of its resources that pods ask for. Each cycle takes from
+//! each node that has too much of it the one pod without which there is the least.
+//!
+//! Source: Koordinator `pkg/descheduler/framework/plugins/fragmentationaware`.
+
+use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::rules::{Choice, Fit, Namespaces, PodSelector};
+use crate::state::{NodeInfo, PodInfo};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use koord_model::resources::{Amounts, PODS, ResourceId};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The plugin's name.
+pub const NAME: &str = "FragmentationAware";
+
+/// `FragmentationAwareArgs`, with upstream's names and defaults.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(
+    rename_all = "camelCase",
+    deny_unknown_fields,
+    default,
+    remote = "Self"
+)]
+pub struct FragmentationAwareArgs {
+    /// Whether nothing is done.
+    pub paused: bool,
+    /// Whether it is only shown what would be done.
+    pub dry_run: bool,
+    /// Which nodes are looked at, and pods may go to; all without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<LabelSelector>,
+    /// In which namespaces pods may go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evictable_namespaces: Option<Namespaces>,
+    /// Which pods may go: those that one of these selects; all without one.
+    pub pod_selectors: Vec<PodSelector>,
+    /// Whether a pod stays that fits none of the other nodes.
+    pub node_fit: bool,
+    /// Whose shares are compared.
+    pub resources: Vec<String>,
+    /// A node with more imbalance than this gives a pod away; shares are between 0 and 1.
+    pub imbalance_threshold: f64,
+    /// A pod stays unless the imbalance falls by more than this.
+    pub min_improvement_threshold: f64,
+}
+
+impl Default for FragmentationAwareArgs {
+    fn default() -> Self {
+        Self {
+            paused: false,
+            dry_run: false,
+            node_selector: None,
+            evictable_namespaces: None,
+            pod_selectors: Vec::new(),
+            node_fit: true,
+            resources: vec!["cpu".to_owned(), "memory".to_owned()],
+            imbalance_threshold: 0.15,
+            min_improvement_threshold: 0.02,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for FragmentationAwareArgs {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let mut args = Self::deserialize(from)?;
+        if args.resources.is_empty() {
+            args.resources = Self::default().resources;
+        }
+        Ok(args)
+    }
+}
+
+impl Serialize for FragmentationAwareArgs {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, to)
+    }
+}
+
+/// Values that are not allowed.
+///
+/// # Errors
+/// The first of them, by field.
+pub fn check(args: &FragmentationAwareArgs) -> Result<(), String> {
+    choice(args).check()?;
+    let mut seen = BTreeSet::new();
+    for (at, name) in args.resources.iter().enumerate() {
+        if !seen.insert(name) {
+            return Err(format!("resources[{at}]: {name:?} is listed twice"));
+        }
+    }
+    for (field, value) in [
+        ("imbalanceThreshold", args.imbalance_threshold),
+        ("minImprovementThreshold", args.min_improvement_threshold),
+    ] {
+        if !(value.is_finite() && value >= 0.0) {
+            return Err(format!("{field}: {value} is not a number from 0 up"));
+        }
+    }
+    Ok(())
+}
+
+fn choice(args: &FragmentationAwareArgs) -> Choice {
+    Choice {
+        namespaces: args.evictable_namespaces.clone(),
+        selectors: args.pod_selectors.clone(),
+    }
+}
+
+/// The strategy.
+#[derive(Debug)]
+pub struct FragmentationAware {
+    args: FragmentationAwareArgs,
+    choice: Choice,
+}
+
+/// What the pods of a node ask for.
+#[derive(Debug, Clone, Default)]
+struct Requested {
+    amounts: Amounts,
+    pods: i64,
+}
+
+impl Requested {
+    fn add(&mut self, pod: &PodInfo) {
+        self.amounts.add_all(&pod.shape.requests);
+        self.pods += 1;
+    }
+
+    fn without(&self, pod: &PodInfo) -> Self {
+        let mut rest = self.clone();
+        rest.amounts.sub_all(&pod.shape.requests);
+        rest.pods -= 1;
+        rest
+    }
+
+    fn of(&self, id: ResourceId) -> i64 {
+        if id == PODS {
+            self.pods
+        } else {
+            self.amounts.get(id)
+        }
+    }
+}
+
+/// Standard deviation of the shares of `resources` that are asked for; those that `node` does not have do not count.
+fn imbalance(node: &NodeInfo, requested: &Requested, resources: &[ResourceId]) -> f64 {
+    let there = resources.iter().map(|id| (*id, node.allocatable.get(*id)));
+    let shares = there.filter(|(_, there)| *there != 0);
+    let shares: Vec<_> = shares
+        .map(|(id, there)| requested.of(id) as f64 / there as f64)
+        .collect();
+    if shares.is_empty() {
+        return 0.0;
+    }
+    let count = shares.len() as f64;
+    let mean = shares.iter().sum::<f64>() / count;
+    let squares = shares.iter().map(|share| (share - mean).powi(2));
+    (squares.sum::<f64>() / count).sqrt()
+}
+
+/// A pod, and what its node's imbalance is without it.
+struct Best<'a> {
+    pod: &'a Arc<PodInfo>,
+    after: f64,
+}
+
+impl FragmentationAware {
+    /// With these arguments, which [`check`] has let pass.
+    #[must_use]
+    pub fn new(args: FragmentationAwareArgs) -> Self {
+        let choice = choice(&args);
+        Self { args, choice }
+    }
+
+    /// The pod of `node` without which there is the least imbalance; the first of several.
+    fn best<'a>(
+        &self,
+        cycle: &mut Cycle<'a>,
+        node: &NodeInfo,
+        requested: &Requested,
+        before: f64,
+        resources: &[ResourceId],
+        fit: Option<(&Fit, &[Arc<NodeInfo>])>,
+    ) -> Option<Best<'a>> {
+        let mut best: Option<Best<'a>> = None;
+        for pod in cycle.snapshot().active_on(&node.name) {
+            if self.choice.admits(pod).is_err() || !cycle.filter(pod) {
+                continue;
+            }
+            let after = imbalance(node, &requested.without(pod), resources);
+            let gain = before - after;
+            if gain <= self.args.min_improvement_threshold {
+                let (gain, least) = (gain, self.args.min_improvement_threshold);
+                let said = format!(
+                    "without it the imbalance falls by {gain:.4}, not by more than {least:.4}"
+                );
+                cycle.keep(pod, Why::new("MinImprovement", said));
+                continue;
+            }
+            if let Some((fit, nodes)) = fit
+                && !fit.any_other(pod, nodes)
+            {
+                cycle.keep(pod, Why::new("NodeFit", fit.reasons(pod, nodes)));
+                continue;
+            }
+            if best.as_ref().is_none_or(|best| after < best.after) {
+                best = Some(Best { pod, after });
+            }
+        }
+        best
+    }
+}
+
+impl Strategy for FragmentationAware {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        if self.args.paused {
+            cycle.note(None, "is paused");
+            return Ok(());
+        }
+        let nodes = cycle.selected(self.args.node_selector.as_ref())?;
+        let table = &cycle.snapshot().table;
+        let resources = self.args.resources.iter().map(|name| table.intern(name));
+        let resources: Vec<_> = resources.collect();
+        let fit = self.args.node_fit.then(|| Fit::new(cycle.snapshot()));
+        let fit = fit.as_ref().map(|fit| (fit, &nodes[..]));
+        for node in &nodes {
+            let mut requested = Requested::default();
+            for pod in cycle.snapshot().active_on(&node.name) {
+                requested.add(pod);
+            }
+            let before = imbalance(node, &requested, &resources);
+            let threshold = self.args.imbalance_threshold;
+            if before <= threshold {
+                continue;
+            }
+            cycle.note(
+                Some(&node.name),
+                format!("imbalance {before:.4} > threshold {threshold:.4}"),
+            );
+            let best = self.best(cycle, node, &requested, before, &resources, fit);
+            let Some(Best { pod, after }) = best else {
+                continue;
+            };
+            if !cycle.pre_evict(pod) {
+                continue;
+            }
+            let gain = before - after;
+            let reason = format!(
+                "fragmentation reduction: stdBefore={before:.4} stdAfter={after:.4} gain={gain:.4}"
+            );
+            if self.args.dry_run {
+                cycle.pretend(pod, reason);
+            } else {
+                // Why it stays is in the plan.
+                let _ = cycle.evict(pod, reason);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,378 @@
+use super::*;
+use crate::framework::{Filter, Framework};
+use crate::registry::Registry;
+use crate::state::Snapshot;
+use crate::testing::{AllBut, Anything, World, balancing, merged, moved};
+use serde_json::{Value, json};
+
+fn args(over: Value) -> FragmentationAwareArgs {
+    let args = serde_json::from_value(over).unwrap();
+    check(&args).unwrap();
+    args
+}
+
+fn framework(over: Value) -> Framework {
+    balancing(
+        Box::new(FragmentationAware::new(args(over))),
+        vec![Box::new(Anything)],
+    )
+}
+
+fn asks(cpu: &str, memory: &str) -> Value {
+    json!({"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}}}]}})
+}
+
+/// Two nodes of 4 CPUs, 4,000 bytes and 10 pods.
+fn world() -> World {
+    let mut world = World::default();
+    let room = json!({"status": {"allocatable": {"cpu": "4", "memory": "4000", "pods": "10"}}});
+    world.node(
+        "node1",
+        merged(
+            room.clone(),
+            json!({"metadata": {"labels": {"pool": "test"}}}),
+        ),
+    );
+    world.node("node2", room);
+    world
+}
+
+/// Which of `pods` (name, node, milli CPU, bytes, namespace, labels) go with these arguments, which have a threshold of
+/// 0.1, an improvement of 0.01 and no `nodeFit` unless they say so.
+fn goes(over: Value, pods: &[(&str, &str, u32, u32, &str, Value)]) -> Vec<String> {
+    let mut world = world();
+    for (name, node, cpu, memory, namespace, labels) in pods {
+        let meta = json!({"metadata": {"namespace": namespace, "labels": labels}});
+        world.pod(
+            name,
+            node,
+            merged(asks(&format!("{cpu}m"), &memory.to_string()), meta),
+        );
+    }
+    let common =
+        json!({"nodeFit": false, "imbalanceThreshold": 0.1, "minImprovementThreshold": 0.01});
+    moved(&framework(merged(common, over)).run(&world.snapshot()))
+}
+
+fn pod<'a>(
+    name: &'a str,
+    node: &'a str,
+    cpu: u32,
+    memory: u32,
+) -> (&'a str, &'a str, u32, u32, &'a str, Value) {
+    (name, node, cpu, memory, "default", json!({}))
+}
+
+#[test]
+fn arguments_have_upstreams_defaults() {
+    let all = |over: Value| serde_json::to_value(args(over)).unwrap();
+    let by_default = json!({
+        "paused": false, "dryRun": false, "podSelectors": [], "nodeFit": true, "resources": ["cpu", "memory"],
+        "imbalanceThreshold": 0.15, "minImprovementThreshold": 0.02,
+    });
+    assert_eq!(all(json!({})), by_default);
+    assert_eq!(all(json!({"resources": []})), by_default);
+    let other = json!({
+        "paused": true, "dryRun": true, "podSelectors": [], "nodeFit": false, "resources": ["memory"],
+        "imbalanceThreshold": 0.20, "minImprovementThreshold": 0.05,
+    });
+    assert_eq!(all(other.clone()), other);
+}
+
+#[test]
+fn arguments_that_cannot_be_meant_are_refused_by_field() {
+    let configured = |args: Value| {
+        let plugins = json!({"balance": {"enabled": [{"name": NAME}]}});
+        let profile = json!({"plugins": plugins, "pluginConfig": [{"name": NAME, "args": args}]});
+        let text = json!({"apiVersion": "descheduler/v1alpha2", "kind": "DeschedulerConfiguration", "profiles": [profile]});
+        let registry = Registry::in_tree().with::<Value>(
+            "MigrationController",
+            false,
+            |_| Ok(()),
+            |_, _| Ok(Default::default()),
+        );
+        let config = crate::config::Configuration::parse(&text.to_string()).unwrap();
+        registry
+            .complete(config)
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    };
+    let bad = json!({"matchExpressions": [{"key": "a", "operator": "invalid-op"}]});
+    for (args, wanted) in [
+        (
+            json!({"resources": ["cpu", "memory"], "imbalanceThreshold": 0.15, "minImprovementThreshold": 0.02}),
+            None,
+        ),
+        (
+            json!({"resources": ["cpu", "cpu"]}),
+            Some("resources[1]: \"cpu\" is listed twice"),
+        ),
+        (
+            json!({"imbalanceThreshold": -0.1}),
+            Some("imbalanceThreshold: -0.1 is not a number from 0 up"),
+        ),
+        (
+            json!({"minImprovementThreshold": -0.05}),
+            Some("minImprovementThreshold: -0.05"),
+        ),
+        (json!({"nodeSelector": bad}), Some("args.nodeSelector")),
+        (
+            json!({"podSelectors": [{"selector": bad}]}),
+            Some("args.podSelectors[0].selector"),
+        ),
+        (
+            json!({"evictableNamespaces": {"include": ["default"], "exclude": ["default"]}}),
+            Some("evictableNamespaces: only one of"),
+        ),
+        (
+            json!({"imbalanceTreshold": 0.1}),
+            Some("args.imbalanceTreshold: unknown field"),
+        ),
+    ] {
+        let found = configured(args.clone()).err();
+        match wanted {
+            None => assert_eq!(found, None, "{args}"),
+            Some(wanted) => assert!(
+                found.as_ref().is_some_and(|found| found.contains(wanted)),
+                "{args}: {found:?}"
+            ),
+        }
+    }
+    for value in [f64::NAN, f64::INFINITY] {
+        let args = FragmentationAwareArgs {
+            imbalance_threshold: value,
+            ..FragmentationAwareArgs::default()
+        };
+        assert!(check(&args).unwrap_err().contains("imbalanceThreshold"));
+    }
+}
+
+#[test]
+fn the_pod_goes_without_which_a_node_is_balanced_best() {
+    // Each node has 3,000 milli of CPU and 1,000 bytes asked for: shares of 0.75 and 0.25.
+    let two = [
+        pod("pod1", "node1", 3000, 1000),
+        pod("pod2", "node2", 3000, 1000),
+    ];
+    assert_eq!(goes(json!({}), &two), ["pod1", "pod2"]);
+    assert_eq!(
+        goes(
+            json!({"nodeSelector": {"matchLabels": {"pool": "test"}}}),
+            &two
+        ),
+        ["pod1"]
+    );
+    assert!(goes(json!({"paused": true}), &two).is_empty());
+    // Nothing is left without pod1; without pod2 the deviation is 0.25 as before.
+    let best = [
+        pod("pod1", "node1", 2500, 500),
+        pod("pod2", "node1", 500, 500),
+    ];
+    assert_eq!(goes(json!({}), &best), ["pod1"]);
+    let balanced = [pod("pod1", "node1", 2000, 2000)];
+    assert!(goes(json!({"imbalanceThreshold": 0.5}), &balanced).is_empty());
+    let one = [pod("pod1", "node1", 2500, 500)];
+    assert_eq!(goes(json!({}), &one), ["pod1"]);
+    assert!(goes(json!({"minImprovementThreshold": 0.5}), &one).is_empty());
+    // The first of two alike.
+    let alike = [
+        pod("pod2", "node1", 1500, 100),
+        pod("pod1", "node1", 1500, 100),
+    ];
+    assert_eq!(goes(json!({}), &alike), ["pod1"]);
+}
+
+#[test]
+fn thresholds_have_to_be_exceeded() {
+    // Shares of 0.5 and 0: a deviation of exactly 0.25, and all of it is gained.
+    let one = [pod("pod1", "node1", 2000, 0)];
+    for (over, goes_) in [
+        (json!({"imbalanceThreshold": 0.25}), false),
+        (json!({"imbalanceThreshold": 0.2499}), true),
+        (json!({"minImprovementThreshold": 0.25}), false),
+        (json!({"minImprovementThreshold": 0.2499}), true),
+    ] {
+        assert_eq!(goes(over.clone(), &one).len(), usize::from(goes_), "{over}");
+    }
+}
+
+#[test]
+fn who_may_not_go_counts_but_stays() {
+    let selectors = json!([{"selector": {"matchLabels": {"foo": "bar"}}}, {}]);
+    let labelled = [
+        ("pod1", "node1", 2000, 500, "default", json!({"foo": "bar"})),
+        pod("pod2", "node1", 1000, 500),
+    ];
+    assert_eq!(
+        goes(json!({"podSelectors": selectors}), &labelled),
+        ["pod1"]
+    );
+    let other = [
+        pod("pod1", "node1", 2000, 500),
+        ("pod2", "node1", 1000, 500, "default", json!({"foo": "bar"})),
+    ];
+    assert_eq!(goes(json!({"podSelectors": selectors}), &other), ["pod2"]);
+    let namespaces = json!({"evictableNamespaces": {"exclude": ["kube-system"]}});
+    for (system, mine) in [((2500, 500), (2000, 200)), ((2000, 100), (1000, 100))] {
+        let pods = [
+            (
+                "pod1",
+                "node1",
+                system.0,
+                system.1,
+                "kube-system",
+                json!({}),
+            ),
+            pod("pod2", "node1", mine.0, mine.1),
+        ];
+        assert_eq!(goes(namespaces.clone(), &pods), ["pod2"]);
+    }
+}
+
+#[test]
+fn pods_that_ended_do_not_count() {
+    let mut world = world();
+    world.pod("running", "node1", asks("2", "2000"));
+    world.pod(
+        "ended",
+        "node1",
+        merged(asks("2", "0"), json!({"status": {"phase": "Failed"}})),
+    );
+    assert!(moved(&framework(json!({})).run(&world.snapshot())).is_empty());
+}
+
+#[test]
+fn a_pod_that_fits_no_other_node_stays() {
+    let one = [pod("pod1", "node1", 5000, 500)];
+    assert!(goes(json!({"nodeFit": true}), &one).is_empty());
+    assert_eq!(goes(json!({"nodeFit": false}), &one), ["pod1"]);
+    let fits = [
+        pod("pod1", "node1", 3000, 500),
+        pod("full", "node2", 1000, 1000),
+    ];
+    assert_eq!(goes(json!({"nodeFit": true}), &fits), ["pod1"]);
+    // Other nodes are those that the plugin looks at.
+    let pool = json!({"nodeFit": true, "nodeSelector": {"matchLabels": {"pool": "test"}}});
+    assert!(goes(pool, &fits).is_empty());
+    let mut world = world();
+    world.pod("pod1", "node1", asks("5", "500"));
+    let plan = framework(json!({})).run(&world.snapshot());
+    let kept: Vec<_> = plan
+        .kept
+        .iter()
+        .map(|kept| (kept.why.rule, &*kept.why.detail))
+        .collect();
+    assert_eq!(kept, [("NodeFit", "1 insufficient cpu")]);
+}
+
+/// Has nothing against anybody, until the last question.
+#[derive(Debug)]
+struct NotAtLast;
+
+impl Filter for NotAtLast {
+    fn name(&self) -> &'static str {
+        "NotAtLast"
+    }
+    fn filter(&self, _: &Snapshot, _: &PodInfo) -> Result<(), Why> {
+        Ok(())
+    }
+    fn pre_evict(&self, _: &Snapshot, _: &[Arc<NodeInfo>], _: &PodInfo) -> Result<(), Why> {
+        Err(Why::new("NotAtLast", "not this one"))
+    }
+}
+
+#[test]
+fn the_last_question_is_asked_and_the_reason_says_what_is_gained() {
+    let mut world = world();
+    world.pod("pod1", "node1", asks("2500m", "500"));
+    let plan = framework(json!({})).run(&world.snapshot());
+    let reasons: Vec<_> = plan
+        .moves()
+        .map(|planned| planned.reason.as_str())
+        .collect();
+    assert_eq!(
+        reasons,
+        ["fragmentation reduction: stdBefore=0.2500 stdAfter=0.0000 gain=0.2500"]
+    );
+    assert_eq!(plan.notes[0].text, "imbalance 0.2500 > threshold 0.1500");
+    let strategy = || Box::new(FragmentationAware::new(args(json!({}))));
+    let plan = balancing(strategy(), vec![Box::new(NotAtLast)]).run(&world.snapshot());
+    assert!(moved(&plan).is_empty());
+    assert_eq!(plan.kept[0].why.rule, "NotAtLast");
+    let plan = balancing(strategy(), vec![Box::new(AllBut(&["pod1"]))]).run(&world.snapshot());
+    assert!(moved(&plan).is_empty());
+}
+
+#[test]
+fn a_dry_run_only_shows() {
+    let mut world = world();
+    world.pod("pod1", "node1", asks("2500m", "500"));
+    let plan = framework(json!({"dryRun": true})).run(&world.snapshot());
+    assert_eq!(moved(&plan), ["pod1"]);
+    assert!(plan.moves().all(|planned| planned.intent.is_none()));
+}
+
+/// Imbalance of a node with `allocatable` when `pods` are on it.
+fn imbalance_of(allocatable: Value, pods: &[Value], resources: &[&str]) -> f64 {
+    let mut world = World::default();
+    let node = json!({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}});
+    let node = NodeInfo::new(serde_json::from_value(node).unwrap(), world.shapes.table());
+    let mut requested = Requested::default();
+    for (at, requests) in pods.iter().enumerate() {
+        let spec =
+            json!({"spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}});
+        requested.add(&world.pod(&at.to_string(), "n", spec));
+    }
+    let ids: Vec<_> = resources
+        .iter()
+        .map(|name| world.shapes.table().intern(name))
+        .collect();
+    imbalance(&node, &requested, &ids)
+}
+
+#[test]
+fn imbalance_is_the_deviation_of_shares() {
+    let room = || json!({"cpu": "1", "memory": "1024"});
+    let both = ["cpu", "memory"];
+    assert_eq!(imbalance_of(room(), &[], &[]), 0.0);
+    assert_eq!(
+        imbalance_of(room(), &[json!({"cpu": "500m", "memory": "512"})], &both),
+        0.0
+    );
+    assert!(imbalance_of(room(), &[json!({"cpu": "900m", "memory": "100"})], &both) > 0.1);
+    // A resource that the node does not have does not count, and one alone does not deviate.
+    let pod = [json!({"cpu": "500m", "memory": "512"})];
+    assert_eq!(
+        imbalance_of(json!({"cpu": "1", "memory": "0"}), &pod, &both),
+        0.0
+    );
+    let gpu = json!({"cpu": "1", "memory": "1024", "example.com/gpu": "2"});
+    let resources = ["example.com/gpu", "cpu"];
+    assert_eq!(
+        imbalance_of(gpu, &[json!({"example.com/gpu": "1"})], &resources),
+        0.25
+    );
+    // Pods count as a resource that nobody asks for.
+    let room = json!({"cpu": "1", "pods": "4"});
+    assert_eq!(
+        imbalance_of(room, &[json!({}), json!({})], &["cpu", "pods"]),
+        0.25
+    );
+}
+
+#[test]
+fn what_a_pod_takes_along_can_be_good_or_bad() {
+    let room = || json!({"cpu": "1", "memory": "1024"});
+    let both = ["cpu", "memory"];
+    let of = |pods: &[Value]| imbalance_of(room(), pods, &both);
+    let (heavy, light) = (
+        json!({"cpu": "800m", "memory": "100"}),
+        json!({"cpu": "100m", "memory": "100"}),
+    );
+    assert!(of(&[heavy, light.clone()]) > of(&[light]));
+    let (a, b) = (
+        json!({"cpu": "200m", "memory": "800"}),
+        json!({"cpu": "600m", "memory": "100"}),
+    );
+    assert!(of(&[a.clone(), b]) < of(&[a]));
+}
