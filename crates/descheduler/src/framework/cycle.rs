@@ -276,6 +276,20 @@ impl<'a> Cycle<'a> {
         }
     }
 
+    /// How many actions there are so far: a place for [`Cycle::act_at`].
+    #[must_use]
+    pub fn place(&self) -> usize {
+        self.shared.plan.actions.len()
+    }
+
+    /// As [`Cycle::act`], before everything that was put into the plan since `place` was asked for.
+    pub fn act_at(&mut self, place: usize, action: Action) {
+        if !self.shared.dry_run {
+            let actions = &mut self.shared.plan.actions;
+            actions.insert(place.min(actions.len()), action);
+        }
+    }
+
     fn intend(&mut self, ask: &Ask<'_>) -> Result<(Option<Intent>, Option<Arc<str>>), Why> {
         self.shared.limiter.allows(ask.pod)?;
         let target = match &mut self.shared.placement {

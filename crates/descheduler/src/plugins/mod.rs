@@ -1,4 +1,5 @@
 //! Strategies, filters and evictors, one module each.
 
+pub mod custom_priority;
 pub mod fragmentation_aware;
 pub mod scale_down_bin_pack;

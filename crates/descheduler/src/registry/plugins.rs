@@ -1,12 +1,19 @@
 //! One row for each plugin.
 
 use super::{Built, Registry};
-use crate::plugins::{fragmentation_aware, scale_down_bin_pack};
+use crate::plugins::{custom_priority, fragmentation_aware, scale_down_bin_pack};
 
 pub(super) fn all() -> Registry {
+    use custom_priority::{CustomPriority, CustomPriorityArgs};
     use fragmentation_aware::{FragmentationAware, FragmentationAwareArgs};
     use scale_down_bin_pack::{ScaleDownBinPack, ScaleDownBinPackArgs};
     Registry::default()
+        .with::<CustomPriorityArgs>(
+            custom_priority::NAME,
+            true,
+            custom_priority::check,
+            |args, _| Ok(Built::balancing(CustomPriority::new(args))),
+        )
         .with::<FragmentationAwareArgs>(
             fragmentation_aware::NAME,
             true,

@@ -1,0 +1,121 @@
+//! `CustomPriorityArgs`.
+
+use crate::rules::{Choice, Namespaces, PodSelector};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How pods leave a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub enum Mode {
+    /// Whoever fits elsewhere goes.
+    #[default]
+    #[serde(alias = "")]
+    BestEffort,
+    /// Pods go if all of a node fit elsewhere.
+    DrainNode,
+}
+
+/// A class of nodes.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ResourcePriority {
+    /// What it is called.
+    pub name: String,
+    /// Its nodes, as far as no class before it has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<LabelSelector>,
+    /// Nobody has said what it would do: it has to be empty.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub keep_threshold: BTreeMap<String, f64>,
+    /// As `keepThreshold`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub reject_threshold: BTreeMap<String, f64>,
+}
+
+/// Arguments, with upstream's names and defaults.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct CustomPriorityArgs {
+    /// Whether nothing is done.
+    pub paused: bool,
+    /// Whether it is only shown what would be done.
+    pub dry_run: bool,
+    /// In which namespaces pods may go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evictable_namespaces: Option<Namespaces>,
+    /// Which nodes are looked at; all without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<LabelSelector>,
+    /// Which pods may go: those that one of these selects; all without one.
+    pub pod_selectors: Vec<PodSelector>,
+    /// Whether a pod stays that fits none of the cheaper nodes.
+    pub node_fit: bool,
+    /// Classes of nodes, the most expensive first.
+    pub eviction_order: Vec<ResourcePriority>,
+    /// How pods leave a node.
+    pub mode: Mode,
+    /// Whether a node that is drained becomes unschedulable first. It stays so.
+    pub auto_cordon: bool,
+}
+
+impl Default for CustomPriorityArgs {
+    fn default() -> Self {
+        Self {
+            paused: false,
+            dry_run: false,
+            evictable_namespaces: None,
+            node_selector: None,
+            pod_selectors: Vec::new(),
+            node_fit: true,
+            eviction_order: Vec::new(),
+            mode: Mode::BestEffort,
+            auto_cordon: false,
+        }
+    }
+}
+
+pub(super) fn choice(args: &CustomPriorityArgs) -> Choice {
+    Choice {
+        namespaces: args.evictable_namespaces.clone(),
+        selectors: args.pod_selectors.clone(),
+    }
+}
+
+/// Values that are not allowed.
+///
+/// # Errors
+/// The first of them, by field.
+pub fn check(args: &CustomPriorityArgs) -> Result<(), String> {
+    choice(args).check()?;
+    let classes = args.eviction_order.len();
+    if classes < 2 {
+        return Err(format!(
+            "evictionOrder: at least 2 classes of nodes are needed, there are {classes}"
+        ));
+    }
+    let mut seen = BTreeSet::new();
+    for (at, class) in args.eviction_order.iter().enumerate() {
+        let path = format!("evictionOrder[{at}]");
+        if class.name.is_empty() {
+            return Err(format!("{path}.name: is missing"));
+        }
+        if !seen.insert(&class.name) {
+            return Err(format!("{path}.name: {:?} is there twice", class.name));
+        }
+        if class.node_selector.is_none() {
+            return Err(format!("{path}.nodeSelector: is missing"));
+        }
+        for (field, threshold) in [
+            ("keepThreshold", &class.keep_threshold),
+            ("rejectThreshold", &class.reject_threshold),
+        ] {
+            if let Some((name, value)) = threshold.first_key_value() {
+                return Err(format!(
+                    "{path}.{field}[{name}]: {value} would have no effect, as in Koordinator"
+                ));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! `CustomPriority`: pods leave expensive nodes for cheaper ones.
+//!
+//! Nodes are in classes, the most expensive first. Each class but the last gives pods to the nodes of all classes after
+//! it: each pod that fits there, or all pods of a node at once. Pods that go in one cycle do not share room: what was
+//! given to one of them another one does not get.
+//!
+//! Source: Koordinator `pkg/descheduler/framework/plugins/custompriority`.
+
+mod args;
+mod room;
+
+pub use args::{CustomPriorityArgs, Mode, ResourcePriority, check};
+
+use crate::framework::{Action, Cycle, Strategy, StrategyError, Why};
+use crate::rules::Choice;
+use crate::state::{NodeInfo, PodInfo};
+use koord_api::selector;
+use koord_model::resources::{CPU, MEMORY};
+use room::Room;
+use std::sync::Arc;
+
+/// The plugin's name.
+pub const NAME: &str = "CustomPriority";
+/// After so many pods in a row that fit nowhere, larger ones are not tried.
+const MISSES: usize = 5;
+
+/// The strategy.
+#[derive(Debug)]
+pub struct CustomPriority {
+    args: CustomPriorityArgs,
+    choice: Choice,
+}
+
+/// The nodes of one class.
+struct Class<'a> {
+    name: &'a str,
+    nodes: Vec<Arc<NodeInfo>>,
+}
+
+impl CustomPriority {
+    /// With these arguments, which [`check`] has let pass.
+    #[must_use]
+    pub fn new(args: CustomPriorityArgs) -> Self {
+        let choice = args::choice(&args);
+        Self { args, choice }
+    }
+
+    /// Classes that have nodes.
+    fn classes(&self, nodes: &[Arc<NodeInfo>]) -> Vec<Class<'_>> {
+        let order = self.args.eviction_order.iter();
+        let mut classes: Vec<_> = order
+            .map(|class| Class {
+                name: &class.name,
+                nodes: Vec::new(),
+            })
+            .collect();
+        for node in nodes {
+            let of = self.args.eviction_order.iter().position(|class| {
+                let labels = class.node_selector.as_ref();
+                labels
+                    .is_some_and(|labels| selector::matches(labels, &node.labels).unwrap_or(false))
+            });
+            if let Some(class) = of.and_then(|at| classes.get_mut(at)) {
+                class.nodes.push(node.clone());
+            }
+        }
+        classes.retain(|class| !class.nodes.is_empty());
+        classes
+    }
+
+    /// The pods of `node` that may go, small ones first.
+    fn candidates(&self, cycle: &mut Cycle<'_>, node: &NodeInfo) -> Vec<Arc<PodInfo>> {
+        let mut pods = Vec::new();
+        for pod in cycle.snapshot().active_on(&node.name) {
+            if self.choice.admits(pod).is_ok() && cycle.filter(pod) {
+                pods.push(pod.clone());
+            }
+        }
+        pods.sort_by(|a, b| {
+            let size = |pod: &PodInfo| {
+                let wanted = &pod.shape.main_requests;
+                (wanted.get(CPU), wanted.get(MEMORY))
+            };
+            let name = |pod: &PodInfo| (pod.namespace.clone(), pod.name.clone());
+            size(a).cmp(&size(b)).then_with(|| name(a).cmp(&name(b)))
+        });
+        pods
+    }
+
+    /// Lets each pod of `node` go that one of `targets` has room for.
+    fn best_effort(
+        &self,
+        cycle: &mut Cycle<'_>,
+        class: &str,
+        node: &NodeInfo,
+        targets: &[Arc<NodeInfo>],
+        room: &mut Room,
+    ) {
+        let mut misses = 0;
+        for pod in self.candidates(cycle, node) {
+            if self.args.node_fit && misses >= MISSES {
+                let said = format!("{MISSES} pods that are no larger fit no cheaper node");
+                cycle.keep(&pod, Why::new("NodeFit", said));
+                continue;
+            }
+            let target = if self.args.node_fit {
+                let Some(target) = room.find(&pod, targets, true) else {
+                    misses += 1;
+                    cycle.keep(&pod, Why::new("NodeFit", room.reasons(&pod, targets)));
+                    continue;
+                };
+                misses = 0;
+                Some(target)
+            } else {
+                None
+            };
+            let reason =
+                format!("evicting from {class} priority resource to lower priority resource");
+            let goes = if self.args.dry_run {
+                cycle.pretend(&pod, reason);
+                true
+            } else {
+                cycle.evict(&pod, reason).is_ok()
+            };
+            if goes && let Some(target) = target {
+                room.take(&pod, target);
+            }
+        }
+    }
+
+    /// Lets all pods of `node` go if `targets` have room for all of them together.
+    fn drain(
+        &self,
+        cycle: &mut Cycle<'_>,
+        class: &str,
+        node: &Arc<NodeInfo>,
+        targets: &[Arc<NodeInfo>],
+        room: &mut Room,
+    ) {
+        let pods = self.candidates(cycle, node);
+        if pods.is_empty() {
+            return;
+        }
+        let mut taken = Vec::with_capacity(pods.len());
+        for pod in &pods {
+            let Some(target) = room.find(pod, targets, self.args.node_fit) else {
+                let reasons = room.reasons(pod, targets);
+                for (pod, target) in taken {
+                    room.give_back(pod, target);
+                }
+                let text = format!("is not drained: {pod} fits no cheaper node: {reasons}");
+                cycle.note(Some(&node.name), text);
+                cycle.keep(pod, Why::new("NodeFit", reasons));
+                return;
+            };
+            room.take(pod, target);
+            taken.push((pod, target));
+        }
+        let reason = format!("drain node {} (sourcePriority={class})", node.name);
+        if self.args.dry_run {
+            for pod in &pods {
+                cycle.pretend(pod, reason.clone());
+            }
+            return;
+        }
+        let place = cycle.place();
+        for pod in &pods {
+            let drains = Some(node.name.clone());
+            if let Err(why) = cycle.evict_with(pod, reason.clone(), None, drains) {
+                // The node is not cleared, so it stays schedulable.
+                let text = format!("is not drained completely: {pod} stays: {why}");
+                cycle.note(Some(&node.name), text);
+                return;
+            }
+        }
+        if self.args.auto_cordon && !node.unschedulable {
+            let cordon = Action::Cordon {
+                node: node.name.clone(),
+                strategy: NAME,
+            };
+            cycle.act_at(place, cordon);
+        }
+    }
+}
+
+impl Strategy for CustomPriority {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        if self.args.paused {
+            cycle.note(None, "is paused");
+            return Ok(());
+        }
+        let nodes = cycle.selected(self.args.node_selector.as_ref())?;
+        let classes = self.classes(&nodes);
+        if classes.len() < 2 {
+            let there = classes.len();
+            cycle.note(
+                None,
+                format!("{there} classes have nodes, at least 2 have to"),
+            );
+            return Ok(());
+        }
+        let mut room = Room::new(cycle.snapshot());
+        for (at, class) in classes.iter().enumerate() {
+            let later = classes.iter().skip(at + 1);
+            let targets: Vec<_> = later.flat_map(|class| class.nodes.clone()).collect();
+            if targets.is_empty() {
+                break;
+            }
+            for node in &class.nodes {
+                match self.args.mode {
+                    Mode::BestEffort => {
+                        self.best_effort(cycle, class.name, node, &targets, &mut room);
+                    }
+                    Mode::DrainNode => self.drain(cycle, class.name, node, &targets, &mut room),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

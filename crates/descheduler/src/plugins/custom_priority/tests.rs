@@ -1,0 +1,450 @@
+use super::*;
+use crate::framework::{Framework, Plan};
+use crate::registry::Registry;
+use crate::testing::{AllBut, World, balancing, merged, moved};
+use serde_json::{Value, json};
+
+/// Gold before silver before bronze, with what `over` says.
+fn tiers(over: Value) -> Value {
+    let class = |tier: &str| json!({"name": tier, "nodeSelector": {"matchLabels": {"tier": tier}}});
+    let order = ["gold", "silver", "bronze"].map(class);
+    merged(json!({"evictionOrder": order}), over)
+}
+
+fn framework(over: Value, blocked: &'static [&'static str]) -> Framework {
+    let args = serde_json::from_value(tiers(over)).unwrap();
+    check(&args).unwrap();
+    balancing(
+        Box::new(CustomPriority::new(args)),
+        vec![Box::new(AllBut(blocked))],
+    )
+}
+
+fn node(world: &mut World, name: &str, tier: &str, cpu: &str, pods: &str) {
+    let allocatable = json!({"cpu": cpu, "memory": "1Gi", "pods": pods});
+    world.node(
+        name,
+        json!({"metadata": {"labels": {"tier": tier}}, "status": {"allocatable": allocatable}}),
+    );
+}
+
+fn asks(cpu: &str, memory: &str) -> Value {
+    json!({"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}}}]}})
+}
+
+/// `s1` is gold, `t1` silver with one CPU, `t2` bronze with half of one.
+fn world() -> World {
+    let mut world = World::default();
+    node(&mut world, "s1", "gold", "8", "100");
+    node(&mut world, "t1", "silver", "1", "100");
+    node(&mut world, "t2", "bronze", "500m", "100");
+    world
+}
+
+fn cordoned(plan: &Plan) -> Vec<(usize, String)> {
+    let actions = plan.actions.iter().enumerate();
+    let cordons = actions.filter_map(|(at, action)| match action {
+        Action::Cordon { node, .. } => Some((at, node.to_string())),
+        _ => None,
+    });
+    cordons.collect()
+}
+
+#[test]
+fn arguments_have_upstreams_defaults() {
+    let args: CustomPriorityArgs = serde_json::from_value(json!({"mode": ""})).unwrap();
+    let written = serde_json::to_value(args).unwrap();
+    let expected = json!({
+        "paused": false, "dryRun": false, "podSelectors": [], "nodeFit": true, "evictionOrder": [],
+        "mode": "BestEffort", "autoCordon": false,
+    });
+    assert_eq!(written, expected);
+}
+
+#[test]
+fn arguments_that_cannot_be_meant_are_refused_by_field() {
+    let configured = |args: Value| {
+        let plugins = json!({"balance": {"enabled": [{"name": NAME}]}});
+        let profile = json!({"plugins": plugins, "pluginConfig": [{"name": NAME, "args": args}]});
+        let text = json!({"apiVersion": "descheduler/v1alpha2", "kind": "DeschedulerConfiguration", "profiles": [profile]});
+        let registry = Registry::in_tree().with::<Value>(
+            "MigrationController",
+            false,
+            |_| Ok(()),
+            |_, _| Ok(Default::default()),
+        );
+        let config = crate::config::Configuration::parse(&text.to_string()).unwrap();
+        registry
+            .complete(config)
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    };
+    let class = |name: &str, label: &str| json!({"name": name, "nodeSelector": {"matchLabels": {label: "1"}}});
+    let with = |over: Value| {
+        merged(
+            json!({"evictionOrder": [class("p1", "a"), class("p2", "b")]}),
+            over,
+        )
+    };
+    let bad = json!({"matchExpressions": [{"key": "app", "operator": "Invalid"}]});
+    for (args, wanted) in [
+        (with(json!({})), None),
+        (with(json!({"mode": "DrainNode", "autoCordon": true})), None),
+        (
+            with(
+                json!({"evictionOrder": [merged(class("p1", "a"), json!({"keepThreshold": {}})), class("p2", "b")]}),
+            ),
+            None,
+        ),
+        (
+            json!({}),
+            Some("evictionOrder: at least 2 classes of nodes are needed, there are 0"),
+        ),
+        (
+            json!({"evictionOrder": [class("p1", "a")]}),
+            Some("evictionOrder: at least 2"),
+        ),
+        (
+            json!({"evictionOrder": [class("p1", "a"), class("p1", "b")]}),
+            Some("evictionOrder[1].name: \"p1\" is there twice"),
+        ),
+        (
+            json!({"evictionOrder": [class("p1", "a"), {"name": "p2"}]}),
+            Some("evictionOrder[1].nodeSelector: is missing"),
+        ),
+        (
+            json!({"evictionOrder": [class("", "a"), class("p2", "b")]}),
+            Some("evictionOrder[0].name: is missing"),
+        ),
+        (
+            json!({"evictionOrder": [class("p1", "a"), {"name": "p2", "nodeSelector": bad}]}),
+            Some("args.evictionOrder[1].nodeSelector"),
+        ),
+        (
+            json!({"evictionOrder": [merged(class("p1", "a"), json!({"keepThreshold": {"cpu": 50}})), class("p2", "b")]}),
+            Some("evictionOrder[0].keepThreshold[cpu]: 50"),
+        ),
+        (
+            json!({"evictionOrder": [class("p1", "a"), merged(class("p2", "b"), json!({"rejectThreshold": {"cpu": 80}}))]}),
+            Some("evictionOrder[1].rejectThreshold[cpu]: 80"),
+        ),
+        (
+            with(json!({"mode": "Drain"})),
+            Some("args.mode: unknown variant `Drain`"),
+        ),
+        (
+            with(json!({"podSelectors": [{"name": "bad", "selector": bad}]})),
+            Some("args.podSelectors[0].selector"),
+        ),
+        (
+            with(json!({"evictableNamespaces": {"include": ["a"], "exclude": ["b"]}})),
+            Some("evictableNamespaces: only one of"),
+        ),
+    ] {
+        let found = configured(args.clone()).err();
+        match wanted {
+            None => assert_eq!(found, None, "{args}"),
+            Some(wanted) => assert!(
+                found.as_ref().is_some_and(|found| found.contains(wanted)),
+                "{args}: {found:?}"
+            ),
+        }
+    }
+}
+
+#[test]
+fn pods_leave_expensive_nodes_for_cheaper_ones() {
+    let mut world = world();
+    world.pod("p1", "s1", asks("10m", "10"));
+    world.pod("p2", "s1", asks("20m", "20"));
+    world.pod("q", "t1", asks("10m", "10"));
+    world.pod("r", "t2", asks("10m", "10"));
+    let plan = framework(json!({}), &[]).run(&world.snapshot());
+    assert_eq!(moved(&plan), ["p1", "p2", "q"]);
+    let reasons: Vec<_> = plan
+        .moves()
+        .map(|planned| planned.reason.as_str())
+        .collect();
+    assert_eq!(
+        reasons[0],
+        "evicting from gold priority resource to lower priority resource"
+    );
+    assert_eq!(
+        reasons[2],
+        "evicting from silver priority resource to lower priority resource"
+    );
+    for (over, expected) in [
+        (json!({"paused": true}), vec![]),
+        (
+            json!({"nodeSelector": {"matchLabels": {"none": "x"}}}),
+            vec![],
+        ),
+        (
+            json!({"nodeSelector": {"matchLabels": {"tier": "gold"}}}),
+            vec![],
+        ),
+        (
+            json!({"nodeSelector": {"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["silver"]}]}}),
+            vec!["p1", "p2"],
+        ),
+        (
+            json!({"podSelectors": [{"name": "s1", "selector": {"matchLabels": {"app": "b"}}}]}),
+            vec![],
+        ),
+        (
+            json!({"evictableNamespaces": {"exclude": ["default"]}}),
+            vec![],
+        ),
+    ] {
+        assert_eq!(
+            moved(&framework(over.clone(), &[]).run(&world.snapshot())),
+            expected,
+            "{over}"
+        );
+    }
+    assert_eq!(
+        moved(&framework(json!({}), &["p1"]).run(&world.snapshot())),
+        ["p2", "q"]
+    );
+}
+
+#[test]
+fn a_node_is_of_the_first_class_that_has_it_or_of_none() {
+    let mut world = world();
+    node(&mut world, "n", "copper", "8", "100");
+    world.pod("p", "s1", asks("700m", "10"));
+    world.pod("lost", "n", asks("10m", "10"));
+    let twice = json!({"evictionOrder": [
+        {"name": "a", "nodeSelector": {"matchLabels": {"tier": "gold"}}},
+        {"name": "b", "nodeSelector": {"matchLabels": {"tier": "silver"}}},
+        {"name": "c", "nodeSelector": {"matchExpressions": [{"key": "tier", "operator": "In", "values": ["silver", "gold"]}]}},
+    ]});
+    let plan = framework(twice, &[]).run(&world.snapshot());
+    assert_eq!(
+        moved(&plan),
+        ["p"],
+        "a node without a class gives nothing, and class c has no node"
+    );
+}
+
+#[test]
+fn small_pods_go_first_by_cpu_then_memory_then_name() {
+    let mut world = world();
+    for (name, cpu, memory) in [
+        ("a", "200m", "100"),
+        ("b", "100m", "500"),
+        ("c", "100m", "100"),
+        ("d", "100m", "100"),
+    ] {
+        world.pod(name, "s1", asks(cpu, memory));
+    }
+    // What main containers ask for counts, all of them.
+    let two = json!([
+        {"name": "c", "resources": {"requests": {"cpu": "75m", "memory": "50"}}},
+        {"name": "d", "resources": {"requests": {"cpu": "75m", "memory": "50"}}},
+    ]);
+    world.pod("e", "s1", json!({"spec": {"containers": two, "initContainers": [{"name": "i", "resources": {"requests": {"cpu": "300m"}}}]}}));
+    assert_eq!(
+        moved(&framework(json!({}), &[]).run(&world.snapshot())),
+        ["c", "d", "b", "e", "a"]
+    );
+}
+
+#[test]
+fn pods_that_ended_stay() {
+    let mut world = world();
+    world.pod(
+        "ended",
+        "s1",
+        merged(asks("10m", "10"), json!({"status": {"phase": "Succeeded"}})),
+    );
+    assert!(moved(&framework(json!({}), &[]).run(&world.snapshot())).is_empty());
+}
+
+#[test]
+fn who_fits_nowhere_stays_and_after_five_in_a_row_nobody_is_tried() {
+    let mut world = world();
+    for (name, cpu) in [
+        ("small", "100m"),
+        ("mid", "400m"),
+        ("big", "2"),
+        ("big2", "3"),
+        ("big3", "3"),
+    ] {
+        world.pod(name, "s1", asks(cpu, "100"));
+    }
+    let goes = |world: &World, over: Value| moved(&framework(over, &[]).run(&world.snapshot()));
+    assert_eq!(goes(&world, json!({})), ["small", "mid"]);
+    assert_eq!(goes(&world, json!({"nodeFit": false})).len(), 5);
+    // The sixth is no larger, but would fit a node of its own.
+    for name in ["big4", "big5", "big6"] {
+        world.pod(name, "s1", asks("3", "100"));
+    }
+    let own = json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "t3"}}});
+    node(&mut world, "t3", "bronze", "8", "100");
+    for pod in ["big", "big2", "big3", "big4", "big5", "big6"] {
+        world.pods.retain(|there| &*there.name != pod);
+    }
+    let elsewhere = json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "gone"}}});
+    for name in ["m1", "m2", "m3", "m4"] {
+        world.pod(name, "s1", merged(asks("2", "100"), elsewhere.clone()));
+    }
+    world.pod("last", "s1", merged(asks("3", "100"), own.clone()));
+    assert_eq!(goes(&world, json!({})), ["small", "mid", "last"]);
+    world.pod("m5", "s1", merged(asks("2", "100"), elsewhere));
+    let plan = framework(json!({}), &[]).run(&world.snapshot());
+    assert_eq!(moved(&plan), ["small", "mid"]);
+    let last = plan.kept.last().unwrap();
+    assert_eq!((&*last.pod.name, last.why.rule), ("last", "NodeFit"));
+    assert!(
+        last.why.detail.contains("5 pods that are no larger"),
+        "{}",
+        last.why
+    );
+}
+
+#[test]
+fn pods_that_go_together_do_not_share_room() {
+    // Upstream would let all four go: each of them fits by itself.
+    let mut world = world();
+    for name in ["p1", "p2", "p3", "p4"] {
+        world.pod(name, "s1", asks("450m", "100"));
+    }
+    let plan = framework(json!({}), &[]).run(&world.snapshot());
+    assert_eq!(moved(&plan), ["p1", "p2", "p3"]);
+    assert_eq!(&*plan.kept[0].why.detail, "2 insufficient cpu");
+    // Nor do they share places for pods.
+    let mut world = World::default();
+    node(&mut world, "s1", "gold", "8", "100");
+    node(&mut world, "t1", "silver", "8", "3");
+    world.pod("there", "t1", asks("10m", "10"));
+    world.pod("ended", "t1", json!({"status": {"phase": "Failed"}}));
+    for name in ["p1", "p2", "p3"] {
+        world.pod(name, "s1", asks("10m", "10"));
+    }
+    let plan = framework(json!({}), &[]).run(&world.snapshot());
+    assert_eq!(moved(&plan), ["p1", "p2"]);
+    assert_eq!(&*plan.kept[0].why.detail, "1 insufficient pods");
+}
+
+#[test]
+fn a_node_is_drained_if_all_its_pods_fit_elsewhere() {
+    let drain = || json!({"mode": "DrainNode", "autoCordon": true});
+    let mut world = world();
+    for name in ["p1", "p2", "p3"] {
+        world.pod(name, "s1", asks("450m", "100"));
+    }
+    let plan = framework(drain(), &[]).run(&world.snapshot());
+    assert_eq!(moved(&plan), ["p1", "p2", "p3"]);
+    assert!(
+        plan.moves()
+            .all(|planned| planned.reason == "drain node s1 (sourcePriority=gold)")
+    );
+    assert!(
+        plan.moves()
+            .all(|planned| planned.drains.as_deref() == Some("s1"))
+    );
+    assert_eq!(
+        cordoned(&plan),
+        [(0, "s1".to_owned())],
+        "before the first of them goes"
+    );
+    assert!(
+        cordoned(&framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot())).is_empty()
+    );
+    // A fourth does not fit: nobody goes, unless it may not go anyway.
+    world.pod("p4", "s1", asks("450m", "100"));
+    let plan = framework(drain(), &[]).run(&world.snapshot());
+    assert!(plan.actions.is_empty());
+    assert_eq!(
+        plan.notes[0].text,
+        "is not drained: default/p4 fits no cheaper node: 2 insufficient cpu"
+    );
+    assert_eq!(
+        moved(&framework(drain(), &["p1"]).run(&world.snapshot())),
+        ["p2", "p3", "p4"]
+    );
+}
+
+#[test]
+fn room_that_a_node_was_promised_in_vain_is_free_again() {
+    let mut world = world();
+    node(&mut world, "s2", "gold", "8", "100");
+    world.pod("p1", "s1", asks("900m", "100"));
+    world.pod("p2", "s1", asks("7", "100"));
+    world.pod("q", "s2", asks("900m", "100"));
+    let plan = framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot());
+    assert_eq!(moved(&plan), ["q"]);
+    // But the room of pods that go is gone.
+    world.pods.retain(|pod| &*pod.name != "p2");
+    let plan = framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot());
+    assert_eq!(moved(&plan), ["p1"]);
+}
+
+#[test]
+fn drained_pods_have_a_place_each_whatever_else_is_looked_at() {
+    let mut world = World::default();
+    node(&mut world, "s1", "gold", "8", "100");
+    node(&mut world, "t1", "silver", "8", "2");
+    for name in ["p1", "p2"] {
+        world.pod(
+            name,
+            "s1",
+            merged(
+                asks("10m", "10"),
+                json!({"spec": {"nodeSelector": {"disk": "ssd"}}}),
+            ),
+        );
+    }
+    let goes = |world: &World, fit: bool| {
+        moved(&framework(json!({"mode": "DrainNode", "nodeFit": fit}), &[]).run(&world.snapshot()))
+    };
+    assert!(goes(&world, true).is_empty());
+    assert_eq!(goes(&world, false), ["p1", "p2"]);
+    world.pod("p3", "s1", asks("10m", "10"));
+    assert!(goes(&world, false).is_empty());
+}
+
+#[test]
+fn nothing_is_touched_in_a_dry_run_nor_if_a_node_is_not_cleared() {
+    let mut world = world();
+    world.pod("p1", "s1", asks("100m", "100"));
+    world.pod("p2", "s1", asks("100m", "100"));
+    for mode in ["BestEffort", "DrainNode"] {
+        let over = json!({"mode": mode, "autoCordon": true, "dryRun": true});
+        let plan = framework(over, &[]).run(&world.snapshot());
+        assert_eq!(moved(&plan), ["p1", "p2"]);
+        assert!(cordoned(&plan).is_empty());
+        assert!(plan.moves().all(|planned| planned.intent.is_none()));
+        let mut whole = framework(json!({"mode": mode, "autoCordon": true}), &[]);
+        whole.dry_run = true;
+        assert!(cordoned(&whole.run(&world.snapshot())).is_empty());
+    }
+    let mut limited = framework(json!({"mode": "DrainNode", "autoCordon": true}), &[]);
+    limited.limits.total = Some(1);
+    let plan = limited.run(&world.snapshot());
+    assert_eq!(moved(&plan), ["p1"]);
+    assert!(
+        cordoned(&plan).is_empty(),
+        "a node that keeps pods stays schedulable"
+    );
+    assert!(
+        plan.notes[0]
+            .text
+            .starts_with("is not drained completely: default/p2 stays")
+    );
+}
+
+#[test]
+fn a_node_that_takes_no_pods_already_is_not_cordoned_again() {
+    let mut world = world();
+    world.nodes.retain(|node| &*node.name != "s1");
+    world.node(
+        "s1",
+        json!({"metadata": {"labels": {"tier": "gold"}}, "spec": {"unschedulable": true}}),
+    );
+    world.pod("p1", "s1", asks("100m", "100"));
+    let plan =
+        framework(json!({"mode": "DrainNode", "autoCordon": true}), &[]).run(&world.snapshot());
+    assert_eq!((moved(&plan).len(), cordoned(&plan).len()), (1, 0));
+}
