@@ -1,5 +1,6 @@
 //! A kubelet's lists, over its socket.
 
+mod machines;
 mod published;
 
 use super::*;

@@ -20,13 +20,15 @@ use std::path::PathBuf;
 const NODE: &str = "n1";
 
 /// A machine, a kubelet and an API server.
-struct World {
+pub(super) struct World {
     client: Client,
     limited: Client,
     refused: Arc<Mutex<BTreeSet<String>>>,
     used: Arc<Mutex<BTreeSet<String>>>,
     dir: tempfile::TempDir,
-    kubelet: Shared,
+    /// Where the exporter looks for the kernel's files: below `dir`.
+    pub(super) root: Root,
+    pub(super) kubelet: Shared,
     registry: Registry,
     stop: CancellationToken,
     _server: Arc<ApiServer>,
@@ -54,7 +56,7 @@ fn manifests() -> Vec<Value> {
 }
 
 impl World {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         Self::with(koord_api::crd_values()).await
     }
 
@@ -81,25 +83,20 @@ impl World {
                 create(&client, object).await;
             }
         }
+        let dir = tempfile::tempdir().unwrap();
         let world = Self {
             client,
             limited,
             refused,
             used,
-            dir: tempfile::tempdir().unwrap(),
+            root: Root::below(dir.path()).unwrap(),
+            dir,
             kubelet: Shared::default(),
             registry: Registry::new(),
             stop: CancellationToken::new(),
             _server: server,
         };
-        for (node, cpus, distance) in [(0, "0-3", "10 21"), (1, "4-7", "21 10")] {
-            let dir = format!("sys/devices/system/node/node{node}");
-            world.put(&format!("{dir}/cpulist"), cpus);
-            let memory = format!("Node {node} MemTotal: 8388608 kB\nNode {node} MemFree: 1 kB\n");
-            world.put(&format!("{dir}/meminfo"), &memory);
-            world.put(&format!("{dir}/distance"), distance);
-        }
-        world.put("sys/devices/system/node/online", "0-1\n");
+        world.machine("0-1", &[(0, "0-3", 8, "10 21"), (1, "4-7", 8, "21 10")]);
         world.put(
             "kubelet/config.yaml",
             "kind: KubeletConfiguration\ntopologyManagerPolicy: single-numa-node\n",
@@ -118,10 +115,23 @@ impl World {
         self.dir.path().join(path)
     }
 
-    fn put(&self, path: &str, text: &str) {
+    pub(super) fn put(&self, path: &str, text: &str) {
         let path = self.path(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
+    }
+
+    /// The kernel's files of these NUMA nodes, each with number, CPUs, GiB of memory and distances.
+    pub(super) fn machine(&self, online: &str, nodes: &[(u32, &str, u64, &str)]) {
+        self.put("sys/devices/system/node/online", &format!("{online}\n"));
+        for (node, cpus, gib, distances) in nodes {
+            let dir = format!("sys/devices/system/node/node{node}");
+            self.put(&format!("{dir}/cpulist"), &format!("{cpus}\n"));
+            let kib = gib << 20;
+            let memory = format!("Node {node} MemTotal: {kib} kB\nNode {node} MemFree: 1 kB\n");
+            self.put(&format!("{dir}/meminfo"), &memory);
+            self.put(&format!("{dir}/distance"), &format!("{distances}\n"));
+        }
     }
 
     /// Pods with these CPUs, and only those.
@@ -158,7 +168,7 @@ impl World {
     }
 
     fn exporter(&self, settings: Settings) -> Exporter {
-        let root = Root::below(self.dir.path()).unwrap();
+        let root = self.root.clone();
         let metrics = Metrics::new(&self.registry);
         let metrics = metrics.unwrap_or_else(|_| Metrics::new(&Registry::new()).unwrap());
         let (client, stop) = (self.limited.clone(), self.stop.clone());
@@ -167,7 +177,7 @@ impl World {
     }
 
     /// Looks and writes once.
-    async fn once(&self) -> Result<Published, String> {
+    pub(super) async fn once(&self) -> Result<Published, String> {
         let exporter = self.exporter(self.settings());
         exporter.once().await.map_err(|error| error.to_string())
     }
@@ -176,7 +186,7 @@ impl World {
         Api::all(self.client.clone())
     }
 
-    async fn object(&self) -> NodeResourceTopology {
+    pub(super) async fn object(&self) -> NodeResourceTopology {
         self.api().get(NODE).await.unwrap()
     }
 
