@@ -11,7 +11,7 @@ const BURST: u64 = 5;
 /// Milliseconds until there is one more.
 const EVERY_MS: u64 = 60_000;
 
-/// What has gone wrong with the container runtime, told to the node's events from any thread.
+/// What has gone wrong with a part of the agent's work, told to the node's events from any thread.
 #[derive(Debug)]
 pub(crate) struct Warnings {
     since: Instant,

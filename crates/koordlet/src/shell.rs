@@ -155,12 +155,6 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         ));
     }
     report_devices(&options, &client, &ctx, &states, &root, &board);
-    if let Some(reporting) = options.topology.filter(|it| !it.interval.is_zero()) {
-        let parts = topology_parts(&options, reporting, &client, &root, &states, &metrics);
-        let reporter = node_topology::Reporter::new(parts);
-        tokio::spawn(reporter.run(ctx.shutdown.clone()));
-    }
-    let (requests, inbox) = mpsc::channel(16);
     let recorder = Recorder::start(
         client.clone(),
         "koordlet",
@@ -168,6 +162,13 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         ctx.clock.clone(),
         ctx.shutdown.clone(),
     );
+    if let Some(reporting) = options.topology.filter(|it| !it.interval.is_zero()) {
+        let parts = topology_parts(&options, reporting, &client, &root, &states, &metrics);
+        let warnings = Warnings::new(&options.node_name, recorder.clone());
+        let reporter = node_topology::Reporter::new(parts, warnings);
+        tokio::spawn(reporter.run(ctx.shutdown.clone()));
+    }
+    let (requests, inbox) = mpsc::channel(16);
     if let Some(exporter) = options.exporter.clone() {
         let counts = exporter::Metrics::new(&ctx.metrics).map_err(|_| AgentError::Metrics)?;
         let (root, recorder) = (root.clone(), recorder.clone());

@@ -8,6 +8,7 @@
 //! | `zones` | NUMA nodes as zones |
 //! | `merge` | what of an object that is there must change |
 //! | `report` | says it every few seconds |
+//! | `trouble` | why it is not said, and who is told |
 //!
 //! The scheduler reads the annotations and the zones, the manager adds batch resources to the zones.
 //! Names and formats are those of Koordinator's koordlet.
@@ -18,6 +19,7 @@ mod merge;
 mod report;
 #[cfg(test)]
 mod tests;
+mod trouble;
 mod zones;
 
 pub(crate) use facts::{Inputs, Report};

@@ -2,9 +2,11 @@
 
 use super::cpus::STATE_FILE;
 use super::merge::{Newer, Older};
+use super::trouble::{Trouble, Troubles};
 use super::{FIELD_MANAGER, Inputs, Mode, Report, Reporting};
 use crate::collect::machine::MachineInfo;
 use crate::metrics::Metrics;
+use crate::node_events::Warnings;
 use crate::states::{NodeInfo, States, TopologyInfo};
 use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_host::Root;
@@ -50,7 +52,7 @@ pub(crate) struct Reporter {
     found: Option<Report>,
     /// The version of the object that says what was found last.
     said: Option<String>,
-    problem: String,
+    troubles: Troubles,
     yields: bool,
 }
 
@@ -61,13 +63,14 @@ struct Seen {
 }
 
 impl Reporter {
-    pub(crate) fn new(parts: Parts) -> Self {
+    /// What stands in the way of a report is told to `warnings`.
+    pub(crate) fn new(parts: Parts, warnings: Warnings) -> Self {
         Self {
+            troubles: Troubles::new(parts.states.complaints.clone(), warnings),
             parts,
             machine: None,
             found: None,
             said: None,
-            problem: String::new(),
             yields: false,
         }
     }
@@ -80,14 +83,8 @@ impl Reporter {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 timer.tick().await;
-                match self.round(seen.as_ref()).await {
-                    Ok(()) => self.problem.clear(),
-                    Err(problem) if problem == self.problem => {}
-                    Err(problem) => {
-                        tracing::warn!(problem, "NodeResourceTopology is not reported");
-                        self.problem = problem;
-                    }
-                }
+                let outcome = self.round(seen.as_ref()).await;
+                self.troubles.ended(outcome);
             }
         };
         tokio::select! {
@@ -110,7 +107,7 @@ impl Reporter {
         Seen { store, absent }
     }
 
-    async fn round(&mut self, seen: Option<&Seen>) -> Result<(), String> {
+    async fn round(&mut self, seen: Option<&Seen>) -> Result<(), Trouble> {
         let states = self.parts.states.clone();
         let (Some(node), Some(pods)) = (states.node.load_full(), states.pods.load_full()) else {
             return Ok(());
@@ -118,11 +115,7 @@ impl Reporter {
         let object = match seen {
             Some(seen) if *seen.absent.borrow() => {
                 self.find(&node, &pods).await?;
-                return Err(
-                    "the API server has no NodeResourceTopology: its definition is not \
-                            installed"
-                        .to_owned(),
-                );
+                return Err(Trouble::NoDefinition);
             }
             Some(seen) => {
                 // Until the list is there nothing can be said of what there is.
@@ -180,7 +173,7 @@ impl Reporter {
         &mut self,
         node: &NodeInfo,
         pods: &[crate::states::PodInfo],
-    ) -> Result<(), String> {
+    ) -> Result<(), Trouble> {
         self.look_at_machine().await?;
         let Some((machine, _)) = &self.machine else {
             return Ok(());
@@ -188,7 +181,7 @@ impl Reporter {
         let kubelet = self.parts.states.kubelet.load_full();
         let kubelet = kubelet.filter(|_| self.parts.asks_kubelet);
         if self.parts.asks_kubelet && kubelet.is_none() {
-            return Err("the kubelet's configuration is not known".to_owned());
+            return Err(Trouble::NoConfiguration);
         }
         let mut state = String::new();
         if kubelet
@@ -198,7 +191,7 @@ impl Reporter {
             let path = self.parts.kubelet_dir.join(STATE_FILE);
             state = match std::fs::read_to_string(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-                read => read.map_err(|error| format!("{}: {error}", path.display()))?,
+                read => read.map_err(|source| Trouble::StateFile { path, source })?,
             };
         }
         let report = Report::of(&Inputs {
@@ -209,7 +202,7 @@ impl Reporter {
             cpu_manager_state: &state,
             huge_pages: self.parts.huge_pages,
         });
-        let report = report.map_err(|error| error.to_string())?;
+        let report = report.map_err(|error| Trouble::Facts { error, state })?;
         if self.found.as_ref() != Some(&report) {
             let complaints = &self.parts.states.complaints;
             complaints.replace("NodeResourceTopology", report.malformed.clone());
@@ -226,7 +219,7 @@ impl Reporter {
     }
 
     /// Reads the machine, where that is due.
-    async fn look_at_machine(&mut self) -> Result<(), String> {
+    async fn look_at_machine(&mut self) -> Result<(), Trouble> {
         let every = self.parts.machine_every;
         let fresh = self.machine.as_ref();
         if fresh.is_some_and(|(_, at)| at.elapsed() < every) {
@@ -235,13 +228,12 @@ impl Reporter {
         let (root, huge_pages) = (self.parts.root.clone(), self.parts.huge_pages);
         // One file for each of hundreds of CPUs.
         let read = tokio::task::spawn_blocking(move || machine(&root, huge_pages));
-        let read = read.await.map_err(|error| error.to_string())?;
-        let machine = read.map_err(|error| error.to_string())?;
+        let machine = read.await??;
         self.machine = Some((machine, Instant::now()));
         Ok(())
     }
 
-    async fn create(&self, node: &NodeInfo, report: &Report, mode: Mode) -> Result<(), String> {
+    async fn create(&self, node: &NodeInfo, report: &Report, mode: Mode) -> Result<(), Trouble> {
         let (name, uid) = (&node.name, &node.uid);
         let params = PostParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
@@ -262,7 +254,7 @@ impl Reporter {
         settled("created", timeout(WITHIN, work).await)
     }
 
-    async fn patch(&self, change: &serde_json::Value) -> Result<(), String> {
+    async fn patch(&self, change: &serde_json::Value) -> Result<(), Trouble> {
         let name = &self.parts.node;
         let params = PatchParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
@@ -286,15 +278,16 @@ impl Reporter {
 
 /// Somebody else's write in between is no problem: the next round sees it.
 fn settled(
-    what: &str,
+    what: &'static str,
     done: Result<Result<(), Error>, tokio::time::error::Elapsed>,
-) -> Result<(), String> {
-    match done {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) if patch::is_conflict(&error) => Ok(()),
-        Ok(Err(error)) => Err(format!("it cannot be {what}: {error}")),
-        Err(_) => Err(format!("it cannot be {what}: no answer within {WITHIN:?}")),
-    }
+) -> Result<(), Trouble> {
+    let why = match done {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) if patch::is_conflict(&error) => return Ok(()),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {WITHIN:?}"),
+    };
+    Err(Trouble::Write { what, why })
 }
 
 /// The machine. A kernel that knows no NUMA nodes has one, with all memory.

@@ -33,10 +33,15 @@ pub(crate) fn typed<T: DeserializeOwned>(value: Value) -> T {
 
 /// An API server with one node of two CPUs and 8 GiB.
 pub(crate) async fn cluster(clock: &Clock) -> (Arc<ApiServer>, Client) {
+    cluster_of(clock, koord_api::crd_values()).await
+}
+
+/// The same with these definitions.
+pub(crate) async fn cluster_of(clock: &Clock, definitions: Vec<Value>) -> (Arc<ApiServer>, Client) {
     let server = ApiServer::open(Config::memory(clock.clone()))
         .await
         .unwrap();
-    server.install_crds(koord_api::crd_values()).await.unwrap();
+    server.install_crds(definitions).await.unwrap();
     let client = koord_kube::client::in_process(server.service());
     let nodes: Api<Node> = Api::all(client.clone());
     let node = typed(json!({"metadata": {"name": NODE}}));

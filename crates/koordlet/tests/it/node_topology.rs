@@ -1,7 +1,8 @@
 //! The NodeResourceTopology that the agent writes, in paused time.
 
-use crate::agent::{NODE, add_pod, cluster, typed};
+use crate::agent::{NODE, add_pod, cluster, cluster_of, typed};
 use http::{Method, Request};
+use k8s_openapi::api::core::v1::Event;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_api::{annotations, labels};
 use koord_apiserver::ApiServer;
@@ -9,7 +10,7 @@ use koord_app::{Clock, Context};
 use koord_host::fake::Tree;
 use koord_host::root::Dirs;
 use koord_host::{CpuSet, Root, topology};
-use koord_kube::api::PostParams;
+use koord_kube::api::{ListParams, PostParams};
 use koord_kube::client::{Body, in_process};
 use koord_kube::{Api, Client, patch};
 use koordlet::collect::machine::MachineInfo;
@@ -64,7 +65,7 @@ struct Rig {
     ctx: Context,
     /// Writes of NodeResourceTopologies by the agent.
     writes: Arc<AtomicUsize>,
-    _server: Arc<ApiServer>,
+    server: Arc<ApiServer>,
 }
 
 impl Drop for Rig {
@@ -75,13 +76,17 @@ impl Drop for Rig {
 
 impl Rig {
     async fn start() -> Self {
+        Self::with(koord_api::crd_values()).await
+    }
+
+    async fn with(definitions: Vec<Value>) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
-        let (server, client) = cluster(&clock).await;
+        let (server, client) = cluster_of(&clock, definitions).await;
         Self {
             client,
             ctx: Context::with_clock(clock),
             writes: Arc::default(),
-            _server: server,
+            server,
         }
     }
 
@@ -129,6 +134,31 @@ impl Rig {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         panic!("never saw {what}");
+    }
+
+    /// What the node's events say of reports that are not made, once there are `count`.
+    async fn told(&self, count: usize) -> Vec<String> {
+        let events: Api<Event> = Api::all(self.client.clone());
+        for _ in 0..600 {
+            let all = events.list(&ListParams::default()).await.unwrap().items;
+            let mine = all.into_iter().filter(|event| {
+                let about = &event.involved_object;
+                event.reason.as_deref() == Some("NodeTopologyNotReported")
+                    && event.type_.as_deref() == Some("Warning")
+                    && about.kind.as_deref() == Some("Node")
+                    && about.name.as_deref() == Some(NODE)
+            });
+            let told: Vec<String> = mine.filter_map(|event| event.message).collect();
+            if told.len() >= count {
+                return told;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        panic!("never told {count} times");
+    }
+
+    fn metrics(&self) -> String {
+        koord_app::metrics::encode(&self.ctx.metrics).unwrap()
     }
 }
 
@@ -391,7 +421,7 @@ async fn a_closed_gate_writes_nothing() {
     sleep(60).await;
     assert!(rig.objects().get_opt(NODE).await.unwrap().is_none());
     assert_eq!(rig.writes.load(Ordering::Relaxed), 0);
-    let text = koord_app::metrics::encode(&rig.ctx.metrics).unwrap();
+    let text = rig.metrics();
     assert!(text.contains("share_pool"), "{text}");
 }
 
@@ -431,7 +461,7 @@ async fn a_static_cpu_manager_is_reported() {
         client,
         ctx: Context::with_clock(clock),
         writes: Arc::default(),
-        _server: server,
+        server,
     };
     let uid = add_pod(
         &rig.client,
@@ -501,4 +531,74 @@ async fn a_static_cpu_manager_is_reported() {
     assert_eq!(rig.object().await, object);
     state("");
     rig.until("the pool", |it| pools(it)[0] == "0/0 0-3").await;
+}
+
+/// Files of the kernel that are damaged, or gone. The reason is on the node, and what was said last stands.
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_is_not_understood_is_told_once_and_what_was_said_stands() {
+    let rig = Rig::start().await;
+    let tree = machine(2);
+    rig.koordlet(tree.root(), |_| {});
+    let before = rig.until("a report", |_| true).await;
+    let file = "sys/devices/system/node/node1/meminfo";
+    let good = std::fs::read_to_string(tree.dir().join(file)).unwrap();
+    let is_complained = |value: &str| {
+        let text = rig.metrics();
+        let lines = text.lines();
+        let mut lines = lines.filter(|line| line.starts_with("koordlet_malformed_input{"));
+        lines.any(|line| line.contains("node1/meminfo") && line.contains(value))
+    };
+    assert!(!is_complained(""));
+
+    // The machine is looked at every minute.
+    tree.put(file, "Node 1 MemTotal: lots kB\n").unwrap();
+    let told = rig.told(1).await;
+    assert!(
+        told[0].starts_with("NodeResourceTopology is not reported: ")
+            && told[0].contains("node1/meminfo")
+            && told[0].contains("lots"),
+        "{told:?}"
+    );
+    assert!(is_complained("lots"), "{}", rig.metrics());
+    sleep(600).await;
+    assert_eq!(rig.told(1).await, told, "once");
+
+    std::fs::remove_file(tree.dir().join(file)).unwrap();
+    let told = rig.told(2).await;
+    let gone = "NodeResourceTopology is not reported: memory of NUMA node 1 is not known";
+    assert!(told.iter().any(|text| text == gone), "{told:?}");
+    assert!(!is_complained("lots") && is_complained(""));
+    assert_eq!(rig.object().await, before);
+
+    tree.put(file, &good.replace("1048576", "2097152")).unwrap();
+    rig.until("the new memory", |it| {
+        it["zones"][1]["resources"][3]["capacity"] == "2Gi"
+    })
+    .await;
+    assert!(!is_complained(""), "{}", rig.metrics());
+}
+
+/// The definition of NodeResourceTopology in a list of definitions.
+fn definition(all: &mut [Value]) -> &mut Value {
+    let mut all = all.iter_mut();
+    all.find(|it| it["spec"]["group"] == "topology.node.k8s.io")
+        .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_without_the_definition_is_told_and_reported_to_when_it_comes() {
+    let mut definitions = koord_api::crd_values();
+    definitions.retain(|it| it["spec"]["group"] != "topology.node.k8s.io");
+    let rig = Rig::with(definitions).await;
+    let tree = machine(2);
+    rig.koordlet(tree.root(), |_| {});
+    let told = rig.told(1).await;
+    assert!(
+        told[0].ends_with("its definition is not installed"),
+        "{told:?}"
+    );
+    let topology = definition(&mut koord_api::crd_values()).clone();
+    rig.server.install_crds(vec![topology]).await.unwrap();
+    rig.until("a report", |it| it["zones"][1]["name"] == "node-1")
+        .await;
 }
