@@ -3,7 +3,7 @@
 
 use crate::numa::Said;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
-use koord_api::topology::{AttributeInfo, Zone};
+use koord_api::topology::{AttributeInfo, Zone, v1alpha1};
 use koord_scheduler::framework::{ObjectChange, Problem};
 use koord_scheduler::{Mirrored, Watch, event_names};
 use std::borrow::Cow;
@@ -15,11 +15,12 @@ pub(crate) const TOPOLOGIES: &str = "noderesourcetopologies.v1alpha2.topology.no
 /// The annotation in which old exporters leave the fingerprint of the pods that they counted.
 const LEGACY: &str = "topology.node.k8s.io/fingerprint";
 
-/// The kind, for all that watch it.
+/// The kind, for all that watch it; also where only its older version is served.
 pub(crate) fn watch() -> Watch {
-    Watch::of_kept::<NodeResourceTopology, SeenTopology>(TOPOLOGIES).counted_as(event_names!(
-        "noderesourcetopologies.v1alpha2.topology.node.k8s.io"
-    ))
+    type Older = v1alpha1::NodeResourceTopology;
+    Watch::of_either::<NodeResourceTopology, Older, SeenTopology>(TOPOLOGIES).counted_as(
+        event_names!("noderesourcetopologies.v1alpha2.topology.node.k8s.io"),
+    )
 }
 
 /// See the module documentation.

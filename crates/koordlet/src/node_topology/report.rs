@@ -102,7 +102,12 @@ impl Reporter {
             store,
             mut changes,
             absent,
-        } = Informer::<Newer>::start(self.parts.client.clone(), scope, shutdown.clone());
+        } = Informer::start_either::<Newer, Older>(
+            self.parts.client.clone(),
+            scope,
+            |object| object,
+            shutdown.clone(),
+        );
         tokio::spawn(async move { while changes.recv().await.is_some() {} });
         Seen { store, absent }
     }

@@ -3,6 +3,7 @@
 use crate::agent::{NODE, add_pod, cluster, cluster_of, typed};
 use http::{Method, Request};
 use k8s_openapi::api::core::v1::Event;
+use koord_api::topology::v1alpha1;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_api::{annotations, labels};
 use koord_apiserver::ApiServer;
@@ -601,4 +602,49 @@ async fn a_cluster_without_the_definition_is_told_and_reported_to_when_it_comes(
     rig.server.install_crds(vec![topology]).await.unwrap();
     rig.until("a report", |it| it["zones"][1]["name"] == "node-1")
         .await;
+}
+
+/// Koordinator's chart 0.5 has a definition of v1alpha1 alone.
+#[tokio::test(start_paused = true)]
+async fn the_older_version_is_written_where_it_alone_is_served() {
+    let mut definitions = koord_api::crd_values();
+    let versions = &mut definition(&mut definitions)["spec"]["versions"];
+    let mut older = versions[0].take();
+    assert_eq!(older["name"], "v1alpha1");
+    older["storage"] = json!(true);
+    *versions = json!([older]);
+    let rig = Rig::with(definitions).await;
+    let tree = machine(2);
+    rig.koordlet(tree.root(), |_| {});
+    let objects: Api<v1alpha1::NodeResourceTopology> = Api::all(rig.client.clone());
+    let until = async |what: &str, is: &dyn Fn(&Value) -> bool| {
+        for _ in 0..600 {
+            let found = objects.get_opt(NODE).await.unwrap();
+            if let Some(found) = found.map(|found| json!(found)).filter(is) {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("never saw {what}");
+    };
+    let object = until("a report", &|_| true).await;
+    assert_eq!(pools(&object), ["0/0 0-3", "0/1 4-7"]);
+    assert_eq!(object["zones"][1]["resources"][0]["allocatable"], "4");
+    sleep(600).await;
+    assert_eq!(json!(objects.get(NODE).await.unwrap()), object);
+    // The newer version was tried first.
+    assert_eq!(rig.writes.load(Ordering::Relaxed), 2);
+    patch::merge(&objects, NODE, &json!({"zones": []}))
+        .await
+        .unwrap();
+    let is_back = |it: &Value| it["zones"][1]["name"] == "node-1";
+    until("zones again", &is_back).await;
+    let events: Api<Event> = Api::all(rig.client.clone());
+    let events = events.list(&ListParams::default()).await.unwrap().items;
+    assert!(
+        events
+            .iter()
+            .all(|event| event.reason.as_deref() != Some("NodeTopologyNotReported")),
+        "{events:?}"
+    );
 }

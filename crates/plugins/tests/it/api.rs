@@ -54,6 +54,20 @@ impl Cluster {
         self.server.install_crds(definitions).await.unwrap();
     }
 
+    /// NodeResourceTopology is known in this version alone, as Koordinator's chart 0.5 has it.
+    pub(crate) async fn start_with_topologies_in(version: &str) -> Self {
+        let cluster = Self::bare().await;
+        let mut definitions = koord_api::crd_values();
+        let mut all = definitions.iter_mut();
+        let definition = all.find(|it| it["spec"]["group"] == "topology.node.k8s.io");
+        let versions = definition.unwrap()["spec"]["versions"].as_array_mut();
+        let versions = versions.unwrap();
+        versions.retain(|it| it["name"] == version);
+        versions[0]["storage"] = json!(true);
+        cluster.server.install_crds(definitions).await.unwrap();
+        cluster
+    }
+
     /// Whose clock, and that of its schedulers, goes as tokio's.
     pub(crate) async fn start_virtual() -> Self {
         let epoch = "2026-01-01T00:00:00Z".parse().unwrap();

@@ -95,6 +95,24 @@ async fn bound_cpus_are_written_down_and_survive_a_restart() {
     second.stop().await;
 }
 
+/// Also by a replica that stood by.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zones_are_known_where_only_the_older_version_is_served() {
+    let cluster = Cluster::start_with_topologies_in("v1alpha1").await;
+    cluster.numa_node("n").await;
+    let electing = |options: &mut koord_scheduler::Options| options.leader_elect = true;
+    let first = cluster.schedule(electing);
+    let aligned = || json!({"scheduling.koordinator.sh/numa-topology-spec": r#"{"numaTopologyPolicy":"SingleNUMANode"}"#});
+    let a = cluster.bound_pod("a", "3", aligned()).await;
+    let zone = |node: u32, cpu: &str| json!([{"node": node, "resources": {"cpu": cpu}}]);
+    assert_eq!(annotation(&a, STATUS)["numaNodeResources"], zone(0, "3"));
+    let second = cluster.schedule(electing);
+    first.stop().await;
+    let b = cluster.bound_pod("b", "3", aligned()).await;
+    assert_eq!(annotation(&b, STATUS)["numaNodeResources"], zone(1, "3"));
+    second.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reservations_cpus_go_to_its_owners() {
     let cluster = Cluster::start().await;

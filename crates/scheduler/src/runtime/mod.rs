@@ -368,7 +368,7 @@ impl Daemon {
             }
             node
         };
-        watch::forward(source.clone(), slim, None, node);
+        watch::forward(source.clone(), slim, false, node);
         let transform = transform::pods(&self.options.build.gates);
         let resources = self.profiles.resources.clone();
         let victims_shown = self.config.shows_victims();
@@ -383,7 +383,7 @@ impl Daemon {
                 SeenPod::new(pod, &resources)
             }
         };
-        watch::forward(source.clone(), read, None, pod);
+        watch::forward(source.clone(), read, false, pod);
         for watch in &watches {
             watch.start(source.clone());
         }

@@ -64,6 +64,26 @@ where
     }
 }
 
+/// The same of a kind of which the API server may serve the older version `O` alone.
+pub(super) async fn listed_either<K, O>(client: Client) -> Result<Listed, koord_kube::Error>
+where
+    K: koord_kube::kube_core::Resource<DynamicType = ()>
+        + Clone
+        + Debug
+        + serde::de::DeserializeOwned,
+    O: koord_kube::kube_core::Resource<DynamicType = ()>
+        + Clone
+        + Debug
+        + serde::de::DeserializeOwned,
+{
+    let found = listed::<K>(client.clone()).await?;
+    // Every list that is there has a version.
+    if found.at.is_empty() {
+        return listed::<O>(client).await;
+    }
+    Ok(found)
+}
+
 /// Whether the version that was `seen` is not older than the one that is `wanted`. Versions of a kind's
 /// objects are numbers that grow.
 fn reached(seen: Option<&str>, wanted: &str) -> bool {
@@ -291,5 +311,44 @@ mod tests {
         assert_eq!(behind(seen(), &[], end(20)), none);
         // The end of one of the same name that was there before does not do.
         assert_eq!(behind(seen(), &[("a", 15)], end(12)), ["a"]);
+    }
+
+    /// A standby that asks for the newer version alone would take every object for gone.
+    #[tokio::test]
+    async fn the_version_that_is_served_is_listed() {
+        use koord_api::topology::{v1alpha1, v1alpha2};
+        use koord_kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
+        for version in ["v1alpha1", "v1alpha2"] {
+            let clock = koord_app::Clock::system();
+            let config = koord_apiserver::Config::memory(clock);
+            let server = koord_apiserver::ApiServer::open(config).await.unwrap();
+            let client = koord_kube::client::in_process(server.service());
+            let both = || {
+                let client = client.clone();
+                listed_either::<v1alpha2::NodeResourceTopology, v1alpha1::NodeResourceTopology>(
+                    client,
+                )
+            };
+            assert!(both().await.unwrap().objects.is_empty());
+            let mut definitions = koord_api::crd_values();
+            definitions.retain(|it| it["spec"]["group"] == "topology.node.k8s.io");
+            let versions = definitions[0]["spec"]["versions"].as_array_mut().unwrap();
+            versions.retain(|it| it["name"] == version);
+            versions[0]["storage"] = true.into();
+            server.install_crds(definitions).await.unwrap();
+            let group =
+                GroupVersionKind::gvk("topology.node.k8s.io", version, "NodeResourceTopology");
+            let resource = ApiResource::from_gvk_with_plural(&group, "noderesourcetopologies");
+            let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+            let object = serde_json::json!({
+                "apiVersion": format!("topology.node.k8s.io/{version}"),
+                "kind": "NodeResourceTopology", "metadata": {"name": "n"},
+                "topologyPolicies": ["None"], "zones": []});
+            let object: DynamicObject = serde_json::from_value(object).unwrap();
+            let made = api.create(&PostParams::default(), &object).await.unwrap();
+            let found = both().await.unwrap();
+            let of_it = found.objects.get(&ObjectKey::new("", "n"));
+            assert_eq!(of_it, made.metadata.resource_version.as_ref(), "{version}");
+        }
     }
 }

@@ -91,7 +91,45 @@ impl Watch {
         }
     }
 
-    /// The same; what arrives is the object without what `T` drops, unless extenders are to see it.
+    /// The same, of a kind whose definition may serve an older version alone: it is watched as `O` where
+    /// the API server does not serve `K`, and `kind` names it all the same.
+    #[must_use]
+    pub fn of_either<K, O, V>(kind: &'static str) -> Self
+    where
+        K: koord_kube::kube_core::Resource<DynamicType = ()>
+            + Clone
+            + Debug
+            + serde::de::DeserializeOwned
+            + Any
+            + Send
+            + Sync,
+        O: koord_kube::kube_core::Resource<DynamicType = ()>
+            + Clone
+            + Debug
+            + serde::de::DeserializeOwned
+            + Into<K>
+            + Send
+            + Sync
+            + 'static,
+        V: From<K> + Mirrored,
+    {
+        Self {
+            start: |kind, source| {
+                let (client, shutdown) = (source.client.clone(), source.shutdown.clone());
+                let listed = takeover::listed_either::<K, O>(client.clone());
+                let start = move || {
+                    let keep = |object: K| V::from(object);
+                    let (client, scope) = (client.clone(), Scope::default());
+                    Informer::start_either::<K, O>(client, scope, keep, shutdown.clone())
+                };
+                feed(source, start, listed, true, as_object(kind));
+            },
+            ..Self::of_kept::<K, V>(kind)
+        }
+    }
+
+    /// As [`Watch::of_kept`]; what arrives is the object without what `T` drops, unless extenders are to
+    /// see it.
     #[must_use]
     pub fn of_trimmed<K, T: Trim<K>>(kind: &'static str) -> Self
     where
@@ -168,7 +206,12 @@ where
         + Sync,
     V: Mirrored,
 {
-    forward(source, keep, Some(kind), move |change| match change {
+    forward(source, keep, true, as_object(kind));
+}
+
+/// A change as one of a kind that a plugin watches.
+fn as_object<V: Mirrored>(kind: &'static str) -> impl Fn(Change<V>) -> Message + Send + 'static {
+    move |change| match change {
         Change::Synced => Message::Synced(kind),
         Change::Applied { old, new } => Message::Object(ObjectChange {
             kind,
@@ -186,17 +229,14 @@ where
             old: None,
             new: last,
         }),
-    });
+    }
 }
 
-/// Starts an informer whose changes go to `source.sender`, in order: from the moment this replica
-/// leads, beginning with what there is then. A kind that is `optional`, by its name, counts as
-/// listed when the API server does not have it: a cluster without a custom resource has none of its
-/// objects, and those that come later are changes like any other.
+/// Starts an informer whose changes go to `source.sender`, as [`feed`] has it.
 pub(crate) fn forward<K, V: Mirrored>(
     source: Source,
     keep: impl Fn(K) -> V + Clone + Send + 'static,
-    optional: Option<&'static str>,
+    optional: bool,
     wrap: impl Fn(Change<V>) -> Message + Send + 'static,
 ) where
     K: koord_kube::kube_core::Resource<DynamicType = ()>
@@ -206,28 +246,30 @@ pub(crate) fn forward<K, V: Mirrored>(
         + Send
         + 'static,
 {
-    let Source {
-        client,
-        sender,
-        leads,
-        shutdown,
-        whole: _,
-    } = source;
-    let start = {
-        let client = client.clone();
-        move || {
-            Informer::start_kept(
-                client.clone(),
-                Scope::default(),
-                keep.clone(),
-                shutdown.clone(),
-            )
-        }
+    let (client, shutdown) = (source.client.clone(), source.shutdown.clone());
+    let listed = takeover::listed::<K>(client.clone());
+    let start = move || {
+        let (client, scope) = (client.clone(), Scope::default());
+        Informer::start_kept(client, scope, keep.clone(), shutdown.clone())
     };
-    let mut feed = Feed::new(start(), optional.is_some());
+    feed(source, start, listed, optional, wrap);
+}
+
+/// Sends what the informer that `start` starts tells to `source.sender`, in order: from the moment this
+/// replica leads, beginning with what there is then, for which `listed` asks. A kind that is `optional`
+/// counts as listed when the API server does not have it: a cluster without a custom resource has none
+/// of its objects, and those that come later are changes like any other.
+fn feed<V: Mirrored>(
+    source: Source,
+    start: impl Fn() -> Informer<V> + Send + 'static,
+    listed: impl Future<Output = Result<takeover::Listed, koord_kube::Error>> + Send + 'static,
+    optional: bool,
+    wrap: impl Fn(Change<V>) -> Message + Send + 'static,
+) {
+    let Source { sender, leads, .. } = source;
+    let mut feed = Feed::new(start(), optional);
     tokio::spawn(async move {
         if !leads.is_cancelled() {
-            let listed = takeover::listed::<K>(client);
             let Some(gathered) = feed.gather(leads, listed, start).await else {
                 return;
             };
