@@ -230,6 +230,18 @@ mod tests {
         let text = "excludeList:\n  '*': [memory]\n  n: [ex.com/a]\n  m: [cpu]\n";
         let found: Vec<String> = excluded(text, "n").unwrap().into_iter().collect();
         assert_eq!(found, ["ex.com/a", "memory"]);
+        // Upstream's TestNewExcludeResourceList.
+        let two = "node1: [cpu, vendor/nic1]\n  node2: [memory, hugepages-2Mi]\n";
+        let any = "'*': [memory, vendor/nic1]\n  node1: [cpu, hugepages-2Mi]\n";
+        for (list, node, want) in [
+            (two, "node1", &["cpu", "vendor/nic1"][..]),
+            (any, "node2", &["memory", "vendor/nic1"]),
+            ("{}\n", "node1", &[]),
+        ] {
+            let found = excluded(&format!("excludeList:\n  {list}"), node).unwrap();
+            let found: Vec<&str> = found.iter().map(String::as_str).collect();
+            assert_eq!(found, want, "{list}");
+        }
         assert!(excluded("{}", "n").unwrap().is_empty());
         for (text, part) in [("excludeLst: {}", "excludeLst"), ("excludeList: 3", "3")] {
             let error = excluded(text, "n").unwrap_err();

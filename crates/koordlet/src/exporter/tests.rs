@@ -204,6 +204,38 @@ async fn lists_that_make_no_sense_are_told_and_passed_over() {
     );
 }
 
+/// Upstream's TestPodScanner: what of a container's entry counts, whether its device is somewhere or not.
+/// CPUs that are listed are the container's own; upstream asks the API server whether they are, which
+/// differs in its last row alone, that of a pod with 1500 milli-CPUs, for which no kubelet lists any.
+#[test]
+fn what_a_container_is_listed_with_counts() {
+    let device = |nodes: &[i64]| ContainerDevices {
+        resource_name: "fake.io/resource".to_owned(),
+        device_ids: vec!["devA".to_owned()],
+        topology: if nodes.is_empty() { None } else { near(nodes) },
+    };
+    let rows: [(&[i64], Vec<ContainerDevices>, &str, usize); 5] = [
+        (&[0, 1], vec![device(&[0])], "0-1", 1),
+        (&[0, 1], vec![device(&[])], "0-1", 1),
+        (&[0, 1], vec![], "0-1", 0),
+        (&[], vec![device(&[])], "", 1),
+        (&[], vec![], "", 0),
+    ];
+    for (cpus, devices, want, count) in rows {
+        let container = ContainerResources {
+            cpu_ids: cpus.to_vec(),
+            devices: devices.clone(),
+            ..ContainerResources::default()
+        };
+        let mut problems = lists::Problems::default();
+        let share = lists::taken(&container, &mut problems);
+        assert_eq!(share.cpus.to_string(), want, "{cpus:?} {devices:?}");
+        let found = share.devices.iter().flat_map(|group| &group.ids);
+        assert_eq!(found.count(), count, "{devices:?}");
+        assert!(problems.told.is_empty() && !problems.is_contradictory);
+    }
+}
+
 #[tokio::test]
 async fn a_kubelet_that_does_not_answer_is_named() {
     let error = ask(Kubelet::default()).await.unwrap_err().to_string();

@@ -68,6 +68,29 @@ mod tests {
         assert_eq!(of_names(&two), "pfp0v001caad1ad3af993a6d");
     }
 
+    /// Two of upstream's lists of pods.
+    #[test]
+    fn lists_of_pods_have_upstreams_fingerprints() {
+        let tiny = ["jaeger-dpgjk", "nginx-rt684", "envoy-g9m22"].map(|name| ("production", name));
+        assert_eq!(of_names(&tiny), "pfp0v001607b76a0e9d3aeb4");
+        let mut small = [
+            ("analytics", "controller-69dkj"),
+            ("kube-public", "subscriber-tq6v7"),
+            ("kube-public", "transformer-hfbng"),
+            ("kube-public", "validator-c6pn5"),
+            ("kube-system", "proxy-wszrd"),
+            ("middleware", "processor-jkrl4"),
+            ("network", "gateway-vsll5"),
+            ("network", "importer-kzdfr"),
+            ("network", "importer-q5vt9"),
+            ("staging", "prometheus-bwgbn"),
+        ];
+        for _ in 0..small.len() {
+            small.rotate_left(1);
+            assert_eq!(of_names(&small), "pfp0v001567144e4a561bb5a");
+        }
+    }
+
     #[test]
     fn what_is_no_fingerprint_is_told() {
         assert_eq!(check("pfp0v001ef46db3751d8e999"), Ok(()));
@@ -77,6 +100,11 @@ mod tests {
             ("pfp0v002ef46db3751d8e999", "of a version"),
             ("pfp0v001ef46db3751d8e99", "16 hexadecimal"),
             ("pfp0v001ef46db3751d8e99x", "16 hexadecimal"),
+            // Upstream's own.
+            ("x", "does not begin"),
+            ("wrngv001e477a4e3b2fc0ec6", "does not begin"),
+            ("pfp0vX", "of a version"),
+            ("pfp0v000e477a4e3b2fc0ec6", "of a version"),
         ] {
             let error = check(text).unwrap_err();
             assert!(error.contains(why) && error.contains(text), "{error}");

@@ -2,6 +2,7 @@
 
 mod cache;
 mod closed_loop;
+mod clusters;
 mod edges;
 mod reports;
 mod rows;

@@ -1,0 +1,323 @@
+//! Upstream's tests of a whole scheduler, from their facts: two nodes, and where a pod goes.
+
+use super::*;
+
+/// `2 cpu/8 Gi/1 gpu` as `2/8/1`; `-` where a zone or a container says nothing of it.
+fn amounts(text: &str, names: &[(&str, &str)]) -> Value {
+    let pairs = names.iter().zip(text.split('/'));
+    let pairs = pairs.filter(|(_, amount)| *amount != "-");
+    let pairs = pairs.map(|((name, unit), amount)| {
+        let amount = json!(format!("{amount}{unit}"));
+        ((*name).to_owned(), amount)
+    });
+    Value::Object(pairs.collect())
+}
+
+const THREE: [(&str, &str); 3] = [("cpu", ""), ("memory", "Gi"), ("x.com/gpu", "")];
+const FIVE: [(&str, &str); 5] = [
+    ("cpu", ""),
+    ("memory", "Gi"),
+    ("hugepages-2Mi", "Mi"),
+    ("vendor/nic1", ""),
+    ("ephemeral-storage", "Mi"),
+];
+
+/// A report. Of three zones the first two are near each other.
+fn reported(name: &str, how: &str, zones: &str, names: &[(&str, &str)]) -> ObjectChange {
+    let (policy, scope) = how.split_once(' ').unwrap();
+    let zones: Vec<&str> = zones.split(' ').collect();
+    let costs = [[10, 12, 20], [12, 10, 20], [20, 20, 10]];
+    let zone = |(at, text): (usize, &&str)| {
+        let free = amounts(text, names);
+        let resources = free.as_object().unwrap().iter().map(|(name, free)| {
+            json!({"name": name, "capacity": free, "allocatable": free, "available": free})
+        });
+        let row = costs.get(at).filter(|_| zones.len() == 3);
+        let row = row.into_iter().flatten().enumerate();
+        let row = row.map(|(to, cost)| json!({"name": format!("node-{to}"), "value": cost}));
+        json!({"name": format!("node-{at}"), "type": "Node",
+            "costs": row.collect::<Vec<_>>(), "resources": resources.collect::<Vec<_>>()})
+    };
+    let object: NodeResourceTopology = serde_json::from_value(json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": {"name": name, "uid": name},
+        "attributes": [{"name": "topologyManagerPolicy", "value": policy},
+            {"name": "topologyManagerScope", "value": scope}],
+        "zones": zones.iter().enumerate().map(zone).collect::<Vec<_>>(),
+    }))
+    .unwrap();
+    ObjectChange {
+        kind: TOPOLOGIES,
+        action: Action::UPDATE,
+        old: None,
+        new: Arc::new(object),
+    }
+}
+
+/// A pod of containers such as `2/4; init 2/6`; without limits it is Burstable.
+fn of(containers: &str, names: &[(&str, &str)], limits: bool) -> Value {
+    let mut lists = [Vec::new(), Vec::new()];
+    let texts = containers.split(';').map(str::trim);
+    for (at, text) in texts.enumerate() {
+        let (list, text) = match text.strip_prefix("init ") {
+            Some(text) => (0, text),
+            None => (1, text),
+        };
+        let asked = amounts(text, names);
+        let mut resources = json!({"requests": asked});
+        if limits {
+            resources["limits"] = asked;
+        }
+        lists[list].push(json!({"name": format!("c{at}"), "resources": resources}));
+    }
+    let mut value = pod("p", &[]);
+    value["spec"]["initContainers"] = json!(lists[0]);
+    value["spec"]["containers"] = json!(lists[1]);
+    value
+}
+
+fn two_nodes(engine: &mut Engine) {
+    let room = json!({"cpu": "64", "memory": "128Gi", "pods": "32", "hugepages-2Mi": "896Mi",
+        "vendor/nic1": "48", "ephemeral-storage": "32Gi", "x.com/gpu": "8"});
+    for name in ["n1", "n2"] {
+        engine.node_applied(node(name, room.clone()), now());
+    }
+}
+
+/// TestTopologyMatchPlugin. Where both nodes are as good, upstream takes either.
+#[test]
+fn where_a_pod_goes_by_each_strategy() {
+    // Strategy, policy and scope, the pod (b: without limits), zones of either node, where it goes.
+    let table = "\
+        Most | single-numa-node container | 4/5 | 2/8 2/8 | 4/8 0/8 | n2
+        Most | single-numa-node container | b 4/- | 4/- 0/- | 2/- 2/- | n1 n2
+        Most | single-numa-node container | 1/4 | 2/8 2/8 | 1/4 1/4 | n2
+        Balanced | single-numa-node container | 2/2 | 4/50 4/50 | 6/6 6/6 | n2
+        Least | single-numa-node container | 1/4 | 2/8 2/8 | 1/4 1/4 | n1
+        Most | | b -/- | | | n1 n2
+        Balanced | | b -/- | | | n1 n2
+        Least | | b -/- | | | n1 n2
+        Most | single-numa-node pod | 2/4; 2/4 | 2/8 2/8 | 4/8 4/8 | n2
+        Most | single-numa-node container | 3/5; 3/5 | 6/8 2/8 | 4/8 4/8 | n2
+        Most | single-numa-node container | 2/4; init 4/4 | 3/8 3/8 | 4/8 4/8 | n2
+        Most | single-numa-node container | 4/4; 2/4 | 4/8 2/8 | 3/8 3/8 | n1
+        Most | single-numa-node container | 2/4; init 4/10 | 2/8 2/8 | 4/8 4/8 | init container
+        Most | single-numa-node container | 4/4; 4/6 | 2/8 2/8 | 4/8 4/3 | container
+        Numa | best-effort pod | 2/4 | 2/8 2/8 | 4/8 4/3 | n1 n2
+        Numa | best-effort pod | -/4 | 2/8 2/8 | 4/- 4/3 | n1 n2
+        Numa | best-effort pod | 4/4 | 2/8 2/8 | 4/8 4/3 | n2
+        Numa | best-effort pod | 2/4; init 2/6 | 2/8 2/8 | 4/8 4/3 | n1 n2
+        Numa | best-effort pod | 2/4; 2/4 | 2/8 2/8 | 4/8 4/3 | n2
+        Numa | best-effort container | 2/4; 2/6 | 2/8 2/8 | 4/8 4/3 | n1 n2
+        Numa | best-effort container | 2/4; init 2/6 | 2/8 2/8 | 4/8 4/3 | n1 n2
+        Numa | best-effort pod | 3/4; 1/4 | 2/8 2/8 | 4/8 4/3 | n2
+        Numa | best-effort container | 3/4; 1/4 | 2/8 2/8 | 4/8 4/3 | n2
+        Numa | best-effort pod | 3/4; 4/6 | 2/8 2/8 | 4/8 4/3 | n2
+        Numa | best-effort pod | 4/4/2 | 2/8/1 2/8/0 2/8/1 | 4/8/0 4/3/0 | n1
+        Numa | best-effort pod | 4/4/2 | 2/8/1 2/8/0 2/8/1 | 4/8/1 4/8/1 4/3/0 | n2";
+    for row in table.lines() {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [strategy, how, asked, first, second, want] = cells[..] else {
+            panic!("{row}");
+        };
+        let strategy = match strategy {
+            "Numa" => "LeastNUMANodes".to_owned(),
+            name => format!(
+                "{name}Allocat{}",
+                if name == "Balanced" { "ion" } else { "ed" }
+            ),
+        };
+        let mut engine = engine(json!({"scoringStrategy": {"type": strategy}}));
+        two_nodes(&mut engine);
+        for (name, zones) in [("n1", first), ("n2", second)] {
+            if !how.is_empty() {
+                engine.object_changed(&reported(name, how, zones, &THREE), now());
+            }
+        }
+        let (asked, limits) = match asked.strip_prefix("b ") {
+            Some(asked) => (asked, false),
+            None => (asked, true),
+        };
+        let found = place(&mut engine, of(asked, &THREE, limits));
+        match &found {
+            Ok(node) => assert!(want.split(' ').any(|it| it == node), "{row}: {node}"),
+            Err(why) => {
+                let want = format!("0/2 nodes are available: 2 cannot align {want}.");
+                assert_eq!(*why, want, "{row}");
+            }
+        }
+    }
+    // No zone lists memory, and the second kubelet does not align.
+    let mut engine = engine(json!({"scoringStrategy": {"type": "MostAllocated"}}));
+    two_nodes(&mut engine);
+    for (name, how) in [
+        ("n1", "single-numa-node container"),
+        ("n2", "none container"),
+    ] {
+        engine.object_changed(&reported(name, how, "-/-/2 -/-/2", &THREE), now());
+    }
+    let found = place(&mut engine, of("-/5", &THREE, false));
+    assert_eq!(found, Ok("n2".to_owned()));
+}
+
+/// The same test's table of pods of several containers, all of which have the first node to themselves.
+#[test]
+fn containers_one_by_one_on_the_only_node_with_room() {
+    // Containers as `cpu/memory Gi/huge pages Mi/nics/disk Mi`, and what is refused, if upstream does.
+    let table = "\
+        2/6/500/16; 2/6/50/8 |
+        2/6/400; 2/6/400 | container
+        2/6/50/20; 2/6/500/20 | container
+        init 40/40; 1/4; 1/4 | init container
+        init 4/70; 1/4; 1/4 | init container
+        init 4/10; 20/40; 20/40 | ! container
+        init 4/10; 20/40; 20/40; 20/10 | container
+        init 4/10; 20/40; 20/40; 2/40 | container
+        init 4/10; init 4/10; init 4/10; 20/40; 20/40; 6/10 | ! container
+        init 4/10; init 4/10; init 4/10; 20/40; 20/40; 20/10 | container
+        init 4/10; init 4/10; init 4/10; 20/35; 20/35; 2/50 | container
+        init 30/10; init 30/10; 20/40; 20/40; 20/6 | container
+        init 30/10; init 30/10; 20/35; 20/35; 2/50 | container
+        init 30/10; init 30/10; 35/40 | container
+        init 30/10; init 30/10; 20/40; 20/40 | ! container
+        init 30/10; init 30/10; init 30/10; 20/40; 20/40; 2/6 | ! container
+        init 3/50; init 3/50; init 3/50; 20/40; 20/40; 2/6 | ! container
+        init 40/50; init 3/50; init 3/50; 20/40; 2/6 | init container
+        init 20/50; init 20/65; init 3/50; 20/40; 2/6 | init container
+        2/4/-/-/1024 |
+        2/4/-/-/1024; 2/4/-/-/512; 4/8/-/-/2048 |
+        2/4/-/-/1024; 2/4; 4/8/-/-/2048 |
+        2/4/-/-/1024; 2/4; 4/8 |";
+    let both = |engine: &mut Engine| {
+        two_nodes(engine);
+        let how = "single-numa-node container";
+        let (room, none) = ("30/60/384/16 32/64/512/32", "0/0/0/0 0/0/0/0");
+        engine.object_changed(&reported("n1", how, room, &FIVE), now());
+        engine.object_changed(&reported("n2", how, none, &FIVE), now());
+    };
+    let mut stricter = 0;
+    for row in table.lines() {
+        let (asked, want) = row.trim().split_once('|').unwrap();
+        // `!`: upstream places the pod, and the kubelet would refuse it for what the init container had.
+        let want = want.trim();
+        stricter += u8::from(want.starts_with('!'));
+        let want = want.trim_start_matches("! ");
+        let mut engine = engine(json!({}));
+        both(&mut engine);
+        let found = place(&mut engine, of(asked, &FIVE, true));
+        match found {
+            Ok(node) => assert_eq!((want, &*node), ("", "n1"), "{row}"),
+            Err(why) => {
+                // On the second node the first container that asks for anything finds nothing.
+                let first = if asked.starts_with("init") {
+                    "init container"
+                } else {
+                    "container"
+                };
+                let parts = if want == first {
+                    format!("2 cannot align {want}.")
+                } else {
+                    format!("1 cannot align container, 1 cannot align {first}.")
+                };
+                assert_eq!(why, format!("0/2 nodes are available: {parts}"), "{row}");
+            }
+        }
+    }
+    assert_eq!(stricter, 5);
+    for asked in [
+        "2/4/-/-/1024",
+        "2/4/-/-/1024; 2/4/-/-/512; 4/8/-/-/2048",
+        "2/4/-/-/1024; 2/4; 4/8/-/-/2048",
+        "2/4/-/-/1024; 2/4; 4/8",
+    ] {
+        let mut engine = engine(json!({}));
+        both(&mut engine);
+        let burstable = of(asked, &FIVE, false);
+        assert!(place(&mut engine, burstable).is_ok(), "{asked}");
+    }
+}
+
+/// TestTopologyCachePluginWithoutUpdates: two pods, one after the other, and no new report.
+#[test]
+fn what_is_placed_is_missing_on_each_zone_of_its_node() {
+    const CONTAINER: &str = "single-numa-node container";
+    let over =
+        json!({"cacheResyncPeriodSeconds": 2, "scoringStrategy": {"type": "LeastAllocated"}});
+    let discard = json!({"discardReservedNodes": true});
+    let narrow = ("30/60 30/62", "10/14 8/10");
+    let nics = ("30/62 30/62", "30/62/-/2 30/62/-/2");
+    for (args, zones, asked, limits, want) in [
+        (&over, narrow, "16/24", false, [None, None]),
+        (&over, nics, "-/-/-/2", true, [Some("n2"), Some("")]),
+        (&over, narrow, "16/24", true, [Some("n1"), Some("")]),
+        (&discard, narrow, "16/24", true, [Some("n1"), Some("n1")]),
+    ] {
+        let mut engine = engine(args.clone());
+        two_nodes(&mut engine);
+        let bare = json!({"cpu": "64", "memory": "128Gi", "pods": "32"});
+        engine.node_applied(node("n1", bare), now());
+        engine.object_changed(&reported("n1", CONTAINER, zones.0, &FIVE), now());
+        engine.object_changed(&reported("n2", CONTAINER, zones.1, &FIVE), now());
+        for (name, want) in ["a", "b"].into_iter().zip(want) {
+            let mut value = of(asked, &FIVE, limits);
+            value["metadata"]["name"] = json!(name);
+            value["metadata"]["uid"] = json!(name);
+            let found = place(&mut engine, value.clone()).ok();
+            let what = format!("{args} {asked} {name}: {found:?}");
+            assert_eq!(found.is_some(), want != Some(""), "{what}");
+            let Some(node) = found else { continue };
+            assert!(want.is_none_or(|want| want == node), "{what}");
+            engine.bind_finished(name, Ok(()), now());
+            engine.pod_applied(bound(value, &node, "Pending"), now());
+        }
+    }
+    // A node is what its report says again as soon as nobody is on the way to it.
+    let mut engine = engine(discard);
+    two_nodes(&mut engine);
+    engine.object_changed(&reported("n1", CONTAINER, narrow.0, &FIVE), now());
+    engine.object_changed(&reported("n2", CONTAINER, narrow.1, &FIVE), now());
+    let large = of("30/60", &FIVE, true);
+    assert_eq!(place(&mut engine, large.clone()), Ok("n1".to_owned()));
+    engine.pod_deleted(&bound(large, "n1", "Pending"), now());
+    let mut next = of("16/24", &FIVE, true);
+    next["metadata"]["name"] = json!("next");
+    next["metadata"]["uid"] = json!("next");
+    assert_eq!(place(&mut engine, next), Ok("n1".to_owned()));
+}
+
+/// TestTopologyCachePluginWithPodFingerprintUpdates and …WithAttributeUpdates: a second pod of the same
+/// size waits for the report that has counted the first, and one that is too large for a NUMA node for
+/// the kubelet that aligns its containers one by one.
+#[test]
+fn a_new_report_lets_in_who_waits() {
+    let args = json!({"cacheResyncPeriodSeconds": 2});
+    let room = json!({"cpu": "64", "memory": "128Gi", "pods": "32"});
+    let zone =
+        |cpu: u32, memory: u32| json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")});
+    let half = [json!({"cpu": "24", "memory": "12Gi"})];
+    let mut engine_one = engine(args.clone());
+    engine_one.node_applied(node("n", room.clone()), now());
+    let free = json!({"node-0": zone(30, 62), "node-1": zone(30, 62)});
+    engine_one.object_changed(&report("n", SINGLE, json!({}), free.clone()), now());
+    assert!(place(&mut engine_one, pod("pod1", &half)).is_ok());
+    assert!(place(&mut engine_one, pod("pod2", &half)).is_err());
+    engine_one.pod_applied(bound(pod("pod1", &half), "n", "Running"), now());
+    let less = json!({"node-0": zone(6, 48), "node-1": zone(30, 62)});
+    engine_one.object_changed(&report("n", SINGLE, printed(POD1), less), now());
+    assert_eq!(
+        decide(&mut engine_one, at(400)).map(|bind| bind.node.to_string()),
+        Ok("n".to_owned())
+    );
+
+    let mut engine_two = engine(args);
+    engine_two.node_applied(node("n", room), now());
+    let scope = |scope: &str| json!({"topologyManagerPolicy": "single-numa-node", "topologyManagerScope": scope});
+    engine_two.object_changed(&report("n", "None", scope("pod"), free.clone()), now());
+    let large = vec![json!({"cpu": "24", "memory": "48Gi"}); 2];
+    assert_eq!(
+        place(&mut engine_two, pod("pod1", &large)),
+        refused("cannot align pod")
+    );
+    engine_two.object_changed(&report("n", "None", scope("container"), free), now());
+    assert!(decide(&mut engine_two, at(400)).is_ok());
+}
