@@ -142,7 +142,20 @@ impl Report {
             let mut amounts = Amounts::new();
             for resource in &zone.resources {
                 let id = table.intern(&resource.name);
-                amounts.set(id, amount(id, &resource.allocatable).max(0));
+                let mut here = amount(id, &resource.allocatable);
+                let what = || format!("zone {:?}: {}", zone.name, resource.name);
+                if here < 0 {
+                    let value = &resource.allocatable;
+                    problem(format!(
+                        "{}.allocatable is ignored: {value} is below 0",
+                        what()
+                    ));
+                }
+                if amounts.contains(id) {
+                    problem(format!("{}: the larger is ignored: listed twice", what()));
+                    here = here.min(amounts.get(id));
+                }
+                amounts.set(id, here.max(0));
             }
             let here = said.topology.on_node(id);
             let taken = here.map_or(0, |cpus| milli(cpus.and(&said.reserved).len()));

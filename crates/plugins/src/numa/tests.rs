@@ -10,6 +10,7 @@ mod tables;
 use super::*;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::topology::Zone;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindError, BindRequest, Engine, EngineOptions, Output};

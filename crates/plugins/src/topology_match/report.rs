@@ -107,7 +107,12 @@ fn zones(object: &SeenTopology, table: &ResourceTable, wrong: &mut Vec<String>) 
                     "zone {name:?}: {what}.available: {value} is below 0"
                 ));
             }
-            available.set(number, free.max(0));
+            let mut free = free.max(0);
+            if available.contains(number) {
+                wrong.push(format!("zone {name:?}: {}: listed twice", resource.name));
+                free = free.min(available.get(number));
+            }
+            available.set(number, free);
         }
         let mut costs = Vec::new();
         for cost in &zone.costs {

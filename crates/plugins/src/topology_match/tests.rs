@@ -202,6 +202,54 @@ fn ac1_the_reference_example() {
     );
 }
 
+/// Nothing of its own and no devices: nothing about the node's NUMA nodes keeps the pod away.
+#[test]
+fn ac5_a_best_effort_pod_is_passed_over() {
+    let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
+    engine.object_changed(
+        &report("b", SINGLE, printed(NOBODY), two_zones(0, 0)),
+        now(),
+    );
+    let mut foreign = pod("foreign", &twenty());
+    foreign["spec"]["schedulerName"] = json!("default-scheduler");
+    engine.pod_applied(bound(foreign, "b", "Running"), now());
+    // The node is in doubt, and full.
+    let small = json!({"cpu": "1", "memory": "1Gi"});
+    assert_eq!(
+        place(&mut engine, pod("guaranteed", &[small])),
+        refused("invalid node topology data")
+    );
+    assert!(place(&mut engine, pod("best-effort", &[json!({})])).is_ok());
+    let device = [json!({"x.com/a": "1"})];
+    assert!(place(&mut engine, pod("with-a-device", &device)).is_err());
+}
+
+/// All nodes are 100 to a pod that is not Guaranteed: what others make of them decides.
+#[test]
+fn ac5_zones_score_for_guaranteed_pods_alone() {
+    for strategy in ["LeastAllocated", "MostAllocated", "BalancedAllocation"] {
+        let places = |limits: bool| {
+            let mut engine = engine(json!({"scoringStrategy": {"type": strategy}}));
+            for (name, zones) in [("n1", [(8, 8), (8, 8)]), ("n2", [(1, 6), (2, 3)])] {
+                let room = json!({"cpu": "200", "memory": "200Gi", "pods": "200"});
+                engine.node_applied(node(name, room), now());
+                cache::believed(&mut engine, name, json!({}), zones);
+            }
+            let mut found = std::collections::BTreeSet::new();
+            for at in 0..64 {
+                let mut value = pod(&format!("p{at}"), &[json!({"cpu": "2", "memory": "3Gi"})]);
+                if !limits {
+                    value["spec"]["containers"][0]["resources"]["limits"] = json!({});
+                }
+                found.insert(place(&mut engine, value).unwrap());
+            }
+            found.len()
+        };
+        // Of 64 pods, all on the same node by chance: once in 2^63.
+        assert_eq!((places(true), places(false)), (1, 2), "{strategy}");
+    }
+}
+
 #[test]
 fn ac2_nothing_is_given_twice_between_two_reports() {
     let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));

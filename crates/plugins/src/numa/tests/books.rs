@@ -148,6 +148,69 @@ fn malformed_annotations_are_reported_and_free_nothing() {
     );
 }
 
+/// Zones that no machine has, that are there twice, and amounts that are none give nobody anything.
+#[test]
+fn zones_that_make_no_sense_are_named_and_give_nothing_away() {
+    let single = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
+    let mut engine = cluster(TWO, &["n"], single);
+    let change = TWO.topology("n", json!([]), json!({}));
+    let mut object: NodeResourceTopology = change
+        .new
+        .downcast_ref::<NodeResourceTopology>()
+        .unwrap()
+        .clone();
+    let zone = |name: &str, cpu: &str| {
+        let amount = json!({"name": "cpu", "capacity": cpu, "allocatable": cpu, "available": cpu});
+        serde_json::from_value(json!({"name": name, "type": "Node", "resources": [amount]}))
+            .unwrap()
+    };
+    let zones = &mut object.spec.zones;
+    for name in ["node-0", "node-64", "node-99999999999", "numa 1"] {
+        zones.push(zone(name, "40"));
+    }
+    let mut twice: Zone = zone("node-1", "6");
+    twice.resources.extend(zone("", "40").resources);
+    zones[1].resources.retain(|one| one.name != "cpu");
+    zones[1].resources.append(&mut twice.resources);
+    zones.push(zone("node-2", "-3"));
+    engine.take_outputs();
+    engine.object_changed(
+        &ObjectChange {
+            action: Action::UPDATE,
+            new: Arc::new(object),
+            ..change
+        },
+        now(),
+    );
+    let outputs = engine.take_outputs().into_iter();
+    let mut said: Vec<String> = outputs
+        .filter_map(|output| match output {
+            Output::Problem(problem) => Some(problem.message),
+            _ => None,
+        })
+        .collect();
+    said.sort();
+    assert_eq!(
+        said,
+        [
+            r#"zone "node-0" is ignored: listed twice"#,
+            r#"zone "node-1": cpu: the larger is ignored: listed twice"#,
+            r#"zone "node-2": cpu.allocatable is ignored: -3 is below 0"#,
+            r#"zone "node-64" is ignored: not node-0 to node-63"#,
+            r#"zone "node-99999999999" is ignored: not node-0 to node-63"#,
+            r#"zone "numa 1" is ignored: not node-0 to node-63"#,
+        ]
+    );
+    let refused = place(&mut engine, pod("nine", "9", json!({})));
+    assert!(refused.contains(" NUMA "), "{refused}");
+    let eight = place(&mut engine, pod("eight", "8", json!({})));
+    assert_eq!(eight, "n 0: cpu 8, memory 1Gi");
+    let refused = place(&mut engine, pod("seven", "7", json!({})));
+    assert!(refused.contains(" NUMA "), "{refused}");
+    let six = place(&mut engine, pod("six", "6", json!({})));
+    assert_eq!(six, "n 1: cpu 6, memory 1Gi");
+}
+
 #[test]
 fn malformed_topologies_are_reported_and_taken_as_far_as_they_go() {
     let mut engine = one(json!({}));

@@ -96,6 +96,61 @@ fn what_a_report_has_wrong_is_named_and_the_rest_is_used() {
     assert_eq!(found, refused("cannot align container"));
 }
 
+/// A zone, a resource or a distance that is there twice or means nothing is passed over, and what is left
+/// gives nothing away twice.
+#[test]
+fn what_is_listed_twice_and_distances_that_are_none_are_named() {
+    let mut engine = engine(json!({"scoringStrategy": {"type": "LeastNUMANodes"}}));
+    engine.node_applied(
+        node("b", json!({"cpu": "40", "memory": "64Gi", "pods": "110"})),
+        now(),
+    );
+    let cpu =
+        |free: &str| json!({"name": "cpu", "capacity": "9", "allocatable": "9", "available": free});
+    let memory =
+        json!({"name": "memory", "capacity": "8Gi", "allocatable": "8Gi", "available": "8Gi"});
+    let zone = |name: &str, resources: Value, costs: Value| json!({"name": name, "type": "Node", "resources": resources, "costs": costs});
+    let costs = json!([{"name": "node-0", "value": 10}, {"name": "node-1", "value": -5},
+        {"name": "numa 1", "value": 20}, {"name": "node-1", "value": 4_294_967_296_i64}]);
+    let object: NodeResourceTopology = serde_json::from_value(json!({
+    "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+    "metadata": {"name": "b", "uid": "b"}, "topologyPolicies": [SINGLE], "zones": [
+        zone("node-0", json!([cpu("4"), memory]), costs),
+        zone("node-1", json!([cpu("6"), memory, cpu("8")]), json!([])),
+        zone("node-0", json!([cpu("9"), memory]), json!([])),
+    ]}))
+    .unwrap();
+    let change = ObjectChange {
+        kind: TOPOLOGIES,
+        action: Action::UPDATE,
+        old: None,
+        new: Arc::new(object),
+    };
+    engine.object_changed(&change, now());
+    let mut said = problems(&mut engine);
+    said.sort();
+    let about = "NodeResourceTopology b: zone";
+    assert_eq!(
+        said,
+        [
+            r#""node-0": costs["node-1"]: -5 is no distance to a NUMA node"#,
+            r#""node-0": costs["node-1"]: 4294967296 is no distance to a NUMA node"#,
+            r#""node-0": costs["numa 1"]: 20 is no distance to a NUMA node"#,
+            r#""node-0": listed twice"#,
+            r#""node-1": cpu: listed twice"#,
+        ]
+        .map(|text| format!("{about} {text}; it is ignored"))
+    );
+    let mut of = |name: &str, cpu: &str| {
+        place(
+            &mut engine,
+            pod(name, &[json!({"cpu": cpu, "memory": "1Gi"})]),
+        )
+    };
+    assert_eq!(of("seven", "7"), refused("cannot align container"));
+    assert_eq!(of("six", "6"), Ok("b".to_owned()));
+}
+
 #[test]
 fn args_that_mean_nothing_are_refused_by_name() {
     for (args, part) in [
