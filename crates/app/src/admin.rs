@@ -205,8 +205,22 @@ async fn serve_routes(
     Ok(local)
 }
 
-/// Starts to answer at `address`, until `shutdown`, whoever looks for Go's profiles: there are none
-/// here, and what to do instead. Everything below `/debug/pprof` is answered with 501.
+/// Answers whoever looks for Go's profiles: there are none here, and what to do instead. Everything below
+/// `/debug/pprof` is answered with 501.
+pub fn no_profiles() -> Router {
+    let text = format!(
+        "This program is not written in Go and has no /debug/pprof. To see where its time goes: \
+         perf record -g -p {}\n",
+        std::process::id()
+    );
+    let refuse = get(move || async move { (StatusCode::NOT_IMPLEMENTED, text) });
+    Router::new()
+        .route("/debug/pprof", refuse.clone())
+        .route("/debug/pprof/", refuse.clone())
+        .route("/debug/pprof/{*rest}", refuse)
+}
+
+/// Serves [`no_profiles`] on `address` until `shutdown`.
 ///
 /// # Errors
 ///
@@ -215,17 +229,7 @@ pub fn refuse_profiles<'a>(
     address: SocketAddr,
     shutdown: CancellationToken,
 ) -> BoxFuture<'a, Result<SocketAddr, AdminError>> {
-    let text = format!(
-        "This program is not written in Go and has no /debug/pprof. To see where its time goes: \
-         perf record -g -p {}\n",
-        std::process::id()
-    );
-    let refuse = get(move || async move { (StatusCode::NOT_IMPLEMENTED, text) });
-    let router = Router::new()
-        .route("/debug/pprof", refuse.clone())
-        .route("/debug/pprof/", refuse.clone())
-        .route("/debug/pprof/{*rest}", refuse);
-    Box::pin(serve_routes(router, address, shutdown))
+    Box::pin(serve_routes(no_profiles(), address, shutdown))
 }
 
 type Readiness = (Arc<Vec<(&'static str, Check)>>, Option<Slis>);

@@ -4,6 +4,7 @@
 //! (`-feature-gates=A=true --v=4 --enable-leader-election=false`). [`parse`] rewrites such a line
 //! into what clap understands, so that the components can declare plain clap arguments.
 
+pub mod accepted;
 mod values;
 
 pub use values::{

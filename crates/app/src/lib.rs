@@ -5,6 +5,7 @@
 pub mod admin;
 pub mod certificate;
 pub mod clock;
+pub mod configz;
 pub mod context;
 pub mod features;
 pub mod flags;

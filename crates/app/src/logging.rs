@@ -206,6 +206,22 @@ pub fn set_verbosity(value: &str) -> Result<(), &'static str> {
     }
 }
 
+/// What upstream's programs answer to `PUT /debug/flags/v` with `value`.
+///
+/// # Errors
+///
+/// As [`set_verbosity`], in upstream's words.
+pub fn put_verbosity(value: &str) -> Result<String, String> {
+    match set_verbosity(value) {
+        Ok(()) => Ok(format!(
+            "successfully set klog.logging.verbosity to {value}"
+        )),
+        Err(why) => Err(format!(
+            "failed to set klog.logging.verbosity {value}: {why}"
+        )),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

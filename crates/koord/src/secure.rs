@@ -1,4 +1,4 @@
-//! The scheduler's second server: what the plain one shows, over TLS, to those who may see it.
+//! A daemon's second server: what the plain one shows, over TLS, to those who may see it.
 
 mod material;
 #[cfg(test)]
@@ -7,13 +7,12 @@ mod tests;
 use anyhow::{Context as _, Result};
 use axum::Router;
 use koord_kube::client::{ClientOptions, from_kubeconfig, from_pod};
-use koord_kube::guard::{Guard, GuardOptions};
+use koord_kube::guard::{AuthArgs, Guard};
 use koord_kube::tls;
-use koord_scheduler::Args;
 use material::{Authorities, Source};
 use rustls::ServerConfig;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -23,23 +22,44 @@ use tokio_util::sync::CancellationToken;
 /// How often certificates are looked at anew.
 const RELOAD: Duration = Duration::from_secs(60);
 
-/// Serves `routes` on `address` until `shutdown`, as the flags in `args` say. Returns the address
-/// really used.
+/// What a daemon's flags say of its TLS server.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Flags<'a> {
+    /// The daemon's name.
+    pub(crate) name: &'a str,
+    pub(crate) auth: &'a AuthArgs,
+    pub(crate) tls_cert_file: Option<&'a PathBuf>,
+    pub(crate) tls_private_key_file: Option<&'a PathBuf>,
+}
+
+impl<'a> From<&'a koord_scheduler::Args> for Flags<'a> {
+    fn from(args: &'a koord_scheduler::Args) -> Self {
+        Self {
+            name: "koord-scheduler",
+            auth: &args.auth,
+            tls_cert_file: args.tls_cert_file.as_ref(),
+            tls_private_key_file: args.tls_private_key_file.as_ref(),
+        }
+    }
+}
+
+/// Serves `routes` on `address` until `shutdown`, as `flags` say. Returns the address really used.
 ///
 /// # Errors
 /// A file or kubeconfig cannot be used, or the address is not free.
 pub(crate) async fn serve(
-    args: &Args,
+    flags: impl Into<Flags<'_>>,
     routes: Router,
     address: SocketAddr,
     shutdown: CancellationToken,
 ) -> Result<SocketAddr> {
     crate::cluster::install_crypto_provider();
-    let auth = &args.auth;
+    let flags = flags.into();
+    let Flags { name, auth, .. } = flags;
     let flag = "authentication-kubeconfig";
-    let authentication = delegate(flag, auth.authentication_kubeconfig.as_deref()).await?;
+    let authentication = delegate(name, flag, auth.authentication_kubeconfig.as_deref()).await?;
     let flag = "authorization-kubeconfig";
-    let authorization = delegate(flag, auth.authorization_kubeconfig.as_deref()).await?;
+    let authorization = delegate(name, flag, auth.authorization_kubeconfig.as_deref()).await?;
     let authorities = match (&auth.client_ca_file, &authentication) {
         (Some(path), _) => Authorities::File(path.clone()),
         (None, Some(client)) if !auth.authentication_skip_lookup => Authorities::Cluster {
@@ -48,20 +68,14 @@ pub(crate) async fn serve(
         },
         _ => Authorities::None,
     };
-    let files = match (&args.tls_cert_file, &args.tls_private_key_file) {
+    let files = match (flags.tls_cert_file, flags.tls_private_key_file) {
         (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
         (None, None) => None,
         _ => anyhow::bail!("--tls-cert-file and --tls-private-key-file need each other"),
     };
     let mut source = Source::new(files, authorities)?;
     let config = source.first().await?;
-    let options = GuardOptions {
-        always_allow_paths: auth.authorization_always_allow_paths.clone(),
-        token_ttl: auth.authentication_token_webhook_cache_ttl,
-        authorized_ttl: auth.authorization_webhook_cache_authorized_ttl,
-        unauthorized_ttl: auth.authorization_webhook_cache_unauthorized_ttl,
-    };
-    let guard = Guard::new(&options, authentication, authorization)?;
+    let guard = Guard::new(&auth.guard(), authentication, authorization)?;
     let routes = guard.protect(routes);
     let listener = TcpListener::bind(address)
         .await
@@ -77,11 +91,15 @@ pub(crate) async fn serve(
 }
 
 /// A client for questions about callers: of the kubeconfig that the flag names, or of this pod.
-async fn delegate(flag: &str, path: Option<&Path>) -> Result<Option<koord_kube::Client>> {
+async fn delegate(
+    name: &str,
+    flag: &str,
+    path: Option<&Path>,
+) -> Result<Option<koord_kube::Client>> {
     let options = ClientOptions {
         qps: 200.0,
         burst: 400,
-        user_agent: "koord-scheduler".to_owned(),
+        user_agent: name.to_owned(),
         ..ClientOptions::default()
     };
     if let Some(path) = path.filter(|path| !path.as_os_str().is_empty()) {

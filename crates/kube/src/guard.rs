@@ -1,6 +1,10 @@
 //! Who asks a daemon's port, and whether he may: as kube-scheduler answers, by asking the API
 //! server.
 
+mod args;
+
+pub use args::AuthArgs;
+
 use crate::Client;
 use crate::delegate::{Authenticator, Authorizer, User};
 use axum::Router;

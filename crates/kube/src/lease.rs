@@ -3,6 +3,10 @@
 //! The election speaks client-go's protocol, so that replicas of both implementations can contend
 //! for the same Lease: time is only ever measured locally, from when a renewal was *seen*.
 
+mod args;
+
+pub use args::ElectionArgs;
+
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use koord_app::Clock;

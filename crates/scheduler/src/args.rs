@@ -1,22 +1,22 @@
 //! The command line, with upstream's flag names and defaults.
 
 mod accepted;
-mod auth;
 mod gates;
 #[cfg(test)]
 mod tests;
 
-pub use accepted::Accepted;
-pub use auth::AuthArgs;
+pub use accepted::Upstreams;
 pub use gates::GATES;
 
 use crate::config::Configuration;
 use crate::framework::Registry;
 use crate::runtime::{ElectionFlags, Options};
 use clap::{ArgAction, Parser};
-use koord_api::duration::GoDuration;
 use koord_app::features::{GateError, Gates};
+use koord_app::flags::accepted::Accepted;
 use koord_app::flags::{self, Selection};
+use koord_kube::guard::AuthArgs;
+use koord_kube::lease::ElectionArgs;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
@@ -45,28 +45,9 @@ pub struct Args {
     /// Its port; 0 turns it off.
     #[arg(long, default_value_t = 10251)]
     pub port: u16,
-    /// Whether replicas elect one that works. Overrides the file when given.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
-          action = ArgAction::Set, value_parser = flags::boolean)]
-    pub leader_elect: Option<bool>,
-    /// How long the lease is valid without renewal. Overrides the file when given.
-    #[arg(long)]
-    pub leader_elect_lease_duration: Option<GoDuration>,
-    /// After how long without renewal the leader gives up. Overrides the file when given.
-    #[arg(long)]
-    pub leader_elect_renew_deadline: Option<GoDuration>,
-    /// How often to try to get the lease. Overrides the file when given.
-    #[arg(long)]
-    pub leader_elect_retry_period: Option<GoDuration>,
-    /// What is locked; only leases are supported. Overrides the file when given.
-    #[arg(long)]
-    pub leader_elect_resource_lock: Option<String>,
-    /// Name of the lease. Overrides the file when given.
-    #[arg(long)]
-    pub leader_elect_resource_name: Option<String>,
-    /// Namespace of the lease. Overrides the file when given.
-    #[arg(long)]
-    pub leader_elect_resource_namespace: Option<String>,
+    /// Leader election.
+    #[command(flatten)]
+    pub election: ElectionArgs,
     /// Feature gates: Name=true,Other=false.
     #[arg(long, default_value = "")]
     pub feature_gates: String,
@@ -122,7 +103,7 @@ pub struct Args {
     pub bind_annotations_with_binding: bool,
     /// The rest of upstream's flags.
     #[command(flatten)]
-    pub accepted: Accepted,
+    pub accepted: Accepted<Upstreams>,
 }
 
 /// A command line that cannot be used.
@@ -176,7 +157,7 @@ impl Args {
             options.leader_elect = config.leader_election.leader_elect;
             options.config = Some(config);
         }
-        if let Some(elect) = self.leader_elect {
+        if let Some(elect) = self.election.leader_elect {
             options.leader_elect = elect;
         }
         options.election = self.election()?;
@@ -206,8 +187,9 @@ impl Args {
     }
 
     fn election(&self) -> Result<ElectionFlags, ArgsError> {
+        let flags = &self.election;
         let flag = "leader-elect-resource-lock";
-        match self.leader_elect_resource_lock.as_deref() {
+        match flags.leader_elect_resource_lock.as_deref() {
             None | Some("leases") => {}
             Some(other) => {
                 let problem = format!("{other:?} is not \"leases\"");
@@ -215,11 +197,11 @@ impl Args {
             }
         }
         Ok(ElectionFlags {
-            resource_name: self.leader_elect_resource_name.clone(),
-            resource_namespace: self.leader_elect_resource_namespace.clone(),
-            lease_duration: self.leader_elect_lease_duration,
-            renew_deadline: self.leader_elect_renew_deadline,
-            retry_period: self.leader_elect_retry_period,
+            resource_name: flags.leader_elect_resource_name.clone(),
+            resource_namespace: flags.leader_elect_resource_namespace.clone(),
+            lease_duration: flags.leader_elect_lease_duration,
+            renew_deadline: flags.leader_elect_renew_deadline,
+            retry_period: flags.leader_elect_retry_period,
         })
     }
 

@@ -5,6 +5,7 @@ use koord_apiserver::{ApiServer, Config};
 use koord_app::Clock;
 use koord_kube::Api;
 use koord_kube::api::PostParams;
+use koord_scheduler::Args;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};

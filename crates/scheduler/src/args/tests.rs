@@ -1,4 +1,5 @@
 use super::*;
+use koord_api::GoDuration;
 use std::ffi::OsString;
 
 fn parse(line: &str) -> Result<Options, String> {

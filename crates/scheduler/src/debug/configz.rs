@@ -1,29 +1,31 @@
 //! The configuration as `/configz` shows it: by the names of upstream's Go fields, which are those of
 //! the file with a capital.
 
-use serde_json::{Map, Value};
+use koord_app::configz::GoNames;
+use serde_json::Value;
 
-/// Maps and API objects: their keys are not fields of the configuration.
-const AS_THEY_ARE: [&str; 9] = [
-    "addedAffinity",
-    "defaultConstraints",
-    "defaultQuotaGroupMax",
-    "estimatedScalingFactors",
-    "prodUsageThresholds",
-    "resourceWeights",
-    "systemQuotaGroupMax",
-    "tlsConfig",
-    "usageThresholds",
-];
-/// Names that are not those of the file with a capital.
-const SPECIAL: [(&str, &str); 6] = [
-    ("apiVersion", "apiVersion"),
-    ("kind", "kind"),
-    ("qps", "QPS"),
-    ("urlPrefix", "URLPrefix"),
-    ("tlsConfig", "TLSConfig"),
-    ("httpTimeout", "HTTPTimeout"),
-];
+const NAMES: GoNames = GoNames {
+    as_they_are: &[
+        "addedAffinity",
+        "defaultConstraints",
+        "defaultQuotaGroupMax",
+        "estimatedScalingFactors",
+        "prodUsageThresholds",
+        "resourceWeights",
+        "systemQuotaGroupMax",
+        "tlsConfig",
+        "usageThresholds",
+    ],
+    special: &[
+        ("apiVersion", "apiVersion"),
+        ("kind", "kind"),
+        ("qps", "QPS"),
+        ("urlPrefix", "URLPrefix"),
+        ("tlsConfig", "TLSConfig"),
+        ("httpTimeout", "HTTPTimeout"),
+    ],
+    zero: &["weight"],
+};
 
 /// What stands for a secret.
 const HIDDEN: &str = "--- REDACTED ---";
@@ -44,31 +46,7 @@ pub(super) fn hide_keys(config: &mut Value) {
 
 /// `value` with upstream's names.
 pub(super) fn in_go(value: Value) -> Value {
-    match value {
-        Value::Object(fields) => fields.into_iter().map(field).collect::<Map<_, _>>().into(),
-        Value::Array(list) => list.into_iter().map(in_go).collect(),
-        other => other,
-    }
-}
-
-fn field((key, value): (String, Value)) -> (String, Value) {
-    let value = match value {
-        // Unset lists and numbers of Go.
-        Value::Array(list) if list.is_empty() => Value::Null,
-        Value::Null if key == "weight" => 0.into(),
-        value if AS_THEY_ARE.contains(&key.as_str()) => value,
-        value => in_go(value),
-    };
-    let special = SPECIAL.iter().find(|(name, _)| *name == key);
-    let name = match special {
-        Some((_, name)) => (*name).to_owned(),
-        None => {
-            let mut letters = key.chars();
-            let first = letters.next().map(|letter| letter.to_ascii_uppercase());
-            first.into_iter().chain(letters).collect()
-        }
-    };
-    (name, value)
+    NAMES.of(value)
 }
 
 #[cfg(test)]

@@ -209,18 +209,7 @@ fn switch(flags: &Flags, flag: &str, value: &str) -> Result<String, String> {
             let stored = parsed.map(|n| flags.scores.store(n, Ordering::Relaxed));
             ("debugTopNScores", stored)
         }
-        "v" => {
-            let set = koord_app::logging::set_verbosity(value);
-            let set = set.map_err(|error| error.to_string());
-            return match set {
-                Ok(()) => Ok(format!(
-                    "successfully set klog.logging.verbosity to {value}"
-                )),
-                Err(why) => Err(format!(
-                    "failed to set klog.logging.verbosity {value}: {why}"
-                )),
-            };
-        }
+        "v" => return koord_app::logging::put_verbosity(value),
         "f" => ("debugFilterFailure", boolean(Some(&flags.filters))),
         "d" => ("debugFilterFailure", boolean(Some(&flags.diagnosis))),
         // A dump is a line of the log, and nobody waits for it.

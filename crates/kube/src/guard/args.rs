@@ -1,6 +1,6 @@
-//! Who may use the TLS server: kube-scheduler's flags of delegated authentication and
-//! authorization.
+//! Who may use a TLS server: kube-scheduler's flags of delegated authentication and authorization.
 
+use super::GuardOptions;
 use clap::ArgAction;
 use koord_app::flags;
 use std::path::PathBuf;
@@ -42,4 +42,17 @@ pub struct AuthArgs {
     /// How long refusals are valid.
     #[arg(long, default_value = "10s", value_parser = flags::duration)]
     pub authorization_webhook_cache_unauthorized_ttl: Duration,
+}
+
+impl AuthArgs {
+    /// What a [`super::Guard`] has to know.
+    #[must_use]
+    pub fn guard(&self) -> GuardOptions {
+        GuardOptions {
+            always_allow_paths: self.authorization_always_allow_paths.clone(),
+            token_ttl: self.authentication_token_webhook_cache_ttl,
+            authorized_ttl: self.authorization_webhook_cache_authorized_ttl,
+            unauthorized_ttl: self.authorization_webhook_cache_unauthorized_ttl,
+        }
+    }
 }

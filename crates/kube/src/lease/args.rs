@@ -1,0 +1,32 @@
+//! Flags of the leader election.
+
+use clap::ArgAction;
+use koord_api::GoDuration;
+use koord_app::flags;
+
+/// component-base's flags of leader election. They override a configuration file when they are given.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ElectionArgs {
+    /// Whether replicas elect one that works. Overrides the file when given.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          action = ArgAction::Set, value_parser = flags::boolean)]
+    pub leader_elect: Option<bool>,
+    /// How long the lease is valid without renewal. Overrides the file when given.
+    #[arg(long)]
+    pub leader_elect_lease_duration: Option<GoDuration>,
+    /// After how long without renewal the leader gives up. Overrides the file when given.
+    #[arg(long)]
+    pub leader_elect_renew_deadline: Option<GoDuration>,
+    /// How often to try to get the lease. Overrides the file when given.
+    #[arg(long)]
+    pub leader_elect_retry_period: Option<GoDuration>,
+    /// What is locked; only leases are supported. Overrides the file when given.
+    #[arg(long)]
+    pub leader_elect_resource_lock: Option<String>,
+    /// Name of the lease. Overrides the file when given.
+    #[arg(long)]
+    pub leader_elect_resource_name: Option<String>,
+    /// Namespace of the lease. Overrides the file when given.
+    #[arg(long)]
+    pub leader_elect_resource_namespace: Option<String>,
+}
