@@ -15,6 +15,7 @@
 //! Invariant: no decision does I/O or reads a clock, and nothing here knows how pods are placed; whoever runs the
 //! descheduler may hand it something that does ([`framework::Placement`]).
 
+pub mod args;
 pub mod config;
 pub mod daemon;
 pub mod framework;
@@ -23,6 +24,8 @@ pub mod registry;
 pub mod report;
 pub mod rules;
 pub mod state;
+
+pub use args::Args;
 
 #[cfg(test)]
 mod testing;

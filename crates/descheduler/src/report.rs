@@ -33,6 +33,9 @@ pub struct Report {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReport {
+    /// Whether a strategy finds it too hot.
+    #[serde(skip_serializing_if = "is_false", default)]
+    pub hot: bool,
     /// What is wrong with it, or with what is known of it.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub problems: Vec<String>,
@@ -45,6 +48,11 @@ pub struct NodeReport {
     /// Pods that were looked at and stay, by `strategy: rule`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub kept: BTreeMap<String, KeptPods>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde asks")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// Something that was to be done.
@@ -108,7 +116,11 @@ impl Report {
         for note in &plan.notes {
             let text = format!("{}/{}: {}", note.profile, note.strategy, note.text);
             match &note.node {
-                Some(node) => report.of(Some(node)).notes.push(text),
+                Some(node) => {
+                    let of = report.of(Some(node));
+                    of.hot |= note.is_hot();
+                    of.notes.push(text);
+                }
                 None => report.notes.push(text),
             }
         }
@@ -231,6 +243,7 @@ mod tests {
         assert_eq!(report.notes, ["profile/S: no node is cold"]);
         let a = &report.nodes["a"];
         assert_eq!(a.notes, ["profile/S: hot: 71%"]);
+        assert!(a.hot && !report.nodes["b"].hot);
         let shown: Vec<_> = a.actions.iter().chain(&report.elsewhere.actions).collect();
         let shown: Vec<_> = shown
             .iter()

@@ -75,6 +75,91 @@ pub fn scheduler(argv: Vec<OsString>) -> ExitCode {
     })
 }
 
+/// Runs koord-descheduler.
+#[must_use]
+pub fn descheduler(argv: Vec<OsString>) -> ExitCode {
+    start(argv, |args: koord_descheduler::Args, context| async move {
+        use koord_descheduler::daemon;
+        let settled = args.settle()?;
+        let completed = koord_descheduler::registry::Registry::in_tree()
+            .complete(settled.config)
+            .map_err(|error| in_file(&args, error))?;
+        for note in settled.notes.iter().chain(&completed.notes) {
+            tracing::warn!("{note}");
+        }
+        let config = completed.config.clone();
+        let framework = completed.build().map_err(|error| in_file(&args, error))?;
+        if let Some(path) = args
+            .write_config_to
+            .as_deref()
+            .filter(|path| *path != Path::new(""))
+        {
+            let shown = path.display();
+            write_private(path, &config.written()?)
+                .with_context(|| format!("--write-config-to: {shown}"))?;
+            tracing::info!(file = %shown, "wrote the configuration");
+            return Ok(());
+        }
+        let mut options = daemon::Options::new(&config);
+        let measured = RestMetrics::register(&context.metrics)?;
+        let reset = measured.clone();
+        options.last.on_reset(move || reset.reset());
+        let connection = &config.client_connection;
+        let (qps, burst) = (connection.qps, u32::try_from(connection.burst)?);
+        let path = args.client_kubeconfig(&config);
+        let connect = |measured| {
+            let path = path.as_deref();
+            koord_client(path, "", qps, burst, "koord-descheduler", measured)
+        };
+        options.events = Some(EventClient(connect(Some(measured.clone())).await?));
+        let client = connect(Some(measured)).await?;
+        let last = options.last.clone();
+        let admin = koord_app::admin::Admin::new(context.metrics.clone())
+            .ready_when("cluster", move || last.readiness())
+            .with_routes(options.last.routes(&config));
+        let mut plain = vec![("healthzBindAddress", &config.healthz_bind_address)];
+        if config.metrics_bind_address != config.healthz_bind_address {
+            plain.push(("metricsBindAddress", &config.metrics_bind_address));
+        }
+        for (field, address) in plain {
+            let address = resolved(address).await.with_context(|| field)?;
+            if address.port() != 0 {
+                let stop = context.shutdown.clone();
+                admin.serve(address, exposure(address), stop).await?;
+            }
+        }
+        if let Some(address) = args.secure_address()? {
+            let stop = context.shutdown.clone();
+            crate::secure::serve(&args, admin.router(), address, stop).await?;
+        }
+        daemon::run(options, framework, client, context)
+            .await
+            .map_err(Into::into)
+    })
+}
+
+/// An error of the descheduler's configuration, with its file if there is one.
+fn in_file(
+    args: &koord_descheduler::Args,
+    error: koord_descheduler::config::ConfigError,
+) -> anyhow::Error {
+    let error = anyhow::Error::new(error);
+    match &args.config {
+        Some(path) => error.context(format!("--config: {}", path.display())),
+        None => error,
+    }
+}
+
+/// The first address that `address` (`host:port`) stands for.
+async fn resolved(address: &str) -> Result<SocketAddr> {
+    let mut found = tokio::net::lookup_host(address)
+        .await
+        .with_context(|| format!("{address:?} cannot be resolved"))?;
+    found
+        .next()
+        .with_context(|| format!("{address:?} stands for no address"))
+}
+
 /// Runs koord-manager.
 #[must_use]
 pub fn manager(argv: Vec<OsString>) -> ExitCode {

@@ -43,6 +43,17 @@ impl<'a> From<&'a koord_scheduler::Args> for Flags<'a> {
     }
 }
 
+impl<'a> From<&'a koord_descheduler::Args> for Flags<'a> {
+    fn from(args: &'a koord_descheduler::Args) -> Self {
+        Self {
+            name: "koord-descheduler",
+            auth: &args.auth,
+            tls_cert_file: args.tls_cert_file.as_ref(),
+            tls_private_key_file: args.tls_private_key_file.as_ref(),
+        }
+    }
+}
+
 /// Serves `routes` on `address` until `shutdown`, as `flags` say. Returns the address really used.
 ///
 /// # Errors

@@ -2,23 +2,25 @@
 //! its plan out, and shows what came of it.
 
 mod apply;
+mod quiet;
+mod shown;
 mod view;
 
-use crate::framework::{Action, Framework, Plan};
-use crate::report::{NodeReport, Report};
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+pub use shown::LastCycle;
+
+use crate::config::{Configuration, LeaderElection};
+use crate::framework::{Action, Framework, Plan, Profile};
+use crate::report::Report;
+use crate::state::Snapshot;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_app::Context;
 use koord_app::metrics::register;
 use koord_kube::Client;
-use koord_kube::events::{Recorder, Severity};
-use koord_kube::lease::{Election, ElectionError, LeaderElector};
-use parking_lot::RwLock;
+use koord_kube::events::{EventClient, Recorder, Severity};
+use koord_kube::lease::{Election, ElectionError, LeaderElector, unique_identity};
+use parking_lot::Mutex;
 use prometheus::{Histogram, HistogramOpts, IntCounterVec, Opts, Registry, exponential_buckets};
+use quiet::Quiet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::MissedTickBehavior;
@@ -32,8 +34,36 @@ pub struct Options {
     pub interval: Duration,
     /// Contend for leadership first; `None` runs at once.
     pub election: Option<Election>,
+    /// What events are sent with; without it, what all else is sent with.
+    pub events: Option<EventClient>,
     /// Where the last cycle is shown.
     pub last: LastCycle,
+}
+
+impl Options {
+    /// As `config` says.
+    #[must_use]
+    pub fn new(config: &Configuration) -> Self {
+        let of = &config.leader_election;
+        Self {
+            // Below zero there is none that was accepted.
+            interval: config.descheduling_interval.to_std().unwrap_or_default(),
+            election: of.leader_elect.then(|| election(of)),
+            events: None,
+            last: LastCycle::default(),
+        }
+    }
+}
+
+fn election(of: &LeaderElection) -> Election {
+    let (namespace, name) = (&of.resource_namespace, &of.resource_name);
+    let by_default = Election::new(namespace, name, unique_identity());
+    Election {
+        lease_duration: of.lease_duration.to_std().unwrap_or_default(),
+        renew_deadline: of.renew_deadline.to_std().unwrap_or_default(),
+        retry_period: of.retry_period.to_std().unwrap_or_default(),
+        ..by_default
+    }
 }
 
 /// Why the descheduler stopped.
@@ -48,55 +78,6 @@ pub enum Error {
     /// A strategy panicked. What it knew is lost with it.
     #[error("cycle: {0}")]
     Cycle(#[from] tokio::task::JoinError),
-}
-
-/// What the last cycle made of the cluster. Clones share it.
-#[derive(Debug, Clone, Default)]
-pub struct LastCycle(Arc<RwLock<Option<Arc<Report>>>>);
-
-impl LastCycle {
-    /// The report; `None` before the first cycle of this process has ended.
-    #[must_use]
-    pub fn get(&self) -> Option<Arc<Report>> {
-        self.0.read().clone()
-    }
-
-    /// `/debug/descheduler`, and `/debug/descheduler/NODE` with what concerns that node.
-    pub fn router(&self) -> Router {
-        Router::new()
-            .route("/debug/descheduler", get(whole))
-            .route("/debug/descheduler/{node}", get(one))
-            .with_state(self.clone())
-    }
-}
-
-/// There is no report.
-fn none_yet() -> Response {
-    let none = "no cycle has ended in this process: it has just begun, or does not lead\n";
-    (StatusCode::NOT_FOUND, none).into_response()
-}
-
-async fn whole(State(last): State<LastCycle>) -> Response {
-    match last.get() {
-        Some(report) => axum::Json(&*report).into_response(),
-        None => none_yet(),
-    }
-}
-
-async fn one(State(last): State<LastCycle>, Path(node): Path<String>) -> Response {
-    let Some(report) = last.get() else {
-        return none_yet();
-    };
-    let Some(of) = report.nodes.get(&node) else {
-        let none = format!("no node {node:?} was there in the last cycle\n");
-        return (StatusCode::NOT_FOUND, none).into_response();
-    };
-    let only = Report {
-        nodes: [(node, of.clone())].into(),
-        elsewhere: NodeReport::default(),
-        ..(*report).clone()
-    };
-    axum::Json(only).into_response()
 }
 
 #[derive(Debug)]
@@ -137,17 +118,22 @@ pub async fn run(
 ) -> Result<(), Error> {
     koord_app::metrics::register_process(&ctx.metrics)?;
     let metrics = Metrics::new(&ctx.metrics)?;
+    let evicted = metrics.evicted.clone();
+    options.last.on_reset(move || evicted.reset());
     let stop = ctx.shutdown.child_token();
     let _stop_on_drop = stop.clone().drop_guard();
     let leader = Leader {
         view: View::start(&client, &stop),
         interval: options.interval,
         last: options.last,
+        quiet: Mutex::default(),
         events: if framework.dry_run {
             Recorder::silent()
         } else {
             let clock = ctx.clock.clone();
-            Recorder::start(client.clone(), "koord-descheduler", "", clock, stop)
+            let with = options.events.map(|EventClient(client)| client);
+            let with = with.unwrap_or_else(|| client.clone());
+            Recorder::start(with, "koord-descheduler", "", clock, stop)
         },
         client: client.clone(),
         metrics,
@@ -165,6 +151,7 @@ struct Leader {
     view: View,
     interval: Duration,
     last: LastCycle,
+    quiet: Mutex<Quiet>,
     events: Recorder,
     client: Client,
     metrics: Metrics,
@@ -173,10 +160,12 @@ struct Leader {
 
 impl Leader {
     async fn run(self, mut framework: Framework, stop: CancellationToken) -> Result<(), Error> {
+        self.last.set_reading(true);
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = self.view.settled() => {}
         }
+        self.last.set_reading(false);
         if self.interval.is_zero() {
             self.cycle(framework, &stop).await?;
             stop.cancelled().await;
@@ -215,9 +204,36 @@ impl Leader {
         if !framework.dry_run {
             self.say(&plan, &outcomes);
         }
-        let report = Report::new(&snapshot, &plan, &outcomes, framework.dry_run);
-        *self.last.0.write() = Some(Arc::new(report));
+        let mut report = Report::new(&snapshot, &plan, &outcomes, framework.dry_run);
+        let strategies = |profile: &Profile| profile.deschedule.len() + profile.balance.len();
+        if framework.profiles.iter().all(|profile| strategies(profile) == 0) {
+            let none = "no strategy is on: pods that should move are not looked for";
+            report.notes.push(none.to_owned());
+        }
+        self.explain(&snapshot, &report);
+        self.last.set(Arc::new(report));
         Ok(framework)
+    }
+
+    /// Tells whoever looks at a hot node why nothing was moved from it.
+    fn explain(&self, snapshot: &Snapshot, report: &Report) {
+        for (node, text) in self.quiet.lock().due(report) {
+            let uid = snapshot.node(&node).map(|node| node.uid.to_string());
+            let regarding = ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                name: Some(node),
+                uid,
+                ..ObjectReference::default()
+            };
+            self.events.event_with_action(
+                regarding,
+                Severity::Normal,
+                "NotDescheduled",
+                "Descheduling",
+                text,
+            );
+        }
     }
 
     /// Counts and tells what was done.

@@ -102,6 +102,15 @@ pub struct Note {
     pub text: String,
 }
 
+impl Note {
+    /// Whether it says of a node that it is too hot, so that somebody may ask why nothing is moved from it: the text
+    /// begins so.
+    #[must_use]
+    pub fn is_hot(&self) -> bool {
+        self.node.is_some() && self.text.starts_with("hot")
+    }
+}
+
 /// What a cycle wants, and why it does not want more.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {

@@ -1,10 +1,12 @@
 //! Cycles: when they run, and what they change.
 
+use crate::deploy::{self, Refused};
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, Context};
+use koord_descheduler::config::Configuration;
 use koord_descheduler::daemon::{self, LastCycle, Options};
 use koord_descheduler::framework::{
     Action, Ask, Cycle, Evictor, Framework, Intent, Profile, Strategy, StrategyError, Why,
@@ -62,7 +64,11 @@ impl Evictor for Evicting {
 }
 
 struct Cluster {
+    /// May do everything.
     client: Client,
+    /// For the descheduler: may do what the manifests in `deploy/descheduler` allow.
+    limited: Client,
+    refused: Refused,
     ctx: Context,
     last: LastCycle,
 }
@@ -70,12 +76,20 @@ struct Cluster {
 impl Cluster {
     /// Nodes `hot` and `cold`, with pods `p` and `q` on the first and `r` on the second.
     async fn start() -> Self {
+        // No custom resource is installed: nothing waits for them.
+        Self::with(Vec::new()).await
+    }
+
+    /// With these custom resources.
+    async fn with(definitions: Vec<serde_json::Value>) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let server = ApiServer::open(Config::memory(clock.clone()))
             .await
             .unwrap();
-        // No custom resource is installed: nothing waits for them.
+        server.install_crds(definitions).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
+        deploy::install(&client).await;
+        let refused = Refused::default();
         let nodes: Api<Node> = Api::all(client.clone());
         for name in ["hot", "cold"] {
             let node = json!({"metadata": {"name": name}});
@@ -84,6 +98,8 @@ impl Cluster {
         }
         let cluster = Self {
             client,
+            limited: koord_kube::client::in_process(deploy::service(&server, &refused)),
+            refused,
             ctx: Context::with_clock(clock),
             last: LastCycle::default(),
         };
@@ -107,23 +123,11 @@ impl Cluster {
         let options = Options {
             interval: Duration::from_secs(interval),
             election: None,
+            events: None,
             last: self.last.clone(),
         };
-        let profile = Profile {
-            name: "test".into(),
-            node_selector: None,
-            deschedule: vec![Box::new(Clearing)],
-            balance: Vec::new(),
-            filters: Vec::new(),
-            evictor: Box::new(Evicting),
-        };
-        let framework = Framework {
-            profiles: vec![profile],
-            dry_run,
-            ..Framework::default()
-        };
-        let (client, ctx) = (self.client.clone(), self.ctx.clone());
-        tokio::spawn(daemon::run(options, framework, client, ctx))
+        let (client, ctx) = (self.limited.clone(), self.ctx.clone());
+        tokio::spawn(daemon::run(options, framework(dry_run), client, ctx))
     }
 
     /// The start of the last cycle, in seconds since the beginning.
@@ -166,8 +170,25 @@ impl Cluster {
     }
 }
 
+/// A single profile of which [`Clearing`] is the strategy.
+fn framework(dry_run: bool) -> Framework {
+    let profile = Profile {
+        name: "test".into(),
+        node_selector: None,
+        deschedule: vec![Box::new(Clearing)],
+        balance: Vec::new(),
+        filters: Vec::new(),
+        evictor: Box::new(Evicting),
+    };
+    Framework {
+        profiles: vec![profile],
+        dry_run,
+        ..Framework::default()
+    }
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_cycle_carries_its_plan_out_and_shows_it() {
+pub(crate) async fn a_cycle_carries_its_plan_out_and_shows_it() {
     let cluster = Cluster::start().await;
     assert_eq!(
         cluster.get("/debug/descheduler").await.0,
@@ -205,10 +226,11 @@ async fn a_cycle_carries_its_plan_out_and_shows_it() {
     assert!(metrics.contains(counted), "{metrics}");
     cluster.ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
+    cluster.refused.none();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dry_run_shows_a_plan_and_changes_nothing() {
+pub(crate) async fn a_dry_run_shows_a_plan_and_changes_nothing() {
     let cluster = Cluster::start().await;
     let before = cluster.versions().await;
     let running = cluster.run(10, true);
@@ -224,10 +246,11 @@ async fn a_dry_run_shows_a_plan_and_changes_nothing() {
     assert!(!metrics.contains("descheduler_pods_evicted{"), "{metrics}");
     cluster.ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
+    cluster.refused.none();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_cannot_be_cleared_is_schedulable_again() {
+pub(crate) async fn a_node_that_cannot_be_cleared_is_schedulable_again() {
     let cluster = Cluster::start().await;
     let budget = json!({
         "metadata": {"name": "b"},
@@ -269,4 +292,130 @@ async fn a_node_that_cannot_be_cleared_is_schedulable_again() {
     );
     cluster.ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
+    cluster.refused.none();
+}
+
+/// What `GET path` answers, once and with the routes of a whole process.
+async fn asked(
+    cluster: &Cluster,
+    config: &Configuration,
+    request: Request<Body>,
+) -> (StatusCode, String) {
+    let response = cluster.last.routes(config).oneshot(request).await.unwrap();
+    let status = response.status();
+    let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await;
+    (status, String::from_utf8(bytes.unwrap().to_vec()).unwrap())
+}
+
+fn get(path: &str) -> Request<Body> {
+    Request::get(path).body(Body::empty()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+pub(crate) async fn the_configuration_is_shown_and_debugging_can_be_off() {
+    let cluster = Cluster::start().await;
+    let mut config = Configuration::default();
+    let (status, text) = asked(&cluster, &config, get("/configz")).await;
+    assert_eq!(status, StatusCode::OK);
+    let shown: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let shown = &shown["componentconfig"];
+    assert_eq!(shown["LeaderElection"]["ResourceName"], "koord-descheduler");
+    assert_eq!(shown["ClientConnection"]["QPS"], 50.0);
+    assert_eq!(shown["Profiles"][0]["Name"], "koord-descheduler");
+    let put = || {
+        Request::put("/debug/flags/v")
+            .body(Body::from("4"))
+            .unwrap()
+    };
+    let (_, text) = asked(&cluster, &config, put()).await;
+    assert!(text.contains("klog.logging.verbosity"), "{text}");
+    let (status, _) = asked(&cluster, &config, get("/debug/pprof/heap")).await;
+    assert_eq!(status, StatusCode::NOT_IMPLEMENTED);
+    let (_, text) = asked(&cluster, &config, get("/debug/descheduler")).await;
+    assert!(text.starts_with("no cycle has ended"), "{text}");
+    config.enable_profiling = false;
+    for request in [get("/debug/descheduler"), get("/debug/pprof/heap"), put()] {
+        let (status, text) = asked(&cluster, &config, request).await;
+        assert_eq!((status, &*text), (StatusCode::NOT_FOUND, ""));
+    }
+    let (status, _) = asked(&cluster, &config, get("/configz")).await;
+    assert_eq!(status, StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+pub(crate) async fn counters_begin_anew_when_metrics_are_deleted() {
+    let cluster = Cluster::start().await;
+    let running = cluster.run(0, false);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let counted = || koord_app::metrics::encode(&cluster.ctx.metrics).unwrap();
+    assert!(
+        counted().contains("descheduler_pods_evicted{"),
+        "{}",
+        counted()
+    );
+    let delete = Request::delete("/metrics").body(Body::empty()).unwrap();
+    let (status, _) = asked(&cluster, &Configuration::default(), delete).await;
+    assert_eq!(status, StatusCode::OK);
+    assert!(
+        !counted().contains("descheduler_pods_evicted{"),
+        "{}",
+        counted()
+    );
+    cluster.ctx.shutdown.cancel();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+pub(crate) async fn a_replica_waits_for_the_lease_and_gives_it_back() {
+    let cluster = Cluster::with(koord_api::crd_values()).await;
+    let leases = Api::<k8s_openapi::api::coordination::v1::Lease>::namespaced(
+        cluster.client.clone(),
+        "koordinator-system",
+    );
+    let start = |interval| {
+        let config = Configuration::default();
+        let mut options = Options::new(&config);
+        options.interval = Duration::from_secs(interval);
+        let last = options.last.clone();
+        let ctx = Context {
+            shutdown: cluster.ctx.shutdown.child_token(),
+            ..Context::with_clock(cluster.ctx.clock.clone())
+        };
+        let running = daemon::run(
+            options,
+            framework(false),
+            cluster.limited.clone(),
+            ctx.clone(),
+        );
+        (last, ctx.shutdown, tokio::spawn(running))
+    };
+    let holder = async || {
+        let lease = leases.get("koord-descheduler").await.unwrap();
+        lease.spec.unwrap().holder_identity.unwrap_or_default()
+    };
+    let first = start(10);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(first.0.get().is_some());
+    let leads = holder().await;
+    let second = start(10);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(second.0.get().is_none() && second.0.readiness().is_ok());
+    assert_eq!(holder().await, leads);
+    // Asked to stop, it ends well and gives the lease back: nobody waits for it to expire.
+    first.1.cancel();
+    first.2.await.unwrap().unwrap();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!(second.0.get().is_some());
+    assert_ne!(holder().await, leads);
+    // Who finds the lease taken from him ends with an error.
+    let taken = json!({"spec": {"holderIdentity": "another"}});
+    patch::merge(&leases, "koord-descheduler", &taken)
+        .await
+        .unwrap();
+    let lost = second.2.await.unwrap().unwrap_err().to_string();
+    assert!(
+        lost.contains("koordinator-system/koord-descheduler was lost"),
+        "{lost}"
+    );
+    cluster.refused.none();
 }

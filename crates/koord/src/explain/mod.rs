@@ -1,6 +1,7 @@
-//! `koord explain`: why a pod waits, or why it is where it is, and where a node's batch resources come
-//! from and what holds batch work back there, in words.
+//! `koord explain`: why a pod waits, or why it is where it is, where a node's batch resources come from
+//! and what holds batch work back there, and why pods were moved or not, in words.
 
+mod descheduler;
 mod hints;
 mod render;
 mod resources;
@@ -18,11 +19,14 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+const DESCHEDULER: &str = "descheduler";
+
 /// What to explain, and whom to ask.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Args {
     /// What to explain, as kubectl takes it: `pod NAME`, `pod/NAME`, `node NAME`, `node/NAME`; also
-    /// `pod NAMESPACE/NAME`.
+    /// `pod NAMESPACE/NAME`. `descheduler` is the last cycle of the descheduler, `descheduler NODE` what it
+    /// made of that node.
     #[arg(required = true, num_args = 1..=2, value_name = "KIND/NAME")]
     pub what: Vec<String>,
     /// The pod's namespace.
@@ -38,8 +42,8 @@ pub struct Args {
     /// The context of the kubeconfig.
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
-    /// Where the scheduler serves its health and metrics, or its secure port with https://. A cluster
-    /// of `koord up` says itself where.
+    /// Where the scheduler, or for `descheduler` the descheduler, serves its health and metrics, or its
+    /// secure port with https://. A cluster of `koord up` says itself where.
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
     /// For a node: where its koordlet serves its health and metrics. A cluster of `koord up` says
@@ -49,7 +53,7 @@ pub struct Args {
     /// For https: the token to show there.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// For https: who vouches for the scheduler's certificate, instead of the system's authorities.
+    /// For https: who vouches for that server's certificate, instead of the system's authorities.
     #[arg(long, value_name = "FILE")]
     pub certificate_authority: Option<PathBuf>,
     /// For https: take any certificate, as through a port-forward.
@@ -63,8 +67,13 @@ pub struct Args {
 /// What is to be explained.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum What {
-    Pod { namespace: String, name: String },
+    Pod {
+        namespace: String,
+        name: String,
+    },
     Node(String),
+    /// The descheduler's last cycle, as far as it is about a node if one is named.
+    Descheduler(Option<String>),
 }
 
 impl Args {
@@ -75,6 +84,7 @@ impl Args {
     /// Understands the positional arguments.
     fn what(&self) -> Result<What> {
         let (kind, name) = match &self.what[..] {
+            [one] if one == DESCHEDULER => return Ok(What::Descheduler(None)),
             [one] => one
                 .split_once('/')
                 .with_context(|| format!("{one:?}: expected KIND/NAME, such as pod/web"))?,
@@ -95,12 +105,13 @@ impl Args {
                 Ok(What::Pod { namespace, name })
             }
             "node" | "nodes" | "no" => Ok(What::Node(name.to_owned())),
-            _ => bail!("{kind:?} is not explained: pod or node"),
+            DESCHEDULER => Ok(What::Descheduler(Some(name.to_owned()))),
+            _ => bail!("{kind:?} is not explained: pod, node or {DESCHEDULER}"),
         }
     }
 }
 
-/// Asks the scheduler, or of a node its koordlet, and prints the answer.
+/// Asks the scheduler, of a node its koordlet, or the descheduler, and prints the answer.
 ///
 /// # Errors
 /// Nobody can be asked, or the pod or node is unknown there.
@@ -113,6 +124,7 @@ async fn run(args: &Args, what: &What) -> Result<()> {
     install_crypto_provider();
     match what {
         What::Node(name) => explain_node(args, name).await,
+        What::Descheduler(node) => descheduler::explain(args, node.as_deref()).await,
         What::Pod { namespace, name } => explain_pod(args, namespace, name).await,
     }
 }
@@ -204,7 +216,7 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
         "the scheduler is not asked: its address is not known, --server names it".to_owned();
     if let Some(server) = &server {
         let path = format!("/debug/scheduler/pods/{namespace}/{name}");
-        match ask(args, server, &path).await {
+        match ask(args, "the scheduler", server, &path).await {
             Ok((200, body)) => {
                 answer =
                     Some(serde_json::from_str::<Value>(&body).context("the scheduler's answer")?);
@@ -262,7 +274,9 @@ fn say(args: &Args, answer: &Value, hints: &[String]) -> Result<()> {
 
 /// The names that a scheduler serves; `None` when it does not say.
 async fn served(args: &Args, server: &str) -> Option<Vec<String>> {
-    let (code, body) = ask(args, server, "/debug/scheduler/plugins").await.ok()?;
+    let (code, body) = ask(args, "the scheduler", server, "/debug/scheduler/plugins")
+        .await
+        .ok()?;
     let profiles: Vec<Value> = serde_json::from_str(&body).ok().filter(|_| code == 200)?;
     let names = profiles
         .iter()
@@ -343,10 +357,10 @@ async fn guard(address: &str, name: &str) -> Result<(Option<Guard>, String)> {
     Ok((status.guard, why))
 }
 
-/// Status code and body of a GET at the scheduler.
-pub(crate) async fn ask(args: &Args, server: &str, path: &str) -> Result<(u16, String)> {
+/// Status code and body of a GET at `server`, which is `who`.
+pub(crate) async fn ask(args: &Args, who: &str, server: &str, path: &str) -> Result<(u16, String)> {
     if !server.starts_with("https://") {
-        return plain::get(server, "the scheduler", path).await;
+        return plain::get(server, who, path).await;
     }
     let client = to_peer(&Peer {
         url: server.to_owned(),
@@ -362,9 +376,7 @@ pub(crate) async fn ask(args: &Args, server: &str, path: &str) -> Result<(u16, S
             let body = json!({"message": status.message});
             Ok((status.code, body.to_string()))
         }
-        Err(error) => {
-            Err(error).with_context(|| format!("the scheduler at {server} cannot be reached"))
-        }
+        Err(error) => Err(error).with_context(|| format!("{who} at {server} cannot be reached")),
     }
 }
 
@@ -422,6 +434,11 @@ mod tests {
         for line in ["node/vm", "node vm", "nodes vm", "no/vm -o json"] {
             assert_eq!(what(line).unwrap(), What::Node("vm".to_owned()), "{line}");
         }
+        for line in ["descheduler vm", "descheduler/vm"] {
+            let vm = Some("vm".to_owned());
+            assert_eq!(what(line).unwrap(), What::Descheduler(vm), "{line}");
+        }
+        assert_eq!(what("descheduler").unwrap(), What::Descheduler(None));
         for (line, says) in [
             ("web", "expected KIND/NAME"),
             ("svc/web", "\"svc\" is not explained"),

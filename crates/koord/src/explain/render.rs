@@ -215,7 +215,7 @@ fn text(value: &Value) -> String {
 }
 
 /// A table under a title; nothing without rows.
-fn rows(out: &mut String, title: &str, table: impl Iterator<Item = Vec<String>>) {
+pub(super) fn rows(out: &mut String, title: &str, table: impl Iterator<Item = Vec<String>>) {
     let table: Vec<Vec<String>> = table.collect();
     if table.is_empty() {
         return;

@@ -353,7 +353,7 @@ async fn explain_shows_a_token_there() {
         insecure_skip_tls_verify: true,
         ..Default::default()
     };
-    let answer = crate::explain::ask(&known, &server, "/metrics")
+    let answer = crate::explain::ask(&known, "it", &server, "/metrics")
         .await
         .unwrap();
     assert_eq!(answer, (200, "numbers".to_owned()));
@@ -361,7 +361,7 @@ async fn explain_shows_a_token_there() {
         token_file: None,
         ..known.clone()
     };
-    let (code, body) = crate::explain::ask(&nobody, &server, "/metrics")
+    let (code, body) = crate::explain::ask(&nobody, "it", &server, "/metrics")
         .await
         .unwrap();
     assert_eq!(code, 403);
@@ -371,7 +371,7 @@ async fn explain_shows_a_token_there() {
         ..known
     };
     assert!(
-        crate::explain::ask(&doubtful, &server, "/metrics")
+        crate::explain::ask(&doubtful, "it", &server, "/metrics")
             .await
             .is_err()
     );

@@ -9,6 +9,7 @@ fn no_daemon_contains_the_embedded_api_server() {
         (env!("CARGO_BIN_EXE_koord"), true),
         (env!("CARGO_BIN_EXE_koord-scheduler"), false),
         (env!("CARGO_BIN_EXE_koord-manager"), false),
+        (env!("CARGO_BIN_EXE_koord-descheduler"), false),
         (env!("CARGO_BIN_EXE_koordlet"), false),
     ] {
         let bytes = std::fs::read(binary).unwrap();

@@ -1,0 +1,228 @@
+//! The command line, with upstream's flag names and defaults.
+
+mod gates;
+#[cfg(test)]
+mod tests;
+
+pub use gates::GATES;
+
+use crate::config::{ConfigError, Configuration};
+use clap::Parser;
+use koord_app::features::{GateError, Gates};
+use koord_app::flags::accepted::{Accepted, LOG, METRICS, Row, SERVING, Table};
+use koord_kube::guard::AuthArgs;
+use koord_kube::lease::ElectionArgs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+/// Flags of koord-descheduler. Those that are accepted without effect say so.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "koord-descheduler",
+    about = "Moves pods away from where they no longer belong"
+)]
+pub struct Args {
+    /// Path of a DeschedulerConfiguration file.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Write the configuration in force to this file and exit.
+    #[arg(long, value_name = "FILE")]
+    pub write_config_to: Option<PathBuf>,
+    /// Path of a kubeconfig, when the configuration names none; inside a pod, the service account is used
+    /// without it. Not in upstream.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// IP address of the HTTP server for health, metrics and debugging. Ignored with --config, which has its
+    /// own.
+    #[arg(long, default_value = "0.0.0.0")]
+    pub address: String,
+    /// Its port; 0 turns it off. Ignored with --config.
+    #[arg(long, default_value_t = crate::config::DEFAULT_PORT)]
+    pub port: u16,
+    /// IP address of the TLS server that shows the same.
+    #[arg(long, default_value = "0.0.0.0")]
+    pub bind_address: String,
+    /// Its port; 0 turns it off.
+    #[arg(long, default_value_t = 10258)]
+    pub secure_port: u16,
+    /// Its certificate; one is made at start without it.
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// The certificate's private key.
+    #[arg(long, value_name = "FILE")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Who may use the TLS server. Not in upstream, where everybody may.
+    #[command(flatten)]
+    pub auth: AuthArgs,
+    /// Leader election.
+    #[command(flatten)]
+    pub election: ElectionArgs,
+    /// Feature gates: Name=true,Other=false.
+    #[arg(long, default_value = "")]
+    pub feature_gates: String,
+    /// The rest of upstream's flags.
+    #[command(flatten)]
+    pub accepted: Accepted<Upstreams>,
+}
+
+/// Flags of upstream's descheduler that change nothing here.
+#[derive(Debug, Clone)]
+pub struct Upstreams;
+
+impl Table for Upstreams {
+    const PARTS: &'static [&'static [Row]] = &[SERVING, METRICS, LOG];
+}
+
+/// A command line that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ArgsError {
+    /// The file cannot be read.
+    #[error("--config: {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file cannot be used.
+    #[error("--config: {}: {source}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: ConfigError,
+    },
+    /// What flags say of the leader election cannot be.
+    #[error("--leader-elect-...: {0}")]
+    Election(ConfigError),
+    /// A feature gate that does not exist or has no such value.
+    #[error("--feature-gates: {0}")]
+    Gate(#[from] GateError),
+    /// An address that is none.
+    #[error("--{flag}: {value:?} is not an IP address")]
+    Address {
+        /// Without dashes.
+        flag: &'static str,
+        /// What was given.
+        value: String,
+    },
+}
+
+/// What a command line and its file say.
+#[derive(Debug)]
+pub struct Settled {
+    /// The file's, with what flags override.
+    pub config: Configuration,
+    /// Feature gates.
+    pub gates: Gates,
+    /// What was asked for and has no effect.
+    pub notes: Vec<String>,
+}
+
+impl Args {
+    /// What the flags and the file together say: of a file, flags override the leader election and nothing else.
+    ///
+    /// # Errors
+    /// The file cannot be read or used, or a flag's value cannot.
+    pub fn settle(&self) -> Result<Settled, ArgsError> {
+        let address = ip("address", &self.address)?;
+        self.secure_address()?;
+        let gates = Gates::parse(GATES, &self.feature_gates)?;
+        let mut notes: Vec<_> = self.accepted.notes().collect();
+        notes.extend(gates::notes(&gates));
+        let mut config = match self.config.as_deref().filter(|path| !is_empty(path)) {
+            Some(path) => {
+                if self.port != crate::config::DEFAULT_PORT || self.address != "0.0.0.0" {
+                    let note = "--address and --port have no effect: --config says where to serve";
+                    notes.push(note.to_owned());
+                }
+                read(path)?
+            }
+            None => {
+                let at = SocketAddr::new(address, self.port).to_string();
+                Configuration {
+                    healthz_bind_address: at.clone(),
+                    metrics_bind_address: at,
+                    ..Configuration::default()
+                }
+            }
+        };
+        self.override_election(&mut config)?;
+        Ok(Settled {
+            config,
+            gates,
+            notes,
+        })
+    }
+
+    /// Puts what flags say of the leader election in the place of what `config` says.
+    fn override_election(&self, config: &mut Configuration) -> Result<(), ArgsError> {
+        fn set<T: Clone>(field: &mut T, flag: Option<&T>) {
+            if let Some(value) = flag {
+                field.clone_from(value);
+            }
+        }
+        let (flags, of) = (&self.election, &mut config.leader_election);
+        set(&mut of.leader_elect, flags.leader_elect.as_ref());
+        let lease = flags.leader_elect_lease_duration;
+        set(&mut of.lease_duration, lease.as_ref());
+        let renew = flags.leader_elect_renew_deadline;
+        set(&mut of.renew_deadline, renew.as_ref());
+        set(
+            &mut of.retry_period,
+            flags.leader_elect_retry_period.as_ref(),
+        );
+        let lock = flags.leader_elect_resource_lock.as_ref();
+        set(&mut of.resource_lock, lock);
+        let name = flags.leader_elect_resource_name.as_ref();
+        set(&mut of.resource_name, name);
+        let namespace = flags.leader_elect_resource_namespace.as_ref();
+        set(&mut of.resource_namespace, namespace);
+        config.validate_election().map_err(ArgsError::Election)
+    }
+
+    /// The kubeconfig: the configuration file's, else the flag's.
+    #[must_use]
+    pub fn client_kubeconfig(&self, config: &Configuration) -> Option<PathBuf> {
+        let named = Path::new(&config.client_connection.kubeconfig);
+        let named = Some(named.to_owned()).filter(|path| !is_empty(path));
+        named.or_else(|| self.kubeconfig.clone())
+    }
+
+    /// Where the TLS server listens; `None` is nowhere.
+    ///
+    /// # Errors
+    /// It is no IP address.
+    pub fn secure_address(&self) -> Result<Option<SocketAddr>, ArgsError> {
+        let address = ip("bind-address", &self.bind_address)?;
+        let at = SocketAddr::new(address, self.secure_port);
+        Ok(Some(at).filter(|at| at.port() != 0))
+    }
+}
+
+fn is_empty(path: &Path) -> bool {
+    path.as_os_str().is_empty()
+}
+
+/// Reads a configuration file.
+///
+/// # Errors
+/// It cannot be read, or says what it may not.
+pub fn read(path: &Path) -> Result<Configuration, ArgsError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ArgsError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    Configuration::parse(&text).map_err(|source| ArgsError::Config {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn ip(flag: &'static str, value: &str) -> Result<IpAddr, ArgsError> {
+    let value = if value.is_empty() { "0.0.0.0" } else { value };
+    value.parse().map_err(|_| ArgsError::Address {
+        flag,
+        value: value.to_owned(),
+    })
+}

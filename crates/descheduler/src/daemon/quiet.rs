@@ -1,0 +1,220 @@
+//! Nodes that are too hot, and from which nothing was moved: their users hear why, by an event, and not too often.
+
+use crate::report::{NodeReport, Report};
+use jiff::{SignedDuration, Timestamp};
+use rustc_hash::FxHashMap;
+use std::fmt::Write as _;
+
+/// Between two events of one node.
+const PAUSE: SignedDuration = SignedDuration::from_mins(10);
+/// Events of one cycle; the next one has the others.
+const MOST: usize = 20;
+
+/// What was said of nodes, and when.
+#[derive(Debug, Default)]
+pub(super) struct Quiet {
+    said: FxHashMap<String, Said>,
+}
+
+#[derive(Debug)]
+struct Said {
+    at: Timestamp,
+    /// What kept pods there, without what differs from cycle to cycle.
+    why: Vec<String>,
+}
+
+impl Quiet {
+    /// Events that are due after the cycle that `report` is of: a node and a text. A node is spoken of again when
+    /// something else keeps its pods there, and 10 minutes have passed.
+    pub(super) fn due(&mut self, report: &Report) -> Vec<(String, String)> {
+        self.said.retain(|name, _| report.nodes.contains_key(name));
+        let mut due = Vec::new();
+        for (name, node) in &report.nodes {
+            if due.len() == MOST {
+                break;
+            }
+            let moved = node.actions.iter().any(|action| action.success);
+            if !node.hot || moved {
+                continue;
+            }
+            let why = causes(report, node);
+            let known = self.said.get(name);
+            if known
+                .is_some_and(|said| said.why == why || report.at.duration_since(said.at) < PAUSE)
+            {
+                continue;
+            }
+            due.push((name.clone(), text(report, node)));
+            let at = report.at;
+            self.said.insert(name.clone(), Said { at, why });
+        }
+        due
+    }
+}
+
+/// What keeps pods on a node.
+fn causes(report: &Report, node: &NodeReport) -> Vec<String> {
+    let failed = node.actions.iter().filter(|action| !action.success);
+    let failed = failed.map(|action| format!("{} failed", action.strategy));
+    let error = report.error.iter().map(|_| "error".to_owned());
+    let mut causes: Vec<_> = node
+        .kept
+        .keys()
+        .cloned()
+        .chain(failed)
+        .chain(error)
+        .collect();
+    causes.sort_unstable();
+    causes.dedup();
+    causes
+}
+
+fn text(report: &Report, node: &NodeReport) -> String {
+    let mut text = "nothing was moved: ".to_owned();
+    text.push_str(&node.notes.join("; "));
+    for (rule, pods) in &node.kept {
+        let many = if pods.count == 1 { "pod" } else { "pods" };
+        let _ = write!(text, "; {rule} keeps {} {many}", pods.count);
+        if let Some(first) = pods.pods.first() {
+            let _ = write!(text, " ({first})");
+        }
+    }
+    for action in node.actions.iter().filter(|action| !action.success) {
+        let _ = write!(text, "; {}: {}", action.what, action.outcome);
+    }
+    if node.kept.is_empty() && node.actions.is_empty() {
+        let about = match &report.error {
+            Some(error) => format!("; {error}"),
+            None if report.notes.is_empty() => String::new(),
+            None => format!("; {}", report.notes.join("; ")),
+        };
+        text.push_str(&about);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Done, KeptPods};
+
+    fn at(report: &Report, seconds: i64) -> Report {
+        Report {
+            at: Timestamp::from_second(seconds).unwrap(),
+            ..report.clone()
+        }
+    }
+
+    fn keeps(rule: &str, pod: &str) -> NodeReport {
+        let pods = KeptPods {
+            count: 2,
+            pods: vec![format!("{pod}: owned by a DaemonSet")],
+        };
+        NodeReport {
+            hot: true,
+            notes: vec!["p/S: hot: cpu 81%".to_owned()],
+            kept: [(format!("S: {rule}"), pods)].into(),
+            ..NodeReport::default()
+        }
+    }
+
+    fn of(nodes: &[(&str, NodeReport)]) -> Report {
+        let nodes = nodes.iter();
+        Report {
+            nodes: nodes
+                .map(|(name, node)| ((*name).to_owned(), node.clone()))
+                .collect(),
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn a_hot_node_is_spoken_of_when_the_reason_changes_and_not_too_often() {
+        let mut quiet = Quiet::default();
+        let daemons = of(&[("a", keeps("DaemonSet", "d/p"))]);
+        let said = quiet.due(&at(&daemons, 0));
+        assert_eq!(
+            said,
+            [(
+                "a".to_owned(),
+                "nothing was moved: p/S: hot: cpu 81%; S: DaemonSet keeps 2 pods (d/p: owned by a DaemonSet)"
+                    .to_owned()
+            )]
+        );
+        // Other pods and other figures are no news, ever.
+        let mut same = of(&[("a", keeps("DaemonSet", "d/q"))]);
+        same.nodes.get_mut("a").unwrap().notes = vec!["p/S: hot: cpu 82%".to_owned()];
+        assert_eq!(quiet.due(&at(&same, 10)), []);
+        assert_eq!(quiet.due(&at(&same, 7200)), []);
+        // Another rule is, after a pause.
+        let limit = of(&[("a", keeps("MaxMigratingPerNode", "d/p"))]);
+        let mut quiet = Quiet::default();
+        assert_eq!(quiet.due(&at(&daemons, 0)).len(), 1);
+        assert_eq!(quiet.due(&at(&limit, 599)), []);
+        assert_eq!(quiet.due(&at(&limit, 600)).len(), 1);
+        assert_eq!(quiet.due(&at(&daemons, 1199)), []);
+        // A node of the same name that comes later is another one.
+        assert_eq!(quiet.due(&at(&of(&[]), 1200)), []);
+        assert_eq!(quiet.due(&at(&daemons, 1201)).len(), 1);
+    }
+
+    #[test]
+    fn only_hot_nodes_from_which_nothing_went_are_spoken_of() {
+        let done = |success| Done {
+            what: "move d/p: hot".to_owned(),
+            strategy: "S".to_owned(),
+            outcome: "eviction: 429".to_owned(),
+            success,
+        };
+        let cold = NodeReport {
+            hot: false,
+            ..keeps("DaemonSet", "d/p")
+        };
+        let moved = NodeReport {
+            actions: vec![done(true), done(false)],
+            ..keeps("DaemonSet", "d/p")
+        };
+        let refused = NodeReport {
+            actions: vec![done(false)],
+            kept: Default::default(),
+            ..keeps("", "")
+        };
+        let report = of(&[("cold", cold), ("moved", moved), ("refused", refused)]);
+        let said = Quiet::default().due(&report);
+        let [(node, text)] = &said[..] else {
+            panic!("{said:?}");
+        };
+        assert_eq!(node, "refused");
+        assert_eq!(
+            text,
+            "nothing was moved: p/S: hot: cpu 81%; move d/p: hot: eviction: 429"
+        );
+    }
+
+    #[test]
+    fn when_no_pod_was_looked_at_what_concerns_all_nodes_is_said() {
+        let alone = NodeReport {
+            kept: Default::default(),
+            ..keeps("", "")
+        };
+        let mut report = of(&[("a", alone)]);
+        report.notes = vec!["p/S: no node is cold".to_owned()];
+        let said = Quiet::default().due(&report);
+        assert!(said[0].1.ends_with("; p/S: no node is cold"), "{said:?}");
+        report.error = Some("fewer than 2 nodes".to_owned());
+        let said = Quiet::default().due(&report);
+        assert!(said[0].1.ends_with("; fewer than 2 nodes"), "{said:?}");
+    }
+
+    #[test]
+    fn many_nodes_are_spoken_of_cycle_by_cycle() {
+        let nodes: Vec<_> = (0..50).map(|n| format!("n{n:02}")).collect();
+        let nodes: Vec<_> = nodes
+            .iter()
+            .map(|name| (name.as_str(), keeps("DaemonSet", "d/p")))
+            .collect();
+        let (report, mut quiet) = (of(&nodes), Quiet::default());
+        let counts = [0, 10, 20, 30].map(|second| quiet.due(&at(&report, second)).len());
+        assert_eq!(counts, [20, 20, 10, 0]);
+    }
+}

@@ -1,0 +1,186 @@
+//! The manifests in `deploy/descheduler`: the rights they give are those that the descheduler uses.
+//!
+//! Deschedulers of all tests run as the manifests' service account, and a refused request fails the test. Here tests
+//! are run again, to see that together they use every right.
+
+use axum::Router;
+use koord_apiserver::authz::User;
+use koord_apiserver::{ApiServer, given_rights};
+use koord_app::flags;
+use koord_descheduler::Args;
+use koord_descheduler::config::Configuration;
+use koord_kube::api::{ApiResource, DynamicObject, PostParams};
+use koord_kube::{Api, Client, kube_core, patch};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::sync::Arc;
+
+/// Rights that the tests below do not use, and what does.
+const OTHERWISE_USED: &[(&str, &str)] = &[
+    (
+        "patch events",
+        "an event that is repeated, which koord-kube tests",
+    ),
+    (
+        "create podmigrationjobs.scheduling.koordinator.sh",
+        "MigrationController",
+    ),
+    ("create tokenreviews.authentication.k8s.io", TLS),
+    ("create subjectaccessreviews.authorization.k8s.io", TLS),
+];
+const TLS: &str = "asked by the TLS server, which koord tests by itself";
+
+thread_local! {
+    /// The rights that deschedulers of tests on this thread have used.
+    static USED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+}
+
+/// What was asked for, and no rule allows.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Refused(Arc<Mutex<BTreeSet<String>>>);
+
+impl Refused {
+    /// Nothing was.
+    pub(crate) fn none(&self) {
+        assert_eq!(
+            *self.0.lock(),
+            BTreeSet::new(),
+            "asked for, and no rule allows it"
+        );
+    }
+}
+
+/// The API server as the descheduler's service account sees it.
+pub(crate) fn service(server: &ApiServer, refused: &Refused) -> Router {
+    let user = User::service_account("koordinator-system", "koord-descheduler");
+    let refused = refused.0.clone();
+    server.service_as(user, move |right, allowed| {
+        if allowed {
+            USED.with_borrow_mut(|used| used.insert(right.to_owned()));
+        } else {
+            refused.lock().insert(right.to_owned());
+        }
+    })
+}
+
+/// The objects in a manifest.
+fn documents(file: &str) -> Vec<Value> {
+    let path = format!(
+        "{}/../../deploy/descheduler/{file}",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let text = std::fs::read_to_string(path).unwrap();
+    let documents = text.split("\n---\n");
+    documents
+        .map(|text| serde_saphyr::from_str(text).unwrap())
+        .collect()
+}
+
+/// Creates the namespace, and what gives the service account its rights.
+pub(crate) async fn install(client: &Client) {
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "koordinator-system"}});
+    create(client, namespace).await;
+    for object in documents("rbac.yaml") {
+        create(client, object).await;
+    }
+}
+
+async fn create(client: &Client, object: Value) {
+    let object: DynamicObject = serde_json::from_value(object).unwrap();
+    let types = object.types.clone().unwrap();
+    let (group, version) = types
+        .api_version
+        .split_once('/')
+        .unwrap_or(("", &types.api_version));
+    let kind = kube_core::GroupVersionKind::gvk(group, version, &types.kind);
+    let resource = ApiResource::from_gvk(&kind);
+    let api: Api<DynamicObject> = match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    let created = api.create(&PostParams::default(), &object).await;
+    // The server may bring the namespace along.
+    assert!(created.is_ok() || created.is_err_and(|error| patch::is_conflict(&error)));
+}
+
+#[test]
+fn the_descheduler_uses_all_of_its_rights() {
+    USED.take();
+    crate::daemon::a_cycle_carries_its_plan_out_and_shows_it();
+    crate::daemon::a_replica_waits_for_the_lease_and_gives_it_back();
+    let used = USED.take();
+    let roles = documents("rbac.yaml");
+    let roles = roles.iter().filter(|object| object["rules"].is_array());
+    let given: BTreeSet<_> = roles
+        .flat_map(|role| given_rights(&role["rules"]))
+        .collect();
+    assert!(
+        !given.iter().any(|right| right.contains('*')),
+        "least rights"
+    );
+    let unused: BTreeSet<_> = given.difference(&used).map(String::as_str).collect();
+    let known: BTreeSet<_> = OTHERWISE_USED.iter().map(|(right, _)| *right).collect();
+    assert_eq!(unused, known, "given, and nothing uses it");
+}
+
+#[test]
+fn the_manifests_fit_together() {
+    let deployment = documents("deployment.yaml");
+    let [deployment] = &deployment[..] else {
+        panic!("{deployment:?}")
+    };
+    let pod = &deployment["spec"]["template"]["spec"];
+    let roles = documents("rbac.yaml");
+    let of = |kind: &str| roles.iter().find(|object| object["kind"] == kind).unwrap();
+    let account = &of("ServiceAccount")["metadata"];
+    assert_eq!(pod["serviceAccountName"], account["name"]);
+    for (binding, role) in [
+        ("ClusterRoleBinding", "ClusterRole"),
+        ("RoleBinding", "Role"),
+    ] {
+        let (binding, role) = (of(binding), of(role));
+        assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+        assert_eq!(
+            binding["metadata"]["namespace"],
+            role["metadata"]["namespace"]
+        );
+        let subject = json!({"kind": "ServiceAccount", "name": account["name"],
+            "namespace": account["namespace"]});
+        assert_eq!(binding["subjects"], json!([subject]));
+    }
+    let container = &pod["containers"][0];
+    let args = container["args"].as_array().into_iter().flatten();
+    let args = args.map(|arg| OsString::from(arg.as_str().unwrap()));
+    let argv = std::iter::once(OsString::from("koord-descheduler")).chain(args);
+    let mut args = flags::parse::<Args>(argv).unwrap().args;
+    let map = &documents("config.yaml")[0];
+    let volume = &pod["volumes"][0];
+    assert_eq!(volume["configMap"]["name"], map["metadata"]["name"]);
+    let item = &volume["configMap"]["items"][0];
+    let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
+    let path = format!("{mount}/{}", item["path"].as_str().unwrap());
+    assert_eq!(args.config.take().unwrap().to_str(), Some(&*path));
+    let text = map["data"][item["key"].as_str().unwrap()].as_str().unwrap();
+    let config = Configuration::parse(text).unwrap();
+    assert_eq!(
+        args.settle().unwrap().notes,
+        [""; 0],
+        "every flag has an effect"
+    );
+    let election = &config.leader_election;
+    let here = &of("Role")["metadata"]["namespace"];
+    assert_eq!(election.resource_namespace, *here);
+    let rules = of("Role")["rules"].as_array().unwrap().iter();
+    let mut named = rules.filter_map(|rule| rule["resourceNames"].as_array());
+    assert_eq!(named.next(), Some(&vec![json!(election.resource_name)]));
+    let ports = container["ports"].as_array().unwrap();
+    let ports: Vec<_> = ports
+        .iter()
+        .map(|port| port["containerPort"].clone())
+        .collect();
+    assert_eq!(ports, [json!(10251), json!(args.secure_port)]);
+    assert!(config.healthz_bind_address.ends_with(":10251"));
+}

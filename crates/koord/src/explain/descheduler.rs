@@ -1,0 +1,286 @@
+//! Why pods were moved in the last cycle of the descheduler, and why the others were not.
+
+use super::{Args, Cluster, ask};
+use crate::console;
+use anyhow::{Context as _, Result, bail};
+use koord_descheduler::report::{Done, NodeReport, Report};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+const WHO: &str = "the descheduler";
+/// Nodes that are named where many have the same to be said of them.
+const NAMED: usize = 5;
+
+/// Asks the descheduler of the cluster that is meant and prints what it answers.
+///
+/// # Errors
+/// It cannot be asked, no cycle has ended there, or `node` was not part of it.
+pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
+    let server = match &args.server {
+        Some(server) => server.clone(),
+        None => {
+            let cluster = Cluster::find(args).await?;
+            cluster.part(super::DESCHEDULER).with_context(|| {
+                format!("{WHO} is not asked: its address is not known, --server names it")
+            })?
+        }
+    };
+    let path = match node {
+        // Names of nodes need no escaping; what does is no name of one.
+        Some(node) if node.contains(|c: char| !c.is_ascii_alphanumeric() && !"-.".contains(c)) => {
+            bail!("{node:?} is no name of a node")
+        }
+        Some(node) => format!("/debug/descheduler/{node}"),
+        None => "/debug/descheduler".to_owned(),
+    };
+    let (code, body) = ask(args, WHO, &server, &path).await?;
+    if code != 200 {
+        let why = match body.trim() {
+            "" => format!(
+                "HTTP status {code}: enableProfiling is off there, or it is another program"
+            ),
+            why => why.to_owned(),
+        };
+        bail!("{WHO} at {server}: {why}");
+    }
+    let report: Report =
+        serde_json::from_str(&body).with_context(|| format!("the answer of {WHO}"))?;
+    if args.is_json() {
+        console::say(serde_json::to_string_pretty(&report)?);
+    } else {
+        console::say(render(&report, node).trim_end());
+    }
+    Ok(())
+}
+
+/// The report in words. Without `node`, nodes of which there is nothing to say are counted.
+fn render(report: &Report, node: Option<&str>) -> String {
+    let mut out = String::new();
+    let all = || {
+        let nodes = report.nodes.iter();
+        nodes.map(|(name, node)| (name.as_str(), node))
+    };
+    let everywhere = all().chain([("", &report.elsewhere)]);
+    let done: Vec<_> = everywhere
+        .clone()
+        .flat_map(|(_, node)| &node.actions)
+        .collect();
+    let successes = done.iter().filter(|done| done.success).count();
+    let hot = all().filter(|(_, node)| node.hot).count();
+    let dry_run = if report.dry_run { ", a dry run" } else { "" };
+    let _ = writeln!(
+        out,
+        "cycle of {}{dry_run}: {}, {}, {}",
+        report.at,
+        many(hot, "hot node"),
+        many(successes, "action"),
+        many(done.len() - successes, "failure"),
+    );
+    if let Some(error) = &report.error {
+        let _ = writeln!(out, "  it ended early: {error}");
+    }
+    for note in &report.notes {
+        let _ = writeln!(out, "  {note}");
+    }
+    if let Some(name) = node {
+        for (_, node) in all() {
+            one(&mut out, name, node);
+        }
+        return out;
+    }
+    rules(&mut out, everywhere.clone());
+    let told: Vec<_> = all()
+        .filter(|(_, node)| node.hot || !node.actions.is_empty())
+        .collect();
+    for (name, node) in &told {
+        one(&mut out, name, node);
+    }
+    if report.elsewhere != NodeReport::default() {
+        one(&mut out, "", &report.elsewhere);
+    }
+    problems(&mut out, all());
+    let others = report.nodes.len() - told.len();
+    if others > 0 {
+        let _ = writeln!(
+            out,
+            "{} not hot: `koord explain descheduler NODE` has what was found there",
+            if others == 1 {
+                "1 other node is".to_owned()
+            } else {
+                format!("{others} other nodes are")
+            }
+        );
+    }
+    out
+}
+
+fn many(count: usize, what: &str) -> String {
+    match count {
+        0 => format!("no {what}"),
+        1 => format!("1 {what}"),
+        n => format!("{n} {what}s"),
+    }
+}
+
+/// How many pods each rule keeps, those that keep most first.
+fn rules<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a NodeReport)>) {
+    let mut rules = BTreeMap::<&str, (usize, usize)>::new();
+    for (rule, pods) in nodes.flat_map(|(_, node)| &node.kept) {
+        let of = rules.entry(rule).or_default();
+        of.0 += pods.count;
+        of.1 += 1;
+    }
+    let mut rules: Vec<_> = rules.into_iter().collect();
+    rules.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    let rows = rules.iter().map(|(rule, (pods, nodes))| {
+        vec![
+            (*rule).to_owned(),
+            many(*pods, "pod"),
+            format!("on {}", many(*nodes, "node")),
+        ]
+    });
+    super::render::rows(out, "pods were kept by", rows);
+}
+
+/// What is wrong with nodes, and on which.
+fn problems<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a NodeReport)>) {
+    let mut found = BTreeMap::<&str, Vec<&str>>::new();
+    for (name, node) in nodes {
+        for problem in &node.problems {
+            found.entry(problem).or_default().push(name);
+        }
+    }
+    for (problem, nodes) in found {
+        let some = nodes
+            .iter()
+            .take(NAMED)
+            .copied()
+            .collect::<Vec<_>>()
+            .join(", ");
+        let more = if nodes.len() > NAMED { ", ..." } else { "" };
+        let _ = writeln!(
+            out,
+            "{}: {problem} ({some}{more})",
+            many(nodes.len(), "node")
+        );
+    }
+}
+
+/// All that is known of a node; without a name, of pods that are on none.
+fn one(out: &mut String, name: &str, node: &NodeReport) {
+    let _ = match (name, node.hot) {
+        ("", _) => writeln!(out, "pods on no node"),
+        (name, true) => writeln!(out, "node {name} is hot"),
+        (name, false) => writeln!(out, "node {name}"),
+    };
+    for note in &node.notes {
+        let _ = writeln!(out, "  {note}");
+    }
+    for problem in &node.problems {
+        let _ = writeln!(out, "  wrong: {problem}");
+    }
+    let done = |success: bool| {
+        let actions = node
+            .actions
+            .iter()
+            .filter(move |done| done.success == success);
+        actions.map(|done: &Done| vec![done.what.clone(), done.outcome.clone()])
+    };
+    super::render::rows(out, "done", done(true));
+    super::render::rows(out, "not done", done(false));
+    let kept = node.kept.iter().map(|(rule, pods)| {
+        let more = pods.count.saturating_sub(pods.pods.len());
+        let mut named = pods.pods.join("; ");
+        if more > 0 {
+            let _ = write!(named, "; and {more} more");
+        }
+        vec![rule.clone(), many(pods.count, "pod"), named]
+    });
+    super::render::rows(out, "kept", kept);
+    let nothing = node.actions.is_empty() && node.kept.is_empty();
+    if nothing && node.notes.is_empty() && node.problems.is_empty() {
+        let _ = writeln!(
+            out,
+            "  no strategy has anything to say of it, and no pod of it was looked at"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn report() -> Report {
+        let kept = |count: usize, pods: &[&str]| json!({"count": count, "pods": pods});
+        let report = json!({
+            "at": "2026-01-01T00:00:00Z", "dryRun": false,
+            "notes": ["p/LowNodeLoad: 1 node is below its low thresholds"],
+            "nodes": {
+                "a": {
+                    "hot": true, "notes": ["p/LowNodeLoad: hot: cpu usage 81.00% > threshold 75.00%"],
+                    "actions": [
+                        {"what": "move d/p to c: hot", "strategy": "LowNodeLoad", "outcome": "PodMigrationJob j is created", "success": true},
+                        {"what": "move d/q: hot", "strategy": "LowNodeLoad", "outcome": "eviction: 429", "success": false},
+                    ],
+                    "kept": {
+                        "LowNodeLoad: DaemonSet": kept(7, &["d/r: is of DaemonSet x"]),
+                        "LowNodeLoad: MaxMigratingPerNode": kept(2, &["d/s: 2 of 2", "d/t: 2 of 2"]),
+                    },
+                },
+                "b": {"hot": true, "notes": ["p/LowNodeLoad: hot"], "kept": {"LowNodeLoad: DaemonSet": kept(1, &["d/u: is of DaemonSet x"])}},
+                "c": {"problems": ["has no NodeMetric"]},
+                "d": {"problems": ["has no NodeMetric"]},
+            },
+            "elsewhere": {},
+        });
+        serde_json::from_value(report).unwrap()
+    }
+
+    #[test]
+    fn the_cluster_is_explained_by_rules_and_hot_nodes() {
+        assert_eq!(
+            render(&report(), None),
+            "\
+cycle of 2026-01-01T00:00:00Z: 2 hot nodes, 1 action, 1 failure
+  p/LowNodeLoad: 1 node is below its low thresholds
+  pods were kept by:
+    LowNodeLoad: DaemonSet            8 pods  on 2 nodes
+    LowNodeLoad: MaxMigratingPerNode  2 pods  on 1 node
+node a is hot
+  p/LowNodeLoad: hot: cpu usage 81.00% > threshold 75.00%
+  done:
+    move d/p to c: hot  PodMigrationJob j is created
+  not done:
+    move d/q: hot  eviction: 429
+  kept:
+    LowNodeLoad: DaemonSet            7 pods  d/r: is of DaemonSet x; and 6 more
+    LowNodeLoad: MaxMigratingPerNode  2 pods  d/s: 2 of 2; d/t: 2 of 2
+node b is hot
+  p/LowNodeLoad: hot
+  kept:
+    LowNodeLoad: DaemonSet  1 pod  d/u: is of DaemonSet x
+2 nodes: has no NodeMetric (c, d)
+2 other nodes are not hot: `koord explain descheduler NODE` has what was found there
+"
+        );
+    }
+
+    #[test]
+    fn one_node_is_explained_whatever_it_is() {
+        let mut report = report();
+        report.nodes = [("x".to_owned(), NodeReport::default())].into();
+        report.error = Some("1 node is ready, and 2 are needed".to_owned());
+        report.dry_run = true;
+        assert_eq!(
+            render(&report, Some("x")),
+            "\
+cycle of 2026-01-01T00:00:00Z, a dry run: no hot node, no action, no failure
+  it ended early: 1 node is ready, and 2 are needed
+  p/LowNodeLoad: 1 node is below its low thresholds
+node x
+  no strategy has anything to say of it, and no pod of it was looked at
+"
+        );
+    }
+}
