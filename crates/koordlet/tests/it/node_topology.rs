@@ -572,6 +572,7 @@ async fn a_machine_that_is_not_understood_is_told_once_and_what_was_said_stands(
     assert_eq!(rig.object().await, before);
 
     tree.put(file, &good.replace("1048576", "2097152")).unwrap();
+    sleep(60).await;
     rig.until("the new memory", |it| {
         it["zones"][1]["resources"][3]["capacity"] == "2Gi"
     })
