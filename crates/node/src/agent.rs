@@ -11,6 +11,7 @@ use crate::logs::Logs;
 use crate::machine::{self, Machine, NodeFacts};
 use crate::options::Options;
 use crate::pod::burstable_shares;
+use crate::pod_resources::Listed;
 use crate::runner::Runner;
 use crate::state::{State, StateError, StateFile};
 use crate::table::Table;
@@ -23,6 +24,7 @@ use koord_kube::events::Recorder;
 use koord_kube::lease::NodeLease;
 use koord_kube::patch::{is_conflict, is_not_found, merge_node, strategic_status};
 use koord_kube::{Change, Client, Informer, Scope};
+use koord_rpc::lister;
 use rustc_hash::FxHashMap;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -165,6 +167,19 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
                 },
             }
         });
+    }
+    let socket = lister::socket(&shared.options.data_dir);
+    let listed = Listed(shared.table.clone());
+    match lister::serve(listed, &socket, ctx.shutdown.clone().cancelled_owned()) {
+        Ok(served) => {
+            services.spawn(async move {
+                if let Err(error) = served.await {
+                    tracing::error!(%error, "PodResources is not served any more");
+                }
+            });
+        }
+        // Who has a long path to its data directory has pods all the same.
+        Err(error) => tracing::warn!(%error, "PodResources is not served"),
     }
     tracing::info!(node = %shared.options.node_name, address = ?bound, confinement, "node starts");
     let (registered, uid) = oneshot::channel();

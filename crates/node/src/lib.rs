@@ -20,6 +20,9 @@
 //! * containers end with the node: after a restart they are started again (their restart count
 //!   rises), or, with restart policy `Never`, the pod is failed.
 //!
+//! In its data directory it serves the kubelet's PodResources service, `pod-resources/kubelet.sock`: which
+//! pods there are, for an exporter of NUMA nodes. None has CPUs for itself.
+//!
 //! Without root, or where the cgroup tree cannot be written, it says so in the log and in an
 //! annotation of the Node, and runs pods unconfined.
 //!
@@ -45,6 +48,7 @@ pub mod machine;
 mod options;
 mod pidfd;
 pub mod pod;
+mod pod_resources;
 pub mod probe;
 mod publish;
 mod runner;

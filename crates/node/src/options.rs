@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 pub struct Options {
     /// Name of the Node object; [`host_name`] by default.
     pub node_name: String,
-    /// Where the state file and the container logs are kept.
+    /// Where the state file and the container logs are kept, and PodResources is served.
     pub data_dir: PathBuf,
     /// Group above `kubepods`; the root of the hierarchies by default.
     pub cgroup_parent: CgroupPath,

@@ -1,7 +1,8 @@
 //! What koord says to a node's other programs, and hears: container runtime, kubelet, runtime proxy.
 //!
 //! * [`cri`], [`deviceplugin`], [`hooks`] and [`podresources`]: messages, clients and servers of the
-//!   gRPC services, generated from the definitions in `proto`; [`grpc`] carries them;
+//!   gRPC services, generated from the definitions in `proto`; [`grpc`] carries them; [`lister`] is the
+//!   kubelet's end of the last;
 //! * [`nri`]: the messages and services of NRI; [`ttrpc`] and [`mux`] carry them.
 //!
 //! Everything here moves bytes and messages. This crate must never know what a message is good for:
@@ -10,6 +11,7 @@
 
 pub mod grpc;
 mod io;
+pub mod lister;
 pub mod mux;
 pub mod nri;
 pub mod ttrpc;

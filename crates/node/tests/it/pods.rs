@@ -1,6 +1,6 @@
 use crate::support::{World, container, phase_of};
 use koord_node::Options;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_runs_to_completion_and_leaves_its_log() {
@@ -321,4 +321,67 @@ async fn pods_and_logs_are_served() {
             .contains("\"cgroupDriver\":\"cgroupfs\"")
     );
     node.stop().await;
+}
+
+/// As an exporter of NUMA nodes asks a kubelet whose managers are off: it learns which pods there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn pod_resources_lists_the_pods_that_have_not_ended() {
+    use koord_rpc::grpc;
+    use koord_rpc::podresources::pod_resources_lister_client::PodResourcesListerClient;
+    use koord_rpc::podresources::{
+        AllocatableResourcesRequest, GetPodResourcesRequest, ListPodResourcesRequest, PodResources,
+    };
+    let world = World::new().await;
+    let node = world.start().await;
+    let sleep =
+        |name: &str| json!({"name": name, "image": "none", "command": ["/bin/sleep", "600"]});
+    let with = |mut container: Value, policy: &str| {
+        container["restartPolicy"] = json!(policy);
+        container
+    };
+    let once = json!({"name": "once", "image": "none", "command": ["/bin/true"]});
+    let spec = json!({"initContainers": [once, with(sleep("side"), "Always")],
+        "containers": [sleep("a"), sleep("b")]});
+    world.create("runs", spec).await;
+    world.script("over", "Never", "exit 0").await;
+    world.in_phase("runs", "Running").await;
+    world.in_phase("over", "Succeeded").await;
+    let socket = world.dir.path().join("pod-resources/kubelet.sock");
+    let mut kubelet = PodResourcesListerClient::new(grpc::connect(&socket));
+    let text = |pod: &PodResources| {
+        let containers = pod.containers.iter().map(|it| {
+            let own = (it.cpu_ids.len(), it.memory.len(), it.devices.len());
+            assert_eq!(own, (0, 0, 0), "{it:?}");
+            it.name.as_str()
+        });
+        let containers: Vec<&str> = containers.collect();
+        format!("{}/{}: {}", pod.namespace, pod.name, containers.join(" "))
+    };
+    let all = kubelet.list(ListPodResourcesRequest {}).await.unwrap();
+    let all: Vec<String> = all.into_inner().pod_resources.iter().map(text).collect();
+    assert_eq!(all, ["default/runs: side a b"]);
+    let request = AllocatableResourcesRequest {};
+    let found = kubelet.get_allocatable_resources(request).await.unwrap();
+    assert_eq!(found.into_inner(), Default::default());
+    let mut get = async |name: &str| {
+        let (pod_name, pod_namespace) = (name.to_owned(), "default".to_owned());
+        let request = GetPodResourcesRequest {
+            pod_name,
+            pod_namespace,
+        };
+        let answer = kubelet.get(request).await.map(tonic::Response::into_inner);
+        answer.map(|answer| text(&answer.pod_resources.unwrap()))
+    };
+    assert_eq!(get("runs").await.unwrap(), "default/runs: side a b");
+    let error = get("over").await.unwrap_err();
+    assert_eq!(error.message(), "pod over in namespace default not found");
+    node.stop().await;
+    // A node that is started again takes the place of the socket.
+    let again = world.start().await;
+    let asked = || async {
+        let mut kubelet = PodResourcesListerClient::new(grpc::connect(&socket));
+        kubelet.list(ListPodResourcesRequest {}).await.ok()
+    };
+    world.until("PodResources again", asked).await;
+    again.stop().await;
 }

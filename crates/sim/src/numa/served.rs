@@ -6,19 +6,15 @@ use koord_model::alignment::{Policy, Scope};
 use koord_model::cpuset::CpuSet;
 use koord_model::export::{Machine, Share};
 use koord_model::numa::NumaMask;
-use koord_rpc::grpc::{self, MESSAGE_LIMIT};
+use koord_rpc::lister::{self, Lists};
 use koord_rpc::podresources as api;
-use koord_rpc::podresources::pod_resources_lister_server::{
-    PodResourcesLister, PodResourcesListerServer,
-};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tonic::transport::Server;
-use tonic::{Request, Response, Status};
+use tonic::Status;
 
 /// Simulated nodes whose kubelets can be asked. Each has a directory of its name below `dir`, with what
 /// is in `/var/lib/kubelet` otherwise: `pod-resources/kubelet.sock`, `config.yaml` and
@@ -41,7 +37,7 @@ impl Kubelets {
     /// Where the kubelet whose directory is `dir` serves PodResources.
     #[must_use]
     pub fn socket(dir: &Path) -> PathBuf {
-        dir.join("pod-resources/kubelet.sock")
+        lister::socket(dir)
     }
 }
 
@@ -65,15 +61,11 @@ pub(crate) fn serve(
     sysfs(&machine, &dir.join("sys/devices/system/node"))?;
     fs::write(dir.join("config.yaml"), config(policy, scope))?;
     state(floors, node, dir)?;
-    let listener = grpc::listen(&Kubelets::socket(dir))?;
     let lister = Lister {
         floors: floors.clone(),
         node: node.to_owned(),
     };
-    let service = PodResourcesListerServer::new(lister).max_encoding_message_size(MESSAGE_LIMIT);
-    let server = Server::builder()
-        .add_service(service)
-        .serve_with_incoming_shutdown(grpc::incoming(listener), stop);
+    let server = lister::serve(lister, &Kubelets::socket(dir), stop)?;
     let node = node.to_owned();
     tokio::spawn(async move {
         if let Err(error) = server.await {
@@ -137,51 +129,18 @@ impl Lister {
     }
 }
 
-#[tonic::async_trait]
-impl PodResourcesLister for Lister {
-    async fn list(
-        &self,
-        _: Request<api::ListPodResourcesRequest>,
-    ) -> Result<Response<api::ListPodResourcesResponse>, Status> {
-        let pod_resources =
-            self.ask(|floor| floor.pods.keys().map(|uid| pod(floor, uid)).collect())?;
-        Ok(Response::new(api::ListPodResourcesResponse {
-            pod_resources,
-        }))
+impl Lists for Lister {
+    fn pods(&self) -> Result<Vec<api::PodResources>, Status> {
+        self.ask(|floor| floor.pods.keys().map(|uid| pod(floor, uid)).collect())
     }
 
-    async fn get_allocatable_resources(
-        &self,
-        _: Request<api::AllocatableResourcesRequest>,
-    ) -> Result<Response<api::AllocatableResourcesResponse>, Status> {
+    fn allocatable(&self) -> Result<api::AllocatableResourcesResponse, Status> {
         let share = self.ask(|floor| floor.kubelet.allocatable())?;
-        Ok(Response::new(api::AllocatableResourcesResponse {
+        Ok(api::AllocatableResourcesResponse {
             cpu_ids: cpu_ids(&share),
             memory: memory(&share),
             devices: devices(&share),
-        }))
-    }
-
-    async fn get(
-        &self,
-        request: Request<api::GetPodResourcesRequest>,
-    ) -> Result<Response<api::GetPodResourcesResponse>, Status> {
-        let wanted = request.into_inner();
-        let wanted = (wanted.pod_namespace, wanted.pod_name);
-        let found = self.ask(|floor| {
-            let mut pods = floor.pods.iter();
-            let uid = pods.find(|(_, name)| **name == wanted).map(|(uid, _)| uid);
-            uid.map(|uid| pod(floor, uid))
-        })?;
-        let (namespace, name) = wanted;
-        match found {
-            Some(pod) => Ok(Response::new(api::GetPodResourcesResponse {
-                pod_resources: Some(pod),
-            })),
-            None => Err(Status::not_found(format!(
-                "pod {name} in namespace {namespace} not found"
-            ))),
-        }
+        })
     }
 }
 

@@ -1,0 +1,50 @@
+//! The kubelet's PodResources service of this node. Its managers of CPUs, memory and devices are off, as
+//! `/configz` says: no container has anything for itself alone, and none can have.
+
+use crate::table::Table;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use koord_rpc::lister::Lists;
+use koord_rpc::podresources::{AllocatableResourcesResponse, ContainerResources, PodResources};
+use tonic::Status;
+
+/// The pods of the table that have not ended, as kubelets from 1.34 list them.
+pub(crate) struct Listed(pub(crate) Table);
+
+impl Lists for Listed {
+    fn pods(&self) -> Result<Vec<PodResources>, Status> {
+        let pods = self.0.list();
+        Ok(pods
+            .iter()
+            .filter(|pod| !is_over(pod))
+            .map(listed)
+            .collect())
+    }
+
+    fn allocatable(&self) -> Result<AllocatableResourcesResponse, Status> {
+        Ok(AllocatableResourcesResponse::default())
+    }
+}
+
+fn is_over(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// With the containers that stay: sidecars, then the others.
+fn listed(pod: &Pod) -> PodResources {
+    let spec = pod.spec.as_ref();
+    let first = spec.and_then(|spec| spec.init_containers.as_ref());
+    let first = first.into_iter().flatten();
+    let sidecars = first.filter(|it| it.restart_policy.as_deref() == Some("Always"));
+    let others = spec.into_iter().flat_map(|spec| &spec.containers);
+    let container = |container: &Container| ContainerResources {
+        name: container.name.clone(),
+        ..ContainerResources::default()
+    };
+    PodResources {
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        containers: sidecars.chain(others).map(container).collect(),
+        ..PodResources::default()
+    }
+}

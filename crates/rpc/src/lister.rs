@@ -1,0 +1,93 @@
+//! The kubelet's end of PodResources, for those who stand in for one.
+
+use crate::grpc::{self, MESSAGE_LIMIT};
+use crate::podresources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
+use crate::podresources::{
+    AllocatableResourcesRequest, AllocatableResourcesResponse, GetPodResourcesRequest,
+    GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
+};
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+/// Where the kubelet whose directory is `dir` serves PodResources.
+#[must_use]
+pub fn socket(dir: &Path) -> PathBuf {
+    dir.join("pod-resources/kubelet.sock")
+}
+
+/// What a kubelet lists.
+pub trait Lists: Send + Sync + 'static {
+    /// The pods, and what their containers have for themselves alone.
+    ///
+    /// # Errors
+    /// When there is no kubelet.
+    fn pods(&self) -> Result<Vec<PodResources>, Status>;
+
+    /// What containers can have for themselves alone.
+    ///
+    /// # Errors
+    /// When there is no kubelet.
+    fn allocatable(&self) -> Result<AllocatableResourcesResponse, Status>;
+}
+
+/// Listens at `socket`, whose directory is made if need be. What is returned serves until `stop`.
+///
+/// # Errors
+/// When nobody can listen there.
+pub fn serve(
+    lists: impl Lists,
+    socket: &Path,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<impl Future<Output = Result<(), tonic::transport::Error>> + Send + 'static> {
+    let listener = grpc::listen(socket)?;
+    let service =
+        PodResourcesListerServer::new(Lister(lists)).max_encoding_message_size(MESSAGE_LIMIT);
+    let server = Server::builder().add_service(service);
+    Ok(server.serve_with_incoming_shutdown(grpc::incoming(listener), stop))
+}
+
+struct Lister<L>(L);
+
+#[tonic::async_trait]
+impl<L: Lists> PodResourcesLister for Lister<L> {
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
+        let pod_resources = self.0.pods()?;
+        Ok(Response::new(ListPodResourcesResponse { pod_resources }))
+    }
+
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<AllocatableResourcesRequest>,
+    ) -> Result<Response<AllocatableResourcesResponse>, Status> {
+        Ok(Response::new(self.0.allocatable()?))
+    }
+
+    async fn get(
+        &self,
+        request: Request<GetPodResourcesRequest>,
+    ) -> Result<Response<GetPodResourcesResponse>, Status> {
+        let GetPodResourcesRequest {
+            pod_name,
+            pod_namespace,
+        } = request.into_inner();
+        let mut pods = self.0.pods()?.into_iter();
+        let found = pods.find(|pod| pod.name == pod_name && pod.namespace == pod_namespace);
+        // The kubelet's error has no code of its own.
+        let pod = found.ok_or_else(|| {
+            Status::unknown(format!(
+                "pod {pod_name} in namespace {pod_namespace} not found"
+            ))
+        })?;
+        Ok(Response::new(GetPodResourcesResponse {
+            pod_resources: Some(pod),
+        }))
+    }
+}
