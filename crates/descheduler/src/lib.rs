@@ -19,6 +19,7 @@ pub mod args;
 pub mod config;
 pub mod daemon;
 pub mod framework;
+pub mod low_node_load;
 pub mod plugins;
 pub mod registry;
 pub mod report;

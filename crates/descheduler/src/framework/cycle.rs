@@ -243,6 +243,15 @@ impl<'a> Cycle<'a> {
         }
     }
 
+    /// Where the pod that was put into the plan last was found to have room, if anybody looked.
+    #[must_use]
+    pub fn promised(&self) -> Option<&Arc<str>> {
+        match self.shared.plan.actions.last() {
+            Some(Action::Move(planned)) => planned.target.as_ref(),
+            _ => None,
+        }
+    }
+
     /// Puts `pod` into the plan of a strategy that only shows what it would do: nothing counts, nothing is asked.
     pub fn pretend(&mut self, pod: &Arc<PodInfo>, reason: impl Into<String>) {
         self.planned(pod, reason.into(), None, None, None);

@@ -1,6 +1,7 @@
 //! One row for each plugin.
 
 use super::{Built, Registry};
+use crate::low_node_load::{self, LowNodeLoad};
 use crate::plugins::{custom_priority, fragmentation_aware, scale_down_bin_pack};
 
 pub(super) fn all() -> Registry {
@@ -8,6 +9,12 @@ pub(super) fn all() -> Registry {
     use fragmentation_aware::{FragmentationAware, FragmentationAwareArgs};
     use scale_down_bin_pack::{ScaleDownBinPack, ScaleDownBinPackArgs};
     Registry::default()
+        .with(
+            low_node_load::NAME,
+            true,
+            low_node_load::Args::check,
+            |args, _| Ok(Built::balancing(LowNodeLoad::new(args))),
+        )
         .with::<CustomPriorityArgs>(
             custom_priority::NAME,
             true,

@@ -115,6 +115,7 @@ fn rules_keep_the_pods_that_upstream_keeps() {
         (priority(900), below(), "PriorityThreshold"),
         (merged(priority(900), evict()), below(), ""),
         (priority(2_000_000_000), critical(), ""),
+        (merged(priority(2_000_000_000), evict()), critical(), ""),
         (priority(900), critical(), ""),
         (merged(priority(900), evict()), critical(), ""),
         (labelled(), selecting("value"), ""),

@@ -1,0 +1,196 @@
+//! Upstream's choice: of pods that matter equally little the one whose use is closest to what has to go. Its accounts are
+//! kept as well: a pod that fits a cold node counts there for the rest of the cycle, whether it goes or not.
+
+use super::load::{Row, Side};
+use super::pass::{Candidate, Pass};
+use crate::framework::Why;
+use crate::rules::sort_by;
+use crate::state::PodInfo;
+use koord_model::resources::{Amounts, PODS, ResourceId};
+use rustc_hash::FxHashMap;
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+/// What has to go of a resource.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Excess {
+    pub(super) id: ResourceId,
+    pub(super) amount: i64,
+    pub(super) weight: i64,
+}
+
+/// How close what a pod uses is to what has to go: the higher the better, and better above than below.
+pub(super) fn closeness(metric: &Amounts, excess: &[Excess]) -> f64 {
+    let known = excess.iter().filter(|excess| metric.contains(excess.id));
+    let (mut sum, mut weights) = (0.0, 0_i64);
+    for Excess { id, amount, weight } in known {
+        let ratio = if *amount == 0 {
+            0.0
+        } else {
+            metric.get(*id) as f64 / *amount as f64
+        };
+        let score = if ratio >= 1.0 {
+            1.0 / ratio + 1.0
+        } else {
+            ratio
+        };
+        sum += score * *weight as f64;
+        weights = weights.saturating_add(*weight);
+    }
+    if weights == 0 {
+        0.0
+    } else {
+        sum / weights as f64
+    }
+}
+
+impl<'a> Pass<'_, 'a> {
+    pub(super) fn greedy(
+        &mut self,
+        side: Side,
+        sources: &[usize],
+        targets: &[usize],
+        budget: &mut Row,
+    ) {
+        for source in sources {
+            let mut pods = Vec::new();
+            let mut metrics = FxHashMap::default();
+            let all = self.candidates(*source, side);
+            let there = all.len();
+            for candidate in all {
+                if !self.removable(side, targets, &candidate) {
+                    continue;
+                }
+                if let Some(metric) = candidate.metric {
+                    metrics.insert(candidate.pod.uid.clone(), metric);
+                }
+                pods.push(candidate.pod.clone());
+            }
+            if pods.is_empty() {
+                self.tell(*source, 0, &format!("none of {there} may"));
+                continue;
+            }
+            self.sort(side, *source, &mut pods, &metrics);
+            self.drain(side, *source, &pods, &metrics, budget);
+        }
+    }
+
+    fn drain(
+        &mut self,
+        side: Side,
+        source: usize,
+        pods: &[Arc<PodInfo>],
+        metrics: &FxHashMap<Arc<str>, &'a Amounts>,
+        budget: &mut Row,
+    ) {
+        let mut moved = 0;
+        for pod in pods {
+            if let Some(stop) = self.stop(side, source, budget) {
+                let why = self.said(&stop);
+                return self.tell(source, moved, &why);
+            }
+            if !self.admits(pod) || self.evict(side, source, pod).is_err() {
+                continue;
+            }
+            moved += 1;
+            let Some(metric) = metrics.get(&pod.uid) else {
+                continue;
+            };
+            let sides: &[Side] = match side {
+                Side::Node => &[Side::Node],
+                Side::Prod => &[Side::Node, Side::Prod],
+            };
+            self.account(sides, source, metric, budget);
+        }
+        self.tell(source, moved, "no other may");
+    }
+
+    /// Whether `candidate` may go, and if it has to fit, does: it counts on the node that it fits then.
+    fn removable(&mut self, side: Side, targets: &[usize], candidate: &Candidate<'a>) -> bool {
+        let pod = candidate.pod;
+        if !self.admits(pod) {
+            return false;
+        }
+        if !self.args.node_fit {
+            return true;
+        }
+        let Some(metric) = candidate.metric else {
+            self.cycle.keep(
+                pod,
+                Why::new("NoPodMetric", "nothing is known of what it uses"),
+            );
+            return false;
+        };
+        let mut row = self.watched.of_pod(metric);
+        for (amount, resource) in row.iter_mut().zip(&self.watched.resources) {
+            if resource.id == PODS {
+                *amount = 0;
+            }
+        }
+        for target in targets {
+            let Some(load) = self.loads.get_mut(*target) else {
+                continue;
+            };
+            let high = match side {
+                Side::Node => &load.node_bounds.high,
+                Side::Prod => &load.prod_bounds.high,
+            };
+            let used = match side {
+                Side::Node => &mut load.usage,
+                Side::Prod => &mut load.prod,
+            };
+            let with: Row = used
+                .iter()
+                .zip(&row)
+                .map(|(used, more)| used.saturating_add(*more))
+                .collect();
+            if super::load::any_over(&with, high) || !self.fit.does(pod, load.node) {
+                continue;
+            }
+            *used = with;
+            return true;
+        }
+        let count = targets.len();
+        let said =
+            format!("it fits none of {count} cold nodes, or would take them over a threshold");
+        self.cycle.keep(pod, Why::new("NodeFit", said));
+        false
+    }
+
+    fn sort(
+        &self,
+        side: Side,
+        source: usize,
+        pods: &mut [Arc<PodInfo>],
+        metrics: &FxHashMap<Arc<str>, &'a Amounts>,
+    ) {
+        let Some(load) = self.loads.get(source) else {
+            return;
+        };
+        let excess: Vec<_> = load
+            .over(side)
+            .filter_map(|at| {
+                let resource = self.watched.resources.get(at)?;
+                let (used, high) = (load.used(side).get(at)?, load.bounds(side).high.get(at)?);
+                Some(Excess {
+                    id: resource.id,
+                    amount: used.saturating_sub(*high),
+                    weight: resource.weight,
+                })
+            })
+            .collect();
+        let score = |pod: &PodInfo| {
+            let metric = metrics.get(&pod.uid);
+            metric.map(|metric| closeness(metric, &excess))
+        };
+        sort_by(pods, |a, b| by_closeness(score(a), score(b)));
+    }
+}
+
+/// The closest first; who is not known last.
+pub(super) fn by_closeness(a: Option<f64>, b: Option<f64>) -> Ordering {
+    match (a, b) {
+        (Some(a), Some(b)) => b.total_cmp(&a),
+        (a, b) => b.is_some().cmp(&a.is_some()),
+    }
+}

@@ -1,0 +1,479 @@
+//! What nodes use, and what that makes of them.
+//!
+//! Source: Koordinator `pkg/descheduler/framework/plugins/loadaware`.
+
+use super::args::{Pool, Thresholds};
+use super::ledger::Ledger;
+use crate::state::{NodeInfo, NodeUsage, PodInfo, Snapshot};
+use jiff::{SignedDuration, Timestamp};
+use koord_api::priority::PriorityClass;
+use koord_model::resources::{Amounts, PODS, ResourceId, ResourceTable, shown};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// Amounts of the resources of a pool, in its order: CPU in milli, everything else in units.
+pub(super) type Row = Vec<i64>;
+
+/// A node that is said to use so many times what it has does not: its report is wrong.
+const ABSURD: i64 = 10;
+
+/// One resource that a pool looks at.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Resource {
+    pub(super) name: String,
+    pub(super) id: ResourceId,
+    /// In percent, as are the others.
+    low: f64,
+    pub(super) high: f64,
+    prod_low: f64,
+    pub(super) prod_high: f64,
+    pub(super) weight: i64,
+    /// Whether the configuration has thresholds for it.
+    pub(super) given: bool,
+}
+
+/// What a pool looks at.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Watched {
+    /// By name.
+    pub(super) resources: Vec<Resource>,
+    deviation: bool,
+    /// What `pods` counts when it is not among the resources: nodes are ordered by it even so.
+    pods_weight: Option<i64>,
+}
+
+impl Watched {
+    /// The resources of all thresholds of `pool`, and memory. Those without thresholds never make a node hot or keep
+    /// it from being cold.
+    pub(super) fn new(pool: &Pool, table: &ResourceTable) -> Self {
+        let maps = [
+            &pool.low_thresholds,
+            &pool.high_thresholds,
+            &pool.prod_low_thresholds,
+            &pool.prod_high_thresholds,
+        ];
+        let mut names: Vec<_> = maps
+            .into_iter()
+            .flatten()
+            .flat_map(|map| map.keys())
+            .cloned()
+            .collect();
+        names.push("memory".to_owned());
+        names.sort();
+        names.dedup();
+        let without = if pool.use_deviation_thresholds {
+            0.0
+        } else {
+            100.0
+        };
+        let both = |low: &Option<Thresholds>, high: &Option<Thresholds>, name: &str| {
+            let get =
+                |map: &Option<Thresholds>| map.as_ref().and_then(|map| map.get(name).copied());
+            match get(low) {
+                Some(low) => (low, get(high).unwrap_or(0.0)),
+                None => (without, without),
+            }
+        };
+        let weight = |name: &str| {
+            let weights = pool.resource_weights.as_ref();
+            weights
+                .and_then(|weights| weights.get(name).copied())
+                .unwrap_or(0)
+        };
+        let resource = |name: String| {
+            let (low, high) = both(&pool.low_thresholds, &pool.high_thresholds, &name);
+            let (prod_low, prod_high) =
+                both(&pool.prod_low_thresholds, &pool.prod_high_thresholds, &name);
+            Resource {
+                id: table.intern(&name),
+                weight: weight(&name),
+                given: maps
+                    .into_iter()
+                    .flatten()
+                    .any(|map| map.contains_key(&name)),
+                low,
+                high,
+                prod_low,
+                prod_high,
+                name,
+            }
+        };
+        let resources: Vec<_> = names.into_iter().map(resource).collect();
+        let has_pods = resources.iter().any(|resource| resource.id == PODS);
+        Self {
+            resources,
+            deviation: pool.use_deviation_thresholds,
+            pods_weight: (!has_pods).then(|| weight("pods")),
+        }
+    }
+
+    /// `amounts` as a row; `pods` is 1.
+    pub(super) fn of_pod(&self, amounts: &Amounts) -> Row {
+        let amount = |resource: &Resource| match resource.id {
+            PODS => 1,
+            id => amounts.get(id),
+        };
+        self.resources.iter().map(amount).collect()
+    }
+
+    fn row(&self, amounts: &Amounts) -> Row {
+        let amount = |resource: &Resource| amounts.get(resource.id);
+        self.resources.iter().map(amount).collect()
+    }
+}
+
+/// What a node has of each resource, and from where on it is hot or cold.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Bounds {
+    pub(super) low: Row,
+    pub(super) high: Row,
+}
+
+/// One node of a pool.
+#[derive(Debug)]
+pub(super) struct Load<'a> {
+    pub(super) node: &'a Arc<NodeInfo>,
+    /// That have not ended, by namespace and name.
+    pub(super) pods: Vec<&'a Arc<PodInfo>>,
+    /// What each of them uses, by place; `None` if that was not reported.
+    pub(super) metrics: Vec<Option<&'a Amounts>>,
+    /// What the node uses.
+    pub(super) usage: Row,
+    /// What its pods of class prod use.
+    pub(super) prod: Row,
+    /// What pods will use here that were moved and of which no report tells yet.
+    pub(super) coming: Row,
+    /// How many pods there are, and how many of class prod.
+    counts: [i64; 2],
+    pub(super) capacity: Row,
+    pub(super) node_bounds: Bounds,
+    pub(super) prod_bounds: Bounds,
+}
+
+/// What the use of a node makes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Cold, but not of prod.
+    Low,
+    /// Cold, and of prod too.
+    BothLow,
+    /// Hot.
+    Source,
+    /// Not hot, but of prod.
+    ProdHigh,
+    /// Neither hot nor cold, but cold of prod.
+    ProdLow,
+    /// None of these.
+    Middle,
+}
+
+/// Which use is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    /// The whole node's.
+    Node,
+    /// That of its pods of class prod.
+    Prod,
+}
+
+pub(super) fn is_prod(pod: &PodInfo) -> bool {
+    pod.shape.class == PriorityClass::Prod
+}
+
+/// Whether any of `used` is above its threshold.
+pub(super) fn any_over(used: &[i64], high: &[i64]) -> bool {
+    used.iter().zip(high).any(|(used, high)| used > high)
+}
+
+fn none_over(used: &[i64], low: &[i64]) -> bool {
+    !any_over(used, low)
+}
+
+/// `amount` of `of`, in percent; 0 without any.
+pub(super) fn percent(amount: i64, of: i64) -> f64 {
+    if of == 0 {
+        return 0.0;
+    }
+    100.0 * amount as f64 / of as f64
+}
+
+impl<'a> Load<'a> {
+    /// Reads what is known of `node`. With a `ledger`, only pods that are here count, those that go at the moment do
+    /// not, and those that come are known.
+    ///
+    /// # Errors
+    /// Nothing is known, or what is cannot be so.
+    pub(super) fn read(
+        snapshot: &'a Snapshot,
+        node: &'a Arc<NodeInfo>,
+        watched: &Watched,
+        expiration: i64,
+        ledger: Option<&Ledger>,
+    ) -> Result<Self, String> {
+        let Some(report) = snapshot.usage.get(&node.name) else {
+            return Err("there is no NodeMetric of it".to_owned());
+        };
+        believable(report, snapshot.now, expiration)?;
+        let pods: Vec<_> = snapshot.active_on(&node.name).collect();
+        let name = |pod: &'a Arc<PodInfo>| (&*pod.namespace, &*pod.name);
+        let places: FxHashMap<_, _> = pods
+            .iter()
+            .enumerate()
+            .map(|(at, pod)| (name(pod), at))
+            .collect();
+        let mut metrics = vec![None; pods.len()];
+        let mut used = report.system.clone();
+        let mut prod_used = Amounts::new();
+        for metric in &report.pods {
+            let place = places.get(&(&*metric.namespace, &*metric.name)).copied();
+            if place.is_some() || ledger.is_none() {
+                used.add_all(&metric.usage);
+            }
+            let Some(place) = place else { continue };
+            if pods.get(place).is_some_and(|pod| is_prod(pod)) {
+                prod_used.add_all(&metric.usage);
+            }
+            if let Some(metric_of) = metrics.get_mut(place) {
+                *metric_of = Some(&metric.usage);
+            }
+        }
+        let prod_pods = pods.iter().filter(|pod| is_prod(pod)).count();
+        let counts = [pods.len(), prod_pods].map(|count| i64::try_from(count).unwrap_or(i64::MAX));
+        let mut load = Self {
+            usage: watched.row(&used),
+            prod: watched.row(&prod_used),
+            coming: vec![0; watched.resources.len()],
+            capacity: watched.row(&node.raw_allocatable),
+            node_bounds: Bounds::default(),
+            prod_bounds: Bounds::default(),
+            node,
+            pods,
+            metrics,
+            counts,
+        };
+        load.refuse_absurd(watched)?;
+        load.count_pods(watched);
+        if let Some(ledger) = ledger {
+            ledger.correct(&mut load, report, watched);
+        }
+        Ok(load)
+    }
+
+    fn refuse_absurd(&self, watched: &Watched) -> Result<(), String> {
+        for (at, resource) in watched.resources.iter().enumerate() {
+            let (Some(used), Some(has)) = (self.usage.get(at), self.capacity.get(at)) else {
+                continue;
+            };
+            let absurd = *used < 0 || (*has > 0 && *used / ABSURD > *has);
+            if absurd {
+                let (name, id) = (&resource.name, resource.id);
+                let (used, has) = (shown(id, *used), shown(id, *has));
+                return Err(format!(
+                    "its NodeMetric says it uses {name} {used} of {has}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn count_pods(&mut self, watched: &Watched) {
+        let [all, prod] = self.counts;
+        for (at, resource) in watched.resources.iter().enumerate() {
+            if resource.id == PODS {
+                self.usage[at] = all;
+                self.prod[at] = prod;
+            }
+        }
+    }
+
+    /// What is used, of which side.
+    pub(super) fn used(&self, side: Side) -> &Row {
+        match side {
+            Side::Node => &self.usage,
+            Side::Prod => &self.prod,
+        }
+    }
+
+    /// The thresholds of that side.
+    pub(super) fn bounds(&self, side: Side) -> &Bounds {
+        match side {
+            Side::Node => &self.node_bounds,
+            Side::Prod => &self.prod_bounds,
+        }
+    }
+
+    /// Whether it is over its high thresholds.
+    pub(super) fn is_over(&self, side: Side) -> bool {
+        any_over(self.used(side), &self.bounds(side).high)
+    }
+
+    /// The resources that are over their high thresholds, by place.
+    pub(super) fn over(&self, side: Side) -> impl Iterator<Item = usize> + '_ {
+        let both = self.used(side).iter().zip(&self.bounds(side).high);
+        let over = both.enumerate().filter(|(_, (used, high))| used > high);
+        over.map(|(at, _)| at)
+    }
+
+    /// What it uses in percent of what it has.
+    pub(super) fn percent(&self, side: Side, at: usize) -> f64 {
+        match (self.used(side).get(at), self.capacity.get(at)) {
+            (Some(used), Some(has)) => percent(*used, *has),
+            _ => 0.0,
+        }
+    }
+
+    /// How full it is, in thousandths, by weight.
+    pub(super) fn score(&self, side: Side, watched: &Watched) -> i64 {
+        let pods = match side {
+            Side::Node => self.counts[0],
+            Side::Prod => self.counts[1],
+        };
+        let pods = watched.pods_weight.map(|weight| {
+            let has = self.node.raw_allocatable.get(PODS);
+            (pods, has, weight)
+        });
+        let weights = watched.resources.iter().map(|resource| resource.weight);
+        let rows = self.used(side).iter().zip(&self.capacity).zip(weights);
+        let rows = rows.map(|((used, has), weight)| (*used, *has, weight));
+        let (mut sum, mut weights) = (0_i64, 0_i64);
+        for (used, has, weight) in rows.chain(pods) {
+            let share = if has == 0 {
+                0
+            } else {
+                let share = i128::from(used.min(has)) * 1000 / i128::from(has);
+                i64::try_from(share).unwrap_or(1000)
+            };
+            sum = sum.saturating_add(share.saturating_mul(weight));
+            weights = weights.saturating_add(weight);
+        }
+        sum.checked_div(weights).unwrap_or(0)
+    }
+
+    /// What of its thresholds is exceeded: `cpu usage 71.00% > threshold 65.00%`.
+    pub(super) fn hot(&self, side: Side, watched: &Watched) -> String {
+        let what = match side {
+            Side::Node => "usage",
+            Side::Prod => "usage of prod",
+        };
+        let said = self.over(side).map(|at| {
+            let name = watched
+                .resources
+                .get(at)
+                .map_or("", |resource| &resource.name);
+            let high = self.bounds(side).high.get(at).copied().unwrap_or(0);
+            let has = self.capacity.get(at).copied().unwrap_or(0);
+            let (used, high) = (self.percent(side, at), percent(high, has));
+            format!("{name} {what} {used:.2}% > threshold {high:.2}%")
+        });
+        said.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Why a pod of it is evicted, in upstream's words.
+    pub(super) fn reason(&self, side: Side, watched: &Watched) -> String {
+        let what = match side {
+            Side::Node => "node",
+            Side::Prod => "prod",
+        };
+        let said = self.over(side).filter_map(|at| {
+            let resource = watched.resources.get(at)?;
+            let high = match side {
+                Side::Node => resource.high,
+                Side::Prod => resource.prod_high,
+            };
+            let (name, used) = (&resource.name, self.percent(side, at));
+            Some(format!(
+                "{what} {name} usage({used:.2}%)>threshold({high:.2}%)"
+            ))
+        });
+        let said = said.collect::<Vec<_>>().join(", ");
+        format!("node is overutilized, {said}")
+    }
+
+    /// What its use makes of it.
+    pub(super) fn class(&self) -> Class {
+        let with = |used: &[i64]| -> Row {
+            let both = used.iter().zip(&self.coming);
+            both.map(|(used, coming)| used.saturating_add(*coming))
+                .collect()
+        };
+        let takes = !self.node.unschedulable;
+        let is_low = |used: &Row, bounds: &Bounds| takes && none_over(&with(used), &bounds.low);
+        let low = is_low(&self.usage, &self.node_bounds);
+        let prod_low = is_low(&self.prod, &self.prod_bounds);
+        let prod_high = self.is_over(Side::Prod);
+        match (low, prod_high, prod_low) {
+            (false, _, _) if self.is_over(Side::Node) => Class::Source,
+            (_, true, _) => Class::ProdHigh,
+            (true, false, true) => Class::BothLow,
+            (true, false, false) => Class::Low,
+            (false, false, true) => Class::ProdLow,
+            (false, false, false) => Class::Middle,
+        }
+    }
+}
+
+/// Whether a report is to be believed at all.
+fn believable(report: &NodeUsage, now: Timestamp, expiration: i64) -> Result<(), String> {
+    if report.node.is_none() {
+        return Err("its NodeMetric has no status.nodeMetric".to_owned());
+    }
+    let Some(updated) = report.updated else {
+        return Err("its NodeMetric has no status.updateTime".to_owned());
+    };
+    let age = now.duration_since(updated);
+    let limit = SignedDuration::from_secs(expiration);
+    if age >= limit {
+        let (age, limit) = (age.as_secs(), limit.as_secs());
+        return Err(format!(
+            "its NodeMetric is {age} s old, and is not believed after {limit} s"
+        ));
+    }
+    if age <= -limit {
+        let ahead = age.as_secs().saturating_neg();
+        return Err(format!("its NodeMetric is of {ahead} s in the future"));
+    }
+    Ok(())
+}
+
+/// `percent` of `of`, cut off.
+fn part(of: i64, percent: f64) -> i64 {
+    (percent * 0.01 * of as f64) as i64
+}
+
+/// Sets the thresholds of `loads`.
+pub(super) fn set_bounds(loads: &mut [Load<'_>], watched: &Watched) {
+    let average = |side: Side, at: usize| {
+        let sum: f64 = loads.iter().map(|load| load.percent(side, at)).sum();
+        sum / loads.len().max(1) as f64
+    };
+    let resources = watched.resources.iter().enumerate();
+    let averages: Vec<_> = resources
+        .map(|(at, _)| [average(Side::Node, at), average(Side::Prod, at)])
+        .collect();
+    let bounds = |load: &Load<'_>, side: Side| {
+        let mut out = Bounds::default();
+        for ((resource, has), averages) in
+            watched.resources.iter().zip(&load.capacity).zip(&averages)
+        {
+            let (low, high, average) = match side {
+                Side::Node => (resource.low, resource.high, averages[0]),
+                Side::Prod => (resource.prod_low, resource.prod_high, averages[1]),
+            };
+            let (low, high) = if !watched.deviation {
+                (part(*has, low), part(*has, high))
+            } else if low == 0.0 {
+                (*has, *has)
+            } else {
+                let within = |percent: f64| part(*has, percent.clamp(0.0, 100.0));
+                (within(average - low), within(average + high))
+            };
+            out.low.push(low);
+            out.high.push(high);
+        }
+        out
+    };
+    for load in loads {
+        let (node, prod) = (bounds(load, Side::Node), bounds(load, Side::Prod));
+        (load.node_bounds, load.prod_bounds) = (node, prod);
+    }
+}

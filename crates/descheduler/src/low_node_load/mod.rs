@@ -1,0 +1,370 @@
+//! LowNodeLoad: moves pods off nodes that use much to nodes that use little.
+//!
+//! ```text
+//! NodeMetric, pods ──► load (use, thresholds, class) ──► detector (hot for long enough?) ──► pass: variance or greedy
+//!                            ▲                                                                    │
+//!                            └────────────── ledger (what was moved lately) ◄─────────────────────┘
+//! ```
+//!
+//! Source: Koordinator `pkg/descheduler/framework/plugins/loadaware`; `variance` is ours.
+
+mod args;
+mod detector;
+mod greedy;
+mod ledger;
+mod load;
+mod pass;
+mod solve;
+mod variance;
+
+pub use args::{Args, Condition, DEFAULT_POOL, Pool, Thresholds, VictimSelection, Weights};
+
+use crate::framework::{Cycle, Strategy, StrategyError};
+use crate::rules::{Choice, Fit};
+use crate::state::NodeInfo;
+use detector::Detectors;
+use koord_api::selector;
+use ledger::Ledger;
+use load::{Class, Load, Row, Side, Watched, set_bounds};
+use pass::Pass;
+use rustc_hash::FxHashSet;
+use std::sync::Arc;
+
+/// The plugin's name.
+pub const NAME: &str = "LowNodeLoad";
+
+/// The strategy, with what it learnt.
+#[derive(Debug)]
+pub struct LowNodeLoad {
+    args: Args,
+    pools: Vec<Pool>,
+    choice: Choice,
+    node_detectors: Detectors,
+    prod_detectors: Detectors,
+    ledger: Ledger,
+}
+
+impl LowNodeLoad {
+    /// With these arguments, which were checked.
+    #[must_use]
+    pub fn new(args: Args) -> Self {
+        Self {
+            pools: args.pools(),
+            choice: args.choice(),
+            args,
+            node_detectors: Detectors::default(),
+            prod_detectors: Detectors::default(),
+            ledger: Ledger::default(),
+        }
+    }
+}
+
+/// What the pools of one cycle share.
+#[derive(Debug, Default)]
+struct Round {
+    /// Nodes that were hot in a pool that came to its end.
+    processed: FxHashSet<Arc<str>>,
+    /// Nodes of which it was said that nothing is known.
+    skipped: FxHashSet<Arc<str>>,
+    /// Who fits where; made when it is needed first.
+    fit: Option<Fit>,
+}
+
+impl Strategy for LowNodeLoad {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        if self.args.paused {
+            cycle.note(None, "paused");
+            return Ok(());
+        }
+        let snapshot = cycle.snapshot();
+        let uids = snapshot.nodes.iter().map(|node| &node.uid).collect();
+        self.node_detectors.keep(&uids);
+        self.prod_detectors.keep(&uids);
+        self.ledger.begin(snapshot);
+        let mut round = Round::default();
+        let pools = std::mem::take(&mut self.pools);
+        for (at, pool) in pools.iter().enumerate() {
+            self.pool(cycle, at, pool, &mut round);
+        }
+        self.pools = pools;
+        Ok(())
+    }
+}
+
+/// The nodes of a pool by what their use makes of them, as places.
+#[derive(Debug, Default)]
+struct Classes {
+    low: Vec<usize>,
+    both_low: Vec<usize>,
+    prod_low: Vec<usize>,
+    sources: Vec<usize>,
+    prod_high: Vec<usize>,
+}
+
+impl Classes {
+    fn new(loads: &[Load<'_>]) -> Self {
+        let mut out = Self::default();
+        for (at, load) in loads.iter().enumerate() {
+            match load.class() {
+                Class::Low => out.low.push(at),
+                Class::BothLow => out.both_low.push(at),
+                Class::ProdLow => out.prod_low.push(at),
+                Class::Source => out.sources.push(at),
+                Class::ProdHigh => out.prod_high.push(at),
+                Class::Middle => {}
+            }
+        }
+        out
+    }
+
+    /// As upstream counts them: nodes that use little for prod are among them, which without thresholds for prod are all
+    /// that are not hot.
+    fn cold(&self) -> usize {
+        self.low.len() + self.both_low.len() + self.prod_low.len()
+    }
+
+    fn hot(&self) -> usize {
+        self.sources.len() + self.prod_high.len()
+    }
+}
+
+impl LowNodeLoad {
+    fn pool(&mut self, cycle: &mut Cycle<'_>, at: usize, pool: &Pool, round: &mut Round) {
+        let name = &pool.name;
+        let nodes = match chosen(cycle.nodes(), pool, &round.processed) {
+            Ok(nodes) => nodes,
+            Err(error) => return cycle.note(None, format!("pool {name}: nodeSelector: {error}")),
+        };
+        if nodes.is_empty() {
+            return cycle.note(None, format!("pool {name}: no node is left for it"));
+        }
+        let watched = Watched::new(pool, &cycle.snapshot().table);
+        let mut loads = self.loads(cycle, &nodes, &watched, round);
+        set_bounds(&mut loads, &watched);
+        let classes = Classes::new(&loads);
+        self.cool(cycle, at, pool, &loads, &classes);
+        if classes.hot() == 0 {
+            let cold = classes.low.len() + classes.both_low.len();
+            let there = nodes.len();
+            let said = format!("pool {name}: no node is hot; {cold} of {there} are cold");
+            return cycle.note(None, said);
+        }
+        let mut sources = self.hot_long(
+            cycle,
+            at,
+            pool,
+            Side::Node,
+            &loads,
+            &classes.sources,
+            &watched,
+        );
+        let mut prod_sources = self.hot_long(
+            cycle,
+            at,
+            pool,
+            Side::Prod,
+            &loads,
+            &classes.prod_high,
+            &watched,
+        );
+        if sources.is_empty() && prod_sources.is_empty() {
+            let hot = classes.hot();
+            let said = format!("pool {name}: none of {hot} hot nodes was hot for long enough");
+            return cycle.note(None, said);
+        }
+        if classes.cold() == 0 {
+            let there = nodes.len();
+            let said = format!("pool {name}: no node of {there} is cold: there is nowhere to go");
+            return cycle.note(None, said);
+        }
+        self.reset_cold(at, &loads, &classes);
+        let (cold, least) = (classes.cold(), self.args.number_of_nodes);
+        if usize::try_from(least).is_ok_and(|least| cold <= least) {
+            let said = format!(
+                "pool {name}: {cold} nodes are cold, and numberOfNodes is {least}: more are needed"
+            );
+            return cycle.note(None, said);
+        }
+        if cold == nodes.len() {
+            return cycle.note(None, format!("pool {name}: all nodes are cold"));
+        }
+        by_score(&mut sources, &loads, Side::Node, &watched);
+        by_score(&mut prod_sources, &loads, Side::Prod, &watched);
+        let snapshot = cycle.snapshot();
+        let mut pass = Pass {
+            cycle,
+            fit: round.fit.get_or_insert_with(|| Fit::new(snapshot)),
+            args: &self.args,
+            choice: &self.choice,
+            watched: &watched,
+            loads: &mut loads,
+            ledger: &mut self.ledger,
+            pool: at,
+            node_detectors: &mut self.node_detectors,
+            prod_detectors: &mut self.prod_detectors,
+        };
+        pass.both(&classes, &sources, &prod_sources);
+        let condition = pool.anomaly_condition.unwrap_or_default();
+        for place in sources {
+            let uid = &loads[place].node.uid;
+            self.node_detectors
+                .is_not_over(at, uid, snapshot.now, &condition);
+        }
+        for place in prod_sources {
+            let uid = &loads[place].node.uid;
+            self.prod_detectors
+                .is_not_over(at, uid, snapshot.now, &condition);
+        }
+        let hot = classes
+            .sources
+            .iter()
+            .map(|place| loads[*place].node.name.clone());
+        round.processed.extend(hot);
+    }
+
+    /// Reads what nodes use; who cannot be read is skipped, and that is said once.
+    fn loads<'a>(
+        &self,
+        cycle: &mut Cycle<'a>,
+        nodes: &[&'a Arc<NodeInfo>],
+        watched: &Watched,
+        round: &mut Round,
+    ) -> Vec<Load<'a>> {
+        let snapshot = cycle.snapshot();
+        let expiration = self.args.node_metric_expiration_seconds;
+        let ledger = match self.args.victim_selection {
+            VictimSelection::Variance => Some(&self.ledger),
+            VictimSelection::Greedy => None,
+        };
+        let mut loads = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            match Load::read(snapshot, node, watched, expiration, ledger) {
+                Ok(load) => loads.push(load),
+                Err(why) => {
+                    if round.skipped.insert(node.name.clone()) {
+                        cycle.note(Some(&node.name), format!("skipped: {why}"));
+                    }
+                }
+            }
+        }
+        loads
+    }
+
+    /// For nodes that are not hot a row of cycles in which they were ends.
+    fn cool(
+        &mut self,
+        cycle: &Cycle<'_>,
+        at: usize,
+        pool: &Pool,
+        loads: &[Load<'_>],
+        classes: &Classes,
+    ) {
+        let condition = pool.anomaly_condition.unwrap_or_default();
+        let now = cycle.snapshot().now;
+        for (place, load) in loads.iter().enumerate() {
+            let uid = &load.node.uid;
+            if classes.sources.binary_search(&place).is_err() {
+                self.node_detectors.is_not_over(at, uid, now, &condition);
+            }
+            if classes.prod_high.binary_search(&place).is_err() {
+                self.prod_detectors.is_not_over(at, uid, now, &condition);
+            }
+        }
+    }
+
+    /// Those of `hot` that have been hot for long enough, and what there is to say of each.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "one call of the same for two sides"
+    )]
+    fn hot_long(
+        &mut self,
+        cycle: &mut Cycle<'_>,
+        at: usize,
+        pool: &Pool,
+        side: Side,
+        loads: &[Load<'_>],
+        hot: &[usize],
+        watched: &Watched,
+    ) -> Vec<usize> {
+        let condition = pool.anomaly_condition.unwrap_or_default();
+        let now = cycle.snapshot().now;
+        let detectors = match side {
+            Side::Node => &mut self.node_detectors,
+            Side::Prod => &mut self.prod_detectors,
+        };
+        let mut long = Vec::new();
+        for place in hot {
+            let Some(load) = loads.get(*place) else {
+                continue;
+            };
+            let (node, said) = (load.node, load.hot(side, watched));
+            if detectors.is_over(at, &node.uid, now, &condition) {
+                cycle.note(Some(&node.name), format!("hot: {said}"));
+                long.push(*place);
+            } else {
+                let times = detectors.times(at, &node.uid);
+                let needed = condition.consecutive_abnormalities.saturating_add(1);
+                let said = format!("hot: {said}, {times} of {needed} cycles");
+                cycle.note(Some(&node.name), said);
+            }
+        }
+        long
+    }
+
+    fn reset_cold(&mut self, at: usize, loads: &[Load<'_>], classes: &Classes) {
+        for place in classes.low.iter().chain(&classes.both_low) {
+            self.node_detectors.reset(at, &loads[*place].node.uid);
+        }
+        for place in &classes.prod_low {
+            self.prod_detectors.reset(at, &loads[*place].node.uid);
+        }
+    }
+}
+
+/// The nodes of a pool: with a selector those that no pool before it had to do with.
+fn chosen<'a>(
+    nodes: &'a [Arc<NodeInfo>],
+    pool: &Pool,
+    processed: &FxHashSet<Arc<str>>,
+) -> Result<Vec<&'a Arc<NodeInfo>>, selector::SelectorError> {
+    let Some(by) = &pool.node_selector else {
+        return Ok(nodes.iter().collect());
+    };
+    let mut chosen = Vec::new();
+    for node in nodes {
+        if selector::matches(by, &node.labels)? && !processed.contains(&node.name) {
+            chosen.push(node);
+        }
+    }
+    Ok(chosen)
+}
+
+/// The fullest first; of equals by name.
+fn by_score(places: &mut [usize], loads: &[Load<'_>], side: Side, watched: &Watched) {
+    places.sort_by_cached_key(|place| {
+        let score = loads
+            .get(*place)
+            .map_or(0, |load| load.score(side, watched));
+        (std::cmp::Reverse(score), *place)
+    });
+}
+
+/// What `targets` may use beyond what they do, in sum.
+fn room(loads: &[Load<'_>], targets: &[usize], side: Side, resources: usize) -> Row {
+    let mut out = vec![0_i64; resources];
+    for load in targets.iter().filter_map(|place| loads.get(*place)) {
+        let both = load.bounds(side).high.iter().zip(load.used(side));
+        for (room, (high, used)) in out.iter_mut().zip(both) {
+            *room = room.saturating_add(high.saturating_sub(*used));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! From hot nodes to cold ones: first with all pods, then with those of class prod.
+
+use super::args::{Args, VictimSelection};
+use super::detector::Detectors;
+use super::ledger::Ledger;
+use super::load::{Load, Row, Side, Watched, is_prod};
+use super::{Classes, room};
+use crate::framework::{Cycle, Why};
+use crate::rules::{Choice, Fit};
+use crate::state::PodInfo;
+use koord_model::resources::Amounts;
+use std::sync::Arc;
+
+/// What both ways to choose pods work with.
+#[derive(Debug)]
+pub(super) struct Pass<'p, 'a> {
+    pub(super) cycle: &'p mut Cycle<'a>,
+    pub(super) fit: &'p mut Fit,
+    pub(super) args: &'p Args,
+    pub(super) choice: &'p Choice,
+    pub(super) watched: &'p Watched,
+    pub(super) loads: &'p mut Vec<Load<'a>>,
+    pub(super) ledger: &'p mut Ledger,
+    pub(super) pool: usize,
+    pub(super) node_detectors: &'p mut Detectors,
+    pub(super) prod_detectors: &'p mut Detectors,
+}
+
+/// A pod that is asked about.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Candidate<'a> {
+    pub(super) pod: &'a Arc<PodInfo>,
+    /// What it uses.
+    pub(super) metric: Option<&'a Amounts>,
+}
+
+/// Why a node is left.
+pub(super) enum Stop {
+    /// It is not hot any more.
+    Cool,
+    /// What the cold nodes take of this resource is used up.
+    Full(usize),
+}
+
+impl<'a> Pass<'_, 'a> {
+    /// Runs both.
+    pub(super) fn both(&mut self, classes: &Classes, sources: &[usize], prod_sources: &[usize]) {
+        let resources = self.watched.resources.len();
+        let of =
+            |loads: &[Load<'_>], targets: &[usize], side| room(loads, targets, side, resources);
+        let node_targets: Vec<_> = classes
+            .low
+            .iter()
+            .chain(&classes.both_low)
+            .copied()
+            .collect();
+        let prod_targets: Vec<_> = classes
+            .prod_low
+            .iter()
+            .chain(&classes.both_low)
+            .copied()
+            .collect();
+        let prod_only = of(self.loads, &classes.prod_low, Side::Prod);
+        let both_node = of(self.loads, &classes.both_low, Side::Node);
+        let both_prod = of(self.loads, &classes.both_low, Side::Prod);
+        let mut budget = of(self.loads, &node_targets, Side::Node);
+        self.one(Side::Node, sources, &node_targets, &mut budget);
+        // Nodes that are cold in both ways have taken pods meanwhile.
+        let both = both_prod.iter().zip(&both_node).zip(&budget);
+        let both = both.map(|((prod, node), left)| *prod.min(node).min(left));
+        let mut budget: Row = prod_only
+            .iter()
+            .zip(both)
+            .map(|(prod, both)| prod.saturating_add(both))
+            .collect();
+        self.one(Side::Prod, prod_sources, &prod_targets, &mut budget);
+    }
+
+    fn one(&mut self, side: Side, sources: &[usize], targets: &[usize], budget: &mut Row) {
+        if sources.is_empty() {
+            return;
+        }
+        if targets.is_empty() {
+            let what = match side {
+                Side::Node => "no node is cold",
+                Side::Prod => "no node uses little for pods of prod",
+            };
+            return self
+                .cycle
+                .note(None, format!("{what}: there is nowhere to go"));
+        }
+        match self.args.victim_selection {
+            VictimSelection::Greedy => self.greedy(side, sources, targets, budget),
+            VictimSelection::Variance => self.variance(side, sources, targets, budget),
+        }
+    }
+
+    /// The pods of a node that are meant.
+    pub(super) fn candidates(&self, source: usize, side: Side) -> Vec<Candidate<'a>> {
+        let Some(load) = self.loads.get(source) else {
+            return Vec::new();
+        };
+        let all = load.pods.iter().zip(&load.metrics);
+        let meant = all.filter(|(pod, _)| side == Side::Node || is_prod(pod));
+        let candidate = |(pod, metric): (&&'a Arc<PodInfo>, &Option<&'a Amounts>)| Candidate {
+            pod,
+            metric: *metric,
+        };
+        meant.map(candidate).collect()
+    }
+
+    /// Whether arguments and filters let `pod` go; who may not is among those that stay.
+    pub(super) fn admits(&mut self, pod: &Arc<PodInfo>) -> bool {
+        match self.choice.admits(pod) {
+            Ok(()) => self.cycle.filter(pod),
+            Err(why) => {
+                self.cycle.keep(pod, why);
+                false
+            }
+        }
+    }
+
+    /// Whether it is time to leave `source`.
+    pub(super) fn stop(&mut self, side: Side, source: usize, budget: &[i64]) -> Option<Stop> {
+        let load = self.loads.get(source)?;
+        if !load.is_over(side) {
+            let uid = &load.node.uid;
+            match side {
+                Side::Node => self.node_detectors.reset(self.pool, uid),
+                Side::Prod => self.prod_detectors.reset(self.pool, uid),
+            }
+            return Some(Stop::Cool);
+        }
+        budget.iter().position(|left| *left <= 0).map(Stop::Full)
+    }
+
+    /// Asks to evict `pod`, or shows that it would be. Whether it goes.
+    ///
+    /// # Errors
+    /// It does not.
+    pub(super) fn evict(
+        &mut self,
+        side: Side,
+        source: usize,
+        pod: &Arc<PodInfo>,
+    ) -> Result<(), Why> {
+        let reason = match self.loads.get(source) {
+            Some(load) => load.reason(side, self.watched),
+            None => String::new(),
+        };
+        if self.args.dry_run {
+            self.cycle.pretend(pod, reason);
+            return Ok(());
+        }
+        self.cycle.evict(pod, reason)
+    }
+
+    /// `metric` goes off what is left to take and off the node.
+    pub(super) fn account(
+        &mut self,
+        sides: &[Side],
+        source: usize,
+        metric: &Amounts,
+        budget: &mut [i64],
+    ) {
+        let row = self.watched.of_pod(metric);
+        for (left, less) in budget.iter_mut().zip(&row) {
+            *left = left.saturating_sub(*less);
+        }
+        let Some(load) = self.loads.get_mut(source) else {
+            return;
+        };
+        for side in sides {
+            let used = match side {
+                Side::Node => &mut load.usage,
+                Side::Prod => &mut load.prod,
+            };
+            for (used, less) in used.iter_mut().zip(&row) {
+                *used = used.saturating_sub(*less);
+            }
+        }
+    }
+
+    /// What came of `source`: `moved` pods go.
+    pub(super) fn tell(&mut self, source: usize, moved: usize, why: &str) {
+        if let Some(load) = self.loads.get(source) {
+            let name = load.node.name.clone();
+            self.cycle
+                .note(Some(&name), format!("{moved} pods go: {why}"));
+        }
+    }
+
+    /// Why a node is left, for people.
+    pub(super) fn said(&self, stop: &Stop) -> String {
+        match stop {
+            Stop::Cool => "it is not hot any more then".to_owned(),
+            Stop::Full(at) => {
+                let name = self
+                    .watched
+                    .resources
+                    .get(*at)
+                    .map_or("", |resource| &resource.name);
+                format!("what the cold nodes take of {name} is used up")
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Upstream's tables of anomaly detection.
+
+use super::super::detector::{Detector, Detectors};
+use super::*;
+use jiff::{SignedDuration, Timestamp};
+use koord_api::duration::GoDuration;
+
+fn now() -> Timestamp {
+    World::default().now
+}
+
+fn condition(timeout: i64, abnormal: u32, normal: u32) -> Condition {
+    Condition {
+        timeout: GoDuration::from_secs(timeout),
+        consecutive_abnormalities: abnormal,
+        consecutive_normalities: normal,
+    }
+}
+
+/// Upstream's `TestBasicDetector`: wrong after two in a row, right after one, for three seconds.
+#[test]
+fn a_detector_goes_wrong_and_right_again() {
+    let (condition, mut detector, now) = (condition(3, 1, 0), Detector::default(), now());
+    assert!(!detector.mark(true, now, &condition));
+    assert!(!detector.mark(false, now, &condition));
+    assert_eq!(detector.abnormal(), 1);
+    assert!(detector.mark(false, now, &condition));
+    assert!(!detector.mark(true, now, &condition));
+    detector.mark(false, now, &condition);
+    assert!(detector.mark(false, now, &condition));
+    assert!(detector.is_wrong(now + SignedDuration::from_secs(3)));
+    let later = now + SignedDuration::from_millis(3001);
+    assert!(!detector.is_wrong(later));
+    assert!(!detector.mark(false, later, &condition));
+    assert!(detector.mark(false, later, &condition));
+    assert_eq!(detector.abnormal(), 0);
+}
+
+/// Upstream's `TestBasicDetectorWithCustomNormalCondition`: right after three in a row.
+#[test]
+fn a_detector_is_right_again_only_after_enough_in_a_row() {
+    let (condition, mut detector) = (condition(3, 1, 2), Detector::default());
+    let marks = [
+        (false, false),
+        (false, true),
+        (true, true),
+        (true, true),
+        (true, false),
+        (false, false),
+        (false, true),
+        (true, true),
+        (false, true),
+        (true, true),
+        (true, true),
+        (true, false),
+    ];
+    for (at, (normal, wrong)) in marks.into_iter().enumerate() {
+        assert_eq!(detector.mark(normal, now(), &condition), wrong, "mark {at}");
+    }
+}
+
+/// Upstream's `Test_filterRealAbnormalNodes`.
+#[test]
+fn nodes_are_hot_for_long_as_upstream_says() {
+    let cases: [(u32, &[&str], usize, &[&str]); 4] = [
+        (1, &[], 0, &["n1", "n2"]),
+        (2, &[], 0, &[]),
+        (2, &[], 2, &["n1", "n2"]),
+        (2, &["n2"], 0, &["n2"]),
+    ];
+    for (abnormal, already, times, expected) in cases {
+        let (condition, mut detectors) = (condition(0, abnormal, 1), Detectors::default());
+        let mut hot = |nodes: &[&'static str]| -> Vec<&'static str> {
+            let long = nodes
+                .iter()
+                .filter(|node| detectors.is_over(0, &Arc::from(**node), now(), &condition));
+            long.copied().collect()
+        };
+        for _ in 0..abnormal {
+            hot(already);
+        }
+        for _ in 0..times {
+            hot(&["n1", "n2"]);
+        }
+        assert_eq!(hot(&["n1", "n2"]), expected);
+    }
+}
+
+/// Upstream's `Test_resetNodesAsNormal` and `Test_tryMarkNodesAsNormal`.
+#[test]
+fn nodes_cool_down_as_upstream_says() {
+    let (condition, node) = (condition(0, 2, 2), Arc::from("n"));
+    let hot = || {
+        let mut detectors = Detectors::default();
+        let long: Vec<_> = (0..3)
+            .map(|_| detectors.is_over(0, &node, now(), &condition))
+            .collect();
+        assert_eq!(long, [false, false, true]);
+        detectors
+    };
+    let mut detectors = hot();
+    detectors.reset(0, &node);
+    assert!(!detectors.is_over(0, &node, now(), &condition));
+    let mut detectors = hot();
+    for _ in 0..2 {
+        detectors.is_not_over(0, &node, now(), &condition);
+    }
+    assert!(detectors.is_over(0, &node, now(), &condition));
+    for _ in 0..3 {
+        detectors.is_not_over(0, &node, now(), &condition);
+    }
+    assert!(!detectors.is_over(0, &node, now(), &condition));
+}
+
+#[test]
+fn a_node_is_remembered_as_long_as_it_exists() {
+    let (condition, mut detectors) = (condition(60, 2, 3), Detectors::default());
+    let (old, new) = (Arc::from("uid-old"), Arc::from("uid-new"));
+    let day = SignedDuration::from_hours(24);
+    for cycle in 0..3 {
+        let then = now() + day * cycle;
+        assert_eq!(detectors.is_over(0, &old, then, &condition), cycle == 2);
+        detectors.keep(&[&old].into_iter().collect());
+    }
+    detectors.keep(&[&new].into_iter().collect());
+    assert_eq!(detectors.times(0, &old), 0);
+    assert!(!detectors.is_over(0, &old, now(), &condition));
+    // Another pool counts for itself.
+    assert!(!detectors.is_over(1, &old, now(), &condition));
+    assert_eq!(detectors.times(1, &old), 1);
+}

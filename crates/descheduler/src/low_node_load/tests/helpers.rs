@@ -1,0 +1,218 @@
+//! Upstream's tests of what LowNodeLoad is made of.
+
+use super::super::greedy::{Excess, by_closeness, closeness};
+use super::*;
+use koord_model::resources::{Amounts, CPU, MEMORY};
+
+fn pool(value: Value) -> Pool {
+    args(value).pools().remove(0)
+}
+
+fn of_one<T>(world: &World, pool: &Pool, then: impl Fn(&Load<'_>, &Watched) -> T) -> Vec<T> {
+    let snapshot = world.snapshot();
+    let watched = Watched::new(pool, &snapshot.table);
+    let load = |node| Load::read(&snapshot, node, &watched, 180, None).unwrap();
+    let mut loads: Vec<_> = snapshot.nodes.iter().map(load).collect();
+    set_bounds(&mut loads, &watched);
+    loads.iter().map(|load| then(load, &watched)).collect()
+}
+
+/// Upstream's `TestOverUtilizedEvictionReason`.
+#[test]
+fn reasons_are_in_upstreams_words() {
+    let half = || json!({"highThresholds": {"cpu": 50, "memory": 50}, "lowThresholds": {"cpu": 0, "memory": 0}});
+    let prod = || {
+        let prod = json!({"prodHighThresholds": {"cpu": 40, "memory": 40}, "prodLowThresholds": {"cpu": 0, "memory": 0}});
+        merged(half(), prod)
+    };
+    let cases = [
+        (
+            half(),
+            Side::Node,
+            ["64", "32Gi"],
+            "node is overutilized, node cpu usage(66.67%)>threshold(50.00%)",
+        ),
+        (
+            half(),
+            Side::Node,
+            ["64", "400Gi"],
+            "node is overutilized, node cpu usage(66.67%)>threshold(50.00%), node memory usage(78.12%)>threshold(50.00%)",
+        ),
+        (
+            prod(),
+            Side::Prod,
+            ["45", "200Gi"],
+            "node is overutilized, prod cpu usage(46.88%)>threshold(40.00%)",
+        ),
+        (
+            prod(),
+            Side::Prod,
+            ["45", "250Gi"],
+            "node is overutilized, prod cpu usage(46.88%)>threshold(40.00%), prod memory usage(48.83%)>threshold(40.00%)",
+        ),
+    ];
+    for (args, side, [cpu, memory], expected) in cases {
+        let mut world = World::default();
+        let raw =
+            json!({"node.koordinator.sh/raw-allocatable": "{\"cpu\":96,\"memory\":\"512Gi\"}"});
+        world.node(
+            "test-node",
+            json!({
+                "metadata": {"annotations": raw},
+                "status": {"allocatable": {"cpu": "192", "memory": "512Gi"}},
+            }),
+        );
+        world.pod(
+            "p",
+            "test-node",
+            json!({"metadata": {"labels": {"koordinator.sh/priority-class": "koord-prod"}}}),
+        );
+        let usage = json!({"cpu": cpu, "memory": memory});
+        world.usage("test-node", json!({}), json!({}), &[("p", usage)]);
+        let said = of_one(&world, &pool(args), |load, watched| {
+            load.reason(side, watched)
+        });
+        assert_eq!(said, [expected]);
+    }
+}
+
+/// Upstream's `Test_filterNodes`.
+#[test]
+fn a_pool_has_the_nodes_that_it_selects() {
+    let mut world = World::default();
+    world.node("test-node-1", json!({}));
+    world.node(
+        "test-node-2",
+        json!({"metadata": {"labels": {"test": "true"}}}),
+    );
+    let names = |pool: &Pool, processed: &[&str]| {
+        let processed = processed.iter().map(|name| Arc::from(*name)).collect();
+        let nodes = chosen(&world.nodes, pool, &processed).ok()?;
+        Some(
+            nodes
+                .iter()
+                .map(|node| node.name.to_string())
+                .collect::<Vec<_>>(),
+        )
+    };
+    let selecting = |selector: Value| pool(json!({"nodeSelector": selector}));
+    let labelled = |value: &str| selecting(json!({"matchLabels": {"test": value}}));
+    let all = vec!["test-node-1".to_owned(), "test-node-2".to_owned()];
+    assert_eq!(names(&pool(json!({})), &[]), Some(all.clone()));
+    assert_eq!(names(&labelled("true"), &[]), Some(all[1..].to_vec()));
+    assert_eq!(names(&labelled("false"), &[]), Some(vec![]));
+    let unknown = json!({"matchExpressions": [{"key": "test", "operator": "non-exist-operator"}]});
+    assert_eq!(names(&selecting(unknown), &[]), None);
+    // What another pool had to do with is left out only by a selector.
+    assert_eq!(names(&labelled("true"), &["test-node-2"]), Some(vec![]));
+    assert_eq!(names(&pool(json!({})), &["test-node-2"]), Some(all));
+}
+
+/// Upstream's `TestResourceUsagePercentages` and `TestSortNodesByUsage…`.
+#[test]
+fn nodes_are_sorted_by_what_they_use() {
+    let weights = json!({"resourceWeights": {"cpu": 1, "memory": 1, "pods": 1}, "lowThresholds": {"cpu": 1}, "highThresholds": {"cpu": 1}});
+    let mut world = World::default();
+    let nodes = [
+        ("node1", "1730m", "3038982964", 25),
+        ("node2", "1220m", "3038982964", 11),
+        ("node3", "1530m", "5038982964", 20),
+    ];
+    for (name, cpu, memory, pods) in nodes {
+        world.node(
+            name,
+            json!({"status": {"allocatable": {"cpu": "32", "memory": "32Gi", "pods": "110"}}}),
+        );
+        world.usage(name, json!({}), json!({"cpu": cpu, "memory": memory}), &[]);
+        for at in 0..pods {
+            world.pod(&format!("{name}-{at}"), name, json!({}));
+        }
+    }
+    let scores = of_one(&world, &pool(weights), |load, watched| {
+        load.score(Side::Node, watched)
+    });
+    assert!(scores[2] > scores[0] && scores[0] > scores[1], "{scores:?}");
+
+    let mut world = World::default();
+    world.node(
+        "n",
+        json!({"status": {"allocatable": {"cpu": "1930m", "memory": "3287692Ki", "pods": "29"}}}),
+    );
+    world.usage(
+        "n",
+        json!({}),
+        json!({"cpu": "1220m", "memory": "3038982964"}),
+        &[],
+    );
+    for at in 0..11 {
+        world.pod(&format!("p{at}"), "n", json!({}));
+    }
+    let watching =
+        json!({"lowThresholds": {"cpu": 1, "pods": 1}, "highThresholds": {"cpu": 1, "pods": 1}});
+    let shares = of_one(&world, &pool(watching), |load, _| {
+        [0, 1, 2].map(|at| load.percent(Side::Node, at).floor())
+    });
+    assert_eq!(shares, [[63.0, 90.0, 37.0]]);
+}
+
+fn amounts(cpu: i64, memory: i64) -> Amounts {
+    let mut out = Amounts::new();
+    out.set(CPU, cpu);
+    out.set(MEMORY, memory);
+    out
+}
+
+fn closest(pods: &[Amounts], excess: &[Excess]) -> Vec<usize> {
+    let mut order: Vec<_> = (0..pods.len()).collect();
+    let score = |at: &usize| Some(closeness(&pods[*at], excess));
+    order.sort_by(|a, b| by_closeness(score(a), score(b)));
+    order.into_iter().map(|at| at + 1).collect()
+}
+
+/// Upstream's `TestSortPodsOnOneOverloadedNode` and `TestSortPods2`.
+#[test]
+fn the_pod_that_is_closest_to_what_has_to_go_is_first() {
+    let excess = |id, amount, weight| Excess { id, amount, weight };
+    let pods = [
+        (1000, 27_487_790_694),
+        (3000, 27_487_790_694),
+        (2000, 1),
+        (4000, 1),
+    ]
+    .map(|(cpu, memory)| amounts(cpu, memory));
+    assert_eq!(closest(&pods, &[excess(CPU, 10_000, 1)]), [4, 2, 3, 1]);
+    let gi = 1 << 30;
+    let pods =
+        [(2000, 5), (3000, 4), (4000, 3), (5000, 2)].map(|(cpu, memory)| amounts(cpu, memory * gi));
+    let both = [excess(CPU, 4000, 1), excess(MEMORY, 4 * gi, 2)];
+    assert_eq!(closest(&pods, &both), [2, 1, 3, 4]);
+}
+
+/// Upstream's `TestPodFitsAnyNodeWithThreshold` and `TestBalancePodsSkipsWhenNoTargetNodes`, by what comes of them.
+#[test]
+fn a_pod_that_would_take_every_cold_node_over_its_threshold_stays() {
+    for how in ["Greedy", "Variance"] {
+        let mut world = World::default();
+        for (node, cpu) in [("hot", "3"), ("cold", "1")] {
+            world.node(node, json!({}));
+            world.usage(
+                node,
+                json!({}),
+                json!({"cpu": cpu}),
+                &[("big", json!({"cpu": "1500m"}))][..usize::from(node == "hot")],
+            );
+        }
+        world.pod("big", "hot", json!({}));
+        let args = json!({"lowThresholds": {"cpu": 30}, "highThresholds": {"cpu": 50}, "victimSelection": how});
+        let plan = framework(args.clone()).run(&world.snapshot());
+        assert!(crate::testing::moved(&plan).is_empty(), "{how}");
+        assert_eq!(kept(&plan, "big"), ["NodeFit"], "{how}");
+        world.nodes.retain(|node| &*node.name == "hot");
+        world.node("warm", json!({}));
+        world.usage("warm", json!({}), json!({"cpu": "1600m"}), &[]);
+        let plan = framework(args).run(&world.snapshot());
+        assert!(plan.kept.is_empty() && plan.actions.is_empty());
+        let said = notes(&plan, "");
+        assert_eq!(said, ["no node is cold: there is nowhere to go"]);
+    }
+}

@@ -1,0 +1,311 @@
+//! Clusters whose load wanders, for hours of cycles.
+
+use super::*;
+use crate::framework::Placement;
+use crate::testing::moved;
+use fastrand::Rng;
+use jiff::{SignedDuration, Timestamp};
+use koord_model::resources::{Amounts, CPU, MEMORY};
+use std::collections::{BTreeMap, BTreeSet};
+
+const CYCLE: SignedDuration = SignedDuration::from_secs(60);
+const CPUS: i64 = 32_000;
+const HIGH: i64 = 70;
+
+/// What is known of a pod of the simulation, besides its object.
+#[derive(Debug, Clone)]
+struct Life {
+    cpu: i64,
+    memory: i64,
+    /// When it, or what it came in the place of, was moved last.
+    moved: Option<Timestamp>,
+}
+
+struct Simulation {
+    rng: Rng,
+    world: World,
+    lives: BTreeMap<String, Life>,
+    born: usize,
+}
+
+fn amounts(cpu: i64, memory: i64) -> Amounts {
+    let mut out = Amounts::new();
+    out.set(CPU, cpu);
+    out.set(MEMORY, memory);
+    out
+}
+
+impl Simulation {
+    fn new(seed: u64) -> Self {
+        let mut out = Self {
+            rng: Rng::with_seed(seed),
+            world: World::default(),
+            lives: BTreeMap::new(),
+            born: 0,
+        };
+        let nodes = out.rng.usize(6..20);
+        for at in 0..nodes {
+            out.world.node(
+                &format!("n{at:02}"),
+                json!({"status": {"allocatable": {"cpu": "32", "memory": "64G", "pods": "110"}}}),
+            );
+        }
+        for at in 0..nodes * 10 {
+            // Half of the pods crowd on a quarter of the nodes.
+            let crowd = out.rng.bool();
+            let node = out
+                .rng
+                .usize(0..if crowd { nodes.div_ceil(4) } else { nodes });
+            let life = Life {
+                cpu: out.rng.i64(100..2500),
+                memory: out.rng.i64(100_000_000..2_000_000_000),
+                moved: None,
+            };
+            out.bear(&format!("n{node:02}"), at / 5, life);
+        }
+        out
+    }
+
+    fn bear(&mut self, node: &str, owner: usize, life: Life) {
+        let name = format!("p{:05}", self.born);
+        self.born += 1;
+        let class = if owner.is_multiple_of(3) {
+            "koord-batch"
+        } else {
+            "koord-prod"
+        };
+        let uid = format!("rs-{owner}");
+        self.world.pod(&name, node, json!({
+            "metadata": {
+                "creationTimestamp": self.world.now,
+                "labels": {"koordinator.sh/priority-class": class},
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": uid, "uid": uid, "controller": true}],
+            },
+        }));
+        self.lives.insert(name, life);
+    }
+
+    /// Use wanders.
+    fn wander(&mut self) {
+        for life in self.lives.values_mut() {
+            let by = self.rng.i64(90..=111);
+            life.cpu = (life.cpu * by / 100).clamp(50, 6000);
+        }
+        self.world.now += CYCLE;
+        let mut usage = Vec::new();
+        for node in &self.world.nodes {
+            let pods = self
+                .world
+                .pods
+                .iter()
+                .filter(|pod| pod.node.as_ref() == Some(&node.name));
+            let pods = pods.map(|pod| {
+                let life = &self.lives[&*pod.name];
+                crate::state::PodUsage {
+                    namespace: pod.namespace.clone(),
+                    name: pod.name.clone(),
+                    class: pod.shape.class,
+                    usage: amounts(life.cpu, life.memory),
+                }
+            });
+            usage.push(Arc::new(NodeUsage {
+                name: node.name.clone(),
+                uid: node.uid.clone(),
+                resource_version: None,
+                updated: Some(self.world.now),
+                node: Some(Amounts::new()),
+                system: amounts(500, 1_000_000_000),
+                pods: pods.collect(),
+            }));
+        }
+        self.world.usage = usage;
+    }
+
+    fn loads(&self) -> BTreeMap<Arc<str>, i64> {
+        let of = |usage: &Arc<NodeUsage>| {
+            usage.system.get(CPU) + usage.pods.iter().map(|pod| pod.usage.get(CPU)).sum::<i64>()
+        };
+        self.world
+            .usage
+            .iter()
+            .map(|usage| (usage.name.clone(), of(usage)))
+            .collect()
+    }
+
+    fn deviation(&self) -> f64 {
+        let loads: Vec<_> = self
+            .loads()
+            .values()
+            .map(|load| *load as f64 / CPUS as f64)
+            .collect();
+        let mean = loads.iter().sum::<f64>() / loads.len() as f64;
+        (loads.iter().map(|load| (load - mean).powi(2)).sum::<f64>() / loads.len() as f64).sqrt()
+    }
+
+    /// Carries `plan` out at once. How far apart the moves of what took each other's place were, at least.
+    fn carry_out(&mut self, plan: &Plan) -> Option<SignedDuration> {
+        let mut least: Option<SignedDuration> = None;
+        for planned in plan.moves() {
+            let pod = &planned.pod;
+            self.world.pods.retain(|other| other.uid != pod.uid);
+            let mut life = self.lives.remove(&*pod.name).unwrap();
+            if let Some(before) = life.moved.replace(self.world.now) {
+                let apart = self.world.now.duration_since(before);
+                least = Some(least.map_or(apart, |least| least.min(apart)));
+            }
+            let owner = pod
+                .controller()
+                .unwrap()
+                .name
+                .trim_start_matches("rs-")
+                .parse()
+                .unwrap();
+            let node = planned.target.clone().unwrap();
+            self.bear(&node, owner, life);
+        }
+        least
+    }
+}
+
+/// A scheduler that puts pods on the node that uses least, if that stays within its threshold.
+#[derive(Debug, Default)]
+struct Emptiest(BTreeMap<Arc<str>, i64>);
+
+impl Placement for Emptiest {
+    fn begin(&mut self, snapshot: &Snapshot) {
+        let of = |usage: &Arc<NodeUsage>| {
+            usage.system.get(CPU) + usage.pods.iter().map(|pod| pod.usage.get(CPU)).sum::<i64>()
+        };
+        self.0 = snapshot
+            .usage
+            .values()
+            .map(|usage| (usage.name.clone(), of(usage)))
+            .collect();
+    }
+    fn promise(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
+        let own = pod.node.clone().unwrap();
+        let used = &snapshot.usage[&own].pods;
+        let cpu = used
+            .iter()
+            .find(|used| used.name == pod.name)
+            .unwrap()
+            .usage
+            .get(CPU);
+        let others = self.0.iter_mut().filter(|(node, _)| **node != own);
+        let (node, load) = others.min_by_key(|(_, load)| **load).unwrap();
+        if (*load + cpu) * 100 > CPUS * HIGH {
+            return Err(Why::new(
+                "NoTarget",
+                "every other node would be hot with it",
+            ));
+        }
+        *load += cpu;
+        Ok(node.clone())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    hot: usize,
+    moves: usize,
+    rested: usize,
+    apart: Option<SignedDuration>,
+    fell: usize,
+}
+
+fn simulate(seed: u64, seen: &mut Seen) {
+    let mut simulation = Simulation::new(seed);
+    let thresholds = json!({"lowThresholds": {"cpu": 50, "memory": 70}, "highThresholds": {"cpu": HIGH, "memory": 90}});
+    let mut framework = framework(merged(
+        thresholds,
+        json!({"anomalyCondition": {"consecutiveAbnormalities": 2}}),
+    ));
+    framework.placement = Some(Box::new(Emptiest::default()));
+    let mut moves = 0;
+    let mut first = None;
+    for _ in 0..100 {
+        simulation.wander();
+        let before = simulation.loads();
+        let deviation = simulation.deviation();
+        first.get_or_insert(deviation);
+        let hot: BTreeSet<_> = before
+            .iter()
+            .filter(|(_, load)| **load * 100 > CPUS * HIGH)
+            .map(|(node, _)| node.clone())
+            .collect();
+        seen.hot += hot.len();
+        let plan = framework.run(&simulation.world.snapshot());
+        assert_eq!(plan.error, None);
+        moves += moved(&plan).len();
+        seen.rested += plan
+            .kept
+            .iter()
+            .filter(|kept| kept.why.rule == "MovedLately")
+            .count();
+        for planned in plan.moves() {
+            let from = planned.pod.node.as_ref().unwrap();
+            assert!(hot.contains(from), "seed {seed}: {from} is not hot");
+        }
+        if let Some(apart) = simulation.carry_out(&plan) {
+            seen.apart = Some(seen.apart.map_or(apart, |least| least.min(apart)));
+        }
+        let after = simulation.settled();
+        for (node, load) in &after {
+            let over = *load * 100 > CPUS * HIGH;
+            assert!(
+                !over || hot.contains(node),
+                "seed {seed}: a move made {node} hot"
+            );
+            assert!(*load <= before[node] || load * 100 <= CPUS * HIGH);
+        }
+        if moved(&plan).is_empty() {
+            continue;
+        }
+        let spread = |loads: &BTreeMap<Arc<str>, i64>| {
+            let mean = loads.values().sum::<i64>() as f64 / loads.len() as f64;
+            loads
+                .values()
+                .map(|load| (*load as f64 - mean).powi(2))
+                .sum::<f64>()
+        };
+        assert!(
+            spread(&after) < spread(&before),
+            "seed {seed}: moves made the load less even"
+        );
+    }
+    seen.moves += moves;
+    if simulation.deviation() < first.unwrap() {
+        seen.fell += 1;
+    }
+}
+
+impl Simulation {
+    /// What nodes use with the pods that they have now.
+    fn settled(&self) -> BTreeMap<Arc<str>, i64> {
+        let mut out: BTreeMap<Arc<str>, i64> = self
+            .world
+            .nodes
+            .iter()
+            .map(|node| (node.name.clone(), 500))
+            .collect();
+        for pod in &self.world.pods {
+            *out.get_mut(pod.node.as_ref().unwrap()).unwrap() += self.lives[&*pod.name].cpu;
+        }
+        out
+    }
+}
+
+#[test]
+fn load_evens_out_and_no_pod_is_moved_twice_within_an_hour() {
+    let mut seen = Seen::default();
+    let seeds = 24;
+    for seed in 0..seeds {
+        simulate(seed, &mut seen);
+    }
+    println!("{seen:?}");
+    assert!(seen.hot > 100 && seen.moves > 100, "{seen:?}");
+    assert!(seen.rested > 10, "no pod had to rest: {seen:?}");
+    let apart = seen.apart.expect("no pod was moved a second time");
+    assert!(apart >= SignedDuration::from_hours(1), "{seen:?}");
+    assert!(seen.fell >= 20, "{seen:?}");
+}

@@ -1,0 +1,292 @@
+//! Our choice: of pods that matter equally little the one whose move evens the load of nodes out most. A pod goes only if a
+//! node takes it without being over anything for it, and rests for an hour then.
+
+use super::load::{Load, Row, Side, is_prod};
+use super::pass::Pass;
+use super::solve::{Bin, Bins, Item, Work};
+use crate::framework::Why;
+use crate::rules::{Urgency, sort};
+use crate::state::PodInfo;
+use koord_model::resources::Amounts;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// How many pairs of a pod and a node are looked at in one pass: a fraction of a second.
+const WORK: u64 = 4_000_000;
+
+/// A pod that may go.
+#[derive(Debug)]
+struct Movable<'a> {
+    pod: Arc<PodInfo>,
+    metric: &'a Amounts,
+    item: Item,
+    urgency: Urgency,
+    /// It was asked for, and stays.
+    out: bool,
+}
+
+/// What the sources of a pass share.
+#[derive(Debug)]
+struct Field {
+    bins: Bins,
+    /// Which place of the loads each bin is.
+    places: Vec<usize>,
+    work: Work,
+}
+
+fn bin(load: &Load<'_>) -> Bin {
+    let with = |used: &Row| -> Row {
+        let both = used.iter().zip(&load.coming);
+        both.map(|(used, more)| used.saturating_add(*more))
+            .collect()
+    };
+    Bin {
+        used: with(&load.usage),
+        prod: with(&load.prod),
+        high: load.node_bounds.high.clone(),
+        prod_high: load.prod_bounds.high.clone(),
+        has: load.capacity.clone(),
+    }
+}
+
+impl<'a> Pass<'_, 'a> {
+    pub(super) fn variance(
+        &mut self,
+        side: Side,
+        sources: &[usize],
+        targets: &[usize],
+        budget: &mut Row,
+    ) {
+        let mut field = self.field(targets);
+        for source in sources {
+            let there = self.candidates(*source, side).len();
+            let mut movable = self.movable(side, *source);
+            if movable.is_empty() {
+                self.tell(*source, 0, &format!("none of {there} may"));
+                continue;
+            }
+            let (moved, why) = self.relieve(side, *source, &mut movable, &mut field, budget);
+            self.tell(*source, moved, &why);
+        }
+    }
+
+    /// Nodes that take pods, and what is even: the mean over all nodes of the pool.
+    fn field(&self, targets: &[usize]) -> Field {
+        let bins = targets
+            .iter()
+            .filter_map(|place| self.loads.get(*place))
+            .map(bin);
+        // What has no thresholds does not matter.
+        let weight = |at: usize| {
+            let resource = self.watched.resources.get(at)?;
+            resource.given.then_some(resource.weight.max(0) as f64)
+        };
+        let resources = 0..self.watched.resources.len();
+        let weights = resources
+            .clone()
+            .map(|at| weight(at).unwrap_or(0.0))
+            .collect();
+        let mean = resources.map(|at| {
+            let sum: f64 = self
+                .loads
+                .iter()
+                .map(|load| load.percent(Side::Node, at))
+                .sum();
+            sum / 100.0 / self.loads.len().max(1) as f64
+        });
+        Field {
+            bins: Bins::new(bins.collect(), weights, mean.collect()),
+            places: targets.to_vec(),
+            work: Work(WORK),
+        }
+    }
+
+    /// The pods of `source` that may go, who matters least first.
+    fn movable(&mut self, side: Side, source: usize) -> Vec<Movable<'a>> {
+        let now = self.cycle.snapshot().now;
+        let mut metrics = FxHashMap::default();
+        let mut pods = Vec::new();
+        for candidate in self.candidates(source, side) {
+            let pod = candidate.pod;
+            if !self.admits(pod) {
+                continue;
+            }
+            if let Err(why) = self.ledger.allows(pod, now) {
+                self.cycle.keep(pod, why);
+                continue;
+            }
+            let Some(metric) = candidate.metric else {
+                self.cycle.keep(
+                    pod,
+                    Why::new("NoPodMetric", "nothing is known of what it uses"),
+                );
+                continue;
+            };
+            metrics.insert(pod.uid.clone(), metric);
+            pods.push(pod.clone());
+        }
+        sort(&mut pods);
+        let with = |pod: Arc<PodInfo>| {
+            let metric = *metrics.get(&pod.uid)?;
+            let item = Item {
+                usage: self.watched.of_pod(metric),
+                prod: is_prod(&pod),
+            };
+            Some(Movable {
+                urgency: Urgency::of(&pod),
+                pod,
+                metric,
+                item,
+                out: false,
+            })
+        };
+        pods.into_iter().filter_map(with).collect()
+    }
+
+    /// Moves pods off `source` until it is not hot any more. How many, and why not more.
+    fn relieve(
+        &mut self,
+        side: Side,
+        source: usize,
+        movable: &mut [Movable<'a>],
+        field: &mut Field,
+        budget: &mut Row,
+    ) -> (usize, String) {
+        let mut moved = 0;
+        for group in movable.chunk_by_mut(|a, b| a.urgency == b.urgency) {
+            loop {
+                if let Some(stop) = self.stop(side, source, budget) {
+                    return (moved, self.said(&stop));
+                }
+                let Some((item, bin)) = self.best(side, source, group, field) else {
+                    break;
+                };
+                match self.go(side, source, &mut group[item], bin, field, budget) {
+                    Ok(()) => moved += 1,
+                    Err(why) if ends_node(&why) => return (moved, why.to_string()),
+                    Err(_) => {}
+                }
+            }
+            if field.work == Work(0) {
+                return (moved, "there was no time to look at more pods".to_owned());
+            }
+            self.keep_rest(group, field.places.len());
+        }
+        match self.stop(side, source, budget) {
+            Some(stop) => (moved, self.said(&stop)),
+            None => (moved, "no other may".to_owned()),
+        }
+    }
+
+    fn best(
+        &self,
+        side: Side,
+        source: usize,
+        group: &[Movable<'a>],
+        field: &mut Field,
+    ) -> Option<(usize, usize)> {
+        let load = self.loads.get(source)?;
+        let over: Vec<_> = load.over(side).collect();
+        // A pod that uses nothing of what is exceeded is no relief.
+        let relieves = |item: &Item| {
+            let mut used = over.iter().filter_map(|at| item.usage.get(*at));
+            used.any(|used| *used > 0)
+        };
+        let items = group.iter().enumerate();
+        let items = items.filter(|(_, movable)| !movable.out && relieves(&movable.item));
+        let items = items.map(|(at, movable)| (at, &movable.item));
+        let Field { bins, places, work } = field;
+        let allows = |item: usize, bin: usize| {
+            let (Some(movable), Some(place)) = (group.get(item), places.get(bin)) else {
+                return false;
+            };
+            let target = self.loads.get(*place);
+            !self.args.node_fit || target.is_some_and(|load| self.fit.does(&movable.pod, load.node))
+        };
+        let pair = bins.best(&bin(load), items, allows, work)?;
+        Some((pair.item, pair.bin))
+    }
+
+    fn go(
+        &mut self,
+        side: Side,
+        source: usize,
+        movable: &mut Movable<'a>,
+        bin: usize,
+        field: &mut Field,
+        budget: &mut Row,
+    ) -> Result<(), Why> {
+        movable.out = true;
+        // Others that went may have changed what filters say.
+        if let Err(why) = self.cycle.admits(&movable.pod) {
+            self.cycle.keep(&movable.pod, why.clone());
+            return Err(why);
+        }
+        self.evict(side, source, &movable.pod)?;
+        let chosen = field
+            .places
+            .get(bin)
+            .and_then(|place| self.loads.get(*place));
+        let chosen = chosen.map(|load| load.node.clone());
+        let promised = self
+            .cycle
+            .promised()
+            .filter(|_| !self.args.dry_run)
+            .cloned();
+        let to = promised.or(chosen.map(|node| node.name.clone()));
+        self.account(
+            if movable.item.prod {
+                &[Side::Node, Side::Prod]
+            } else {
+                &[Side::Node]
+            },
+            source,
+            movable.metric,
+            budget,
+        );
+        if let Some(to) = &to {
+            self.receive(to, movable, field);
+        }
+        if !self.args.dry_run && !self.cycle.is_dry() {
+            let now = self.cycle.snapshot().now;
+            self.ledger.record(&movable.pod, movable.metric, to, now);
+        }
+        Ok(())
+    }
+
+    /// From now on `movable` counts on node `to`.
+    fn receive(&mut self, to: &Arc<str>, movable: &Movable<'a>, field: &mut Field) {
+        self.fit.add(&movable.pod, to);
+        let is = |load: &Load<'_>| load.node.name == *to;
+        if let Some(load) = self.loads.iter_mut().find(|load| is(load)) {
+            for (coming, more) in load.coming.iter_mut().zip(&movable.item.usage) {
+                *coming = coming.saturating_add(*more);
+            }
+        }
+        let place = field
+            .places
+            .iter()
+            .position(|place| self.loads.get(*place).is_some_and(is));
+        if let Some(at) = place {
+            field.bins.put(at, &movable.item);
+        }
+    }
+
+    /// Says of those in `group` that were not asked for why they stay.
+    fn keep_rest(&mut self, group: &[Movable<'a>], targets: usize) {
+        for movable in group.iter().filter(|movable| !movable.out) {
+            let said = format!(
+                "none of {targets} cold nodes takes it so that the load is more even and no threshold exceeded"
+            );
+            self.cycle.keep(&movable.pod, Why::new("NodeFit", said));
+        }
+    }
+}
+
+/// Whether no other pod of the node can go either.
+fn ends_node(why: &Why) -> bool {
+    matches!(
+        why.rule,
+        "MaxNoOfPodsToEvictTotal" | "MaxNoOfPodsToEvictPerNode"
+    )
+}
