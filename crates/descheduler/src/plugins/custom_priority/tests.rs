@@ -291,6 +291,12 @@ fn who_fits_nowhere_stays_and_after_five_in_a_row_nobody_is_tried() {
     }
     world.pod("last", "s1", merged(asks("3", "100"), own.clone()));
     assert_eq!(goes(&world, json!({})), ["small", "mid", "last"]);
+    // One that fits in between, and the count begins anew.
+    let mut longer = world.clone();
+    longer.pod("n1", "s1", merged(asks("3500m", "100"), elsewhere.clone()));
+    longer.pod("largest", "s1", merged(asks("4", "100"), own));
+    let expected = ["small", "mid", "last", "largest"];
+    assert_eq!(goes(&longer, json!({})), expected);
     world.pod("m5", "s1", merged(asks("2", "100"), elsewhere));
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["small", "mid"]);
