@@ -36,6 +36,9 @@ pub struct NodeReport {
     /// Whether a strategy finds it too hot.
     #[serde(skip_serializing_if = "is_false", default)]
     pub hot: bool,
+    /// Whether every strategy that does waits whether it stays so.
+    #[serde(skip_serializing_if = "is_false", default)]
+    pub early: bool,
     /// What is wrong with it, or with what is known of it.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub problems: Vec<String>,
@@ -118,7 +121,10 @@ impl Report {
             match &note.node {
                 Some(node) => {
                     let of = report.of(Some(node));
-                    of.hot |= note.is_hot();
+                    if note.is_hot() {
+                        of.early = note.is_early() && (of.early || !of.hot);
+                        of.hot = true;
+                    }
                     of.notes.push(text);
                 }
                 None => report.notes.push(text),
@@ -189,6 +195,33 @@ mod tests {
     use serde_json::json;
 
     #[test]
+    fn a_node_waits_if_every_strategy_that_finds_it_hot_does() {
+        let mut world = World::default();
+        world.node("a", json!({}));
+        let (waits, long) = ("hot: cpu 71%, 2 of 5 cycles", "hot: cpu 71%");
+        for (texts, early) in [
+            (&[waits][..], true),
+            (&[waits, "3 pods go", waits], true),
+            (&[waits, long], false),
+            (&[long, waits], false),
+        ] {
+            let note = |text: &&str| Note {
+                profile: "profile".into(),
+                strategy: "S",
+                node: Some("a".into()),
+                text: (*text).to_owned(),
+            };
+            let plan = Plan {
+                notes: texts.iter().map(note).collect(),
+                ..Plan::default()
+            };
+            let report = Report::new(&world.snapshot(), &plan, &[], false);
+            let a = &report.nodes["a"];
+            assert_eq!((a.hot, a.early), (true, early), "{texts:?}");
+        }
+    }
+
+    #[test]
     fn a_report_says_by_node_what_was_done_and_which_rule_kept_whom() {
         let mut world = World::default();
         world.node("a", json!({}));
@@ -243,7 +276,7 @@ mod tests {
         assert_eq!(report.notes, ["profile/S: no node is cold"]);
         let a = &report.nodes["a"];
         assert_eq!(a.notes, ["profile/S: hot: 71%"]);
-        assert!(a.hot && !report.nodes["b"].hot);
+        assert!(a.hot && !a.early && !report.nodes["b"].hot);
         let shown: Vec<_> = a.actions.iter().chain(&report.elsewhere.actions).collect();
         let shown: Vec<_> = shown
             .iter()

@@ -206,7 +206,11 @@ impl Leader {
         }
         let mut report = Report::new(&snapshot, &plan, &outcomes, framework.dry_run);
         let strategies = |profile: &Profile| profile.deschedule.len() + profile.balance.len();
-        if framework.profiles.iter().all(|profile| strategies(profile) == 0) {
+        if framework
+            .profiles
+            .iter()
+            .all(|profile| strategies(profile) == 0)
+        {
             let none = "no strategy is on: pods that should move are not looked for";
             report.notes.push(none.to_owned());
         }

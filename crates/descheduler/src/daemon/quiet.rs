@@ -34,10 +34,11 @@ impl Quiet {
                 break;
             }
             let moved = node.actions.iter().any(|action| action.success);
-            if !node.hot || moved {
+            let why = causes(report, node);
+            // Of a node that will be looked at when it has been hot for longer there is nothing to say yet.
+            if !node.hot || moved || (node.early && why.is_empty()) {
                 continue;
             }
-            let why = causes(report, node);
             let known = self.said.get(name);
             if known
                 .is_some_and(|said| said.why == why || report.at.duration_since(said.at) < PAUSE)
@@ -179,7 +180,17 @@ mod tests {
             kept: Default::default(),
             ..keeps("", "")
         };
-        let report = of(&[("cold", cold), ("moved", moved), ("refused", refused)]);
+        let early = NodeReport {
+            early: true,
+            kept: Default::default(),
+            ..keeps("", "")
+        };
+        let report = of(&[
+            ("cold", cold),
+            ("early", early),
+            ("moved", moved),
+            ("refused", refused),
+        ]);
         let said = Quiet::default().due(&report);
         let [(node, text)] = &said[..] else {
             panic!("{said:?}");

@@ -109,6 +109,12 @@ impl Note {
     pub fn is_hot(&self) -> bool {
         self.node.is_some() && self.text.starts_with("hot")
     }
+
+    /// Whether it says that a node is too hot, but not yet for long enough: the text ends with `2 of 5 cycles`.
+    #[must_use]
+    pub fn is_early(&self) -> bool {
+        self.is_hot() && self.text.ends_with(" cycles")
+    }
 }
 
 /// What a cycle wants, and why it does not want more.
