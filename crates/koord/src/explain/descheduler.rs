@@ -3,28 +3,41 @@
 use super::{Args, Cluster, ask};
 use crate::console;
 use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
 use koord_descheduler::report::{Done, NodeReport, Report};
-use std::collections::BTreeMap;
+use koord_kube::api::ListParams;
+use koord_kube::{Api, ResourceExt as _};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 const WHO: &str = "the descheduler";
 /// Nodes that are named where many have the same to be said of them.
 const NAMED: usize = 5;
+/// Migrations that are listed, of those under way and of those that failed.
+const MOST_JOBS: usize = 20;
 
 /// Asks the descheduler of the cluster that is meant and prints what it answers.
 ///
 /// # Errors
 /// It cannot be asked, no cycle has ended there, or `node` was not part of it.
 pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
-    let server = match &args.server {
-        Some(server) => server.clone(),
-        None => {
-            let cluster = Cluster::find(args).await?;
-            cluster.part(super::DESCHEDULER).with_context(|| {
-                format!("{WHO} is not asked: its address is not known, --server names it")
-            })?
+    let cluster = match Cluster::find(args).await {
+        Ok(cluster) => Some(cluster),
+        // The descheduler alone can be asked, too.
+        Err(error) if args.server.is_some() && args.kubeconfig.is_none() => {
+            console::warn(format_args!("koord: only {WHO} is asked: {error:#}"));
+            None
         }
+        Err(error) => return Err(error),
     };
+    let part = cluster
+        .as_ref()
+        .and_then(|cluster| cluster.part(super::DESCHEDULER));
+    let server = args.server.clone().or(part).with_context(|| {
+        format!("{WHO} is not asked: its address is not known, --server names it")
+    })?;
     let path = match node {
         // Names of nodes need no escaping; what does is no name of one.
         Some(node) if node.contains(|c: char| !c.is_ascii_alphanumeric() && !"-.".contains(c)) => {
@@ -45,12 +58,108 @@ pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
     }
     let report: Report =
         serde_json::from_str(&body).with_context(|| format!("the answer of {WHO}"))?;
+    let jobs = match &cluster {
+        Some(cluster) => jobs(cluster, node).await,
+        None => Vec::new(),
+    };
     if args.is_json() {
-        console::say(serde_json::to_string_pretty(&report)?);
+        let mut answer = serde_json::to_value(&report)?;
+        answer["jobs"] = serde_json::to_value(&jobs)?;
+        console::say(serde_json::to_string_pretty(&answer)?);
     } else {
-        console::say(render(&report, node).trim_end());
+        let mut text = render(&report, node);
+        render_jobs(&mut text, &jobs);
+        console::say(text.trim_end());
     }
     Ok(())
+}
+
+/// A migration that is under way or did not come to a good end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Job {
+    /// Of the PodMigrationJob.
+    name: String,
+    /// `namespace/name`.
+    pod: String,
+    /// `Pending`, `Running`, `Failed` or `Aborted`.
+    phase: String,
+    /// Where it stands, and why.
+    why: String,
+}
+
+impl Job {
+    /// Nothing of a job that has moved its pod.
+    fn of(job: &PodMigrationJob) -> Option<Self> {
+        let status = job.status.clone().unwrap_or_default();
+        let phase = status.phase.map(|phase| phase.as_str().to_owned());
+        let phase = phase.unwrap_or_else(|| PodMigrationJobPhase::Pending.as_str().to_owned());
+        if phase == PodMigrationJobPhase::Succeeded.as_str() {
+            return None;
+        }
+        let pod = &job.spec.pod_ref;
+        let of = |part: &Option<String>| part.clone().unwrap_or_default();
+        let said = [status.status, status.reason, status.message];
+        let said: Vec<_> = said.into_iter().filter(|part| !part.is_empty()).collect();
+        Some(Self {
+            name: job.metadata.name.clone().unwrap_or_default(),
+            pod: format!("{}/{}", of(&pod.namespace), of(&pod.name)),
+            phase,
+            why: said.join(": "),
+        })
+    }
+}
+
+/// Jobs of the cluster that are under way or failed, by name; of pods on `node` if it is given. None where they cannot
+/// be read.
+async fn jobs(cluster: &Cluster, node: Option<&str>) -> Vec<Job> {
+    let jobs: Api<PodMigrationJob> = Api::all(cluster.client.clone());
+    let Ok(list) = jobs.list(&ListParams::default()).await else {
+        return Vec::new();
+    };
+    let mut jobs: Vec<_> = list.items.iter().filter_map(Job::of).collect();
+    jobs.sort_by(|a, b| a.name.cmp(&b.name));
+    let Some(node) = node else {
+        return jobs;
+    };
+    let pods: Api<Pod> = Api::all(cluster.client.clone());
+    let bound = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    let there = match pods.list_metadata(&bound).await {
+        Ok(pods) => pods.items,
+        Err(_) => return Vec::new(),
+    };
+    let there: BTreeSet<_> = there
+        .iter()
+        .map(|pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()))
+        .collect();
+    jobs.retain(|job| there.contains(&job.pod));
+    jobs
+}
+
+/// Jobs in words, those that are under way first.
+fn render_jobs(out: &mut String, jobs: &[Job]) {
+    let ended = |job: &&Job| matches!(job.phase.as_str(), "Failed" | "Aborted");
+    let row = |job: &Job| {
+        let why = match job.why.as_str() {
+            "" => job.phase.clone(),
+            why => format!("{}: {why}", job.phase),
+        };
+        vec![job.pod.clone(), job.name.clone(), why]
+    };
+    let under_way = jobs
+        .iter()
+        .filter(|job| !ended(job))
+        .take(MOST_JOBS)
+        .map(row);
+    super::render::rows(out, "migrations under way", under_way);
+    let failed = jobs.iter().filter(ended).take(MOST_JOBS).map(row);
+    super::render::rows(out, "migrations that failed", failed);
+    let shown = |ended: usize| ended.saturating_sub(MOST_JOBS);
+    let failed = jobs.iter().filter(ended).count();
+    let more = shown(failed) + shown(jobs.len() - failed);
+    if more > 0 {
+        let _ = writeln!(out, "  and {more} more: kubectl get podmigrationjobs");
+    }
 }
 
 /// The report in words. Without `node`, nodes of which there is nothing to say are counted.
@@ -170,6 +279,7 @@ fn problems<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a Node
 fn one(out: &mut String, name: &str, node: &NodeReport) {
     let _ = match (name, node.hot) {
         ("", _) => writeln!(out, "pods on no node"),
+        (name, true) if node.early => writeln!(out, "node {name} is hot, but not for long"),
         (name, true) => writeln!(out, "node {name} is hot"),
         (name, false) => writeln!(out, "node {name}"),
     };
@@ -270,6 +380,21 @@ node b is hot
     fn one_node_is_explained_whatever_it_is() {
         let mut report = report();
         report.nodes = [("x".to_owned(), NodeReport::default())].into();
+        let early = NodeReport {
+            hot: true,
+            early: true,
+            notes: vec!["p/LowNodeLoad: hot: cpu, 1 of 6 cycles".to_owned()],
+            ..NodeReport::default()
+        };
+        let mut waits = report.clone();
+        waits.nodes = [("x".to_owned(), early)].into();
+        let text = render(&waits, Some("x"));
+        assert!(
+            text.ends_with(
+                "node x is hot, but not for long\n  p/LowNodeLoad: hot: cpu, 1 of 6 cycles\n"
+            ),
+            "{text}"
+        );
         report.error = Some("1 node is ready, and 2 are needed".to_owned());
         report.dry_run = true;
         assert_eq!(
@@ -281,6 +406,42 @@ cycle of 2026-01-01T00:00:00Z, a dry run: no hot node, no action, no failure
 node x
   no strategy has anything to say of it, and no pod of it was looked at
 "
+        );
+    }
+
+    #[test]
+    fn migrations_that_have_not_ended_well_are_listed() {
+        let job = |name: &str, status: serde_json::Value| {
+            let job = json!({"metadata": {"name": name}, "status": status,
+                "spec": {"podRef": {"namespace": "d", "name": format!("pod-{name}")}}});
+            Job::of(&serde_json::from_value(job).unwrap())
+        };
+        let jobs = [
+            job(
+                "a",
+                json!({"phase": "Running", "status": "WaitForPodEvict"}),
+            ),
+            job(
+                "b",
+                json!({"phase": "Failed", "reason": "Timeout", "message": "too late"}),
+            ),
+            job("c", json!({"phase": "Succeeded", "status": "Complete"})),
+            job("d", json!(null)),
+        ];
+        let jobs: Vec<_> = jobs.into_iter().flatten().collect();
+        let mut text = String::new();
+        render_jobs(&mut text, &jobs);
+        assert_eq!(
+            text,
+            "  migrations under way:\n    d/pod-a  a  Running: WaitForPodEvict\n    d/pod-d  d  Pending\n  \
+             migrations that failed:\n    d/pod-b  b  Failed: Timeout: too late\n"
+        );
+        let many: Vec<_> = (0..25).map(|_| jobs[0].clone()).collect();
+        let mut text = String::new();
+        render_jobs(&mut text, &many);
+        assert!(
+            text.ends_with("and 5 more: kubectl get podmigrationjobs\n"),
+            "{text}"
         );
     }
 }
