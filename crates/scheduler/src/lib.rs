@@ -26,4 +26,4 @@ pub mod state;
 pub use args::Args;
 pub use debug::{DebugHandle, Explanation, inspection};
 pub use koord_kube::Mirrored;
-pub use runtime::{ElectionFlags, Error, Options, Trim, Watch, run, trim_pod_spec};
+pub use runtime::{ElectionFlags, Error, Follower, Options, Trim, Watch, run, trim_pod_spec};

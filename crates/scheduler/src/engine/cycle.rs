@@ -218,7 +218,7 @@ impl Engine {
         Ok(name)
     }
 
-    fn reserve(
+    pub(super) fn reserve(
         &mut self,
         pod: &Arc<PodInfo>,
         profile: usize,
@@ -522,7 +522,7 @@ impl Engine {
     }
 
     /// Lets plugins and permissions react to the passing of time.
-    fn tick(&mut self, now: Timestamp) {
+    pub(super) fn tick(&mut self, now: Timestamp) {
         let mut fx = Effects::default();
         for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
             let view = view!(self, now);

@@ -33,6 +33,7 @@ mod nominator;
 mod opinion;
 mod plan;
 mod preempt;
+mod promise;
 mod room;
 mod scope;
 mod select;
@@ -289,6 +290,7 @@ pub struct Engine {
     meter: measure::Meter,
     observer: Option<Observer>,
     outbox: Vec<Output>,
+    promises: Vec<promise::Promise>,
     /// An empty list to be filled with the nodes that the next event touches.
     touched: Vec<NodeIndex>,
 }
@@ -374,6 +376,7 @@ impl Engine {
             preemptions: 0,
             victims_total: 0,
             outbox: Vec::new(),
+            promises: Vec::new(),
             touched: Vec::new(),
         }
     }

@@ -1,4 +1,4 @@
-//! What extenders said about a pod, as one more filter and score.
+//! What others than plugins say about a pod, extenders above all, as one more filter and score.
 
 use super::consult::Advised;
 use crate::framework::{Code, Reason, Reasons, Rejection};
@@ -59,6 +59,15 @@ impl Opinion {
         Self {
             said,
             lenient: false,
+        }
+    }
+
+    /// That of nobody but who refuses one row, for `reason`.
+    pub(super) fn against(node: NodeIndex, reason: &'static str) -> Self {
+        let refused = Said::Refused(Rejection::unresolvable(reason));
+        Self {
+            said: [(node, refused)].into_iter().collect(),
+            lenient: true,
         }
     }
 

@@ -1,5 +1,6 @@
 mod consult;
 mod measure;
+mod promise;
 
 use super::*;
 use crate::framework::Signature;

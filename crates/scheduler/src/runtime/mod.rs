@@ -6,6 +6,7 @@ mod desk;
 mod discard;
 mod evict;
 mod extender;
+mod follower;
 mod gate;
 mod monitor;
 mod nearest;
@@ -16,6 +17,7 @@ mod transform;
 mod watch;
 mod written;
 
+pub use follower::Follower;
 pub(crate) use monitor::Attempt;
 pub(crate) use watch::Message;
 use watch::Source;
@@ -40,7 +42,7 @@ use koord_app::Context;
 use koord_kube::events::{EventClient, Recorder};
 use koord_kube::lease::{Election, ElectionError, LeaderElector};
 use koord_kube::{Change, Client};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -335,65 +337,16 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the informers. Until `leads` is cancelled they only gather what there is; with
-    /// `delayCacheUntilActive` they do not even begin before.
     fn watch(&self, leads: CancellationToken, shutdown: CancellationToken) -> Watching {
-        let (sender, messages) = mpsc::channel(4096);
-        let watches = self.profiles.watches();
-        let node = |change| match change {
-            Change::Synced => Message::Synced(NODES),
-            change => Message::Node(change),
-        };
-        let pod = |change| match change {
-            Change::Synced => Message::Synced(PODS),
-            change => Message::Pod(change),
-        };
-        let source = Source {
-            client: self.client.clone(),
-            sender: sender.clone(),
+        let gates = &self.options.build.gates;
+        watch_all(
+            &self.config,
+            gates,
+            &self.profiles,
+            &self.client,
             leads,
-            shutdown: shutdown.clone(),
-            whole: !self.config.extenders.is_empty(),
-        };
-        // Extenders that do not know the nodes themselves are shown them, and pods, as they are.
-        let shown = !self.config.extenders.is_empty();
-        let nodes_shown = self
-            .config
-            .extenders
-            .iter()
-            .any(|it| !it.node_cache_capable);
-        let slim = move |mut node| {
-            if !nodes_shown {
-                watch::trim_node(&mut node);
-            }
-            node
-        };
-        watch::forward(source.clone(), slim, false, node);
-        let transform = transform::pods(&self.options.build.gates);
-        let resources = self.profiles.resources.clone();
-        let victims_shown = self.config.shows_victims();
-        let read = move |mut pod| {
-            if !shown {
-                watch::trim_pod(&mut pod);
-            }
-            transform(&mut pod);
-            if victims_shown {
-                SeenPod::whole(pod, &resources)
-            } else {
-                SeenPod::new(pod, &resources)
-            }
-        };
-        watch::forward(source.clone(), read, false, pod);
-        for watch in &watches {
-            watch.start(source.clone());
-        }
-        let kinds = watches.iter().map(Watch::kind);
-        Watching {
-            sender,
-            messages,
-            kinds: kinds.chain([NODES, PODS]).collect(),
-            _stop: shutdown.drop_guard(),
-        }
+            shutdown,
+        )
     }
 
     async fn lead(self, watching: Option<Watching>, shutdown: CancellationToken) {
@@ -476,6 +429,70 @@ impl Daemon {
         task.run(messages, questions, kinds, shutdown).await;
         options.debug.set_ready(false);
         gate.close(WRITES_END).await;
+    }
+}
+
+/// Starts the informers. Until `leads` is cancelled they only gather what there is; with
+/// `delayCacheUntilActive` they do not even begin before.
+fn watch_all(
+    config: &Configuration,
+    gates: &BTreeMap<String, bool>,
+    profiles: &Profiles,
+    client: &Client,
+    leads: CancellationToken,
+    shutdown: CancellationToken,
+) -> Watching {
+    let (sender, messages) = mpsc::channel(4096);
+    let watches = profiles.watches();
+    let node = |change| match change {
+        Change::Synced => Message::Synced(NODES),
+        change => Message::Node(change),
+    };
+    let pod = |change| match change {
+        Change::Synced => Message::Synced(PODS),
+        change => Message::Pod(change),
+    };
+    let source = Source {
+        client: client.clone(),
+        sender: sender.clone(),
+        leads,
+        shutdown: shutdown.clone(),
+        whole: !config.extenders.is_empty(),
+    };
+    // Extenders that do not know the nodes themselves are shown them, and pods, as they are.
+    let shown = !config.extenders.is_empty();
+    let nodes_shown = config.extenders.iter().any(|it| !it.node_cache_capable);
+    let slim = move |mut node| {
+        if !nodes_shown {
+            watch::trim_node(&mut node);
+        }
+        node
+    };
+    watch::forward(source.clone(), slim, false, node);
+    let transform = transform::pods(gates);
+    let resources = profiles.resources.clone();
+    let victims_shown = config.shows_victims();
+    let read = move |mut pod| {
+        if !shown {
+            watch::trim_pod(&mut pod);
+        }
+        transform(&mut pod);
+        if victims_shown {
+            SeenPod::whole(pod, &resources)
+        } else {
+            SeenPod::new(pod, &resources)
+        }
+    };
+    watch::forward(source.clone(), read, false, pod);
+    for watch in &watches {
+        watch.start(source.clone());
+    }
+    let kinds = watches.iter().map(Watch::kind);
+    Watching {
+        sender,
+        messages,
+        kinds: kinds.chain([NODES, PODS]).collect(),
+        _stop: shutdown.drop_guard(),
     }
 }
 

@@ -174,6 +174,24 @@ impl PodInfo {
         }
     }
 
+    /// The same pod as it would be without a node, `object` being all that is said of it otherwise. What it
+    /// needs stays what it was read to be.
+    #[must_use]
+    pub fn without_node(&self, object: Arc<Pod>) -> Self {
+        Self {
+            object,
+            node: None,
+            nominated: None,
+            scheduled_at: None,
+            initialized_at: None,
+            gates: Vec::new(),
+            deleting: false,
+            terminal: false,
+            facets: Facets::default(),
+            ..self.clone()
+        }
+    }
+
     /// What it is: a pod, or what only has the form of one.
     #[must_use]
     pub fn booked(&self) -> Booked<'_> {

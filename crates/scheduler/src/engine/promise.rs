@@ -1,0 +1,152 @@
+//! Room promised to what will replace pods that run: asked for before any of them has to go.
+//!
+//! While a promise stands, the pod is booked where it would go, as if it were on its way there; at home a
+//! stand-in that only takes up room keeps its place, as the pod has not gone yet. [`Engine::withdraw_promises`]
+//! brings everything back as it was. No event may come in between.
+
+use super::cycle::Stop;
+use super::diagnosis::Diagnosis;
+use super::opinion::Opinion;
+use super::{Engine, Record};
+use crate::state::PodInfo;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// What the node that the pod is to leave says.
+const LEFT: &str = "node(s) were what the pod is to leave";
+
+/// A pod that was promised room.
+#[derive(Debug)]
+pub(super) struct Promise {
+    /// The pod as it runs.
+    pod: Arc<PodInfo>,
+    /// Where.
+    home: Arc<str>,
+    /// The uid of who keeps its place there.
+    keeper: Arc<str>,
+}
+
+impl Engine {
+    /// The pod with this uid that is booked on a node, as it is known.
+    #[must_use]
+    pub fn booked_pod(&self, uid: &str) -> Option<&Arc<PodInfo>> {
+        self.pods.get(uid).map(|record| &record.info)
+    }
+
+    /// Finds a node for what will replace a pod that runs, beside all that was promised before, and promises it.
+    /// `pod` is that pod with all that decides where it goes, and without a node. It is judged as if it had left
+    /// already, but for the room that it takes, and does not go back to its own node. Nobody is evicted for it, and
+    /// extenders are not asked. What outputs follow concern nothing that is to be done.
+    ///
+    /// # Errors
+    /// Why no node takes it.
+    pub fn promise(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        now: Timestamp,
+    ) -> Result<Arc<str>, Box<Diagnosis>> {
+        let Some(profile) = self.profile_of(pod) else {
+            let name = pod.scheduler_name();
+            return Err(self.said(format!("no profile is called {name:?}")));
+        };
+        let home = match self.pods.get(&pod.uid) {
+            Some(Record {
+                node,
+                assumed: false,
+                ..
+            }) => self.nodes.name(*node).clone(),
+            _ => return Err(self.said("the pod is on no node".to_owned())),
+        };
+        self.tick(now);
+        let Some(running) = self.unbook(&pod.uid, now) else {
+            return Err(self.said("the pod is on no node".to_owned()));
+        };
+        let place = AssertUnwindSafe(|| self.place_elsewhere(pod, profile, &home, now));
+        let placed = catch_unwind(place).unwrap_or_else(|_| {
+            // As in a cycle: nothing cached is trusted after it.
+            self.forget_shared();
+            Err(Stop::Failed("a plugin panicked".to_owned()))
+        });
+        match placed {
+            Ok(node) => {
+                let keeper = Arc::new(keeper_of(&running));
+                self.promises.push(Promise {
+                    pod: running,
+                    home: home.clone(),
+                    keeper: keeper.uid.clone(),
+                });
+                self.book(keeper, &home, false, now);
+                Ok(node)
+            }
+            Err(stop) => {
+                self.unbook(&pod.uid, now);
+                self.book(running, &home, false, now);
+                Err(match stop {
+                    Stop::Refused(diagnosis) => diagnosis,
+                    Stop::Failed(message) => self.said(message),
+                })
+            }
+        }
+    }
+
+    /// Forgets all promises.
+    pub fn withdraw_promises(&mut self, now: Timestamp) {
+        while let Some(Promise { pod, home, keeper }) = self.promises.pop() {
+            self.unbook(&pod.uid, now);
+            self.unbook(&keeper, now);
+            self.book(pod, &home, false, now);
+        }
+    }
+
+    fn place_elsewhere(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        home: &str,
+        now: Timestamp,
+    ) -> Result<Arc<str>, Stop> {
+        let home = self.nodes.find(home);
+        let opinion = home.map(|home| Opinion::against(home, LEFT));
+        let choice = self.select_by(pod, profile, now, opinion.as_ref(), false)?;
+        let name = self.nodes.name(choice.node).clone();
+        self.assume(pod, &name, now);
+        self.reserve(pod, profile, &choice, now)?;
+        Ok(name)
+    }
+
+    /// Of a pod that no node was looked at for.
+    fn said(&self, message: String) -> Box<Diagnosis> {
+        Box::new(Diagnosis {
+            total_nodes: self.nodes.len(),
+            pre_filter_message: message,
+            ..Diagnosis::default()
+        })
+    }
+}
+
+/// What takes the room that `pod` does and means nothing else to anybody.
+fn keeper_of(pod: &PodInfo) -> PodInfo {
+    let meta = &pod.object.metadata;
+    let object = Pod {
+        metadata: ObjectMeta {
+            namespace: meta.namespace.clone(),
+            name: meta.name.clone(),
+            uid: Some(format!("{}/leaving", pod.uid)),
+            ..ObjectMeta::default()
+        },
+        ..Pod::default()
+    };
+    let reference = ObjectReference {
+        kind: Some("Pod".to_owned()),
+        namespace: meta.namespace.clone(),
+        name: meta.name.clone(),
+        uid: meta.uid.clone(),
+        ..ObjectReference::default()
+    };
+    let mut keeper = pod.without_node(Arc::new(object)).holding_for(reference);
+    keeper.uid = format!("{}/leaving", pod.uid).into();
+    keeper
+}

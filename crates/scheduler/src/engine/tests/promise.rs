@@ -1,0 +1,85 @@
+//! Room that is promised to what will replace pods.
+
+use super::*;
+
+/// Three nodes of two CPUs; `a` and `b` run on the first.
+fn cluster() -> Engine {
+    let mut engine = engine();
+    for name in ["n1", "n2", "n3"] {
+        engine.node_applied(node(name, "2"), at(0));
+    }
+    for name in ["a", "b"] {
+        engine.pod_applied(bound(name, "1", "n1"), at(0));
+    }
+    engine.pod_applied(bound("full", "2", "n3"), at(0));
+    engine
+}
+
+fn next(engine: &Engine, name: &str) -> Arc<PodInfo> {
+    let known = engine.booked_pod(name).unwrap();
+    Arc::new(known.without_node(pod(name, "1")))
+}
+
+fn promise(engine: &mut Engine, name: &str) -> Result<String, String> {
+    let next = next(engine, name);
+    let promised = engine.promise(&next, at(1));
+    promised
+        .map(|node| node.to_string())
+        .map_err(|diagnosis| diagnosis.message())
+}
+
+#[test]
+fn a_promise_is_booked_until_it_is_withdrawn_and_the_room_at_home_stays_taken() {
+    let mut engine = cluster();
+    let before = format!("{:?}", free(&engine));
+    for _ in 0..3 {
+        assert_eq!(promise(&mut engine, "a"), Ok("n2".to_owned()));
+        assert_eq!(promise(&mut engine, "b"), Ok("n2".to_owned()));
+        assert_eq!(free(&engine), [0, 0, 0]);
+        assert_eq!(engine.placement("a").unwrap().0.as_ref(), "n2");
+        engine.withdraw_promises(at(2));
+        assert_eq!(format!("{:?}", free(&engine)), before);
+        assert_eq!(engine.placement("a").unwrap().0.as_ref(), "n1");
+        assert_eq!(engine.booked(), (3, 0));
+        assert!(engine.nodes().books_balance());
+    }
+    let nowhere = |engine: &mut Engine| promise(engine, "full").unwrap_err();
+    assert_eq!(promise(&mut engine, "a"), Ok("n2".to_owned()));
+    assert_eq!(promise(&mut engine, "b"), Ok("n2".to_owned()));
+    assert_eq!(
+        nowhere(&mut engine),
+        "0/3 nodes are available: 1 node(s) were what the pod is to leave, 2 Insufficient cpu."
+    );
+}
+
+fn free(engine: &Engine) -> Vec<i64> {
+    let nodes = engine.nodes();
+    let free = |node| nodes.allocatable(node, CPU) - nodes.requested(node, CPU);
+    nodes.indices().map(free).collect()
+}
+
+#[test]
+fn who_cannot_be_promised_anything_stays_as_it_was() {
+    let mut engine = cluster();
+    for name in ["unreservable", "panic", "never"] {
+        engine.pod_applied(bound(name, "0", "n1"), at(0));
+    }
+    engine.pod_applied(pod("waits", "0"), at(0));
+    let before = free(&engine);
+    let said =
+        ["unreservable", "panic", "never"].map(|name| promise(&mut engine, name).unwrap_err());
+    assert!(said[0].contains("nothing left"), "{said:?}");
+    assert!(said[1].contains("a plugin panicked"), "{said:?}");
+    assert!(said[2].contains("2 never"), "{said:?}");
+    let waits = PodInfo::new(pod("waits", "0"), engine.resources()).unwrap();
+    let said = engine
+        .promise(&Arc::new(waits), at(1))
+        .unwrap_err()
+        .message();
+    assert!(said.contains("the pod is on no node"), "{said}");
+    assert_eq!(free(&engine), before);
+    assert_eq!(engine.booked(), (6, 0));
+    engine.withdraw_promises(at(2));
+    assert_eq!(engine.booked(), (6, 0));
+    assert!(engine.nodes().books_balance());
+}

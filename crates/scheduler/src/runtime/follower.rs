@@ -1,0 +1,172 @@
+//! An engine that follows the cluster and decides nothing: for whoever wants to know what the scheduler would do.
+
+use super::watch::Message;
+use super::{Error, Options, Watching, watch_all};
+use crate::engine::{Engine, EngineOptions};
+use koord_app::Clock;
+use koord_kube::{Change, Client};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+/// How many events are digested before whoever wants the engine gets it.
+const BATCH: usize = 512;
+/// Answers are shared between few pods here, and are not worth much memory.
+const CLASS_BYTES: usize = 64 << 20;
+
+/// See the module documentation. Clones share the engine.
+#[derive(Debug, Clone)]
+pub struct Follower(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    /// Not there while somebody has it.
+    engine: Mutex<Option<Engine>>,
+    returned: Notify,
+    settled: watch::Sender<bool>,
+}
+
+impl Follower {
+    /// With an engine that somebody else tells what happens.
+    #[must_use]
+    pub fn new(engine: Engine) -> Self {
+        Self(Arc::new(Shared {
+            engine: Mutex::new(Some(engine)),
+            returned: Notify::new(),
+            settled: watch::Sender::new(true),
+        }))
+    }
+
+    /// Begins to follow the API server, until `shutdown`. Of `options` the profiles and what plugins are built with
+    /// count; extenders are not asked.
+    ///
+    /// # Errors
+    /// The configuration cannot be used.
+    pub fn start(
+        options: &Options,
+        client: &Client,
+        clock: Clock,
+        shutdown: &CancellationToken,
+    ) -> Result<Self, Error> {
+        let (mut config, profiles) = options.resolve()?;
+        config.extenders.clear();
+        let leads = CancellationToken::new();
+        leads.cancel();
+        let gates = &options.build.gates;
+        let stop = shutdown.child_token();
+        let watching = watch_all(&config, gates, &profiles, client, leads, stop);
+        let limits = EngineOptions {
+            class_bytes: options.engine.class_bytes.min(CLASS_BYTES),
+            ..options.engine
+        };
+        let follower = Self::new(Engine::new(&config, profiles, limits));
+        follower.0.settled.send_replace(false);
+        tokio::spawn(follower.clone().feed(watching, clock, shutdown.clone()));
+        Ok(follower)
+    }
+
+    /// Whether everything is known that was there at the start.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        *self.0.settled.borrow()
+    }
+
+    /// Waits until it is.
+    pub async fn settled(&self) {
+        let mut settled = self.0.settled.subscribe();
+        // The sender is as old as this handle.
+        let _ = settled.wait_for(|settled| *settled).await;
+    }
+
+    /// Takes the engine. What happens meanwhile waits until it is given back.
+    #[must_use]
+    pub fn take(&self) -> Option<Engine> {
+        self.0.engine.lock().take()
+    }
+
+    /// Gives it back.
+    pub fn give_back(&self, engine: Engine) {
+        *self.0.engine.lock() = Some(engine);
+        self.0.returned.notify_one();
+    }
+
+    async fn feed(self, watching: Watching, clock: Clock, shutdown: CancellationToken) {
+        let Watching {
+            mut messages,
+            kinds: mut unseen,
+            sender: _sender,
+            _stop,
+        } = watching;
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                count = messages.recv_many(&mut batch, BATCH) => if count == 0 {
+                    return;
+                },
+            }
+            while !self.digest(&mut batch, &mut unseen, &clock) {
+                tokio::select! {
+                    () = shutdown.cancelled() => return,
+                    () = self.0.returned.notified() => {}
+                }
+            }
+            if unseen.is_empty() {
+                self.0
+                    .settled
+                    .send_if_modified(|settled| !std::mem::replace(settled, true));
+            }
+        }
+    }
+
+    /// Tells the engine of `batch`, if it is there.
+    fn digest(
+        &self,
+        batch: &mut Vec<Message>,
+        unseen: &mut BTreeSet<&'static str>,
+        clock: &Clock,
+    ) -> bool {
+        let mut engine = self.0.engine.lock();
+        let Some(engine) = &mut *engine else {
+            return false;
+        };
+        for message in batch.drain(..) {
+            if let Message::Synced(kind) = message {
+                unseen.remove(kind);
+            }
+            // One object that a plugin stumbles over must not stop the others.
+            let told = AssertUnwindSafe(|| tell(engine, message, clock));
+            if catch_unwind(told).is_err() {
+                tracing::error!("a plugin panicked over an event; the event is dropped");
+            }
+        }
+        // Nobody does what it asks for, and nobody reads what it measures.
+        drop(engine.take_outputs());
+        drop(engine.take_measures());
+        drop(engine.take_incoming());
+        true
+    }
+}
+
+fn tell(engine: &mut Engine, message: Message, clock: &Clock) {
+    let now = clock.now();
+    match message {
+        Message::Pod(Change::Applied { new, .. }) => engine.pod_seen(&new, now),
+        Message::Pod(Change::Deleted(last)) => engine.pod_deleted(last.object(), now),
+        Message::Node(Change::Applied { new, .. }) => engine.node_applied(new, now),
+        Message::Node(Change::Deleted(last)) => {
+            let name = last.metadata.name.as_deref().unwrap_or_default();
+            engine.node_deleted(name, now);
+        }
+        Message::Object(change) => engine.object_changed(&change, now),
+        Message::Pod(Change::Synced)
+        | Message::Node(Change::Synced)
+        | Message::Synced(_)
+        | Message::Consulted { .. }
+        | Message::NotEvicted(_)
+        | Message::Bound { .. } => {}
+    }
+}
