@@ -11,6 +11,7 @@ pub mod explain;
 mod exported;
 pub mod node;
 mod place;
+pub mod placement;
 pub mod plain;
 pub mod recommend;
 pub mod running;

@@ -61,6 +61,9 @@ impl Framework {
         if let Err(problem) = self.all(snapshot, &mut shared) {
             shared.plan.error = Some(problem);
         }
+        if let Some(placement) = &mut shared.placement {
+            placement.end();
+        }
         self.placement = shared.placement;
         shared.plan
     }

@@ -99,6 +99,8 @@ pub trait Placement: Debug + Send {
     /// # Errors
     /// There is none, and why.
     fn promise(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why>;
+    /// The cycle is over: nothing more is asked before the next one begins.
+    fn end(&mut self) {}
 }
 
 /// One profile, ready to run.

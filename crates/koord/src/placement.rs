@@ -1,0 +1,196 @@
+//! Where pods could go, by the scheduler's own rules: what the descheduler asks before anything is evicted.
+//!
+//! A scheduler's engine follows the cluster and decides nothing ([`Follower`]). Of a pod that runs it keeps what the
+//! pod takes and what it means to others, and the descheduler's own view has how it chooses a node; the two together
+//! are the pod that will come in its place. [ADR 12](../../../docs/adr/0012-targets-by-the-scheduler.md) has why.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use koord_api::annotations;
+use koord_app::Context;
+use koord_descheduler::framework::{Placement, Why};
+use koord_descheduler::state::{PodInfo, Shape, Snapshot};
+use koord_kube::Client;
+use koord_model::resources::{self, Amounts, ResourceTable};
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::Engine;
+use koord_scheduler::framework::Registry;
+use koord_scheduler::state::PodInfo as Known;
+use koord_scheduler::{Follower, Options};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// No node takes what would replace the pod.
+pub const NO_TARGET: &str = "NoTarget";
+/// It is not known whether one does.
+pub const UNKNOWN_TARGET: &str = "TargetUnknown";
+
+/// What earlier decisions wrote on the pod: what comes in its place gets its own.
+const DECIDED: [&str; 3] = [
+    annotations::RESERVATION_ALLOCATED,
+    annotations::RESOURCE_STATUS,
+    annotations::DEVICE_ALLOCATED,
+];
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct Targets {
+    follower: Follower,
+    /// During a cycle, with its time.
+    engine: Option<(Engine, Timestamp)>,
+}
+
+impl Targets {
+    /// Those that `follower` knows of.
+    #[must_use]
+    pub fn new(follower: Follower) -> Self {
+        let engine = None;
+        Self { follower, engine }
+    }
+
+    /// Those that a scheduler with this configuration would find, or with none, that of [`registry`]. It begins to follow the API server; until all is known, nothing is promised.
+    ///
+    /// # Errors
+    /// The configuration cannot be used.
+    pub fn follow(
+        config: Option<Configuration>,
+        client: &Client,
+        context: &Context,
+    ) -> Result<Self, koord_scheduler::Error> {
+        let options = Options {
+            config,
+            ..Options::new(registry())
+        };
+        let clock = context.clock.clone();
+        let follower = Follower::start(&options, client, clock, &context.shutdown)?;
+        Ok(Self::new(follower))
+    }
+
+    /// Waits until all is known that was there at the start.
+    pub async fn settled(&self) {
+        self.follower.settled().await;
+    }
+}
+
+impl Placement for Targets {
+    fn begin(&mut self, snapshot: &Snapshot) {
+        self.end();
+        if self.follower.is_settled() {
+            let engine = self.follower.take();
+            self.engine = engine.map(|engine| (engine, snapshot.now));
+        }
+    }
+
+    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
+        let unknown = |said: &'static str| Err(Why::new(UNKNOWN_TARGET, said));
+        let Some((engine, now)) = &mut self.engine else {
+            return unknown("not all is known yet that the scheduler would judge by");
+        };
+        let Some(known) = engine.booked_pod(&pod.uid) else {
+            return unknown("the pod is on no node as far as the scheduler would know");
+        };
+        let mut next = object(pod, known, engine.resources());
+        let ours = |name: &str| engine.profiles().iter().any(|profile| profile.name == name);
+        // Other schedulers' rules are not known; ours are the nearest there is.
+        if let Some(spec) = next
+            .spec
+            .as_mut()
+            .filter(|_| !ours(&pod.shape.scheduler_name))
+        {
+            let first = engine.profiles().first();
+            spec.scheduler_name = first.map(|profile| profile.name.clone());
+        }
+        let next = Arc::new(known.without_node(Arc::new(next)));
+        let promised = engine.promise(&next, *now);
+        promised.map_err(|diagnosis| Why::new(NO_TARGET, diagnosis.message()))
+    }
+
+    fn end(&mut self) {
+        if let Some((mut engine, now)) = self.engine.take() {
+            engine.withdraw_promises(now);
+            drop(engine.take_outputs());
+            drop(engine.take_measures());
+            self.follower.give_back(engine);
+        }
+    }
+}
+
+impl Drop for Targets {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The plugins of koord-scheduler, as they are without a configuration file but for one thing: that profile has no
+/// load thresholds, as upstream's sample has none, and nobody is moved to a node that is hot. They are those that
+/// LoadAwareScheduling has by default.
+#[must_use]
+pub fn registry() -> Registry {
+    let mut registry = koord_plugins::registry();
+    if let Some(args) = registry.koord_args.get_mut("LoadAwareScheduling") {
+        args["usageThresholds"] = json!({"cpu": 65, "memory": 95});
+    }
+    registry
+}
+
+/// What will come in place of `pod`. What it needs is in `known` already; containers stand for all that else is
+/// read of them.
+fn object(pod: &PodInfo, known: &Known, table: &ResourceTable) -> Pod {
+    let mut object = (*known.object).clone();
+    if let Some(annotations) = &mut object.metadata.annotations {
+        annotations.retain(|key, _| !DECIDED.contains(&key.as_str()));
+    }
+    object.status = None;
+    let shape: &Shape = &pod.shape;
+    let spec = object.spec.get_or_insert_default();
+    let mut containers: Vec<Container> = std::mem::take(&mut spec.containers);
+    let images = shape
+        .images
+        .iter()
+        .enumerate()
+        .map(|(at, image)| Container {
+            name: format!("image-{at}"),
+            image: Some(image.clone()),
+            ..Container::default()
+        });
+    containers.extend(images);
+    containers.push(Container {
+        name: "all".to_owned(),
+        resources: Some(ResourceRequirements {
+            requests: list(&known.requests, table),
+            limits: list(&known.limits, table),
+            ..ResourceRequirements::default()
+        }),
+        ..Container::default()
+    });
+    let some = |empty: bool| (!empty).then_some(());
+    *spec = PodSpec {
+        containers,
+        node_name: None,
+        scheduler_name: Some(shape.scheduler_name.clone()),
+        node_selector: some(shape.node_selector.is_empty()).map(|()| shape.node_selector.clone()),
+        affinity: shape.affinity.clone(),
+        tolerations: some(shape.tolerations.is_empty()).map(|()| shape.tolerations.clone()),
+        topology_spread_constraints: some(shape.spread.is_empty()).map(|()| shape.spread.clone()),
+        // They are among the requests.
+        overhead: None,
+        resources: None,
+        scheduling_gates: None,
+        ..std::mem::take(spec)
+    };
+    object
+}
+
+fn list(amounts: &Amounts, table: &ResourceTable) -> Option<BTreeMap<String, Quantity>> {
+    let named = amounts.iter().map(|(id, amount)| {
+        let amount = resources::shown(id, amount);
+        (table.name(id).to_string(), Quantity(amount))
+    });
+    let named: BTreeMap<_, _> = named.collect();
+    (!named.is_empty()).then_some(named)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,445 @@
+use super::*;
+use k8s_openapi::api::core::v1::Node;
+use koord_api::slo::NodeMetric;
+use koord_descheduler::state::{NodeInfo, Shapes};
+use koord_scheduler::engine::{EngineOptions, Output};
+use koord_scheduler::framework::{Action, BuildContext, ObjectChange, Profiles};
+use koord_scheduler::state::SeenPod;
+use serde_json::Value;
+
+/// Objects, as an API server has them.
+#[derive(Clone, Default)]
+struct World {
+    nodes: Vec<Value>,
+    pods: Vec<Value>,
+    metrics: Vec<Value>,
+    others: Vec<(&'static str, Value)>,
+}
+
+fn now() -> Timestamp {
+    "2026-01-01T12:00:00Z".parse().unwrap()
+}
+
+fn merge(into: &mut Value, over: &Value) {
+    match (into, over) {
+        (Value::Object(into), Value::Object(over)) => {
+            for (key, over) in over {
+                merge(into.entry(key.clone()).or_insert(Value::Null), over);
+            }
+        }
+        (into, over) => *into = over.clone(),
+    }
+}
+
+impl World {
+    /// So many nodes of 4 CPUs, in three zones.
+    fn of(nodes: usize) -> Self {
+        let mut world = Self::default();
+        for at in 0..nodes {
+            let name = format!("n{at}");
+            world.nodes.push(json!({
+                "metadata": {"name": name, "uid": name, "labels": {
+                    "kubernetes.io/hostname": name, "zone": format!("z{}", at % 3),
+                }},
+                "spec": {},
+                "status": {
+                    "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"},
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                },
+            }));
+        }
+        world
+    }
+
+    fn pod(&mut self, name: &str, node: &str, cpu: &str, over: &Value) {
+        let mut pod = json!({
+            "metadata": {
+                "name": name, "namespace": "default", "uid": format!("uid-{name}"),
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "spec": {
+                "nodeName": node, "schedulerName": "koord-scheduler",
+                "containers": [{"name": "c", "image": "c", "resources": {"requests": {"cpu": cpu}}}],
+            },
+            "status": {"phase": "Running", "conditions": [
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                {"type": "Ready", "status": "True"},
+            ]},
+        });
+        merge(&mut pod, over);
+        self.pods.push(pod);
+    }
+
+    fn usage(&mut self, node: &str, cpu: &str) {
+        self.metrics.push(json!({
+            "metadata": {"name": node, "uid": node},
+            "spec": {},
+            "status": {
+                "updateTime": "2026-01-01T11:59:30Z",
+                "nodeMetric": {"nodeUsage": {"resources": {"cpu": cpu, "memory": "1Gi"}}},
+            },
+        }));
+    }
+
+    fn engine(&self) -> Engine {
+        let config = Configuration::koord(&["koord-scheduler".to_owned()]);
+        let profiles =
+            Profiles::build(&config, &registry(), &BuildContext::default(), true).unwrap();
+        let mut engine = Engine::new(&config, profiles, EngineOptions::default());
+        for node in &self.nodes {
+            let node: Node = serde_json::from_value(node.clone()).unwrap();
+            engine.node_applied(Arc::new(node), now());
+        }
+        for metric in &self.metrics {
+            let metric: NodeMetric = serde_json::from_value(metric.clone()).unwrap();
+            add(
+                &mut engine,
+                "nodemetrics.v1alpha1.slo.koordinator.sh",
+                Arc::new(metric),
+            );
+        }
+        for (kind, object) in &self.others {
+            let quota: koord_api::scheduling::ElasticQuota =
+                serde_json::from_value(object.clone()).unwrap();
+            add(&mut engine, kind, Arc::new(quota));
+        }
+        for pod in &self.pods {
+            let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
+            let pod = SeenPod::new(pod, engine.resources());
+            engine.pod_seen(&pod, now());
+        }
+        engine
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let shapes = Shapes::default();
+        let node = |node: &Value| {
+            let node = serde_json::from_value(node.clone()).unwrap();
+            Arc::new(NodeInfo::new(node, shapes.table()))
+        };
+        let pod = |pod: &Value| {
+            let pod = serde_json::from_value(pod.clone()).unwrap();
+            Arc::new(PodInfo::new(pod, &shapes).unwrap())
+        };
+        Snapshot::empty(now(), shapes.table().clone()).with(
+            self.nodes.iter().map(node).collect(),
+            self.pods.iter().map(pod).collect(),
+        )
+    }
+
+    fn targets(&self) -> Targets {
+        Targets::new(Follower::new(self.engine()))
+    }
+}
+
+fn add(engine: &mut Engine, kind: &'static str, new: Arc<dyn std::any::Any + Send + Sync>) {
+    let change = ObjectChange {
+        kind,
+        action: Action::ADD,
+        old: None,
+        new,
+    };
+    let change = engine.kept(change);
+    engine.object_changed(&change, now());
+}
+
+/// What is promised to these pods in one cycle.
+fn cycle(targets: &mut Targets, world: &World, pods: &[&str]) -> Vec<Result<String, String>> {
+    let snapshot = world.snapshot();
+    targets.begin(&snapshot);
+    let promised = pods.iter().map(|name| {
+        let pod = snapshot.pod("default", name).unwrap();
+        match targets.promise(&snapshot, pod) {
+            Ok(node) => Ok(node.to_string()),
+            Err(why) => Err(why.to_string()),
+        }
+    });
+    let promised = promised.collect();
+    targets.end();
+    promised
+}
+
+fn to(node: &str) -> Result<String, String> {
+    Ok(node.to_owned())
+}
+
+#[test]
+fn who_fits_nowhere_else_stays_and_the_scheduler_says_why() {
+    let mut world = World::of(3);
+    world.nodes[1]["spec"] = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
+    world.pod("p", "n0", "3", &json!({}));
+    world.pod("big", "n2", "2", &json!({}));
+    let mut targets = world.targets();
+    let said = cycle(&mut targets, &world, &["p"]).remove(0).unwrap_err();
+    assert!(
+        said.starts_with("NoTarget: 0/3 nodes are available: "),
+        "{said}"
+    );
+    for part in [
+        "1 Insufficient cpu",
+        "1 node(s) had untolerated taint",
+        "1 node(s) were what the pod is to leave",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    // What a pod tolerates and selects is no part of what the scheduler keeps of pods that run.
+    let tolerates = json!({"spec": {"tolerations": [{"operator": "Exists"}]}});
+    world.pod("q", "n0", "1", &tolerates);
+    let selects = json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "n0"}}});
+    world.pod("r", "n0", "0", &selects);
+    let mut targets = world.targets();
+    let found = cycle(&mut targets, &world, &["q", "r"]);
+    assert_eq!(found[0], to("n1"));
+    assert!(
+        found[1]
+            .as_ref()
+            .unwrap_err()
+            .contains("didn't match Pod's node affinity/selector")
+    );
+}
+
+#[test]
+fn promises_of_a_cycle_add_up_and_are_forgotten_after_it() {
+    let mut world = World::of(2);
+    world.pod("p", "n0", "1500m", &json!({}));
+    world.pod("q", "n0", "1500m", &json!({}));
+    world.pod("r", "n1", "2", &json!({}));
+    let mut targets = world.targets();
+    for _ in 0..3 {
+        let found = cycle(&mut targets, &world, &["p", "q"]);
+        assert_eq!(found[0], to("n1"));
+        assert!(
+            found[1]
+                .as_ref()
+                .unwrap_err()
+                .contains("1 Insufficient cpu")
+        );
+        // Who is promised room elsewhere keeps its own until it has gone.
+        let found = cycle(&mut targets, &world, &["p", "r"]);
+        assert_eq!(found[0], to("n1"));
+        assert!(
+            found[1]
+                .as_ref()
+                .unwrap_err()
+                .contains("1 Insufficient cpu")
+        );
+    }
+    // A cycle that was not ended is forgotten as well.
+    let snapshot = world.snapshot();
+    targets.begin(&snapshot);
+    let q = snapshot.pod("default", "q").unwrap();
+    assert_eq!(&*targets.promise(&snapshot, q).unwrap(), "n1");
+    assert_eq!(cycle(&mut targets, &world, &["p"])[0], to("n1"));
+}
+
+#[test]
+fn a_node_above_its_load_threshold_takes_nobody_and_promises_count_as_load() {
+    let mut world = World::of(3);
+    // The threshold for CPU is 65 percent of 4 CPUs.
+    world.usage("n1", "2700m");
+    world.usage("n2", "1500m");
+    world.pod("p", "n0", "1", &json!({}));
+    world.pod("q", "n0", "1", &json!({}));
+    let mut targets = world.targets();
+    let found = cycle(&mut targets, &world, &["p", "q"]);
+    assert_eq!(found[0], to("n2"));
+    let said = found[1].as_ref().unwrap_err();
+    assert!(
+        said.contains("2 node(s) cpu usage exceed threshold"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_full_quota_is_no_obstacle_to_who_is_counted_in_it_already() {
+    let mut world = World::of(2);
+    let quota = json!({
+        "metadata": {"name": "full", "namespace": "default", "uid": "quota",
+            "labels": {"quota.scheduling.koordinator.sh/is-parent": "false"}},
+        "spec": {"min": {"cpu": "2"}, "max": {"cpu": "2"}},
+    });
+    world
+        .others
+        .push(("elasticquotas.v1alpha1.scheduling.sigs.k8s.io", quota));
+    let member = json!({"metadata": {"labels": {"quota.scheduling.koordinator.sh/name": "full"}}});
+    world.pod("p", "n0", "2", &member);
+    let mut targets = world.targets();
+    assert_eq!(cycle(&mut targets, &world, &["p"])[0], to("n1"));
+    // The scheduler does refuse one more.
+    let mut more = world.pods[0].clone();
+    merge(
+        &mut more,
+        &json!({"metadata": {"name": "more", "uid": "more"}}),
+    );
+    more["spec"].as_object_mut().unwrap().remove("nodeName");
+    let mut engine = world.engine();
+    engine.pod_applied(Arc::new(serde_json::from_value(more).unwrap()), now());
+    assert_eq!(engine.schedule_one(now()).unwrap().node, None);
+}
+
+#[test]
+fn nothing_is_promised_of_pods_that_are_not_known() {
+    let mut world = World::of(2);
+    let mut targets = world.targets();
+    world.pod("p", "n0", "1", &json!({}));
+    let said = cycle(&mut targets, &world, &["p"]).remove(0).unwrap_err();
+    assert!(said.starts_with("TargetUnknown: "), "{said}");
+}
+
+#[test]
+fn pods_of_other_schedulers_go_by_the_first_profile() {
+    let mut world = World::of(2);
+    let other = json!({"spec": {"schedulerName": "default-scheduler"}});
+    world.pod("p", "n0", "1", &other);
+    let mut targets = world.targets();
+    assert_eq!(cycle(&mut targets, &world, &["p"])[0], to("n1"));
+}
+
+/// Six nodes with all kinds of pods.
+fn random(rng: &mut fastrand::Rng) -> World {
+    let mut world = World::of(6);
+    for at in 0..6 {
+        if rng.u8(..8) == 0 {
+            world.nodes[at]["spec"] = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
+        }
+        if rng.bool() {
+            let used = 200 * rng.usize(0..15);
+            world.usage(&format!("n{at}"), &format!("{used}m"));
+        }
+    }
+    for at in 0..24 {
+        let app = ["a", "b", "c"][rng.usize(..3)];
+        let mut over = json!({"metadata": {"labels": {"app": app}}});
+        let selector = json!({"matchLabels": {"app": app}});
+        let key = ["zone", "kubernetes.io/hostname"][rng.usize(..2)];
+        let spec = match rng.u8(..10) {
+            0 => json!({"tolerations": [{"key": "k", "operator": "Exists"}]}),
+            1 => json!({"nodeSelector": {"zone": format!("z{}", rng.u8(..3))}}),
+            2 => {
+                json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"topologyKey": key, "labelSelector": selector},
+                ]}}})
+            }
+            3 => {
+                json!({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"topologyKey": "zone", "labelSelector": selector},
+                ]}}})
+            }
+            4 => json!({"topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": selector},
+            ]}),
+            5 => {
+                json!({"containers": [{"name": "c", "image": "c", "ports": [{"containerPort": 1, "hostPort": 80}]}]})
+            }
+            _ => json!({}),
+        };
+        over["spec"] = spec;
+        let (node, cpu) = (rng.usize(..6), 100 * rng.usize(1..12));
+        world.pod(
+            &format!("p{at}"),
+            &format!("n{node}"),
+            &format!("{cpu}m"),
+            &over,
+        );
+    }
+    world
+}
+
+/// Whether the scheduler places `pod` anew on one of the nodes that `open` says, others being cordoned.
+fn scheduled(
+    engine: &mut Engine,
+    world: &World,
+    pod: &Value,
+    open: impl Fn(&str) -> bool,
+) -> Option<String> {
+    for node in &world.nodes {
+        let mut node = node.clone();
+        let name = node["metadata"]["name"].as_str().unwrap().to_owned();
+        node["spec"]["unschedulable"] = json!(!open(&name));
+        engine.node_applied(Arc::new(serde_json::from_value(node).unwrap()), now());
+    }
+    let mut next = pod.clone();
+    engine.pod_deleted(&serde_json::from_value(pod.clone()).unwrap(), now());
+    let name = pod["metadata"]["name"].as_str().unwrap();
+    merge(
+        &mut next,
+        &json!({"metadata": {"name": format!("{name}-next"), "uid": format!("{name}-next")}}),
+    );
+    next["spec"].as_object_mut().unwrap().remove("nodeName");
+    next.as_object_mut().unwrap().remove("status");
+    engine.pod_applied(Arc::new(serde_json::from_value(next).unwrap()), now());
+    engine.schedule_one(now()).unwrap();
+    let bound = engine
+        .take_outputs()
+        .into_iter()
+        .find_map(|output| match output {
+            Output::Bind(request) => Some(request),
+            _ => None,
+        });
+    let node = bound.map(|request| request.node.to_string());
+    if node.is_none() {
+        let mut uid: Pod = Pod::default();
+        uid.metadata.uid = Some(format!("{name}-next"));
+        engine.pod_deleted(&uid, now());
+    }
+    node
+}
+
+#[test]
+fn the_scheduler_can_place_whoever_was_promised_where_it_was_and_nobody_else() {
+    let mut rng = fastrand::Rng::with_seed(15);
+    let (mut promised, mut refused, mut several) = (0, 0, 0);
+    for _ in 0..60 {
+        let world = random(&mut rng);
+        let mut targets = world.targets();
+        let name = |at: usize| world.pods[at]["metadata"]["name"].as_str().unwrap();
+        // One after the other, each by itself: exactly what the scheduler says once the pod has gone.
+        for at in 0..6 {
+            let home = world.pods[at]["spec"]["nodeName"].as_str().unwrap();
+            let found = cycle(&mut targets, &world, &[name(at)]).remove(0);
+            let by_scheduler = scheduled(&mut world.engine(), &world, &world.pods[at], |node| {
+                node != home
+            });
+            assert_eq!(
+                found.is_ok(),
+                by_scheduler.is_some(),
+                "{found:?} {by_scheduler:?} {}",
+                world.pods[at]
+            );
+            let Ok(node) = found else {
+                refused += 1;
+                continue;
+            };
+            let there = scheduled(&mut world.engine(), &world, &world.pods[at], |open| {
+                open == node
+            });
+            assert_eq!(there, Some(node));
+        }
+        // Several in one cycle: each still fits where it was promised once those before have moved.
+        let mut order: Vec<usize> = (0..world.pods.len()).collect();
+        rng.shuffle(&mut order);
+        let order = &order[..8];
+        let names: Vec<&str> = order.iter().map(|at| name(*at)).collect();
+        let found = cycle(&mut targets, &world, &names);
+        let mut engine = world.engine();
+        let mut moved = 0;
+        for (at, found) in order.iter().zip(found) {
+            let Ok(node) = found else { continue };
+            let there = scheduled(&mut engine, &world, &world.pods[*at], |open| open == node);
+            assert_eq!(there, Some(node), "{}", world.pods[*at]);
+            moved += 1;
+        }
+        promised += moved;
+        several += usize::from(moved > 2);
+        // After all this, what is promised is what it would be had nothing been asked before.
+        let fresh = cycle(&mut world.targets(), &world, &names);
+        let fresh: Vec<bool> = fresh.iter().map(Result::is_ok).collect();
+        let again = cycle(&mut targets, &world, &names);
+        let again: Vec<bool> = again.iter().map(Result::is_ok).collect();
+        assert_eq!(fresh[0], again[0]);
+    }
+    assert!(
+        promised > 150 && refused > 20 && several > 20,
+        "{promised} {refused} {several}"
+    );
+}
