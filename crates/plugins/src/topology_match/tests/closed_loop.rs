@@ -8,7 +8,9 @@ use koord_model::kubelet::{self, CpuManager, Kubelet, Machine, Memory, Settings}
 use koord_model::numa::NumaMask;
 use koord_model::{alignment::fingerprint, export};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
+use std::collections::{BTreeMap, BTreeSet};
 
 const DEVICE: &str = "ex.com/a";
 const GI: u64 = 1 << 30;
@@ -71,6 +73,16 @@ struct World {
 
 impl World {
     fn new(args: Value, shapes: &[Shape]) -> Self {
+        let mut world = Self::unreported(args, shapes);
+        let names: Vec<String> = world.kubelets.keys().cloned().collect();
+        for name in &names {
+            world.report(name);
+        }
+        world
+    }
+
+    /// No exporter has looked.
+    fn unreported(args: Value, shapes: &[Shape]) -> Self {
         let mut world = Self {
             engine: engine(args),
             kubelets: BTreeMap::new(),
@@ -85,8 +97,7 @@ impl World {
             let amounts = json!({"cpu": cpus.to_string(), "memory": format!("{memory}Gi"),
                 "pods": "110", DEVICE: shape.near.len().to_string()});
             world.engine.node_applied(node(&name, amounts), now());
-            world.kubelets.insert(name.clone(), kubelet);
-            world.report(&name);
+            world.kubelets.insert(name, kubelet);
         }
         world
     }
@@ -148,6 +159,19 @@ impl World {
         let pod = read(pod);
         let mut kubelets = self.kubelets.values();
         kubelets.any(|kubelet| kubelet.clone().admit(&pod).is_ok())
+    }
+
+    /// How many of every 400th node have the CPUs for the containers, and a kubelet that refuses the pod.
+    fn misled(&self, pod: &Value, containers: &[Size]) -> usize {
+        if containers.iter().any(|size| size.2 > 0) {
+            return 0;
+        }
+        let pod = read(pod);
+        let wanted = containers.iter().map(|size| size.0 as usize).sum();
+        let kubelets = self.kubelets.values().step_by(400);
+        let enough = kubelets.filter(|kubelet| kubelet.shared_cpus().len() >= wanted);
+        let refuses = |kubelet: &&Kubelet| (*kubelet).clone().admit(&pod).is_err();
+        enough.filter(refuses).count()
     }
 }
 
@@ -271,38 +295,54 @@ proptest! {
     }
 }
 
-/// Ten thousand nodes of many shapes, pods in bursts, reports of the nodes that got some after each.
+/// Ten thousand nodes of random shapes with random pods on them; more pods in bursts between two reports of
+/// a node, while others go.
 #[test]
-fn ten_thousand_nodes_refuse_nothing() {
-    let shape = |at: u32| Shape {
-        nodes: [1, 2, 2, 4][at as usize % 4],
-        cores: [2, 4, 3, 8, 6][at as usize % 5],
-        scope: [Scope::Container, Scope::Pod][at as usize / 2 % 2],
-        near: (0..at % 3).map(|near| near as u8).collect(),
-    };
-    let shapes: Vec<Shape> = (0..10_000).map(shape).collect();
-    let sizes: [&[Size]; 5] = [
-        &[(5, 4, 0, false)],
-        &[(9, 2, 0, false)],
-        &[(3, 2, 1, false), (3, 2, 0, false)],
-        &[(2, 1, 0, false), (6, 1, 0, true)],
-        &[(13, 8, 0, false)],
-    ];
-    let mut world = World::new(json!({"cacheResyncPeriodSeconds": 5}), &shapes);
-    let mut placed = 0;
-    for burst in 0..12 {
-        let mut touched = std::collections::BTreeSet::new();
-        for at in 0..100 {
-            let name = format!("p{burst}-{at}");
-            let wanted = sized(&name, sizes[at % sizes.len()]);
-            let node = place(&mut world.engine, wanted.clone()).unwrap();
-            world.run(&name, &wanted, &node).unwrap();
-            touched.insert(node);
-            placed += 1;
+fn ten_thousand_random_nodes_refuse_nothing() {
+    // Always the same seed.
+    let mut random = TestRunner::deterministic();
+    let shapes: Vec<Shape> = (0..10_000).map(|_| drawn(&mut random, shape())).collect();
+    let args = json!({"cacheResyncPeriodSeconds": 5, "scoringStrategy": {"type": "MostAllocated"}});
+    let mut world = World::unreported(args, &shapes);
+    let names: Vec<String> = world.kubelets.keys().cloned().collect();
+    for name in &names {
+        for at in 0..drawn(&mut random, 0..3) {
+            let pod = format!("{name}-{at}");
+            let there = sized(&pod, &drawn(&mut random, containers()));
+            // It may be too large.
+            let _ = world.run(&pod, &there, name);
+        }
+        world.report(name);
+    }
+    let (mut placed, mut beside, mut misled) = (0, 0, 0);
+    for burst in 0..8 {
+        let mut touched = BTreeSet::new();
+        for at in 0..50 {
+            let name = format!("p{}", burst * 50 + at);
+            let containers = drawn(&mut random, containers());
+            let wanted = sized(&name, &containers);
+            if let Ok(node) = place(&mut world.engine, wanted.clone()) {
+                beside += usize::from(world.on.get(&node).is_some_and(|on| !on.is_empty()));
+                misled += world.misled(&wanted, &containers);
+                let admitted = world.run(&name, &wanted, &node);
+                assert!(admitted.is_ok(), "{admitted:?} on {node}: {wanted}");
+                touched.insert(node);
+                placed += 1;
+            } else {
+                world.engine.pod_deleted(&object(wanted), now());
+            }
+            let leaves = drawn(&mut random, 0u32..800);
+            touched.extend(world.leave(&format!("p{leaves}")));
         }
         for node in touched {
             world.report(&node);
         }
     }
-    assert_eq!(placed, 1_200);
+    println!("{placed} placed, {beside} beside others; sums mislead {misled} times");
+    assert!(placed > 300 && beside > 100 && misled > 200);
+}
+
+/// A value of those that `from` is about.
+fn drawn<S: Strategy>(random: &mut TestRunner, from: S) -> S::Value {
+    from.new_tree(random).unwrap().current()
 }
