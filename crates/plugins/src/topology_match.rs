@@ -11,18 +11,19 @@ mod pod;
 mod report;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use crate::topologies::{self, SeenTopology, TOPOLOGIES};
-use args::{Args, Books, ForeignPods, OverReserve, ResyncScope, Settings};
+use args::{Args, Books, OverReserve, ResyncScope, Settings};
 use desk::{Desk, is_counted};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use koord_api::topology::zone_name;
 use koord_model::alignment::{self, Ask, Policy, Unfit};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem,
+    Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore,
     Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -35,8 +36,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const NAME: &str = "NodeResourceTopologyMatch";
-/// Periods of resynchronisation after which a report that does not agree is complained about.
-const PATIENCE: i32 = 10;
 
 /// See the module documentation.
 #[derive(Debug)]
@@ -50,8 +49,8 @@ pub(crate) struct TopologyMatch {
     ended_on: FxHashMap<Arc<str>, Arc<str>>,
     /// Nodes whose report or pods changed since they were compared.
     unchecked: FxHashSet<Arc<str>>,
-    /// Pods that were refused, to be tried again when a report is believed.
-    refused: FxHashSet<Arc<str>>,
+    /// Pods that were refused, to be tried again when a report is believed, by uid.
+    refused: FxHashMap<Arc<str>, Arc<PodInfo>>,
     /// Of which node the report that came last gives more to pods that wait.
     heard: Option<NodeIndex>,
     /// When to look for reports that do not agree.
@@ -70,7 +69,7 @@ pub(crate) fn build(
         desks: FxHashMap::default(),
         ended_on: FxHashMap::default(),
         unchecked: FxHashSet::default(),
-        refused: FxHashSet::default(),
+        refused: FxHashMap::default(),
         heard: None,
         look: None,
     }))
@@ -118,8 +117,11 @@ impl TopologyMatch {
         let Some(desk) = self.desk(node, cycle.view) else {
             return Ok(());
         };
-        if self.is_unknown(desk) {
-            return Err(Refusal::Unknown);
+        if desk.is_doubtful() {
+            return Err(Refusal::Doubtful);
+        }
+        if !desk.binding.is_empty() {
+            return Err(Refusal::Binding);
         }
         let held = self.held(desk, cycle);
         let Some(free) = desk.free(&held) else {
@@ -148,107 +150,6 @@ impl TopologyMatch {
         let on_node = |id: ResourceId| view.nodes.allocatable(node, id) > 0;
         alignment::single(ask, desk.config.scope, free, on_node).is_ok()
     }
-
-    /// Counts a pod that came to a node, where that matters.
-    fn came(&mut self, pod: &PodInfo, node: NodeIndex, view: View<'_>) {
-        let own = self.own.contains(pod.scheduler_name());
-        let name = view.nodes.name(node).clone();
-        let how = match self.settings.books {
-            Books::None => return,
-            Books::Discard => {
-                if pod.node.is_none() {
-                    self.desk_mut(&name).binding.insert(pod.uid.clone());
-                }
-                return;
-            }
-            Books::OverReserve(how) => how,
-        };
-        self.unchecked.insert(name.clone());
-        let desk = self.desk_mut(&name);
-        if own {
-            // One that is bound already was placed before this process led.
-            if desk.report().is_some() && (pod.node.is_none() || desk.can_tell()) {
-                desk.hold(&pod.uid, &pod.requests, view.now);
-            }
-        } else {
-            if self.matters(&name, pod, how, view) {
-                self.desk_mut(&name).await_foreign(&pod.uid, view.now);
-            }
-        }
-        self.look_later(how, view);
-    }
-
-    /// Whether that the pod of another scheduler came to the node, or left it, makes its report doubtful.
-    fn matters(&self, name: &str, pod: &PodInfo, how: OverReserve, view: View<'_>) -> bool {
-        let Some(report) = self.desks.get(name).and_then(Desk::report) else {
-            return false;
-        };
-        match how.foreign {
-            ForeignPods::None => false,
-            ForeignPods::All => true,
-            ForeignPods::OnlyExclusiveResources => {
-                Print::of(pod, view.resources).is_exclusive(|id| report.lists(id))
-            }
-        }
-    }
-
-    fn look_later(&mut self, how: OverReserve, view: View<'_>) {
-        if self.look.is_none() {
-            self.look = Some(later(view.now, how));
-        }
-    }
-
-    /// Compares the reports that may have counted everything by now.
-    fn check(&mut self, how: OverReserve, view: View<'_>, fx: &mut Effects) {
-        for name in std::mem::take(&mut self.unchecked) {
-            let (Some(desk), Some(node)) = (self.desks.get_mut(&name), view.nodes.find(&name))
-            else {
-                continue;
-            };
-            if desk.resync(node, view, &how, |since| later(since, how) <= view.now) {
-                fx.touched.push(node);
-                fx.activate.extend(self.refused.drain());
-            }
-        }
-    }
-
-    /// Complains about reports that do not agree for long.
-    fn complain(&mut self, how: OverReserve, view: View<'_>, fx: &mut Effects) {
-        self.look = None;
-        let mut dirty = false;
-        for (name, desk) in &mut self.desks {
-            for since in desk.awaited() {
-                // One that never starts does not keep the node for ever.
-                match later(since, how) > view.now {
-                    true => dirty = true,
-                    false => drop(self.unchecked.insert(name.clone())),
-                }
-            }
-            let Some(since) = desk.since.filter(|_| !desk.told) else {
-                continue;
-            };
-            dirty = true;
-            if later(since, how) > view.now {
-                continue;
-            }
-            let node = view.nodes.find(name);
-            let Some((node, info)) = node.and_then(|it| Some((it, view.nodes.info(it)?))) else {
-                continue;
-            };
-            desk.told = true;
-            let meta = &info.object.metadata;
-            fx.problems.push(Problem {
-                kind: "Node",
-                namespace: String::new(),
-                name: name.to_string(),
-                uid: meta.uid.clone().unwrap_or_default(),
-                message: desk.complaint(node, view, &how),
-            });
-        }
-        if dirty {
-            self.look_later(how, view);
-        }
-    }
 }
 
 /// What is free of a resource in the zones that list it.
@@ -261,22 +162,21 @@ fn zone_amounts(
     zones.filter_map(move |(at, zone)| Some((zone, free.get(at, id)?)))
 }
 
-fn later(from: Timestamp, how: OverReserve) -> Timestamp {
-    let period = SignedDuration::try_from(how.period).unwrap_or(SignedDuration::MAX);
-    let patience = period.checked_mul(PATIENCE).unwrap_or(SignedDuration::MAX);
-    from.saturating_add(patience).unwrap_or(Timestamp::MAX)
-}
-
 enum Refusal {
-    /// What is reported is not all there is to know.
-    Unknown,
+    /// Pods of other schedulers came or went, and no report has counted that.
+    Doubtful,
+    /// Another pod is about to be bound.
+    Binding,
     Unfit(Unfit),
 }
 
 impl From<Refusal> for Rejection {
     fn from(refusal: Refusal) -> Self {
         Self::unschedulable(match refusal {
-            Refusal::Unknown => "invalid node topology data",
+            Refusal::Doubtful => {
+                "invalid node topology data: no report has counted the pods of other schedulers"
+            }
+            Refusal::Binding => "invalid node topology data: another pod is being bound",
             Refusal::Unfit(unfit) => unfit.message,
         })
     }
@@ -289,6 +189,8 @@ impl Plugin for TopologyMatch {
     fn points(&self) -> Points {
         Points::PRE_FILTER
             .or(Points::FILTER)
+            // Makes no room, and has to know who was refused.
+            .or(Points::POST_FILTER)
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
             .or(Points::RESERVE)
@@ -519,9 +421,15 @@ impl Bookkeeping for TopologyMatch {
         }
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        if self.over_reserve().is_some() {
-            self.unchecked.insert(view.nodes.name(node).clone());
+        let Some(how) = self.over_reserve() else {
+            return;
+        };
+        let name = view.nodes.name(node).clone();
+        if self.desks.get(&name).is_some_and(Desk::is_dirty) {
+            // While there was no node, nobody could be told.
+            self.look_later(how, view);
         }
+        self.unchecked.insert(name);
     }
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         let Some(how) = self.over_reserve() else {
@@ -545,7 +453,8 @@ impl Bookkeeping for TopologyMatch {
         _fx: &mut Effects,
     ) {
         if self.settings.books != Books::None && diagnosis.plugins.contains(&NAME) {
-            self.refused.insert(cycle.pod.uid.clone());
+            let pod = cycle.pod.clone();
+            self.refused.insert(pod.uid.clone(), pod);
         }
     }
     fn post_bind(&mut self, pod: &Arc<PodInfo>, node: &str, view: View<'_>, fx: &mut Effects) {
@@ -607,7 +516,7 @@ impl TopologyMatch {
         };
         if desk.binding.remove(uid) && desk.binding.is_empty() {
             fx.touched.extend(view.nodes.find(node));
-            fx.activate.extend(self.refused.drain());
+            fx.activate.extend(self.refused.drain().map(|(uid, _)| uid));
         }
     }
 }

@@ -255,7 +255,7 @@ async fn what_is_placed_by_the_exporters_report_is_admitted() {
 /// fingerprint is not that of its pods, the node waits; when the exporter has counted it, it takes pods.
 #[tokio::test]
 async fn a_foreign_pod_makes_the_node_wait_until_it_is_in_the_fingerprint() {
-    let stage = Stage::set(json!({"cacheResyncPeriodSeconds": 1})).await;
+    let stage = Stage::set(json!({"cacheResyncPeriodSeconds": 30})).await;
     let exporter = stage.export().await;
     stage.free([8, 8]).await;
     stage.pod("a", "5", "koord-scheduler").await;

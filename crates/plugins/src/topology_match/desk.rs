@@ -22,6 +22,13 @@ struct Counted {
     with_ended: Option<String>,
 }
 
+/// A pod of another scheduler that no report has counted.
+#[derive(Debug)]
+struct Awaited {
+    since: Timestamp,
+    needs: Amounts,
+}
+
 /// One node.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
@@ -33,12 +40,17 @@ pub(super) struct Desk {
     pub(super) config: Config,
     /// What pods need that `report` has not counted, by uid.
     held: FxHashMap<Arc<str>, Amounts>,
-    /// Their sum.
+    /// Their sum, with the pods of other schedulers if `unheard`.
     sum: Amounts,
     /// Pods of other schedulers left, and no report has counted that.
     left: bool,
-    /// Pods of other schedulers that no report has counted, by uid, and since when.
-    foreign: FxHashMap<Arc<str>, Timestamp>,
+    /// Pods of other schedulers that no report has counted, by uid.
+    foreign: FxHashMap<Arc<str>, Awaited>,
+    /// Since when there are such, or `left`.
+    doubt: Option<Timestamp>,
+    /// That lasted too long. Nobody waits any more: what the pods of other schedulers need counts as what
+    /// ours do, until a report agrees.
+    unheard: bool,
     /// Pods that are about to be bound, where these keep others away.
     pub(super) binding: FxHashSet<Arc<str>>,
     /// Pods that have ended and are still there, by uid.
@@ -84,35 +96,66 @@ impl Desk {
 
     /// What is missing because of the pod `uid`.
     pub(super) fn held_by(&self, uid: &str) -> Option<&Amounts> {
-        self.held.get(uid)
+        let foreign = || self.foreign.get(uid).filter(|_| self.unheard);
+        let held = self.held.get(uid);
+        held.or_else(|| foreign().map(|awaited| &awaited.needs))
     }
 
     /// Whether the believed report may not be all there is to know.
     pub(super) fn is_dirty(&self) -> bool {
-        self.is_doubtful() || !self.held.is_empty()
+        self.has_foreign() || !self.held.is_empty()
     }
 
     /// Whether pods of other schedulers came or went, and no report has counted that.
-    pub(super) fn is_doubtful(&self) -> bool {
+    fn has_foreign(&self) -> bool {
         self.left || !self.foreign.is_empty()
     }
 
+    /// Whether such a report is waited for.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.has_foreign() && !self.unheard
+    }
+
+    /// Since when, if so.
+    pub(super) fn doubtful_since(&self) -> Option<Timestamp> {
+        self.doubt.filter(|_| self.is_doubtful())
+    }
+
+    /// Waits no longer. What was free by the believed report, without what any pod needs that came since,
+    /// is free still: a pod that leaves takes nothing.
+    pub(super) fn give_up(&mut self) {
+        self.unheard = true;
+        self.recount();
+    }
+
     /// A pod of another scheduler came, or starts.
-    pub(super) fn await_foreign(&mut self, uid: &Arc<str>, now: Timestamp) {
-        self.foreign.insert(uid.clone(), now);
-        self.since.get_or_insert(now);
+    pub(super) fn await_foreign(&mut self, uid: &Arc<str>, needs: &Amounts, now: Timestamp) {
+        let awaited = Awaited {
+            since: now,
+            needs: needs.clone(),
+        };
+        self.foreign.insert(uid.clone(), awaited);
+        self.foreign_moved(now);
     }
 
     /// A pod of another scheduler left.
     pub(super) fn foreign_left(&mut self, uid: &str, now: Timestamp) {
         self.foreign.remove(uid);
         self.left = true;
+        self.foreign_moved(now);
+    }
+
+    fn foreign_moved(&mut self, now: Timestamp) {
         self.since.get_or_insert(now);
+        self.doubt.get_or_insert(now);
+        if self.unheard {
+            self.recount();
+        }
     }
 
     /// Since when each of the pods of other schedulers is waited for.
     pub(super) fn awaited(&self) -> impl Iterator<Item = Timestamp> {
-        self.foreign.values().copied()
+        self.foreign.values().map(|awaited| awaited.since)
     }
 
     /// Counts a pod until a report has. `false` where nobody reports.
@@ -170,12 +213,22 @@ impl Desk {
     fn settle(&mut self) {
         if self.held.is_empty() {
             // Sums of what is gone are nothing.
-            self.sum = Amounts::new();
+            self.recount();
         }
         if !self.is_dirty() {
             (self.since, self.told) = (None, false);
+            (self.doubt, self.unheard) = (None, false);
             self.report = self.newest.clone();
             self.config = self.report.as_ref().map(|it| it.config).unwrap_or_default();
+        }
+    }
+
+    fn recount(&mut self) {
+        self.sum = Amounts::new();
+        let foreign = self.foreign.values().filter(|_| self.unheard);
+        let foreign = foreign.map(|awaited| &awaited.needs);
+        for needs in self.held.values().chain(foreign) {
+            self.sum.add_all(needs);
         }
     }
 
@@ -234,12 +287,11 @@ impl Desk {
         }
         // A pod that was placed after the exporter looked is in no fingerprint, and stays held.
         self.held.retain(|uid, _| !known.uids.contains(uid));
-        self.sum = Amounts::new();
-        for needs in self.held.values() {
-            self.sum.add_all(needs);
-        }
-        let was_doubtful = std::mem::take(&mut self.left) || !self.foreign.is_empty();
-        (self.foreign).retain(|uid, since| !known.uids.contains(uid) && !too_long(*since));
+        let was_doubtful = self.is_doubtful();
+        (self.foreign).retain(|uid, it| !known.uids.contains(uid) && !too_long(it.since));
+        (self.left, self.unheard) = (false, false);
+        self.doubt = self.awaited().min();
+        self.recount();
         (self.since, self.told) = (None, false);
         if self.is_dirty() {
             self.since = Some(view.now);
@@ -274,10 +326,16 @@ impl Desk {
         } else {
             format!(
                 "what {} pods need is missing in each of its NUMA nodes",
-                self.held.len()
+                self.uncounted()
             )
         };
         format!("NodeResourceTopology of the node {why}: {effect} until they agree")
+    }
+
+    /// Pods whose needs are missing in each zone.
+    fn uncounted(&self) -> usize {
+        let foreign = if self.unheard { self.foreign.len() } else { 0 };
+        self.held.len() + foreign
     }
 
     /// For people: what is believed and what is in doubt.
@@ -299,8 +357,9 @@ impl Desk {
             "scope": format!("{:?}", self.config.scope),
             "available": serde_json::Value::Object(zones.collect()),
             "missingInEach": amounts(&self.sum),
-            "uncountedPods": self.held.len(),
-            "foreignPodsUncounted": self.is_doubtful(),
+            "uncountedPods": self.uncounted(),
+            "foreignPodsUncounted": self.has_foreign(),
+            "waitsForReport": self.is_doubtful(),
             "binding": self.binding.len(),
             "fingerprint": self.newest.as_ref().and_then(|report| report.fingerprint.clone()),
             "since": self.since.map(|since| since.to_string()),

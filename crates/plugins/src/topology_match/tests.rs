@@ -6,6 +6,7 @@ mod clusters;
 mod edges;
 mod reports;
 mod rows;
+mod unheard;
 
 use super::*;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -140,6 +141,10 @@ fn problems(engine: &mut Engine) -> Vec<String> {
     });
     texts.collect()
 }
+
+/// Why a node takes no pod while a report is waited for.
+const WAITS: &str =
+    "invalid node topology data: no report has counted the pods of other schedulers";
 
 const SINGLE: &str = "SingleNUMANodeContainerLevel";
 
@@ -337,7 +342,7 @@ fn ac2_a_node_with_a_pod_on_its_way_takes_no_other() {
     assert!(place(&mut engine, pod("pod1", &small)).is_ok());
     assert_eq!(
         place(&mut engine, pod("pod2", &small)),
-        refused("invalid node topology data")
+        refused("invalid node topology data: another pod is being bound")
     );
     engine.bind_finished("pod1", Ok(()), now());
     assert!(decide(&mut engine, at(400)).is_ok());
@@ -369,7 +374,7 @@ fn a_foreign_pod_makes_the_node_wait_until_a_report_has_it() {
             assert!(found.is_ok(), "{detect}");
             continue;
         }
-        assert_eq!(found, refused("invalid node topology data"), "{detect}");
+        assert_eq!(found, refused(WAITS), "{detect}");
         engine.object_changed(
             &report("b", SINGLE, printed(POD1), two_zones(18, 20)),
             now(),

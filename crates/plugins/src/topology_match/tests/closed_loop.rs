@@ -295,6 +295,40 @@ proptest! {
     }
 }
 
+/// The exporter has died, pods of other schedulers come and go, and nobody waits for it any more: what is
+/// placed is admitted all the same.
+#[test]
+fn without_reports_nothing_is_given_twice() {
+    let mut random = TestRunner::deterministic();
+    let (mut placed, mut nowhere, mut foreign) = (0, 0, 0);
+    for _ in 0..120 {
+        let shapes = drawn(&mut random, proptest::collection::vec(shape(), 1..4));
+        let mut world = World::new(json!({"cacheResyncPeriodSeconds": 5}), &shapes);
+        for step in 0..20 {
+            let name = format!("p{step}");
+            let wanted = sized(&name, &drawn(&mut random, containers()));
+            if drawn(&mut random, any::<bool>()) {
+                let node = format!("n{}", drawn(&mut random, 0..shapes.len()));
+                let theirs = super::cache::of_others(wanted, "default");
+                foreign += usize::from(world.run(&name, &theirs, &node).is_ok());
+            } else if let Ok(node) = place(&mut world.engine, wanted.clone()) {
+                let admitted = world.run(&name, &wanted, &node);
+                assert!(admitted.is_ok(), "{admitted:?} on {node}: {wanted}");
+                placed += 1;
+            } else {
+                world.engine.pod_deleted(&object(wanted), now());
+                nowhere += 1;
+            }
+            world.leave(&format!("p{}", drawn(&mut random, 0..60)));
+            for _ in 0..2 {
+                world.engine.schedule_one(at(60 * step));
+            }
+        }
+    }
+    println!("{placed} placed beside {foreign} of others, {nowhere} nowhere");
+    assert!(placed > 100 && nowhere > 100 && foreign > 150);
+}
+
 /// Ten thousand nodes of random shapes with random pods on them; more pods in bursts between two reports of
 /// a node, while others go.
 #[test]

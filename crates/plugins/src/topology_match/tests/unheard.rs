@@ -1,0 +1,132 @@
+//! Reports that never agree: pods of other schedulers are waited for, and not for ever.
+
+use super::cache::{asks, believed, cached, each_zone_has, fits, of_others};
+use super::*;
+
+/// A fingerprint of pods that nobody knows.
+const STRANGE: &str = "pfp0v0010000000000000001";
+
+/// Lets what is due at `second` be done. What is complained about; who is placed is taken away again.
+fn wait_until(engine: &mut Engine, second: i64) -> (Vec<String>, usize) {
+    engine.take_outputs();
+    let mut outputs = Vec::new();
+    for _ in 0..8 {
+        engine.schedule_one(at(second));
+        outputs.extend(engine.take_outputs());
+    }
+    let (mut said, mut placed) = (Vec::new(), 0);
+    for output in outputs {
+        match output {
+            Output::Problem(it) => said.push(format!("{} {}: {}", it.kind, it.name, it.message)),
+            Output::Bind(bind) => {
+                placed += 1;
+                engine.pod_deleted(&bind.pod.object, at(second));
+            }
+            _ => {}
+        }
+    }
+    (said, placed)
+}
+
+/// How often that is complained of then.
+fn complaints(engine: &mut Engine, second: i64) -> usize {
+    wait_until(engine, second).0.len()
+}
+
+/// A pod of another scheduler that runs.
+fn foreign(name: &str, cpu: u32, memory: u32) -> Arc<Pod> {
+    bound(
+        of_others(asks(name, cpu, memory), "default"),
+        "node1",
+        "Running",
+    )
+}
+
+/// Ten periods of five seconds; then what the pod needs is missing in each zone, whichever it is in, until
+/// a report has counted it.
+#[test]
+fn a_report_that_never_has_a_foreign_pod_is_waited_for_a_while() {
+    for attributes in [json!({}), printed(STRANGE)] {
+        let mut engine = cached(json!({}));
+        believed(&mut engine, "node1", attributes.clone(), [(30, 60); 2]);
+        engine.pod_applied(foreign("pod1", 8, 16), now());
+        assert_eq!(place(&mut engine, asks("a", 1, 1)), refused(WAITS));
+        for second in [1, 20, 49] {
+            // Exporters go on. What they say is free is not to be had.
+            let free = 30 + u32::try_from(second).unwrap();
+            believed(&mut engine, "node1", attributes.clone(), [(free, 60); 2]);
+            assert_eq!(wait_until(&mut engine, second), (Vec::new(), 0));
+            let waits = asks(&format!("b{second}"), 1, 1);
+            assert_eq!(place(&mut engine, waits), refused(WAITS));
+        }
+        let (said, placed) = wait_until(&mut engine, 50);
+        // Those who waited are tried again.
+        assert_eq!(placed, 4);
+        let [said] = said.as_slice() else {
+            panic!("{said:?}")
+        };
+        assert!(
+            said.starts_with("Node node1: NodeResourceTopology of the node "),
+            "{said}"
+        );
+        let why = attributes.as_object().unwrap().keys().next();
+        let why = why.map_or("has no attribute nodeTopologyPodsFingerprint", |_| STRANGE);
+        assert!(said.contains(why), "{said}");
+        let effect = "what 1 pods need is missing in each of its NUMA nodes until they agree";
+        assert!(said.ends_with(effect), "{said}");
+        each_zone_has(&mut engine, 22, 44);
+        assert_eq!(complaints(&mut engine, 500), 0);
+        // An exporter that was repaired.
+        believed(&mut engine, "node1", printed(POD1), [(22, 44), (30, 44)]);
+        each_zone_has(&mut engine, 30, 44);
+    }
+}
+
+/// While no report agrees, others come and go, and nobody waits again.
+#[test]
+fn what_comes_to_a_node_that_nobody_waits_for_is_counted_at_once() {
+    let mut engine = cached(json!({}));
+    believed(&mut engine, "node1", printed(STRANGE), [(30, 60); 2]);
+    engine.pod_applied(foreign("pod1", 8, 16), now());
+    assert_eq!(complaints(&mut engine, 50), 1);
+    each_zone_has(&mut engine, 22, 44);
+    engine.pod_applied(foreign("pod2", 2, 4), at(60));
+    each_zone_has(&mut engine, 20, 40);
+    let ours = asks("pod3", 3, 3);
+    assert!(place(&mut engine, ours.clone()).is_ok());
+    each_zone_has(&mut engine, 17, 37);
+    engine.pod_deleted(&foreign("pod1", 8, 16), at(61));
+    each_zone_has(&mut engine, 25, 53);
+    engine.pod_deleted(&object(ours), at(61));
+    each_zone_has(&mut engine, 28, 56);
+    // One that has a report makes the node wait for the next, as ever.
+    let hash = koord_model::alignment::fingerprint::pod("default", "pod2");
+    let only = koord_model::alignment::fingerprint::of([hash]);
+    believed(&mut engine, "node1", printed(&only), [(28, 56), (30, 56)]);
+    each_zone_has(&mut engine, 30, 56);
+    engine.pod_applied(foreign("pod4", 1, 1), at(70));
+    assert_eq!(place(&mut engine, asks("c", 1, 1)), refused(WAITS));
+    assert_eq!(complaints(&mut engine, 119), 0);
+    assert_eq!(place(&mut engine, asks("d", 1, 1)), refused(WAITS));
+    assert_eq!(complaints(&mut engine, 120), 1);
+    each_zone_has(&mut engine, 29, 55);
+}
+
+/// Whoever left is not in the reports that agree, either, and takes nothing.
+#[test]
+fn a_foreign_pod_that_left_is_not_waited_for_for_ever() {
+    let mut engine = cached(json!({}));
+    believed(&mut engine, "node1", printed(POD1), [(30, 60); 2]);
+    engine.pod_applied(foreign("pod1", 8, 16), now());
+    believed(&mut engine, "node1", printed(POD1), [(22, 44), (30, 44)]);
+    each_zone_has(&mut engine, 30, 44);
+    engine.pod_deleted(&foreign("pod1", 8, 16), at(10));
+    believed(&mut engine, "node1", printed(STRANGE), [(64, 128); 2]);
+    assert_eq!(place(&mut engine, asks("a", 1, 1)), refused(WAITS));
+    assert_eq!(complaints(&mut engine, 59), 0);
+    assert!(!fits(&mut engine, 1, 1));
+    assert_eq!(complaints(&mut engine, 60), 1);
+    each_zone_has(&mut engine, 30, 44);
+    believed(&mut engine, "node1", printed(NOBODY), [(30, 60); 2]);
+    each_zone_has(&mut engine, 30, 60);
+}

@@ -1,0 +1,155 @@
+//! Which reports are waited for, and for how long.
+
+use super::TopologyMatch;
+use super::args::{Books, ForeignPods, OverReserve};
+use super::desk::Desk;
+use super::pod::Print;
+use jiff::{SignedDuration, Timestamp};
+use koord_scheduler::framework::{Effects, Problem, View};
+use koord_scheduler::state::{NodeIndex, PodInfo};
+use std::sync::Arc;
+
+/// Periods of resynchronisation that a report is waited for. One that does not agree by then is
+/// complained about.
+const PATIENCE: i32 = 10;
+
+impl TopologyMatch {
+    /// Counts a pod that came to a node, where that matters.
+    pub(super) fn came(&mut self, pod: &PodInfo, node: NodeIndex, view: View<'_>) {
+        let own = self.own.contains(pod.scheduler_name());
+        let name = view.nodes.name(node).clone();
+        let how = match self.settings.books {
+            Books::None => return,
+            Books::Discard => {
+                if pod.node.is_none() {
+                    self.desk_mut(&name).binding.insert(pod.uid.clone());
+                }
+                return;
+            }
+            Books::OverReserve(how) => how,
+        };
+        self.unchecked.insert(name.clone());
+        let desk = self.desk_mut(&name);
+        if own {
+            // One that is bound already was placed before this process led.
+            if desk.report().is_some() && (pod.node.is_none() || desk.can_tell()) {
+                desk.hold(&pod.uid, &pod.requests, view.now);
+            }
+        } else {
+            if self.matters(&name, pod, how, view) {
+                let desk = self.desk_mut(&name);
+                desk.await_foreign(&pod.uid, &pod.requests, view.now);
+            }
+        }
+        self.look_later(how, view);
+    }
+
+    /// Whether that the pod of another scheduler came to the node, or left it, makes its report doubtful.
+    pub(super) fn matters(
+        &self,
+        name: &str,
+        pod: &PodInfo,
+        how: OverReserve,
+        view: View<'_>,
+    ) -> bool {
+        let Some(report) = self.desks.get(name).and_then(Desk::report) else {
+            return false;
+        };
+        match how.foreign {
+            ForeignPods::None => false,
+            ForeignPods::All => true,
+            ForeignPods::OnlyExclusiveResources => {
+                Print::of(pod, view.resources).is_exclusive(|id| report.lists(id))
+            }
+        }
+    }
+
+    pub(super) fn look_later(&mut self, how: OverReserve, view: View<'_>) {
+        if self.look.is_none() {
+            self.look = Some(later(view.now, how));
+        }
+    }
+
+    /// Compares the reports that may have counted everything by now.
+    pub(super) fn check(&mut self, how: OverReserve, view: View<'_>, fx: &mut Effects) {
+        for name in std::mem::take(&mut self.unchecked) {
+            let (Some(desk), Some(node)) = (self.desks.get_mut(&name), view.nodes.find(&name))
+            else {
+                continue;
+            };
+            if desk.resync(node, view, &how, |since| later(since, how) <= view.now) {
+                fx.touched.push(node);
+                self.wake(node, view, fx);
+            }
+        }
+    }
+
+    /// More is known of the node: whoever was refused and may find room there is tried again. Thousands may
+    /// wait, and every node is heard of each minute.
+    fn wake(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
+        let refused = self.refused.values();
+        let may = refused.filter(|pod| self.may_have_room(pod, node, view));
+        let woken: Vec<Arc<str>> = may.map(|pod| pod.uid.clone()).collect();
+        for uid in &woken {
+            self.refused.remove(uid);
+        }
+        fx.activate.extend(woken);
+    }
+
+    /// Waits no longer for reports that do not agree for long, and complains about them.
+    pub(super) fn complain(&mut self, how: OverReserve, view: View<'_>, fx: &mut Effects) {
+        let mut next: Option<Timestamp> = None;
+        let mut opened = Vec::new();
+        let mut is_due = |since: Timestamp| {
+            let at = later(since, how);
+            let is_due = at <= view.now;
+            if !is_due {
+                next = Some(next.map_or(at, |next| next.min(at)));
+            }
+            is_due
+        };
+        for (name, desk) in &mut self.desks {
+            for since in desk.awaited() {
+                // One that never starts is no reason to wait for another report.
+                if is_due(since) {
+                    self.unchecked.insert(name.clone());
+                }
+            }
+            let opens = desk.doubtful_since().is_some_and(&mut is_due);
+            if opens {
+                desk.give_up();
+            }
+            let lasts = desk.since.filter(|_| !desk.told).is_some_and(&mut is_due);
+            let node = view.nodes.find(name);
+            let Some((node, info)) = node.and_then(|it| Some((it, view.nodes.info(it)?))) else {
+                continue;
+            };
+            if opens {
+                fx.touched.push(node);
+                opened.push(node);
+            }
+            if !opens && !lasts {
+                continue;
+            }
+            desk.told = true;
+            let meta = &info.object.metadata;
+            fx.problems.push(Problem {
+                kind: "Node",
+                namespace: String::new(),
+                name: name.to_string(),
+                uid: meta.uid.clone().unwrap_or_default(),
+                message: desk.complaint(node, view, &how),
+            });
+        }
+        self.look = next;
+        for node in opened {
+            self.wake(node, view, fx);
+        }
+    }
+}
+
+fn later(from: Timestamp, how: OverReserve) -> Timestamp {
+    let period = SignedDuration::try_from(how.period).unwrap_or(SignedDuration::MAX);
+    let patience = period.checked_mul(PATIENCE).unwrap_or(SignedDuration::MAX);
+    from.saturating_add(patience).unwrap_or(Timestamp::MAX)
+}
