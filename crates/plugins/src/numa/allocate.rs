@@ -24,6 +24,12 @@ pub(super) struct Plan<'a> {
 }
 
 impl Plan<'_> {
+    /// Whether the kubelet takes the first NUMA node that has room, whatever is chosen here.
+    fn takes_first(&self) -> bool {
+        let single = self.policy == Some(NumaPolicyKind::SingleNumaNode);
+        single && self.bind.is_none() && self.incoming.whole && self.side.is_static()
+    }
+
     /// How much more the CPUs of a bound pod count for.
     pub(super) fn amplifies(&self) -> Option<f64> {
         self.bind.map(|_| self.side.ratio)
@@ -501,6 +507,9 @@ pub(super) fn hints(
 
 /// How well the pod would fill the NUMA nodes of `mask`.
 fn zone_score(plan: &Plan<'_>, settings: &Settings, free: &[(u8, Amounts)], mask: NumaMask) -> i64 {
+    if plan.takes_first() {
+        return 0;
+    }
     let inside = |zones: &[(u8, Amounts)], id| -> i64 {
         let zones = zones.iter().filter(|(zone, _)| mask.has(*zone));
         zones.map(|(_, zone)| zone.get(id)).sum()

@@ -365,6 +365,12 @@ impl NodeSide {
         (side, reader.problems)
     }
 
+    /// Whether the kubelet gives CPUs to containers by itself.
+    pub(super) fn is_static(&self) -> bool {
+        let kubelet = self.report.said.kubelet.as_ref();
+        kubelet.is_some_and(|kubelet| kubelet.policy == "static")
+    }
+
     /// The NUMA nodes.
     pub(super) fn mask(&self) -> NumaMask {
         self.zones.iter().map(|(id, _)| *id).collect()

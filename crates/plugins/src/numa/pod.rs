@@ -3,13 +3,14 @@
 use super::args::Settings;
 use super::node::policy_named;
 use crate::restricted;
+use k8s_openapi::api::core::v1::Container;
 use koord_api::extension::{
     self, CpuBindPolicy, CpuExclusivePolicy, NumaTopologySpec, ReservationAffinity, ResourceSpec,
     ResourceStatus, SchedulingHint,
 };
 use koord_api::priority::PriorityClass;
-use koord_api::qos::{self, QosClass};
-use koord_api::{annotations, labels};
+use koord_api::qos::{self, KubeQos, QosClass, kube_of_pod};
+use koord_api::{annotations, labels, quantity, resources};
 use koord_model::cpuset::{BindPolicy, CpuSet, ExclusivePolicy};
 use koord_model::numa::{NumaExclusive, NumaPolicyKind};
 use koord_model::resources::{Amounts, CPU, ResourceId, ResourceTable, amount};
@@ -37,6 +38,8 @@ pub(super) struct Incoming {
     pub(super) wish: Option<Wish>,
     pub(super) policy: Option<NumaPolicyKind>,
     exclusive: Option<NumaExclusive>,
+    /// A kubelet whose CPU manager is static gives each of its containers CPUs for itself.
+    pub(super) whole: bool,
     /// It runs nowhere but in a reservation.
     pub(super) reserved_only: bool,
     /// It may use what reservations hold.
@@ -99,6 +102,7 @@ impl Incoming {
             wish,
             policy,
             exclusive,
+            whole: said.whole,
             reserved_only,
             ignores_reservations: label(labels::RESERVATION_IGNORED)
                 .is_some_and(|value| value == "true"),
@@ -147,7 +151,9 @@ impl Incoming {
         signature.number(wish);
         let policy = self.policy.map_or(0, |policy| policy as i64 + 1);
         let exclusive = self.exclusive.map_or(0, |exclusive| exclusive as i64 + 1);
-        let flags = i64::from(self.reserved_only) + 2 * i64::from(self.ignores_reservations);
+        let flags = i64::from(self.reserved_only)
+            + 2 * i64::from(self.ignores_reservations)
+            + 4 * i64::from(self.whole);
         signature.number(policy * 100 + exclusive * 10 + flags);
         if let Some(Designated { cpus, zones }) = &self.designated {
             signature.count(cpus.len());
@@ -162,12 +168,28 @@ impl Incoming {
     }
 }
 
+/// Whether it is Guaranteed and all its containers have whole CPUs.
+fn is_whole(pod: &PodInfo) -> bool {
+    let spec = pod.spec();
+    let init = spec.and_then(|spec| spec.init_containers.as_ref());
+    let main = spec.into_iter().flat_map(|spec| &spec.containers);
+    let mut all = init.into_iter().flatten().chain(main);
+    let whole = |container: &Container| {
+        let requests = container.resources.as_ref()?.requests.as_ref()?;
+        let cpu = quantity::parse(requests.get(resources::CPU)?).ok()?;
+        Some(cpu.milli_value() % 1000 == 0)
+    };
+    kube_of_pod(&pod.object) == KubeQos::Guaranteed && all.all(|it| whole(it) == Some(true))
+}
+
 /// The pod's annotations, as they were read once; errors say what is malformed.
 struct Said {
     numa: Result<NumaTopologySpec, String>,
     /// Whether it names or selects reservations.
     reserved_only: Result<bool, String>,
     cpus: Result<ResourceSpec, String>,
+    /// See [`Incoming::whole`].
+    whole: bool,
     /// What it was given before, where a scheduling hint makes that binding.
     designated: Result<Option<Designated>, String>,
 }
@@ -187,6 +209,7 @@ impl Said {
                             .is_some()
                 }),
                 cpus: read(pod, annotations::RESOURCE_SPEC),
+                whole: is_whole(pod),
                 designated: designates(pod).and_then(|it| match it {
                     true => designated(pod, table),
                     false => Ok(None),

@@ -1,6 +1,7 @@
 mod alignment;
 mod binding;
 mod books;
+mod closed_loop;
 mod reservations;
 mod rows;
 mod scores;
@@ -62,7 +63,7 @@ fn build_engine_with(
 }
 
 /// Sockets, NUMA nodes per socket, cores per node, threads per core; numbered in that order.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Machine([u32; 4]);
 
 impl Machine {

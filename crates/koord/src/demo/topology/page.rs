@@ -27,8 +27,8 @@ fn about(outcome: &Outcome) -> String {
 
 const CAVEAT: &str = "Nothing waits for a container on simulated nodes: the rate is that at which this control \
     plane makes, binds and fails pods. Real kubelets are slower, and do not stop either. These pods are of one size, in \
-    scope pod: with several sizes, a kubelet whose CPU manager is static may choose other NUMA nodes than NodeNUMAResource \
-    did, and refuse some; with CPU manager none, koordlet gives pods the CPUs that were chosen.";
+    scope pod: with several sizes, a kubelet whose CPU manager is static may get them in another order than \
+    NodeNUMAResource placed them, and refuse some; with CPU manager none, koordlet gives pods the CPUs that were chosen.";
 
 fn rate(outcome: &Outcome, chain: Chain) -> f64 {
     let rates = &outcome.failed_pods_per_minute;
