@@ -101,6 +101,7 @@ impl Recorder {
                 host: Some(host.to_owned()).filter(|host| !host.is_empty()),
             },
             clock,
+            last: jiff::Timestamp::MIN,
             correlator: Correlator::default(),
             dropped: dropped.clone(),
         };
@@ -187,6 +188,8 @@ struct Writer {
     client: kube::Client,
     source: EventSource,
     clock: Clock,
+    /// When the last event was made: the time is part of its name, so no two have the same.
+    last: jiff::Timestamp,
     correlator: Correlator,
     dropped: Arc<AtomicU64>,
 }
@@ -243,7 +246,9 @@ impl Writer {
     /// What is to be sent for `note`, if anything.
     fn judge(&mut self, note: Note) -> Option<(Verdict, Event)> {
         let now = self.clock.now();
-        let event = self.event(note, now);
+        let next = self.last.checked_add(jiff::SignedDuration::from_nanos(1));
+        self.last = now.max(next.unwrap_or(now));
+        let event = self.event(note, self.last);
         let (verdict, event) = self.correlator.judge(event, now);
         (!matches!(verdict, Verdict::Drop)).then_some((verdict, event))
     }

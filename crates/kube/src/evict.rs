@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::Eviction;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta};
 use kube::client::Body;
 use kube::core::Status;
 use std::time::Duration;
@@ -51,6 +51,8 @@ pub struct EvictOptions {
     pub uid: Option<String>,
     /// Overrides the pod's own grace period, in seconds.
     pub grace_period_seconds: Option<i64>,
+    /// What else the deletion shall be like; the fields of this struct come first.
+    pub delete_options: Option<DeleteOptions>,
     /// Ask what would happen, change nothing.
     pub dry_run: bool,
 }
@@ -71,6 +73,22 @@ pub enum EvictOutcome {
     },
 }
 
+fn delete_options(options: &EvictOptions) -> DeleteOptions {
+    let mut all = options.delete_options.clone().unwrap_or_default();
+    if let Some(seconds) = options.grace_period_seconds {
+        all.grace_period_seconds = Some(seconds);
+    }
+    if options.dry_run {
+        all.dry_run = Some(vec!["All".to_owned()]);
+    }
+    if let Some(uid) = &options.uid {
+        all.preconditions.get_or_insert_default().uid = Some(uid.clone());
+    }
+    // An eviction says itself what it is.
+    (all.api_version, all.kind) = (None, None);
+    all
+}
+
 /// Asks for the eviction of a pod. Waits for nothing and retries nothing: a refusal is an answer
 /// that the caller has to plan with.
 ///
@@ -89,15 +107,7 @@ pub async fn evict_pod(
             name: Some(name.to_owned()),
             ..ObjectMeta::default()
         },
-        delete_options: Some(DeleteOptions {
-            grace_period_seconds: options.grace_period_seconds,
-            dry_run: options.dry_run.then(|| vec!["All".to_owned()]),
-            preconditions: options.uid.clone().map(|uid| Preconditions {
-                uid: Some(uid),
-                ..Preconditions::default()
-            }),
-            ..DeleteOptions::default()
-        }),
+        delete_options: Some(delete_options(options)),
     };
     let mut eviction = serde_json::to_value(&eviction).map_err(kube::Error::SerdeError)?;
     eviction["apiVersion"] = options.version.api_version().into();
