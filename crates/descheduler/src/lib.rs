@@ -21,6 +21,7 @@ pub mod daemon;
 pub mod framework;
 pub mod low_node_load;
 pub mod plugins;
+pub mod migration;
 pub mod registry;
 pub mod report;
 pub mod rules;

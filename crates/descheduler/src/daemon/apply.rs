@@ -87,7 +87,7 @@ async fn act(
 async fn go(client: &Client, planned: &Move) -> Outcome {
     let pod = &planned.pod;
     match &planned.intent {
-        None => Ok("nothing is done in a dry run".to_owned()),
+        None | Some(Intent::Nothing) => Ok("nothing is done in a dry run".to_owned()),
         Some(Intent::Job(job)) => {
             let jobs = Api::<PodMigrationJob>::all(client.clone());
             let created = jobs.create(&PostParams::default(), job).await;

@@ -4,6 +4,7 @@ use super::{
     Action, Ask, Evictor, Filter, Intent, Kept, Limiter, Limits, Move, Note, Placement, Plan,
     Profile, Strategy, StrategyError, Why,
 };
+use crate::migration::plugin::Migrations;
 use crate::state::{NodeInfo, PodInfo, Snapshot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelector};
 use koord_api::selector;
@@ -21,6 +22,8 @@ pub struct Framework {
     pub limits: Limits,
     /// Nothing is done; plans say what would be.
     pub dry_run: bool,
+    /// Reservations have no PersistentVolumeClaims: feature gate `DisablePVCReservation`.
+    pub without_claims: bool,
     /// Who knows where pods can go; without anybody, whoever evicts finds out.
     pub placement: Option<Box<dyn Placement>>,
 }
@@ -50,6 +53,21 @@ struct Shared {
 type Point = fn(&mut Profile) -> &mut Vec<Box<dyn Strategy>>;
 
 impl Framework {
+    /// What those share that make jobs or keep pods from them, each once, in the order of profiles.
+    #[must_use]
+    pub fn migrations(&self) -> Vec<Arc<Migrations>> {
+        let mut all = Vec::<Arc<Migrations>>::new();
+        for profile in &self.profiles {
+            let of_filters = profile.filters.iter().filter_map(|one| one.migrations());
+            for one in profile.evictor.migrations().into_iter().chain(of_filters) {
+                if !all.iter().any(|known| Arc::ptr_eq(known, &one)) {
+                    all.push(one);
+                }
+            }
+        }
+        all
+    }
+
     /// Looks at `snapshot` and says what is to be done. With fewer than two nodes that are ready, nothing is.
     pub fn run(&mut self, snapshot: &Snapshot) -> Plan {
         let mut shared = Shared {

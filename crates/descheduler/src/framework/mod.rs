@@ -11,6 +11,7 @@ pub use cycle::{Cycle, Framework};
 pub use limits::{Limiter, Limits};
 pub use plan::{Action, Intent, Kept, Move, Note, Plan, Why};
 
+use crate::migration::plugin::Migrations;
 use crate::state::{NodeInfo, PodInfo, Snapshot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelector};
 use std::fmt::Debug;
@@ -63,6 +64,10 @@ pub trait Filter: Debug + Send {
     }
     /// `pod` was put into the plan. Later questions of this cycle count with it.
     fn moved(&mut self, _snapshot: &Snapshot, _pod: &Arc<PodInfo>) {}
+    /// What it shares with whoever works on jobs, if it is about them.
+    fn migrations(&self) -> Option<Arc<Migrations>> {
+        None
+    }
 }
 
 /// What a strategy asks for.
@@ -87,6 +92,10 @@ pub trait Evictor: Debug + Send {
     /// # Errors
     /// It does not, and why.
     fn evict(&mut self, snapshot: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why>;
+    /// What it shares with whoever works on jobs, if it makes them.
+    fn migrations(&self) -> Option<Arc<Migrations>> {
+        None
+    }
 }
 
 /// Who knows where pods can go: the scheduler's own rules, handed in by whoever runs the descheduler.

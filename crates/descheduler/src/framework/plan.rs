@@ -30,6 +30,8 @@ impl Why {
 pub enum Intent {
     /// This job is created.
     Job(Box<PodMigrationJob>),
+    /// Nothing: the evictor only shows what it would do.
+    Nothing,
     /// It is evicted through its sub-resource.
     Evict(Option<DeleteOptions>),
 }

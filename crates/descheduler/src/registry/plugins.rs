@@ -2,6 +2,8 @@
 
 use super::{Built, Registry};
 use crate::low_node_load::{self, LowNodeLoad};
+use crate::migration::args::MigrationControllerArgs;
+use crate::migration::plugin as migration;
 use crate::plugins::{custom_priority, fragmentation_aware, scale_down_bin_pack};
 
 pub(super) fn all() -> Registry {
@@ -9,6 +11,12 @@ pub(super) fn all() -> Registry {
     use fragmentation_aware::{FragmentationAware, FragmentationAwareArgs};
     use scale_down_bin_pack::{ScaleDownBinPack, ScaleDownBinPackArgs};
     Registry::default()
+        .with::<MigrationControllerArgs>(
+            migration::NAME,
+            true,
+            MigrationControllerArgs::validate,
+            |args, about| Ok(migration::build(args, about.profile)),
+        )
         .with(
             low_node_load::NAME,
             true,

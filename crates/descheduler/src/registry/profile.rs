@@ -174,6 +174,7 @@ impl Completed {
             node_selector: config.node_selector.clone(),
             limits,
             dry_run: config.dry_run,
+            without_claims: false,
             placement: None,
         })
     }

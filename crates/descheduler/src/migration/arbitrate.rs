@@ -1,0 +1,171 @@
+//! Which of the jobs that wait may begin.
+//!
+//! Source: Koordinator `pkg/descheduler/controllers/migration/arbitrator`.
+
+use super::filter::{Census, Owned, Rules};
+use super::{Stage, has_passed, stage};
+use crate::framework::Why;
+use crate::rules;
+use crate::state::{Owner, PodInfo, Snapshot};
+use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
+use rustc_hash::FxHashMap;
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+/// A job that waits, and its pod.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    /// The job.
+    pub job: Arc<PodMigrationJob>,
+    /// `None` when it is not there.
+    pub pod: Option<Arc<PodInfo>>,
+}
+
+/// What becomes of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may begin.
+    Pass,
+    /// Its pod is not there, as far as the snapshot knows.
+    Missing,
+    /// It waits on.
+    Wait(Why),
+    /// It never will.
+    Fail(Why),
+}
+
+/// Judges the jobs of `snapshot` that wait, in the order in which they come. Each of them is judged by the rules that
+/// `rules` finds for it. What passes counts for those that come later.
+#[must_use]
+pub fn arbitrate<'a>(
+    snapshot: &Snapshot,
+    rules: impl Fn(&PodMigrationJob) -> &'a Rules,
+) -> Vec<(Arc<PodMigrationJob>, Verdict)> {
+    let jobs = snapshot.jobs.iter();
+    let waits = |job: &&Arc<PodMigrationJob>| {
+        stage(job) == Stage::Waiting && job.metadata.deletion_timestamp.is_none()
+    };
+    let waiting: Vec<_> = jobs
+        .filter(waits)
+        .map(|job| Waiting {
+            pod: pod_of(snapshot, job),
+            job: job.clone(),
+        })
+        .collect();
+    if waiting.is_empty() {
+        return Vec::new();
+    }
+    let owned = Owned::new(snapshot);
+    let mut census = Census::new(snapshot, |job| stage(job) == Stage::Begun);
+    let judge = |waiting: Waiting| {
+        let verdict = match &waiting.pod {
+            // Nobody can say which limits it would take from.
+            None => Verdict::Missing,
+            Some(pod) => {
+                let rules = rules(&waiting.job);
+                let may = rules.is_first(&census, pod);
+                let may = may.and_then(|()| rules.is_free(snapshot, &owned, &census, pod));
+                match (rules.is_movable(snapshot, pod), may) {
+                    (Err(why), _) => Verdict::Fail(why),
+                    (Ok(()), Err(why)) => Verdict::Wait(why),
+                    (Ok(()), Ok(())) => {
+                        census.count(pod);
+                        Verdict::Pass
+                    }
+                }
+            }
+        };
+        (waiting.job, verdict)
+    };
+    sorted(snapshot, waiting).into_iter().map(judge).collect()
+}
+
+fn pod_of(snapshot: &Snapshot, job: &PodMigrationJob) -> Option<Arc<PodInfo>> {
+    let named = &job.spec.pod_ref;
+    let pod = snapshot.pod(named.namespace.as_deref()?, named.name.as_deref()?)?;
+    let uid = named.uid.as_deref().filter(|uid| !uid.is_empty());
+    uid.is_none_or(|uid| *uid == *pod.uid).then(|| pod.clone())
+}
+
+/// In the order in which they are judged: those of batch Jobs of which most pods move already come first, those of one
+/// batch Job together, then by what their pods matter, then the newest.
+#[must_use]
+pub fn sorted(snapshot: &Snapshot, mut jobs: Vec<Waiting>) -> Vec<Waiting> {
+    by_creation(&mut jobs);
+    by_pod(&mut jobs, rules::sort);
+    by_controller(&mut jobs);
+    by_migrating(&mut jobs, snapshot);
+    jobs
+}
+
+/// The newest first, to the second.
+pub fn by_creation(jobs: &mut [Waiting]) {
+    let created = |one: &Waiting| {
+        let created = one.job.metadata.creation_timestamp.as_ref();
+        Reverse(created.map(|created| created.0.as_second()))
+    };
+    jobs.sort_by_key(created);
+}
+
+/// As `sort` sorts their pods; those without one come first.
+pub fn by_pod(jobs: &mut [Waiting], sort: impl Fn(&mut [Arc<PodInfo>])) {
+    let mut pods: Vec<_> = jobs.iter().filter_map(|one| one.pod.clone()).collect();
+    sort(&mut pods);
+    let ranks = pods.iter().enumerate();
+    let ranks: FxHashMap<&str, usize> = ranks.map(|(at, pod)| (&*pod.uid, at + 1)).collect();
+    jobs.sort_by_key(|one| {
+        let rank = one.pod.as_ref().and_then(|pod| ranks.get(&*pod.uid));
+        rank.copied().unwrap_or(0)
+    });
+}
+
+/// Those of one batch Job come together, where the first of them is.
+pub fn by_controller(jobs: &mut [Waiting]) {
+    let mut first = FxHashMap::default();
+    let places: Vec<usize> = jobs
+        .iter()
+        .enumerate()
+        .map(|(at, one)| match batch_job(one) {
+            Some(owner) => *first.entry(owner.uid.clone()).or_insert(at),
+            None => at,
+        })
+        .collect();
+    let mut placed: Vec<_> = places.into_iter().zip(jobs.iter().cloned()).collect();
+    placed.sort_by_key(|(place, _)| *place);
+    for (old, (_, new)) in jobs.iter_mut().zip(placed) {
+        *old = new;
+    }
+}
+
+/// Those of batch Jobs of which most pods move come first.
+pub fn by_migrating(jobs: &mut [Waiting], snapshot: &Snapshot) {
+    let mut known = FxHashMap::default();
+    for owner in jobs.iter().filter_map(batch_job) {
+        known
+            .entry(owner.uid.clone())
+            .or_insert_with(|| migrating(snapshot, &owner.uid));
+    }
+    jobs.sort_by_key(|one| {
+        let count = batch_job(one).and_then(|owner| known.get(&owner.uid));
+        Reverse(count.copied().unwrap_or(0))
+    });
+}
+
+/// How many jobs move pods of `owner`.
+#[must_use]
+pub fn migrating(snapshot: &Snapshot, owner: &str) -> usize {
+    let of = |pod: &&Arc<PodInfo>| pod.owners.iter().any(|one| &*one.uid == owner);
+    let pods: Vec<_> = snapshot.pods.iter().filter(of).collect();
+    let moves = |job: &&Arc<PodMigrationJob>| {
+        let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
+        let runs = has_passed(job) || phase == Some(&PodMigrationJobPhase::Running);
+        let uid = job.spec.pod_ref.uid.as_deref();
+        runs && pods.iter().any(|pod| uid == Some(&*pod.uid))
+    };
+    snapshot.jobs.iter().filter(moves).count()
+}
+
+fn batch_job(one: &Waiting) -> Option<&Owner> {
+    let owner = one.pod.as_ref()?.controller()?;
+    (&*owner.kind == "Job").then_some(owner)
+}

@@ -1,0 +1,410 @@
+//! Which pods may be moved, and whether it may be done now.
+//!
+//! Source: Koordinator `pkg/descheduler/controllers/migration/arbitrator/filter.go`.
+
+use super::args::{Gate, MigrationControllerArgs, RESERVATION_FIRST};
+use super::limits::at_most;
+use crate::framework::Why;
+use crate::rules::{Evictable, Namespaces, overrides};
+use crate::state::{Owner, PodInfo, Snapshot, Workload};
+use koord_api::annotations;
+use koord_api::extension::parse_eviction_cost;
+use koord_api::scheduling::PodMigrationJob;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Namespace and name.
+type Name = (Arc<str>, Arc<str>);
+/// How many jobs there are, by the UID of their pod.
+type Counts = FxHashMap<Arc<str>, usize>;
+/// Pods, and the UIDs by which their jobs know them.
+type Known = BTreeMap<Name, FxHashSet<Arc<str>>>;
+
+/// The pods of a snapshot by who owns them.
+#[derive(Debug, Clone, Default)]
+pub struct Owned(FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>);
+
+impl Owned {
+    /// Of all owners.
+    #[must_use]
+    pub fn new(snapshot: &Snapshot) -> Self {
+        let mut by = FxHashMap::<_, Vec<_>>::default();
+        for pod in &snapshot.pods {
+            for owner in &pod.owners {
+                by.entry(owner.uid.clone()).or_default().push(pod.clone());
+            }
+        }
+        Self(by)
+    }
+
+    /// The pods of which one of `owners` is an owner.
+    pub fn by<'a>(&'a self, owners: &'a [Arc<str>]) -> impl Iterator<Item = &'a Arc<PodInfo>> {
+        owners.iter().filter_map(|uid| self.0.get(uid)).flatten()
+    }
+}
+
+/// Pods that are on the move, as limits count them.
+#[derive(Debug, Clone, Default)]
+pub struct Census {
+    /// How many jobs there are, and how many of each pod, by UID.
+    jobs: usize,
+    of_pod: Counts,
+    of_name: FxHashSet<Name>,
+    /// By namespace: how many in all, and of each pod.
+    of_namespace: FxHashMap<Arc<str>, (usize, Counts)>,
+    /// By node: UIDs of the pods that have one.
+    on_node: FxHashMap<Arc<str>, FxHashSet<Arc<str>>>,
+    /// By namespace and controller.
+    of_workload: FxHashMap<(Arc<str>, Arc<str>), Known>,
+}
+
+impl Census {
+    /// Of those of `snapshot`'s jobs that `counts` says so of.
+    #[must_use]
+    pub fn new(snapshot: &Snapshot, counts: impl Fn(&PodMigrationJob) -> bool) -> Self {
+        let mut census = Self::default();
+        let uids = snapshot.jobs.iter().filter(|job| counts(job));
+        let uids: FxHashSet<&str> = uids
+            .filter_map(|job| job.spec.pod_ref.uid.as_deref())
+            .collect();
+        // A job may know a pod by its UID alone.
+        let named = snapshot.pods.iter().filter(|pod| uids.contains(&*pod.uid));
+        let by_uid: FxHashMap<&str, &Arc<PodInfo>> = named.map(|pod| (&*pod.uid, pod)).collect();
+        for job in snapshot.jobs.iter().filter(|job| counts(job)) {
+            let text = |text: &Option<String>| Arc::from(text.as_deref().unwrap_or_default());
+            let named = &job.spec.pod_ref;
+            let name: Name = (text(&named.namespace), text(&named.name));
+            let uid: Arc<str> = text(&named.uid);
+            let pod = snapshot.pod(&name.0, &name.1);
+            census.add(name, uid.clone(), pod);
+            if let Some(pod) = by_uid.get(&*uid) {
+                census.stay(pod);
+            }
+        }
+        census
+    }
+
+    fn stay(&mut self, pod: &PodInfo) {
+        if let Some(node) = &pod.node {
+            let on = self.on_node.entry(node.clone()).or_default();
+            on.insert(pod.uid.clone());
+        }
+    }
+
+    fn add(&mut self, name: Name, uid: Arc<str>, pod: Option<&Arc<PodInfo>>) {
+        self.jobs += 1;
+        *self.of_pod.entry(uid.clone()).or_default() += 1;
+        let (all, each) = self.of_namespace.entry(name.0.clone()).or_default();
+        *all += 1;
+        *each.entry(uid.clone()).or_default() += 1;
+        if let Some(pod) = pod {
+            self.stay(pod);
+            if let Some(owner) = pod.controller() {
+                let of = (name.0.clone(), owner.uid.clone());
+                let pods = self.of_workload.entry(of).or_default();
+                pods.entry(name.clone()).or_default().insert(uid);
+            }
+        }
+        self.of_name.insert(name);
+    }
+
+    /// From now on `pod` moves too, if it did not.
+    pub fn count(&mut self, pod: &Arc<PodInfo>) {
+        if !self.of_pod.contains_key(&pod.uid) {
+            let name = (pod.namespace.clone(), pod.name.clone());
+            self.add(name, pod.uid.clone(), Some(pod));
+        }
+    }
+
+    /// Whether there is a job for `pod`, by its UID or its name.
+    #[must_use]
+    pub fn has(&self, pod: &PodInfo) -> bool {
+        let name = (pod.namespace.clone(), pod.name.clone());
+        self.of_pod.contains_key(&pod.uid) || self.of_name.contains(&name)
+    }
+
+    /// Jobs of other pods than `pod`.
+    #[must_use]
+    pub fn others(&self, pod: &PodInfo) -> usize {
+        self.jobs - self.of_pod.get(&pod.uid).copied().unwrap_or(0)
+    }
+
+    /// Jobs of other pods of its namespace.
+    #[must_use]
+    pub fn others_of_namespace(&self, pod: &PodInfo) -> usize {
+        let Some((all, each)) = self.of_namespace.get(&pod.namespace) else {
+            return 0;
+        };
+        all - each.get(&pod.uid).copied().unwrap_or(0)
+    }
+
+    /// Other pods of its node that have a job.
+    #[must_use]
+    pub fn others_on_node(&self, pod: &PodInfo, node: &str) -> usize {
+        let on = self.on_node.get(node);
+        on.map_or(0, |on| on.len() - usize::from(on.contains(&pod.uid)))
+    }
+
+    /// Other pods of its controller that have a job, by name.
+    pub fn others_of_workload<'a>(
+        &'a self,
+        pod: &'a PodInfo,
+        owner: &Owner,
+    ) -> impl Iterator<Item = &'a Name> {
+        let of = (pod.namespace.clone(), owner.uid.clone());
+        let pods = self.of_workload.get(&of).into_iter().flatten();
+        let other = move |(_, uids): &(&Name, &FxHashSet<Arc<str>>)| {
+            uids.len() > usize::from(uids.contains(&pod.uid))
+        };
+        pods.filter(other).map(|(name, _)| name)
+    }
+}
+
+/// The rules that `MigrationControllerArgs` make.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    args: Arc<MigrationControllerArgs>,
+    evictable: Evictable,
+    namespaces: Option<Namespaces>,
+    /// A PriorityClass that does not exist.
+    unknown_class: Option<String>,
+}
+
+impl Rules {
+    /// Those of `args`; priorities are looked up in `classes`.
+    #[must_use]
+    pub fn new(args: Arc<MigrationControllerArgs>, classes: &BTreeMap<String, i32>) -> Self {
+        let threshold = args.priority_threshold.as_ref();
+        let threshold = threshold.filter(|_| !args.skips(Gate::PriorityThreshold));
+        let value = threshold.and_then(|threshold| threshold.value);
+        let name = threshold.map(|threshold| threshold.name.as_str());
+        let name = name.filter(|name| value.is_none() && !name.is_empty());
+        let known = name.and_then(|name| classes.get(name).copied());
+        let bare = args.skips(Gate::BarePods);
+        let labels = args.label_selector.clone();
+        Self {
+            evictable: Evictable {
+                evict_failed_bare_pods: args.evict_failed_bare_pods || bare,
+                evict_all_bare_pods: args.evict_all_bare_pods || bare,
+                evict_system_critical_pods: args.evict_system_critical_pods
+                    || args.skips(Gate::SystemCritical),
+                evict_local_storage_pods: args.evict_local_storage_pods
+                    || args.skips(Gate::LocalStorage),
+                ignore_pvc_pods: args.ignore_pvc_pods && !args.skips(Gate::Pvc),
+                priority_threshold: value.or(known),
+                label_selector: labels.filter(|_| !args.skips(Gate::LabelSelector)),
+            },
+            namespaces: args
+                .namespaces
+                .clone()
+                .filter(|_| !args.skips(Gate::Namespaces)),
+            unknown_class: name.filter(|_| known.is_none()).map(str::to_owned),
+            args,
+        }
+    }
+
+    /// Whether `pod` has no job yet.
+    ///
+    /// # Errors
+    /// It has.
+    pub fn is_first(&self, census: &Census, pod: &PodInfo) -> Result<(), Why> {
+        if census.has(pod) {
+            return Err(Why::new(
+                "ExistingJob",
+                "a PodMigrationJob moves it already",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether its scheduler knows reservations, if it is moved with one.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn is_reservable(&self, pod: &PodInfo) -> Result<(), Why> {
+        let scheduler = &pod.shape.scheduler_name;
+        let args = &self.args;
+        if args.default_job_mode != RESERVATION_FIRST || args.scheduler_names.contains(scheduler) {
+            return Ok(());
+        }
+        let known = args.scheduler_names.join(", ");
+        let said = format!("nothing can be reserved: its scheduler is {scheduler}, not {known}");
+        Err(Why::new("SchedulerName", said))
+    }
+
+    /// Whether `pod` may be moved at all. No later time makes it so.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn is_movable(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+        if overrides(pod) {
+            return Ok(());
+        }
+        if let Some(namespaces) = &self.namespaces
+            && !namespaces.allow(&pod.namespace)
+        {
+            let said = format!("namespaces leave {} out", pod.namespace);
+            return Err(Why::new("Namespaces", said));
+        }
+        let cost = pod.annotation(annotations::EVICTION_COST);
+        let cost = cost.and_then(|cost| parse_eviction_cost(cost).ok());
+        if cost == Some(i32::MAX) {
+            let said = format!("its {} says never", annotations::EVICTION_COST);
+            return Err(Why::new("MaxEvictionCost", said));
+        }
+        if let (Some(name), false) = (
+            &self.unknown_class,
+            self.evictable.evict_system_critical_pods,
+        ) {
+            let said = format!("priorityThreshold: there is no PriorityClass {name}");
+            return Err(Why::new("PriorityThreshold", said));
+        }
+        self.evictable.check(pod)?;
+        self.is_spare(snapshot, pod)
+    }
+
+    /// Whether its workload is large enough for one to be away.
+    fn is_spare(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+        const RULE: &str = "ExpectedReplicas";
+        let Some(owner) = pod.controller() else {
+            return Ok(());
+        };
+        if self.args.skips(Gate::ExpectedReplicas) {
+            return Ok(());
+        }
+        let replicas = replicas(snapshot, owner)?;
+        let migrating = at_most(replicas, self.args.max_migrating_per_workload.as_ref())?;
+        let unavailable = at_most(replicas, self.args.max_unavailable_per_workload.as_ref())?;
+        if self.args.skip_check_expected_replicas == Some(true) {
+            return Ok(());
+        }
+        let (kind, name) = (&owner.kind, &owner.name);
+        let said = match replicas {
+            0 => match snapshot.workloads.get(&owner.uid) {
+                Some(Workload::Known { .. }) => format!("{kind} {name} wants no replica"),
+                _ => format!("nobody can say how many replicas {kind} {name} wants"),
+            },
+            1 => format!("it is the only replica of {kind} {name}"),
+            all if all == migrating => {
+                format!("maxMigratingPerWorkload would let all {all} replicas of {name} go")
+            }
+            all if all == unavailable => {
+                format!("maxUnavailablePerWorkload would let all {all} replicas of {name} go")
+            }
+            _ => return Ok(()),
+        };
+        Err(Why::new(RULE, said))
+    }
+
+    /// Whether `pod` may be moved now, beside those that `census` counts.
+    ///
+    /// # Errors
+    /// A limit is reached.
+    pub fn is_free(
+        &self,
+        snapshot: &Snapshot,
+        owned: &Owned,
+        census: &Census,
+        pod: &PodInfo,
+    ) -> Result<(), Why> {
+        if overrides(pod) {
+            return Ok(());
+        }
+        let limit = |limit: Option<i32>, gate: Gate| {
+            let on = limit.filter(|limit| *limit > 0 && !self.args.skips(gate));
+            on.and_then(|limit| usize::try_from(limit).ok())
+        };
+        let args = &self.args;
+        let reached = |rule: &'static str, count: usize, limit: Option<usize>, whose: &str| {
+            let limit = limit.filter(|limit| count >= *limit);
+            limit.map_or(Ok(()), |limit| {
+                let said = format!("{count} pods {whose} move already, {limit} may");
+                Err(Why::new(rule, said))
+            })
+        };
+        let global = limit(args.max_migrating_globally, Gate::MaxMigratingGlobally);
+        let count = census.others(pod);
+        reached("MaxMigratingGlobally", count, global, "of the cluster")?;
+        if let Some(node) = &pod.node {
+            let of_node = limit(args.max_migrating_per_node, Gate::MaxMigratingPerNode);
+            let count = census.others_on_node(pod, node);
+            let whose = format!("of node {node}");
+            reached("MaxMigratingPerNode", count, of_node, &whose)?;
+        }
+        let gate = Gate::MaxMigratingPerNamespace;
+        let of_namespace = limit(args.max_migrating_per_namespace, gate);
+        let count = census.others_of_namespace(pod);
+        let whose = format!("of namespace {}", pod.namespace);
+        reached("MaxMigratingPerNamespace", count, of_namespace, &whose)?;
+        self.is_free_of_workload(snapshot, owned, census, pod)
+    }
+
+    fn is_free_of_workload(
+        &self,
+        snapshot: &Snapshot,
+        owned: &Owned,
+        census: &Census,
+        pod: &PodInfo,
+    ) -> Result<(), Why> {
+        let args = &self.args;
+        let skips = [
+            Gate::MaxMigratingPerWorkload,
+            Gate::MaxUnavailablePerWorkload,
+        ]
+        .map(|gate| args.skips(gate));
+        let Some(owner) = pod.controller() else {
+            return Ok(());
+        };
+        if skips == [true; 2] {
+            return Ok(());
+        }
+        let replicas = replicas(snapshot, owner)?;
+        let exceeds = |count: usize, most: i64| i64::try_from(count).unwrap_or(i64::MAX) >= most;
+        let (kind, name) = (&owner.kind, &owner.name);
+        let mut away: FxHashSet<Name> = census.others_of_workload(pod, owner).cloned().collect();
+        if !skips[0] {
+            let most = at_most(replicas, args.max_migrating_per_workload.as_ref())?;
+            // The first of a workload is let through: whether one may go at all is another question.
+            if !away.is_empty() && exceeds(away.len(), most) {
+                let count = away.len();
+                let said = format!("{count} pods of {kind} {name} move already, {most} may");
+                return Err(Why::new("MaxMigratingPerWorkload", said));
+            }
+        }
+        if skips[1] {
+            return Ok(());
+        }
+        let most = at_most(replicas, args.max_unavailable_per_workload.as_ref())?;
+        if let Some(Workload::Known { controllers, .. }) = snapshot.workloads.get(&owner.uid) {
+            let idle = owned.by(controllers);
+            let idle = idle.filter(|other| other.namespace == pod.namespace);
+            let idle = idle.filter(|other| !(is_at_work(other) && other.is_ready()));
+            away.extend(idle.map(|pod| (pod.namespace.clone(), pod.name.clone())));
+        }
+        if exceeds(away.len(), most) {
+            let count = away.len();
+            let said =
+                format!("{count} pods of {kind} {name} move or are not ready, {most} may be so");
+            return Err(Why::new("MaxUnavailablePerWorkload", said));
+        }
+        Ok(())
+    }
+}
+
+/// Whether it has not ended and is not being deleted.
+fn is_at_work(pod: &PodInfo) -> bool {
+    pod.is_active() && !pod.deleting
+}
+
+/// How many replicas `owner` wants; 0 when nobody can say.
+fn replicas(snapshot: &Snapshot, owner: &Owner) -> Result<i64, Why> {
+    match snapshot.workloads.get(&owner.uid) {
+        Some(Workload::Known { replicas, .. }) => Ok(*replicas),
+        Some(Workload::Error(error)) => {
+            let said = format!("{} {}: {error}", owner.kind, owner.name);
+            Err(Why::new("WorkloadUnknown", said))
+        }
+        Some(Workload::Unresolved) | None => Ok(0),
+    }
+}

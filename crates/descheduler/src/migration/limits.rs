@@ -1,0 +1,201 @@
+//! How many pods of a workload may go, and how fast.
+
+use super::args::{LimitedObject, MigrationControllerArgs};
+use crate::framework::Why;
+use crate::state::{PodInfo, Workload};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// `share` of `replicas`, rounded down; `None` if it is neither a number nor a percentage.
+#[must_use]
+pub fn scaled(share: &IntOrString, replicas: i64) -> Option<i64> {
+    match share {
+        IntOrString::Int(number) => Some(i64::from(*number)),
+        IntOrString::String(text) => {
+            let percent: i64 = text.strip_suffix('%')?.parse().ok()?;
+            Some(percent.saturating_mul(replicas).div_euclid(100))
+        }
+    }
+}
+
+/// How many of `replicas` pods may be away at a time: `share` of them, at least one. Without it 10 % of more than ten,
+/// two of four to ten, one of fewer. Never more than there are.
+///
+/// # Errors
+/// `share` is neither a number nor a percentage.
+pub fn at_most(replicas: i64, share: Option<&IntOrString>) -> Result<i64, Why> {
+    let wanted = match share {
+        None if replicas > 10 => replicas / 10,
+        None if replicas >= 4 => 2,
+        None => 1,
+        Some(share) => match scaled(share, replicas) {
+            Some(0) => 1,
+            Some(number) => number,
+            None => {
+                let said = format!("{share:?} is neither a number nor a percentage");
+                return Err(Why::new("MalformedLimit", said));
+            }
+        },
+    };
+    Ok(wanted.min(replicas))
+}
+
+/// A bucket that is full with `burst` tokens and gets `rate` of them per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bucket {
+    rate: f64,
+    burst: f64,
+    tokens: f64,
+    at: Timestamp,
+}
+
+impl Bucket {
+    /// Full.
+    #[must_use]
+    pub fn full(rate: f64, burst: f64, now: Timestamp) -> Self {
+        Self {
+            rate,
+            burst,
+            tokens: burst,
+            at: now,
+        }
+    }
+
+    /// How many tokens there are at `now`; a clock that goes back takes none away.
+    #[must_use]
+    pub fn tokens(&self, now: Timestamp) -> f64 {
+        let passed = now.duration_since(self.at).as_secs_f64().max(0.0);
+        (self.tokens + passed * self.rate).min(self.burst)
+    }
+
+    /// Takes one, if there is a whole one.
+    pub fn take(&mut self, now: Timestamp) -> bool {
+        self.tokens = self.tokens(now);
+        self.at = self.at.max(now);
+        let there = self.tokens >= 1.0;
+        if there {
+            self.tokens -= 1.0;
+        }
+        there
+    }
+
+    fn set_rate(&mut self, rate: f64, now: Timestamp) {
+        self.tokens = self.tokens(now);
+        self.at = self.at.max(now);
+        self.rate = rate;
+    }
+}
+
+/// How long it is since pods of a workload or of a namespace went: a bucket for each whose pods went lately.
+#[derive(Debug, Clone, Default)]
+pub struct ObjectLimits {
+    buckets: FxHashMap<(LimitedObject, Arc<str>), (Bucket, Timestamp)>,
+}
+
+fn key(kind: LimitedObject, pod: &PodInfo) -> Option<Arc<str>> {
+    match kind {
+        LimitedObject::Workload => pod.controller().map(|owner| owner.uid.clone()),
+        LimitedObject::Namespace => Some(pod.namespace.clone()),
+    }
+}
+
+impl ObjectLimits {
+    /// Whether `pod` may go at `now`.
+    ///
+    /// # Errors
+    /// Others of its workload or namespace went too short a time ago.
+    pub fn allows(
+        &self,
+        args: &MigrationControllerArgs,
+        pod: &PodInfo,
+        now: Timestamp,
+    ) -> Result<(), Why> {
+        let on = args.object_limiters.iter();
+        for (kind, limiter) in on.filter(|(_, limiter)| limiter.duration.as_nanos() > 0) {
+            let bucket = key(*kind, pod).and_then(|key| self.buckets.get(&(*kind, key)));
+            let Some((bucket, _)) = bucket else {
+                continue;
+            };
+            if bucket.tokens(now) < 1.0 {
+                let (rule, whose) = match kind {
+                    LimitedObject::Workload => ("WorkloadLimiter", "its workload"),
+                    LimitedObject::Namespace => ("NamespaceLimiter", "its namespace"),
+                };
+                let said = format!("pods of {whose} went within {} already", limiter.duration);
+                return Err(Why::new(rule, said));
+            }
+        }
+        Ok(())
+    }
+
+    /// `pod` went at `now`; `workload` controls it.
+    pub fn count(
+        &mut self,
+        args: &MigrationControllerArgs,
+        pod: &PodInfo,
+        workload: Option<&Workload>,
+        now: Timestamp,
+    ) {
+        for (kind, limiter) in &args.object_limiters {
+            let (Some(key), Some(duration)) = (key(*kind, pod), limiter.duration.to_std()) else {
+                continue;
+            };
+            if duration.is_zero() {
+                continue;
+            }
+            let max = match (kind, &limiter.max_migrating) {
+                // A share of a namespace means nothing: upstream reads it as 0, which is off.
+                (LimitedObject::Namespace, Some(IntOrString::Int(max))) => i64::from(*max),
+                (LimitedObject::Namespace, _) => 0,
+                (LimitedObject::Workload, share) => {
+                    let replicas = match workload {
+                        Some(Workload::Known {
+                            replicas,
+                            deleting: false,
+                            ..
+                        }) => *replicas,
+                        _ => 0,
+                    };
+                    let by_default = args.max_migrating_per_workload.as_ref();
+                    at_most(replicas, share.as_ref().or(by_default)).unwrap_or(0)
+                }
+            };
+            // One kind that is off does not switch the others off.
+            if max <= 0 {
+                continue;
+            }
+            #[allow(clippy::cast_precision_loss, reason = "counts of pods are small")]
+            let (max, burst) = (max as f64, limiter.burst.max(1) as f64);
+            let rate = max / duration.as_secs_f64();
+            let idle = SignedDuration::try_from(duration.mul_f64(1.5)).unwrap_or_default();
+            let until = now.saturating_add(idle).unwrap_or(Timestamp::MAX);
+            let full = Bucket::full(rate, burst, now);
+            let (bucket, forgotten) = self
+                .buckets
+                .entry((*kind, key))
+                .or_insert_with(|| (full, until));
+            bucket.set_rate(rate, now);
+            *forgotten = until;
+            bucket.take(now);
+        }
+    }
+
+    /// Forgets those of which no pod went for one and a half durations.
+    pub fn tidy(&mut self, now: Timestamp) {
+        self.buckets.retain(|_, (_, forgotten)| *forgotten > now);
+    }
+
+    /// For how many workloads and namespaces something is remembered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// Whether nothing is remembered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.buckets.is_empty()
+    }
+}

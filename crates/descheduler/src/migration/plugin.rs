@@ -1,0 +1,280 @@
+//! The plugin: which pods a strategy may move, and the job that moves one.
+
+use super::args::{Gate, MigrationControllerArgs};
+use super::filter::{Census, Owned, Rules};
+use super::limits::{Bucket, ObjectLimits};
+use super::{CREATED_BY, EVICT_REASON, EVICT_TRIGGER, PROFILE, Stage, stage};
+use crate::framework::{Ask, Evictor, Filter, Intent, Why};
+use crate::registry::Built;
+use crate::rules::Fit;
+use crate::state::{NodeInfo, PodInfo, Snapshot};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use koord_api::scheduling::{
+    PodMigrationJob, PodMigrationJobMode, PodMigrationJobPhase, PodMigrationJobSpec,
+    PodMigrationJobStatus,
+};
+use koord_kinds::selector::LabelSelector;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+/// The plugin's name.
+pub const NAME: &str = "MigrationController";
+
+/// What a profile's plugin and whoever works on its jobs share.
+#[derive(Debug)]
+pub struct Migrations {
+    /// The profile's name.
+    pub profile: String,
+    /// This process, as jobs name it.
+    pub process: String,
+    /// How jobs are worked on.
+    pub args: Arc<MigrationControllerArgs>,
+    limits: Mutex<ObjectLimits>,
+    evictions: Mutex<Option<Bucket>>,
+}
+
+impl Migrations {
+    /// Nothing has moved yet.
+    #[must_use]
+    pub fn new(profile: &str, process: &str, args: MigrationControllerArgs) -> Self {
+        Self {
+            profile: profile.to_owned(),
+            process: process.to_owned(),
+            args: Arc::new(args),
+            limits: Mutex::default(),
+            evictions: Mutex::default(),
+        }
+    }
+
+    /// Whether the evictions of its workload and namespace leave room for that of `pod`.
+    ///
+    /// # Errors
+    /// They do not.
+    pub fn allows(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
+        self.limits.lock().allows(&self.args, pod, now)
+    }
+
+    /// `pod` was evicted.
+    pub fn count(&self, snapshot: &Snapshot, pod: &PodInfo, now: Timestamp) {
+        let owner = pod.controller();
+        let workload = owner.and_then(|owner| snapshot.workloads.get(&owner.uid));
+        let mut limits = self.limits.lock();
+        limits.count(&self.args, pod, workload, now);
+        limits.tidy(now);
+    }
+
+    /// Takes one of `evictQPS`.
+    pub fn take(&self, now: Timestamp) -> bool {
+        let (rate, burst) = (self.args.evict_qps.value(), self.args.evict_burst);
+        let mut evictions = self.evictions.lock();
+        let full = || Bucket::full(rate, f64::from(burst), now);
+        evictions.get_or_insert_with(full).take(now)
+    }
+}
+
+/// What a cycle has found out.
+#[derive(Debug, Default)]
+struct Known {
+    /// Which snapshot it is about.
+    of: Option<Mark>,
+    rules: Option<Rules>,
+    owned: Owned,
+    census: Census,
+    fit: Option<Fit>,
+}
+
+/// Tells one snapshot from another.
+type Mark = (usize, Timestamp);
+
+fn mark(snapshot: &Snapshot) -> Mark {
+    (std::ptr::from_ref(snapshot).addr(), snapshot.now)
+}
+
+/// The plugin at both of its extension points. Clones share what they know.
+#[derive(Debug, Clone)]
+struct Plugin {
+    shared: Arc<Migrations>,
+    known: Arc<Mutex<Known>>,
+}
+
+/// Builds the plugin.
+pub(crate) fn build(args: MigrationControllerArgs, profile: &str) -> Built {
+    let process = uuid::Uuid::new_v4().to_string();
+    let plugin = Plugin {
+        shared: Arc::new(Migrations::new(profile, &process, args.completed())),
+        known: Arc::default(),
+    };
+    Built {
+        evict: Some(Box::new(plugin.clone())),
+        filter: Some(Box::new(plugin)),
+        ..Built::default()
+    }
+}
+
+impl Plugin {
+    fn with<T>(&self, snapshot: &Snapshot, ask: impl FnOnce(&mut Known, &Rules) -> T) -> T {
+        let mut known = self.known.lock();
+        if known.of != Some(mark(snapshot)) {
+            *known = Known {
+                of: Some(mark(snapshot)),
+                rules: None,
+                owned: Owned::new(snapshot),
+                // Nothing is known of jobs that wait but that they are there.
+                census: Census::new(snapshot, |job| stage(job) != Stage::Ended),
+                fit: None,
+            };
+        }
+        let args = &self.shared.args;
+        let rules = known.rules.take();
+        let rules = rules.unwrap_or_else(|| Rules::new(args.clone(), &snapshot.priority_classes));
+        let answer = ask(&mut known, &rules);
+        known.rules = Some(rules);
+        answer
+    }
+
+    fn admits(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+        self.with(snapshot, |known, rules| {
+            rules.is_first(&known.census, pod)?;
+            rules.is_reservable(pod)?;
+            rules.is_movable(snapshot, pod)?;
+            rules.is_free(snapshot, &known.owned, &known.census, pod)
+        })
+    }
+
+    fn count(&self, snapshot: &Snapshot, pod: &Arc<PodInfo>) {
+        self.with(snapshot, |known, _| known.census.count(pod));
+    }
+}
+
+impl Filter for Plugin {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn begin(&mut self, _: &Snapshot) {
+        *self.known.lock() = Known::default();
+    }
+
+    fn filter(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+        self.admits(snapshot, pod)
+    }
+
+    fn pre_evict(
+        &self,
+        snapshot: &Snapshot,
+        nodes: &[Arc<NodeInfo>],
+        pod: &PodInfo,
+    ) -> Result<(), Why> {
+        let args = &self.shared.args;
+        if !args.node_fit || args.skips(Gate::NodeFit) {
+            return Ok(());
+        }
+        let selector = LabelSelector::parse(&args.node_selector);
+        let selector =
+            selector.map_err(|error| Why::new("NodeFit", format!("nodeSelector: {error}")))?;
+        let chosen = nodes.iter().filter(|node| {
+            let labels = serde_json::json!({"metadata": {"labels": node.labels}});
+            selector.is_everything() || selector.matches_object(&labels)
+        });
+        let mut others = chosen.filter(|node| pod.node.as_ref() != Some(&node.name));
+        self.with(snapshot, |known, _| {
+            let fit = known.fit.get_or_insert_with(|| Fit::new(snapshot));
+            if others.any(|node| fit.does(pod, node)) {
+                return Ok(());
+            }
+            Err(Why::new("NodeFit", "it fits no other node"))
+        })
+    }
+
+    fn moved(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) {
+        self.count(snapshot, pod);
+    }
+
+    fn migrations(&self) -> Option<Arc<Migrations>> {
+        Some(self.shared.clone())
+    }
+}
+
+impl Evictor for Plugin {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn evict(&mut self, snapshot: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why> {
+        if self.shared.args.dry_run {
+            return Ok(Intent::Nothing);
+        }
+        // Once more: others may have been put into the plan since the strategy asked.
+        self.admits(snapshot, ask.pod)?;
+        self.shared.allows(ask.pod, snapshot.now)?;
+        self.count(snapshot, ask.pod);
+        Ok(Intent::Job(Box::new(self.shared.job(snapshot, ask))))
+    }
+
+    fn migrations(&self) -> Option<Arc<Migrations>> {
+        Some(self.shared.clone())
+    }
+}
+
+impl Migrations {
+    /// The job that moves a pod.
+    #[must_use]
+    pub fn job(&self, snapshot: &Snapshot, ask: &Ask<'_>) -> PodMigrationJob {
+        let (pod, args) = (ask.pod, &self.args);
+        let annotations = [
+            (EVICT_REASON, ask.reason),
+            (EVICT_TRIGGER, ask.strategy),
+            (CREATED_BY, &self.process),
+            (PROFILE, &self.profile),
+        ];
+        let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let by_default = args.default_delete_options.as_ref();
+        PodMigrationJob {
+            metadata: ObjectMeta {
+                name: Some(name(snapshot, pod)),
+                annotations: Some(BTreeMap::from(annotations)),
+                ..ObjectMeta::default()
+            },
+            spec: PodMigrationJobSpec {
+                paused: None,
+                ttl: Some(args.default_job_ttl),
+                mode: Some(PodMigrationJobMode::from(args.default_job_mode.as_str())),
+                pod_ref: ObjectReference {
+                    namespace: Some(pod.namespace.to_string()),
+                    name: Some(pod.name.to_string()),
+                    uid: Some(pod.uid.to_string()),
+                    ..ObjectReference::default()
+                },
+                reservation_options: None,
+                delete_options: ask.delete_options.or(by_default).cloned(),
+            },
+            status: Some(PodMigrationJobStatus {
+                phase: Some(PodMigrationJobPhase::Pending),
+                ..PodMigrationJobStatus::default()
+            }),
+        }
+    }
+}
+
+/// A name in the form of a UUID. It follows from the pod and the jobs that it had before: who decides the same twice,
+/// because it has not seen its own job yet or another leader was as fast, makes it once.
+fn name(snapshot: &Snapshot, pod: &PodInfo) -> String {
+    let before = snapshot.jobs.iter();
+    let before = before.filter(|job| job.spec.pod_ref.uid.as_deref() == Some(&*pod.uid));
+    let before: Vec<_> = before
+        .filter_map(|job| job.metadata.uid.as_deref())
+        .collect();
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, &*pod.uid, &before).hash(&mut hasher);
+        hasher.finish()
+    };
+    let all = (u128::from(half(0)) << 64) | u128::from(half(1));
+    uuid::Builder::from_random_bytes(all.to_be_bytes())
+        .into_uuid()
+        .to_string()
+}

@@ -1,0 +1,71 @@
+//! Conditions of a job, and the summary that goes with them.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use koord_api::scheduling::{PodMigrationJobCondition, PodMigrationJobStatus};
+
+/// A condition's new state.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct State<'a> {
+    /// `type`.
+    pub kind: &'a str,
+    /// Whether `status` is `True`.
+    pub holds: bool,
+    /// `reason`.
+    pub reason: &'a str,
+    /// `message`.
+    pub message: &'a str,
+}
+
+/// The condition `kind`.
+#[must_use]
+pub fn condition<'a>(
+    status: &'a PodMigrationJobStatus,
+    kind: &str,
+) -> Option<&'a PodMigrationJobCondition> {
+    status.conditions.iter().find(|one| one.type_ == kind)
+}
+
+/// Puts `state` into the conditions. Returns whether anything is different. When it went from one status to another is
+/// kept unless it does so at `now`.
+pub fn set_condition(
+    status: &mut PodMigrationJobStatus,
+    state: &State<'_>,
+    now: Timestamp,
+) -> bool {
+    let wanted = if state.holds { "True" } else { "False" };
+    let mut new = PodMigrationJobCondition {
+        type_: state.kind.to_owned(),
+        status: wanted.to_owned(),
+        reason: state.reason.to_owned(),
+        message: state.message.to_owned(),
+        last_probe_time: None,
+        // The API has whole seconds.
+        last_transition_time: Some(Time(Timestamp::from_second(now.as_second()).unwrap_or(now))),
+    };
+    let known = status.conditions.iter_mut();
+    let Some(old) = known.into_iter().find(|one| one.type_ == state.kind) else {
+        status.conditions.push(new);
+        return true;
+    };
+    if old.status == new.status {
+        new.last_transition_time
+            .clone_from(&old.last_transition_time);
+    }
+    if *old == new {
+        return false;
+    }
+    *old = new;
+    true
+}
+
+/// As [`set_condition`]; what is different is also the summary: `status`, `reason` and `message`.
+pub fn report(status: &mut PodMigrationJobStatus, state: &State<'_>, now: Timestamp) -> bool {
+    let changed = set_condition(status, state, now);
+    if changed {
+        state.kind.clone_into(&mut status.status);
+        state.reason.clone_into(&mut status.reason);
+        state.message.clone_into(&mut status.message);
+    }
+    changed
+}

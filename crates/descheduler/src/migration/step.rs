@@ -1,0 +1,696 @@
+//! What comes next for one job.
+//!
+//! ```text
+//! Pending ──arbitration──► Running ──► Reservation made ──► scheduled ──► Evicting ──► evicted ──► bound ──► ready ──► Succeeded
+//!                             └─────────── EvictDirectly ───────────────────┘            └── EvictDirectly ──────────────┘
+//! ```
+//!
+//! [`step`] asks for one write at most; whoever does it looks at the objects anew and asks again.
+//!
+//! Source: Koordinator `pkg/descheduler/controllers/migration/controller.go`.
+
+mod evicting;
+
+use super::evict::Policy;
+use super::reservation as making;
+use super::status::{self, State};
+use super::{Stage, args, stage};
+use crate::framework::Why;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use koord_api::duration::GoDuration;
+use koord_api::labels;
+use koord_api::scheduling::pod_migration_job_conditions as conditions;
+use koord_api::scheduling::pod_migration_job_reasons as reasons;
+use koord_api::scheduling::{
+    PodMigrationJob, PodMigrationJobMode, PodMigrationJobPhase, PodMigrationJobStatus,
+    RESERVATION_CONDITION_READY, RESERVATION_CONDITION_SCHEDULED, RESERVATION_REASON_EXPIRED,
+    RESERVATION_REASON_SCHEDULED, RESERVATION_REASON_UNSCHEDULABLE, Reservation,
+    ReservationCondition, ReservationPhase,
+};
+use std::time::Duration;
+
+/// `podRef` names no pod.
+const INVALID_POD_REF: &str = "InvalidPodRef";
+/// `status.status` of a job that succeeded.
+const COMPLETE: &str = "Complete";
+/// After so long a job looks again, should nothing have told it to.
+const POLL: Duration = Duration::from_secs(3);
+
+/// What does not change from job to job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Whether a job without a mode reserves first.
+    pub reserves: bool,
+    /// Whether jobs have to pass the arbitration.
+    pub arbitrates: bool,
+    /// How pods are evicted by default.
+    pub policy: Policy,
+    /// Whether reservations have no PersistentVolumeClaims.
+    pub without_claims: bool,
+}
+
+impl Settings {
+    /// What `args` say.
+    #[must_use]
+    pub fn new(args: &args::MigrationControllerArgs, without_claims: bool) -> Self {
+        Self {
+            reserves: args.default_job_mode != args::EVICT_DIRECTLY,
+            arbitrates: args.arbitration_args.enabled,
+            policy: Policy::named(&args.eviction_policy).unwrap_or(Policy::Eviction),
+            without_claims,
+        }
+    }
+}
+
+/// A job, and the objects that it is about, as they are.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// Now.
+    pub now: Timestamp,
+    /// The job.
+    pub job: &'a PodMigrationJob,
+    /// The pod of the name in `spec.podRef`.
+    pub pod: Option<&'a Pod>,
+    /// The reservation of the name [`making::name`].
+    pub reservation: Option<&'a Reservation>,
+    /// The pod that uses the reservation, see [`bound`].
+    pub bound: Option<&'a Pod>,
+    /// What keeps the pod from going right now.
+    pub limited: Option<&'a Why>,
+    /// Why the last attempt to go on failed, or what the job waits for.
+    pub trouble: Option<&'a str>,
+    /// What does not change.
+    pub settings: &'a Settings,
+}
+
+/// A write.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Act {
+    /// The job, without its status.
+    Job(Box<PodMigrationJob>),
+    /// The status of the job.
+    Status(Box<PodMigrationJobStatus>),
+    /// A new reservation. One of this name that is there already is taken.
+    Reserve(Box<Reservation>),
+    /// A label of the reservation.
+    Order {
+        /// `scheduling.koordinator.sh/reservation-order`.
+        value: String,
+    },
+    /// The reservation goes.
+    Unreserve,
+    /// The pod goes.
+    Evict(Policy),
+    /// The annotation that asks somebody to evict the pod goes.
+    Spare,
+}
+
+/// What is told once the write is done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// Whether it is bad news.
+    pub warning: bool,
+    /// The event's reason.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// When to look again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// At once.
+    Now,
+    /// When one of the objects changes, or after this time.
+    Wait(Duration),
+    /// Never, unless the job changes.
+    Done,
+}
+
+/// What comes next.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// To be done.
+    pub act: Option<Act>,
+    /// To be told then.
+    pub told: Option<Told>,
+    /// To be asked then.
+    pub next: Next,
+}
+
+impl Step {
+    fn rest() -> Self {
+        Self {
+            act: None,
+            told: None,
+            next: Next::Done,
+        }
+    }
+
+    fn wait() -> Self {
+        Self {
+            next: Next::Wait(POLL),
+            ..Self::rest()
+        }
+    }
+
+    fn act(act: Act) -> Self {
+        Self {
+            act: Some(act),
+            told: None,
+            next: Next::Now,
+        }
+    }
+
+    fn telling(mut self, reason: &'static str, message: impl Into<String>) -> Self {
+        self.told = Some(Told {
+            warning: false,
+            reason,
+            message: message.into(),
+        });
+        self
+    }
+
+    fn warning(mut self, reason: &'static str, message: impl Into<String>) -> Self {
+        self = self.telling(reason, message);
+        if let Some(told) = &mut self.told {
+            told.warning = true;
+        }
+        self
+    }
+}
+
+/// The pod that uses `reservation`, or else the one that `job` says did.
+#[must_use]
+pub fn bound<'a>(
+    job: &'a PodMigrationJob,
+    reservation: Option<&'a Reservation>,
+) -> Option<&'a ObjectReference> {
+    let status = reservation.and_then(|reservation| reservation.status.as_ref());
+    let owner = status.and_then(|status| status.current_owners.first());
+    let known = || {
+        let status = job.status.as_ref()?;
+        let bound = status::condition(status, conditions::RESERVATION_BOUND)?;
+        (bound.status == "True").then_some(status.pod_ref.as_ref())?
+    };
+    owner.or_else(known)
+}
+
+/// The status of `job` once its eviction was refused for `why`.
+#[must_use]
+pub fn refused(job: &PodMigrationJob, why: &str, now: Timestamp) -> Option<PodMigrationJobStatus> {
+    let mut status = job.status.clone().unwrap_or_default();
+    let state = State {
+        kind: conditions::EVICTION,
+        holds: false,
+        reason: reasons::FAILED_EVICT,
+        message: why,
+    };
+    status::report(&mut status, &state, now).then_some(status)
+}
+
+/// The status of `job` once its reservation could not be made for `why`.
+#[must_use]
+pub fn unreserved(
+    job: &PodMigrationJob,
+    why: &str,
+    now: Timestamp,
+) -> Option<PodMigrationJobStatus> {
+    let mut status = job.status.clone().unwrap_or_default();
+    let state = State {
+        kind: conditions::RESERVATION_CREATED,
+        holds: false,
+        reason: reasons::FAILED_CREATE_RESERVATION,
+        message: &format!("Failed to create Reservation caused by {why}"),
+    };
+    status::report(&mut status, &state, now).then_some(status)
+}
+
+/// The status of `job` that may not run for `why`.
+#[must_use]
+pub fn forbidden(job: &PodMigrationJob, why: &Why) -> PodMigrationJobStatus {
+    let mut status = job.status.clone().unwrap_or_default();
+    status.phase = Some(PodMigrationJobPhase::Failed);
+    reasons::FORBIDDEN_MIGRATE_POD.clone_into(&mut status.reason);
+    let pod = &job.spec.pod_ref;
+    let (namespace, name) = (text(&pod.namespace), text(&pod.name));
+    status.message = format!(
+        "Pod \"{namespace}/{name}\" is forbidden to migrate because it does not meet the requirements: {why}"
+    );
+    status
+}
+
+/// The status of `job` whose pod is not there.
+#[must_use]
+pub fn missing(job: &PodMigrationJob) -> PodMigrationJobStatus {
+    let mut status = job.status.clone().unwrap_or_default();
+    status.phase = Some(PodMigrationJobPhase::Failed);
+    reasons::MISSING_POD.clone_into(&mut status.reason);
+    let pod = &job.spec.pod_ref;
+    let (namespace, name) = (text(&pod.namespace), text(&pod.name));
+    status.message = format!("Abort job caused by missing Pod \"{namespace}/{name}\"");
+    status
+}
+
+/// When `job` has taken too long; never without a time to live.
+#[must_use]
+pub fn deadline(job: &PodMigrationJob) -> Option<Timestamp> {
+    let ttl = job.spec.ttl.filter(|ttl| *ttl > GoDuration::ZERO)?;
+    let created = job.metadata.creation_timestamp.as_ref()?.0;
+    created
+        .checked_add(SignedDuration::from_nanos(ttl.as_nanos()))
+        .ok()
+}
+
+/// What comes next for the job in `view`.
+#[must_use]
+pub fn step(view: &View<'_>) -> Step {
+    let job = view.job;
+    if job.metadata.deletion_timestamp.is_some() {
+        return Step::rest();
+    }
+    let is_failed = view.status().phase == Some(PodMigrationJobPhase::Failed);
+    if is_failed {
+        return view.tidied();
+    }
+    if job.spec.paused == Some(true) || stage(job) == Stage::Ended {
+        return Step::rest();
+    }
+    let due = deadline(job);
+    if due.is_some_and(|due| view.now >= due) {
+        return view.timed_out();
+    }
+    let mut step = match view.pending().and_then(|()| view.running()) {
+        Ok(step) | Err(step) => step,
+    };
+    if let (Next::Wait(longest), Some(due)) = (&mut step.next, due) {
+        let left = Duration::try_from(due.duration_since(view.now)).unwrap_or_default();
+        *longest = (*longest).min(left);
+    }
+    step
+}
+
+fn text(field: &Option<String>) -> &str {
+    field.as_deref().unwrap_or_default()
+}
+
+impl<'a> View<'a> {
+    fn status(&self) -> PodMigrationJobStatus {
+        self.job.status.clone().unwrap_or_default()
+    }
+
+    /// The pod's name as upstream writes it.
+    fn pod_name(&self) -> String {
+        let pod = &self.job.spec.pod_ref;
+        format!("\"{}/{}\"", text(&pod.namespace), text(&pod.name))
+    }
+
+    /// The pod that is meant, and not another one of its name.
+    fn target(&self) -> Option<&'a Pod> {
+        let uid = text(&self.job.spec.pod_ref.uid);
+        let meant = |pod: &&Pod| uid.is_empty() || pod.metadata.uid.as_deref() == Some(uid);
+        self.pod.filter(meant)
+    }
+
+    fn failed(&self, reason: &'static str, message: impl Into<String>) -> Step {
+        let message = message.into();
+        let mut status = self.status();
+        status.phase = Some(PodMigrationJobPhase::Failed);
+        reason.clone_into(&mut status.reason);
+        status.message.clone_from(&message);
+        Step::act(Act::Status(Box::new(status))).warning(reason, message)
+    }
+
+    fn missing_pod(&self) -> Step {
+        let message = missing(self.job).message;
+        self.failed(reasons::MISSING_POD, message)
+    }
+
+    /// Writes that `state` is so, if that is new.
+    fn says(&self, state: &State<'_>) -> Option<Step> {
+        let mut status = self.status();
+        let changed = status::report(&mut status, state, self.now);
+        changed.then(|| Step::act(Act::Status(Box::new(status))))
+    }
+
+    fn succeeded(&self, message: String, state: &State<'_>) -> Step {
+        let mut status = self.status();
+        status::set_condition(&mut status, state, self.now);
+        status.phase = Some(PodMigrationJobPhase::Succeeded);
+        COMPLETE.clone_into(&mut status.status);
+        status.reason.clear();
+        status.message.clone_from(&message);
+        Step::act(Act::Status(Box::new(status))).telling(COMPLETE, message)
+    }
+
+    /// The job has failed: nobody needs its reservation any more.
+    fn tidied(&self) -> Step {
+        let named = self.job.spec.reservation_options.as_ref();
+        let named = named.and_then(|options| options.reservation_ref.as_ref());
+        let Some((reservation, named)) = self.reservation.zip(named) else {
+            return Step::rest();
+        };
+        let uid = text(&named.uid);
+        let same = uid.is_empty() || reservation.metadata.uid.as_deref() == Some(uid);
+        let timed_out = self.status().reason == reasons::TIMEOUT;
+        if !same || making::is_spent(reservation) || !(timed_out || making::is_ours(reservation)) {
+            return Step::rest();
+        }
+        let going = reservation.metadata.deletion_timestamp.is_some();
+        Step {
+            act: (!going).then_some(Act::Unreserve),
+            ..Step::rest()
+        }
+    }
+
+    fn timed_out(&self) -> Step {
+        // Nobody shall evict it any more.
+        if self.target().is_some_and(evicting::is_asked) && self.has_asked() {
+            return Step::act(Act::Spare);
+        }
+        let status = self.status();
+        let last = [
+            reasons::FAILED_EVICT,
+            reasons::FAILED_CREATE_RESERVATION,
+            reasons::UNSCHEDULABLE,
+            reasons::WAIT_FOR_POD_BIND_RESERVATION,
+            reasons::WAIT_FOR_BOUND_POD_READY,
+            reasons::EVICTING,
+        ];
+        let mut message = "Abort job caused by timeout".to_owned();
+        if let Some(trouble) = self.trouble {
+            message = format!("{message}: {trouble}");
+        } else if last.contains(&status.reason.as_str()) {
+            message = format!("{message}: {}: {}", status.reason, status.message);
+        }
+        self.failed(reasons::TIMEOUT, message.trim_end_matches(": "))
+    }
+
+    /// What has to be so before the job runs.
+    fn pending(&self) -> Result<(), Step> {
+        let job = self.job;
+        if self.status().phase == Some(PodMigrationJobPhase::Running) {
+            return Ok(());
+        }
+        let named = &job.spec.pod_ref;
+        if text(&named.namespace).is_empty() || text(&named.name).is_empty() {
+            let message = "Abort job caused by invalid PodRef";
+            return Err(self.failed(INVALID_POD_REF, message));
+        }
+        if self.settings.arbitrates && stage(job) == Stage::Waiting {
+            // The arbitrator wakes it.
+            let next = Next::Wait(Duration::from_secs(3600));
+            return Err(Step {
+                next,
+                ..Step::rest()
+            });
+        }
+        let Some(pod) = self.target() else {
+            return Err(self.missing_pod());
+        };
+        if text(&named.uid).is_empty() {
+            let mut job = job.clone();
+            job.spec.pod_ref.uid.clone_from(&pod.metadata.uid);
+            return Err(Step::act(Act::Job(Box::new(job))));
+        }
+        let mut status = self.status();
+        status.phase = Some(PodMigrationJobPhase::Running);
+        Err(Step::act(Act::Status(Box::new(status))))
+    }
+
+    fn running(&self) -> Result<Step, Step> {
+        if self.limited.is_some() && !self.has_begun_to_evict() {
+            return Err(Step::wait());
+        }
+        let reserves = match &self.job.spec.mode {
+            Some(PodMigrationJobMode::EvictDirectly) => false,
+            Some(PodMigrationJobMode::Other(mode)) if mode.is_empty() => self.settings.reserves,
+            Some(_) => true,
+            None => self.settings.reserves,
+        };
+        if reserves {
+            self.reserved()
+        } else {
+            self.evicted(None)?;
+            let message = format!("Pod {} has been evicted", self.pod_name());
+            let state = State {
+                kind: conditions::EVICTION,
+                holds: true,
+                reason: reasons::EVICT_COMPLETE,
+                message: "",
+            };
+            Ok(self.succeeded(message, &state))
+        }
+    }
+
+    fn reserved(&self) -> Result<Step, Step> {
+        if let Some(bound) = self.recorded_bound() {
+            // What was reserved may be gone by now.
+            return self.bound(bound, self.reservation_name());
+        }
+        let reservation = self.reservation()?;
+        self.scheduled(reservation)?;
+        if making::is_for_pending(&reservation.spec) {
+            return self.pending_scheduled(reservation);
+        }
+        self.evicted(Some(reservation))?;
+        let status = reservation.status.as_ref();
+        let Some(owner) = status.and_then(|status| status.current_owners.first()) else {
+            let state = State {
+                kind: conditions::POD_BOUND_RESERVATION,
+                holds: false,
+                reason: reasons::WAIT_FOR_POD_BIND_RESERVATION,
+                message: "",
+            };
+            let reason = reasons::WAIT_FOR_POD_BIND_RESERVATION;
+            let step = self.says(&state).unwrap_or_else(Step::wait);
+            return Err(match step.act {
+                Some(_) => step.telling(reason, "Waiting for Pod bind Reservation"),
+                None => step,
+            });
+        };
+        let mut status = self.status();
+        let state = State {
+            kind: conditions::RESERVATION_BOUND,
+            holds: true,
+            ..State::default()
+        };
+        if status::set_condition(&mut status, &state, self.now) || status.pod_ref.is_none() {
+            status.pod_ref = Some(owner.clone());
+            let (namespace, name) = (text(&owner.namespace), text(&owner.name));
+            let message = format!("Reservation bound by pod \"{namespace}/{name}\"");
+            let step = Step::act(Act::Status(Box::new(status)));
+            return Err(step.telling(conditions::POD_BOUND_RESERVATION, message));
+        }
+        self.bound(owner, self.reservation_name())
+    }
+
+    fn reservation_name(&self) -> String {
+        making::name(self.job)
+    }
+
+    /// Who uses the reservation, if the job says so already.
+    fn recorded_bound(&self) -> Option<&'a ObjectReference> {
+        let status = self.job.status.as_ref()?;
+        let bound = status::condition(status, conditions::RESERVATION_BOUND)?;
+        (bound.status == "True").then_some(status.pod_ref.as_ref())?
+    }
+
+    /// The reservation that the job names, which is made first.
+    fn reservation(&self) -> Result<&'a Reservation, Step> {
+        let options = self.job.spec.reservation_options.as_ref();
+        let named = options.and_then(|options| options.reservation_ref.as_ref());
+        let Some(named) = named else {
+            return Err(self.reserve());
+        };
+        let uid = text(&named.uid);
+        let same = |one: &&Reservation| uid.is_empty() || one.metadata.uid.as_deref() == Some(uid);
+        let Some(reservation) = self.reservation.filter(same) else {
+            let name = text(&named.name);
+            let message = format!("Abort job caused by missing Reservation \"{name}\"");
+            return Err(self.failed(reasons::MISSING_RESERVATION, message));
+        };
+        if making::label(reservation, labels::RESERVATION_ORDER).is_none() {
+            let value = making::order(self.now);
+            return Err(Step::act(Act::Order { value }));
+        }
+        let state = State {
+            kind: conditions::RESERVATION_CREATED,
+            holds: true,
+            ..State::default()
+        };
+        match self.says(&state) {
+            Some(step) => Err(step),
+            None => Ok(reservation),
+        }
+    }
+
+    fn reserve(&self) -> Step {
+        let Some(pod) = self.target() else {
+            return self.missing_pod();
+        };
+        let without_claims = self.settings.without_claims;
+        let mut options = making::options(self.job, pod, without_claims, self.now);
+        let Some(reservation) = self.reservation else {
+            return Step::act(Act::Reserve(Box::new(making::object(&options))));
+        };
+        options.reservation_ref = Some(making::reference(reservation));
+        let mut job = self.job.clone();
+        job.spec.reservation_options = Some(options);
+        let name = text(&reservation.metadata.name);
+        let message = format!("Successfully create Reservation \"{name}\"");
+        Step::act(Act::Job(Box::new(job))).telling(conditions::RESERVATION_CREATED, message)
+    }
+
+    /// The reservation has a node that is not the pod's.
+    fn scheduled(&self, reservation: &Reservation) -> Result<(), Step> {
+        let state = reservation.status.clone().unwrap_or_default();
+        let find = |kind: &str, reason: &str| {
+            let mut all = state.conditions.iter();
+            all.find(|one| one.type_ == kind && one.reason == reason)
+        };
+        let unschedulable = find(
+            RESERVATION_CONDITION_SCHEDULED,
+            RESERVATION_REASON_UNSCHEDULABLE,
+        );
+        let status = self.status();
+        let known = status::condition(&status, conditions::RESERVATION_SCHEDULED);
+        let is_scheduled = known.is_some_and(|known| known.status == "True");
+        if let (false, Some(why)) = (is_scheduled, unschedulable) {
+            let state = State {
+                kind: conditions::RESERVATION_SCHEDULED,
+                holds: false,
+                reason: reasons::UNSCHEDULABLE,
+                message: &why.message,
+            };
+            if let Some(step) = self.says(&state) {
+                return Err(step.warning(reasons::UNSCHEDULABLE, why.message.clone()));
+            }
+        }
+        let phase = state.phase.as_ref();
+        if phase.is_none_or(|phase| matches!(phase.as_str(), "" | "Pending")) {
+            return Err(Step::wait());
+        }
+        let expired = find(RESERVATION_CONDITION_READY, RESERVATION_REASON_EXPIRED);
+        if phase == Some(&ReservationPhase::Failed) && expired.is_some() {
+            return Err(self.failed(reasons::RESERVATION_EXPIRED, "Reservation expired"));
+        }
+        let holds = |one: &ReservationCondition| one.status == "True";
+        let there = find(
+            RESERVATION_CONDITION_SCHEDULED,
+            RESERVATION_REASON_SCHEDULED,
+        );
+        if state.node_name.is_empty() || !there.is_some_and(holds) {
+            let why = unschedulable.map(|why| why.message.clone());
+            return Err(self.failed(reasons::UNSCHEDULABLE, why.unwrap_or_default()));
+        }
+        if !status.node_name.is_empty() || is_scheduled {
+            return Ok(());
+        }
+        let node = |pod: &Pod| pod.spec.as_ref()?.node_name.clone();
+        let name = self.reservation_name();
+        if self.target().and_then(node).as_deref() == Some(&state.node_name) {
+            let message = format!(
+                "Scheduler assignes the Reservation \"{name}\" on the same node as the Pod"
+            );
+            return Err(self.failed(reasons::FORBIDDEN_MIGRATE_POD, message));
+        }
+        let mut status = status;
+        status.node_name.clone_from(&state.node_name);
+        let scheduled = State {
+            kind: conditions::RESERVATION_SCHEDULED,
+            holds: true,
+            ..State::default()
+        };
+        status::report(&mut status, &scheduled, self.now);
+        let message = format!(
+            "Assigned Reservation \"{name}\" to node \"{}\"",
+            state.node_name
+        );
+        let step = Step::act(Act::Status(Box::new(status)));
+        Err(step.telling(conditions::RESERVATION_SCHEDULED, message))
+    }
+
+    /// A pod that waited for a node itself has one.
+    fn pending_scheduled(&self, reservation: &Reservation) -> Result<Step, Step> {
+        let Some(pod) = self.target() else {
+            return Err(self.missing_pod());
+        };
+        let all = pod.status.iter().flat_map(|status| &status.conditions);
+        let mut all = all.flatten();
+        let scheduled = all.find(|one| one.type_ == "PodScheduled");
+        if scheduled.is_none_or(|scheduled| scheduled.status == "False") {
+            let status = reservation.status.clone().unwrap_or_default();
+            let mut owners = status.current_owners.iter();
+            let mine = owners
+                .next()
+                .is_some_and(|owner| owner.uid == pod.metadata.uid);
+            if status.phase == Some(ReservationPhase::Succeeded) && !mine {
+                return Err(self.taken());
+            }
+            let message = scheduled.and_then(|scheduled| scheduled.message.clone());
+            let state = State {
+                kind: conditions::POD_SCHEDULED,
+                holds: false,
+                reason: reasons::UNSCHEDULABLE,
+                message: message.as_deref().unwrap_or_default(),
+            };
+            return Err(self.says(&state).unwrap_or_else(Step::wait));
+        }
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        let (name, node) = (self.pod_name(), node.unwrap_or_default());
+        let state = State {
+            kind: conditions::POD_SCHEDULED,
+            holds: true,
+            ..State::default()
+        };
+        Ok(self.succeeded(format!("Assign Pod {name} to node \"{node}\""), &state))
+    }
+
+    /// Somebody else uses the reservation.
+    fn taken(&self) -> Step {
+        let message = "Reservation is already bound by another Pod";
+        self.failed(reasons::FORBIDDEN_MIGRATE_POD, message)
+    }
+
+    /// The pod that uses the reservation is ready.
+    fn bound(&self, owner: &ObjectReference, reservation: String) -> Result<Step, Step> {
+        let name = format!("{}/{}", text(&owner.namespace), text(&owner.name));
+        let status = self.status();
+        let known = status::condition(&status, conditions::BOUND_POD_READY);
+        if known.is_none_or(|known| known.status != "True") {
+            // As upstream, one that is gone again was ready.
+            if self.bound.is_some_and(|pod| !evicting::is_ready(pod)) {
+                let state = State {
+                    kind: conditions::BOUND_POD_READY,
+                    holds: false,
+                    reason: reasons::WAIT_FOR_BOUND_POD_READY,
+                    message: "",
+                };
+                let message = format!("Waiting for Bound Pod {name} Ready");
+                let said = self.says(&state);
+                let said =
+                    said.map(|step| step.telling(reasons::WAIT_FOR_BOUND_POD_READY, message));
+                return Err(said.unwrap_or_else(Step::wait));
+            }
+            let state = State {
+                kind: conditions::BOUND_POD_READY,
+                holds: true,
+                ..State::default()
+            };
+            if let Some(step) = self.says(&state) {
+                let message = format!("Bind pod \"{name}\" is ready");
+                return Err(step.telling(conditions::BOUND_POD_READY, message));
+            }
+        }
+        let message = format!("Bind Pod \"{name}\" in Reservation \"{reservation}\"");
+        let state = State {
+            kind: conditions::POD_BOUND_RESERVATION,
+            holds: true,
+            reason: "",
+            message: &message,
+        };
+        Ok(self.succeeded(message.clone(), &state))
+    }
+}

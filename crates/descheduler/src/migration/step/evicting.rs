@@ -1,0 +1,95 @@
+//! The part of a job in which the pod goes.
+
+use super::{Act, Step, View, conditions, reasons, status, text};
+use crate::migration::evict::{self, Policy};
+use crate::migration::status::State;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::annotations;
+use koord_api::scheduling::{Reservation, ReservationPhase};
+
+/// Whether somebody is asked to evict `pod`.
+pub(super) fn is_asked(pod: &Pod) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    annotations.is_some_and(|all| all.contains_key(annotations::SOFT_EVICTION))
+}
+
+/// Whether condition `Ready` is `True`.
+pub(super) fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| &status.conditions);
+    let mut conditions = conditions.flatten();
+    conditions.any(|one| one.type_ == "Ready" && one.status == "True")
+}
+
+impl View<'_> {
+    /// Whether the job has said that it evicts the pod: it may be gone because of it.
+    pub(super) fn has_begun_to_evict(&self) -> bool {
+        let status = self.job.status.as_ref();
+        status.is_some_and(|status| status::condition(status, conditions::EVICTION).is_some())
+    }
+
+    /// Whether it was this job that asked somebody to evict the pod.
+    pub(super) fn has_asked(&self) -> bool {
+        self.has_begun_to_evict() && self.policy() == Policy::SoftEviction
+    }
+
+    fn policy(&self) -> Policy {
+        let pod = self.pod.and_then(|pod| pod.metadata.labels.as_ref());
+        let job = self.job.metadata.labels.as_ref();
+        Policy::of(pod, job, self.settings.policy)
+    }
+
+    /// The pod is gone.
+    ///
+    /// # Errors
+    /// It is not yet, or will not be.
+    pub(super) fn evicted(&self, reservation: Option<&Reservation>) -> Result<(), Step> {
+        let now = self.status();
+        let condition = status::condition(&now, conditions::EVICTION);
+        if condition.is_some_and(|condition| condition.status == "True") {
+            return Ok(());
+        }
+        let Some(pod) = self.target() else {
+            // Gone without this job's doing.
+            if condition.is_none() {
+                return Err(self.missing_pod());
+            }
+            let state = State {
+                kind: conditions::EVICTION,
+                holds: true,
+                reason: reasons::EVICT_COMPLETE,
+                message: "",
+            };
+            let message = format!("Pod {} has been evicted", self.pod_name());
+            let step = self.says(&state).unwrap_or_else(Step::wait);
+            return Err(step.telling(reasons::EVICT_COMPLETE, message));
+        };
+        let spec = pod.spec.as_ref();
+        let node = spec.map(|spec| text(&spec.node_name)).unwrap_or_default();
+        let message = format!(
+            "Pod {} evicted from node \"{node}\" by the reason \"{}\"",
+            self.pod_name(),
+            evict::reason(self.job)
+        );
+        let evicting = State {
+            kind: conditions::EVICTION,
+            holds: false,
+            reason: reasons::EVICTING,
+            message: &message,
+        };
+        let goes = pod.metadata.deletion_timestamp.is_some();
+        let is_asked = self.policy() == Policy::SoftEviction && is_asked(pod);
+        if condition.is_some() && (goes || is_asked) {
+            return Err(self.says(&evicting).unwrap_or_else(Step::wait));
+        }
+        let status = reservation.and_then(|reservation| reservation.status.as_ref());
+        if status.is_some_and(|status| status.phase == Some(ReservationPhase::Succeeded)) {
+            return Err(self.taken());
+        }
+        if condition.is_some() {
+            return Err(Step::act(Act::Evict(self.policy())));
+        }
+        // Said before it is done: a leader that comes between finds the pod gone, and knows why.
+        let step = self.says(&evicting).unwrap_or_else(Step::wait);
+        Err(step.telling(reasons::EVICTING, message))
+    }
+}

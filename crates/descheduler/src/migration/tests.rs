@@ -1,0 +1,48 @@
+//! Upstream's tables, and what they leave open.
+
+mod arbitration;
+mod arguments;
+mod making;
+mod rates;
+mod rules;
+mod steps;
+
+use crate::migration::args::MigrationControllerArgs;
+use crate::state::{Snapshot, Workload};
+use crate::testing::merged;
+use koord_api::scheduling::PodMigrationJob;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Arguments with what `over` says.
+fn args(over: Value) -> MigrationControllerArgs {
+    serde_json::from_value::<MigrationControllerArgs>(over)
+        .unwrap()
+        .completed()
+}
+
+/// A job that moves pod `default/POD`, and what `over` says.
+fn job(name: &str, pod: &str, over: Value) -> Arc<PodMigrationJob> {
+    let job = json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "PodMigrationJob",
+        "metadata": {"name": name, "uid": name, "creationTimestamp": "2026-01-01T12:00:00Z"},
+        "spec": {"podRef": {"namespace": "default", "name": pod, "uid": format!("uid-{pod}")}},
+    });
+    Arc::new(serde_json::from_value(merged(job, over)).unwrap())
+}
+
+/// A job that has passed the arbitration.
+fn passed(name: &str, pod: &str) -> Arc<PodMigrationJob> {
+    let annotations = json!({"descheduler.koordinator.sh/passed-arbitration": "true"});
+    job(name, pod, json!({"metadata": {"annotations": annotations}}))
+}
+
+/// Workload `uid` wants so many replicas.
+fn replicas(snapshot: &mut Snapshot, uid: &str, replicas: i64) {
+    let workload = Workload::Known {
+        replicas,
+        controllers: vec![uid.into()],
+        deleting: false,
+    };
+    snapshot.workloads.insert(uid.into(), workload);
+}

@@ -1,0 +1,123 @@
+use super::*;
+use crate::migration::limits::{Bucket, ObjectLimits, at_most, scaled};
+use crate::testing::World;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+fn after(from: Timestamp, millis: i64) -> Timestamp {
+    from.checked_add(SignedDuration::from_millis(millis))
+        .unwrap()
+}
+
+fn of(replicas: i64) -> Workload {
+    Workload::Known {
+        replicas,
+        controllers: Vec::new(),
+        deleting: false,
+    }
+}
+
+#[test]
+fn a_workload_may_miss_a_share_of_its_replicas_but_at_least_one() {
+    let percent = |text: &str| Some(IntOrString::String(text.to_owned()));
+    for (replicas, share, expected) in [
+        (6, percent("80%"), 4),
+        (6, percent("150%"), 6),
+        (6, Some(IntOrString::Int(5)), 5),
+        (6, Some(IntOrString::Int(7)), 6),
+        (6, None, 2),
+        (50, percent("0%"), 1),
+        (6, Some(IntOrString::Int(0)), 1),
+        // Ours: the steps between.
+        (3, None, 1),
+        (4, None, 2),
+        (10, None, 2),
+        (11, None, 1),
+        (100, None, 10),
+        (0, None, 0),
+    ] {
+        let most = at_most(replicas, share.as_ref());
+        assert_eq!(most, Ok(expected), "{replicas} {share:?}");
+    }
+    assert!(at_most(6, percent("x%").as_ref()).is_err());
+    assert_eq!(scaled(&percent("15%").unwrap(), 10), Some(1));
+}
+
+#[test]
+fn a_bucket_fills_evenly_and_not_beyond_its_burst() {
+    let start = World::default().now;
+    let after = |millis| after(start, millis);
+    let mut bucket = Bucket::full(10.0, 2.0, start);
+    assert!(bucket.take(start) && bucket.take(start) && !bucket.take(start));
+    assert!(!bucket.take(after(99)));
+    assert!(bucket.take(after(101)) && !bucket.take(after(110)));
+    // A clock that goes back neither gives nor takes.
+    assert!(!bucket.take(start));
+    let later = after(10_000);
+    assert!(bucket.take(later) && bucket.take(later) && !bucket.take(later));
+}
+
+/// Upstream's eleven of the workload's and the namespace's limiter, in virtual time.
+#[test]
+fn pods_of_a_workload_or_namespace_go_at_its_pace() {
+    let of_workload = json!({"duration": "1s", "maxMigrating": 10});
+    let workload = json!({"workload": of_workload});
+    let burst = json!({"workload": {"duration": "1s", "maxMigrating": 10, "burst": 2}});
+    let both = json!({
+        "workload": of_workload, "namespace": {"duration": "1s", "maxMigrating": 5},
+    });
+    let off = json!({"workload": of_workload, "namespace": {"duration": "0s"}});
+    let none = json!({"workload": {"duration": "0s"}});
+    let by_default = json!({"workload": {"duration": "5m"}});
+    let same = json!({});
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "o", "uid": "o",
+        "controller": true}]);
+    let elsewhere = json!({"metadata": {"ownerReferences": owner}});
+    let namespace = json!({"metadata": {"namespace": "other"}});
+    for (limiters, gone, wait, limited) in [
+        (&workload, &same, 100, false),
+        (&workload, &same, 10, true),
+        (&workload, &elsewhere, 10, false),
+        (&none, &same, 10, false),
+        (&by_default, &same, 10, true),
+        (&burst, &same, 10, false),
+        (&both, &same, 100, true),
+        (&both, &same, 200, false),
+        (&off, &same, 100, false),
+        (&off, &same, 10, true),
+        (&both, &namespace, 100, false),
+    ] {
+        let args = args(json!({"objectLimiters": limiters}));
+        let mut world = World::default();
+        let pod = world.pod("p", "n", json!({}));
+        let first = world.pod("q", "n", gone.clone());
+        let mut limits = ObjectLimits::default();
+        limits.count(&args, &first, Some(&of(100)), world.now);
+        let allowed = limits.allows(&args, &pod, after(world.now, wait));
+        let what = format!("{limiters} {gone} {wait}: {allowed:?}");
+        assert_eq!(allowed.is_err(), limited, "{what}");
+    }
+}
+
+#[test]
+fn one_limiter_that_is_off_does_not_switch_the_other_off() {
+    let limiters = json!({
+        "namespace": {"duration": "1m", "maxMigrating": "50%"}, "workload": {"duration": "1m"},
+    });
+    let args = args(json!({"objectLimiters": limiters}));
+    let mut world = World::default();
+    let pod = world.pod("p", "n", json!({}));
+    let mut limits = ObjectLimits::default();
+    limits.count(&args, &pod, Some(&of(6)), world.now);
+    let why = limits.allows(&args, &pod, world.now).unwrap_err();
+    assert_eq!(why.rule, "WorkloadLimiter");
+    // Two of six in a minute: one in half of it.
+    let after = |millis| after(world.now, millis);
+    assert!(limits.allows(&args, &pod, after(29_900)).is_err());
+    assert!(limits.allows(&args, &pod, after(30_100)).is_ok());
+    // Idle ones are forgotten.
+    limits.tidy(after(89_000));
+    assert_eq!(limits.len(), 1);
+    limits.tidy(after(90_000));
+    assert!(limits.is_empty());
+}

@@ -1,0 +1,274 @@
+use super::*;
+use crate::framework::Why;
+use crate::migration::filter::{Census, Owned, Rules};
+use crate::migration::{Stage, stage};
+use crate::state::PodInfo;
+use crate::testing::World;
+
+#[derive(Default)]
+struct Setting {
+    world: World,
+    jobs: Vec<Arc<PodMigrationJob>>,
+}
+
+impl Setting {
+    /// So many pods of node `test-node` that jobs move.
+    fn migrating(count: usize) -> (Self, Vec<Arc<PodInfo>>) {
+        let mut setting = Self::default();
+        let move_one = |at: usize| {
+            let name = format!("m{at}");
+            setting.jobs.push(passed(&name, &name));
+            setting.world.pod(&name, "test-node", json!({}))
+        };
+        let pods = (0..count).map(move_one).collect();
+        (setting, pods)
+    }
+
+    fn snapshot(&self, replicas: i64) -> Snapshot {
+        let mut snapshot = self.world.snapshot();
+        snapshot.jobs.clone_from(&self.jobs);
+        for uid in ["rs", "other"] {
+            super::replicas(&mut snapshot, uid, replicas);
+        }
+        snapshot
+    }
+
+    /// Whether limits let `pod` go. Outside of arbitration every job that has not ended counts, within it those that
+    /// have begun: here that is the same.
+    fn is_free(&self, args: Value, pod: &PodInfo) -> Result<(), Why> {
+        let snapshot = self.snapshot(10);
+        let rules = Rules::new(Arc::new(super::args(args)), &snapshot.priority_classes);
+        let owned = Owned::new(&snapshot);
+        let all = Census::new(&snapshot, |job| stage(job) != Stage::Ended);
+        let begun = Census::new(&snapshot, |job| stage(job) == Stage::Begun);
+        let free = rules.is_free(&snapshot, &owned, &begun, pod);
+        assert_eq!(rules.is_free(&snapshot, &owned, &all, pod), free);
+        free
+    }
+}
+
+fn owner(uid: &str) -> Value {
+    json!({"metadata": {"ownerReferences": [
+        {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": uid, "uid": uid, "controller": true},
+    ]}})
+}
+
+#[test]
+fn a_pod_has_one_job() {
+    let (mut setting, pods) = Setting::migrating(1);
+    let other = setting.world.pod("q", "test-node", json!({}));
+    let rules = Rules::new(Arc::default(), &std::collections::BTreeMap::new());
+    let first = |setting: &Setting, pod: &PodInfo| {
+        let census = Census::new(&setting.snapshot(10), |job| stage(job) != Stage::Ended);
+        rules.is_first(&census, pod).map_err(|why| why.rule)
+    };
+    assert_eq!(first(&setting, &pods[0]), Err("ExistingJob"));
+    assert_eq!(first(&setting, &other), Ok(()));
+    // By its name too, and not once the job has ended.
+    let nameless = json!({"spec": {"podRef": {"uid": null}}});
+    setting.jobs = vec![job("j", "m0", nameless)];
+    assert_eq!(first(&setting, &pods[0]), Err("ExistingJob"));
+    setting.jobs = vec![job("j", "m0", json!({"status": {"phase": "Failed"}}))];
+    assert_eq!(first(&setting, &pods[0]), Ok(()));
+}
+
+/// How many move, whether the pod asked about is one of them, whether it is where they are; the limit; the answer.
+type Row = (usize, bool, bool, i64, bool);
+
+const ROWS: [Row; 8] = [
+    (0, false, false, 0, true),
+    (0, false, false, 1, true),
+    (1, true, true, 1, true),
+    (1, false, true, 1, false),
+    (1, false, false, 1, true),
+    (2, true, true, 2, true),
+    (2, false, false, 2, true),
+    (2, false, true, 2, false),
+];
+
+/// Holds `rows` against the limit `field`; `there` and `elsewhere` are a node and what a pod is like.
+fn limited(rows: &[Row], field: &str, there: (&str, &Value), elsewhere: (&str, &Value)) {
+    let workload = ["MaxMigratingPerWorkload", "MaxUnavailablePerWorkload"];
+    let others = match field {
+        "maxMigratingPerWorkload" => json!({"maxUnavailablePerWorkload": 9}),
+        _ => json!({"skipEvictionGates": workload}),
+    };
+    let others = merged(json!({"maxMigratingPerNode": 0}), others);
+    for row in rows {
+        let (migrating, same_pod, is_there, max, free) = *row;
+        let (mut setting, pods) = Setting::migrating(migrating);
+        let (node, over) = if is_there { there } else { elsewhere };
+        let other = setting.world.pod("p", node, over.clone());
+        let pod = if same_pod { &pods[0] } else { &other };
+        let args = merged(others.clone(), json!({field: max}));
+        let said = setting.is_free(args, pod);
+        assert_eq!(said.is_ok(), free, "{field} {row:?}: {said:?}");
+    }
+    // A gate that is skipped does not count.
+    let (mut setting, _) = Setting::migrating(1);
+    let pod = setting.world.pod("p", there.0, there.1.clone());
+    let gate = format!("M{}", &field[1..]);
+    let mut gates = vec![gate.as_str()];
+    if field != "maxMigratingPerWorkload" {
+        gates.extend(workload);
+    }
+    let skipped = merged(others, json!({field: 1, "skipEvictionGates": gates}));
+    setting.is_free(skipped, &pod).unwrap();
+}
+
+#[test]
+fn so_many_pods_of_the_cluster_a_node_a_namespace_and_a_workload_move() {
+    let same = json!({});
+    let global = [ROWS[0], ROWS[1], ROWS[2], ROWS[3]];
+    let here = ("test-node", &same);
+    limited(&global, "maxMigratingGlobally", here, here);
+    limited(
+        &ROWS,
+        "maxMigratingPerNode",
+        here,
+        ("test-other-node", &same),
+    );
+    let namespace = json!({"metadata": {"namespace": "other"}});
+    let elsewhere = ("test-node", &namespace);
+    limited(&ROWS, "maxMigratingPerNamespace", here, elsewhere);
+    let other = owner("other");
+    // Of a workload the first row has no limit of 0: that is read as 1.
+    let of_workload = ("test-node", &other);
+    limited(&ROWS[1..], "maxMigratingPerWorkload", here, of_workload);
+}
+
+#[test]
+fn so_many_pods_of_a_workload_are_away_or_not_ready() {
+    let idle = json!({"status": {"phase": "Pending", "conditions": null}});
+    let limits = |max: i64| json!({"maxMigratingPerNode": 0, "maxMigratingPerWorkload": 9, "maxUnavailablePerWorkload": max});
+    for row in [
+        (0, 0, 1, true, true),
+        (1, 0, 1, true, false),
+        (0, 1, 1, true, false),
+        (1, 1, 1, true, false),
+        (0, 0, 2, true, true),
+        (1, 0, 2, true, true),
+        (0, 1, 2, true, true),
+        (1, 1, 2, true, false),
+        (1, 1, 2, false, true),
+    ] {
+        let (unavailable, migrating, max, same_workload, free) = row;
+        let (mut setting, _) = Setting::migrating(migrating);
+        for at in 0..unavailable {
+            setting
+                .world
+                .pod(&format!("u{at}"), "test-node", idle.clone());
+        }
+        for at in unavailable + migrating..9 {
+            setting.world.pod(&format!("a{at}"), "test-node", json!({}));
+        }
+        let of = if same_workload { "rs" } else { "other" };
+        let pod = setting.world.pod("p", "test-node", owner(of));
+        let said = setting.is_free(limits(max), &pod);
+        assert_eq!(said.is_ok(), free, "{row:?}: {said:?}");
+    }
+    let (mut setting, _) = Setting::migrating(0);
+    setting.world.pod("u", "test-node", idle);
+    let pod = setting.world.pod("p", "test-node", json!({}));
+    let gates = json!({"skipEvictionGates": ["MaxUnavailablePerWorkload"]});
+    setting.is_free(merged(limits(1), gates), &pod).unwrap();
+}
+
+fn movable(args: &Value, replicas: Option<i64>, over: &Value) -> Result<(), &'static str> {
+    let mut world = World::default();
+    let pod = world.pod("p", "n", over.clone());
+    let mut snapshot = world.snapshot();
+    snapshot.priority_classes.insert("high".to_owned(), 1000);
+    if let Some(replicas) = replicas {
+        super::replicas(&mut snapshot, "rs", replicas);
+    }
+    let args = Arc::new(super::args(args.clone()));
+    let rules = Rules::new(args, &snapshot.priority_classes);
+    rules.is_movable(&snapshot, &pod).map_err(|why| why.rule)
+}
+
+#[test]
+fn a_workload_that_would_be_away_whole_stays() {
+    let stays = Err("ExpectedReplicas");
+    for (replicas, max, expected) in [(1, 1, stays), (100, 100, stays), (100, 10, Ok(()))] {
+        let limits = json!({
+            "maxMigratingPerWorkload": replicas - 1, "maxUnavailablePerWorkload": max,
+        });
+        let said = movable(&limits, Some(replicas), &json!({}));
+        assert_eq!(said, expected, "{replicas} {max}");
+    }
+    // Whoever cannot say how many it wants has none to spare, unless nobody asks.
+    let plain = json!({});
+    assert_eq!(movable(&plain, None, &plain), stays);
+    let gate = json!({"skipEvictionGates": ["ExpectedReplicas"]});
+    assert_eq!(movable(&gate, None, &plain), Ok(()));
+    let skipped = json!({"skipCheckExpectedReplicas": true});
+    assert_eq!(movable(&skipped, Some(1), &plain), Ok(()));
+}
+
+#[test]
+fn what_a_pod_and_the_arguments_say_decides_whether_it_moves_at_all() {
+    let annotated = |key: &str, value: &str| json!({"metadata": {"annotations": {key: value}}});
+    let cost = |value: &str| annotated("scheduling.koordinator.sh/eviction-cost", value);
+    let evict = annotated("descheduler.alpha.kubernetes.io/evict", "true");
+    let priority = |value: i32| json!({"spec": {"priority": value}});
+    let bare = json!({"metadata": {"ownerReferences": null}});
+    let local = json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}});
+    let skip = |gate: &str, args: Value| merged(args, json!({"skipEvictionGates": [gate]}));
+    let excluded = json!({"namespaces": {"exclude": ["default"]}});
+    let selector = json!({"labelSelector": {"matchLabels": {"a": "b"}}});
+    let threshold = |threshold: Value| json!({"priorityThreshold": threshold});
+    let critical = priority(2_000_000_000);
+    let plain = json!({});
+    let ok = Ok(());
+    for (args, pod, expected) in [
+        (plain.clone(), plain.clone(), ok),
+        // Upstream's four of the eviction cost.
+        (plain.clone(), cost("0"), ok),
+        (plain.clone(), cost("-100"), ok),
+        (plain.clone(), cost("100"), ok),
+        (plain.clone(), cost("2147483647"), Err("MaxEvictionCost")),
+        (plain.clone(), cost("+2147483647"), ok),
+        (excluded.clone(), plain.clone(), Err("Namespaces")),
+        (
+            json!({"namespaces": {"include": ["other"]}}),
+            plain.clone(),
+            Err("Namespaces"),
+        ),
+        (skip("Namespaces", excluded.clone()), plain.clone(), ok),
+        (excluded, evict, ok),
+        (plain.clone(), bare.clone(), Err("BarePods")),
+        (skip("BarePods", plain.clone()), bare, ok),
+        (
+            threshold(json!({"value": 500})),
+            priority(500),
+            Err("PriorityThreshold"),
+        ),
+        (threshold(json!({"value": 501})), priority(500), ok),
+        (
+            threshold(json!({"name": "high"})),
+            priority(1000),
+            Err("PriorityThreshold"),
+        ),
+        (threshold(json!({"name": "high"})), priority(999), ok),
+        (
+            threshold(json!({"name": "none"})),
+            priority(1),
+            Err("PriorityThreshold"),
+        ),
+        (
+            skip("PriorityThreshold", threshold(json!({"name": "none"}))),
+            priority(1),
+            ok,
+        ),
+        (plain.clone(), critical.clone(), Err("SystemCritical")),
+        (skip("SystemCritical", plain.clone()), critical, ok),
+        (selector.clone(), plain.clone(), Err("LabelSelector")),
+        (skip("LabelSelector", selector), plain.clone(), ok),
+        (plain.clone(), local.clone(), Err("LocalStorage")),
+        (skip("LocalStorage", plain.clone()), local, ok),
+    ] {
+        let said = movable(&args, Some(10), &pod);
+        assert_eq!(said, expected, "{args} {pod}");
+    }
+}

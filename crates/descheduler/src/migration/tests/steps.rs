@@ -1,0 +1,719 @@
+use super::*;
+use crate::framework::Why;
+use crate::migration::evict::Policy;
+use crate::migration::status::{self, State};
+use crate::migration::step::{self, Act, Next, Settings, Step, View, step};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::scheduling::{PodMigrationJobStatus, Reservation};
+use std::time::Duration;
+
+const SETTINGS: Settings = Settings {
+    reserves: true,
+    arbitrates: true,
+    policy: Policy::Eviction,
+    without_claims: false,
+};
+
+fn now() -> Timestamp {
+    "2026-01-01T12:00:00Z".parse().unwrap()
+}
+
+/// A job and its surroundings, which change as the steps say.
+struct Play {
+    now: Timestamp,
+    job: PodMigrationJob,
+    pod: Option<Pod>,
+    reservation: Option<Reservation>,
+    bound: Option<Pod>,
+    limited: Option<Why>,
+    settings: Settings,
+    told: Vec<String>,
+    acts: Vec<&'static str>,
+}
+
+fn pod(over: Value) -> Pod {
+    let pod = json!({
+        "metadata": {"namespace": "default", "name": "p", "uid": "uid-p",
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "s", "uid": "s", "controller": true}]},
+        "spec": {"nodeName": "test-node", "containers": []},
+        "status": {"phase": "Running"},
+    });
+    serde_json::from_value(merged(pod, over)).unwrap()
+}
+
+fn reservation(status: Value) -> Reservation {
+    let value = json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+        "metadata": {"name": "r", "uid": "uid-r", "labels": {
+            "scheduling.koordinator.sh/reservation-order": "1", "app.kubernetes.io/created-by": "koord-descheduler"}},
+        "spec": {"template": {}, "owners": [{"controller": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "s",
+            "uid": "s"}}]},
+        "status": status,
+    });
+    serde_json::from_value(value).unwrap()
+}
+
+/// A reservation on node `there`, in `phase`, used by `owner`.
+fn scheduled(phase: &str, owner: Option<&str>) -> Reservation {
+    let owners: Vec<_> = owner
+        .map(|name| json!({"namespace": "default", "name": name, "uid": name}))
+        .into_iter()
+        .collect();
+    reservation(
+        json!({"phase": phase, "nodeName": "there", "currentOwners": owners,
+        "conditions": [{"type": "Scheduled", "status": "True", "reason": "Scheduled"}]}),
+    )
+}
+
+/// A job that runs, with its reservation.
+fn running(over: Value) -> PodMigrationJob {
+    let running = json!({
+        "metadata": {"annotations": {"descheduler.koordinator.sh/passed-arbitration": "true"}},
+        "spec": {"reservationOptions": {"reservationRef": {"name": "r", "uid": "uid-r"}}},
+        "status": {"phase": "Running"},
+    });
+    PodMigrationJob::clone(&job("j", "p", merged(running, over)))
+}
+
+impl Play {
+    fn new(job: PodMigrationJob, pod: Option<Pod>, reservation: Option<Reservation>) -> Self {
+        Self {
+            now: now(),
+            job,
+            pod,
+            reservation,
+            bound: None,
+            limited: None,
+            settings: SETTINGS,
+            told: Vec::new(),
+            acts: Vec::new(),
+        }
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            now: self.now,
+            job: &self.job,
+            pod: self.pod.as_ref(),
+            reservation: self.reservation.as_ref(),
+            bound: self.bound.as_ref(),
+            limited: self.limited.as_ref(),
+            trouble: None,
+            settings: &self.settings,
+        }
+    }
+
+    fn step(&self) -> Step {
+        step(&self.view())
+    }
+
+    /// Does what is asked for until it waits or is done.
+    fn on(&mut self) -> Next {
+        for _ in 0..20 {
+            let Step { act, told, next } = self.step();
+            if let Some(act) = act {
+                self.act(act);
+            }
+            self.told.extend(told.map(|told| told.reason.to_owned()));
+            if next != Next::Now {
+                return next;
+            }
+        }
+        panic!("no end: {:?} {:?}", self.acts, self.job);
+    }
+
+    fn act(&mut self, act: Act) {
+        let named = match act {
+            Act::Job(job) => {
+                self.job.spec = job.spec;
+                "job"
+            }
+            Act::Status(status) => {
+                assert_ne!(self.job.status.as_ref(), Some(&*status), "nothing changed");
+                self.job.status = Some(*status);
+                "status"
+            }
+            Act::Reserve(made) => {
+                let mut made = *made;
+                made.metadata.uid = Some("uid-made".to_owned());
+                self.reservation = Some(made);
+                "reserve"
+            }
+            Act::Order { value } => {
+                let labels = self.reservation.as_mut().unwrap();
+                let labels = labels.metadata.labels.get_or_insert_default();
+                labels.insert(
+                    "scheduling.koordinator.sh/reservation-order".to_owned(),
+                    value,
+                );
+                "order"
+            }
+            Act::Unreserve => {
+                self.reservation = None;
+                "unreserve"
+            }
+            Act::Evict(Policy::SoftEviction) => {
+                let pod = self.pod.as_mut().unwrap();
+                let annotations = pod.metadata.annotations.get_or_insert_default();
+                annotations.insert(
+                    "scheduling.koordinator.sh/soft-eviction".to_owned(),
+                    "{}".to_owned(),
+                );
+                "ask"
+            }
+            Act::Evict(_) => {
+                let pod = self.pod.as_mut().unwrap();
+                let going = json!({"metadata": {"deletionTimestamp": now()}});
+                let value = serde_json::to_value(&*pod).unwrap();
+                *pod = serde_json::from_value(merged(value, going)).unwrap();
+                "evict"
+            }
+            Act::Spare => {
+                let pod = self.pod.as_mut().unwrap();
+                pod.metadata.annotations = None;
+                "spare"
+            }
+        };
+        self.acts.push(named);
+    }
+
+    fn status(&self) -> PodMigrationJobStatus {
+        self.job.status.clone().unwrap_or_default()
+    }
+
+    fn phase(&self) -> String {
+        self.status()
+            .phase
+            .map_or(String::new(), |phase| phase.to_string())
+    }
+
+    /// Phase and reason.
+    fn ends(&self) -> (String, String) {
+        (self.phase(), self.status().reason)
+    }
+
+    /// `status` and `reason` of condition `kind`.
+    fn condition(&self, kind: &str) -> Option<(String, String)> {
+        let status = self.status();
+        let found = status::condition(&status, kind)?;
+        Some((found.status.clone(), found.reason.clone()))
+    }
+}
+
+fn failed(reason: &str) -> (String, String) {
+    ("Failed".to_owned(), reason.to_owned())
+}
+
+fn is(status: &str, reason: &str) -> Option<(String, String)> {
+    Some((status.to_owned(), reason.to_owned()))
+}
+
+/// Upstream's three of conditions that are found, and three of those that change.
+#[test]
+fn a_condition_is_written_when_it_says_something_else() {
+    let value = json!({"conditions": [
+        {"type": "ReservationScheduled", "status": "True", "lastTransitionTime": "2026-01-01T10:00:00Z"},
+        {"type": "ReservationCreated", "status": "True", "lastTransitionTime": "2026-01-01T10:00:00Z"},
+    ]});
+    let status: PodMigrationJobStatus = serde_json::from_value(value).unwrap();
+    assert!(status::condition(&PodMigrationJobStatus::default(), "ReservationCreated").is_none());
+    assert_eq!(
+        status::condition(&status, "ReservationCreated"),
+        Some(&status.conditions[1])
+    );
+    assert!(status::condition(&status, "Preemption").is_none());
+    let created = |holds: bool, message: &'static str| State {
+        kind: "ReservationCreated",
+        holds,
+        reason: "",
+        message,
+    };
+    for (state, changed, since) in [
+        (created(true, "new"), true, "2026-01-01T10:00:00Z"),
+        (created(true, ""), false, "2026-01-01T10:00:00Z"),
+        (created(false, ""), true, "2026-01-01T12:00:00Z"),
+        (
+            State {
+                kind: "Preemption",
+                ..created(true, "x")
+            },
+            true,
+            "2026-01-01T12:00:00Z",
+        ),
+    ] {
+        let mut status = status.clone();
+        assert_eq!(
+            status::report(&mut status, &state, now()),
+            changed,
+            "{state:?}"
+        );
+        let found = status::condition(&status, state.kind).unwrap();
+        let at = found.last_transition_time.as_ref().unwrap().0;
+        assert_eq!(at.to_string(), since, "{state:?}");
+        let summary = if changed { state.kind } else { "" };
+        assert_eq!(status.status, summary);
+    }
+}
+
+#[test]
+fn a_pod_is_evicted_directly() {
+    let over = json!({"spec": {"mode": "EvictDirectly", "reservationOptions": null}});
+    let mut play = Play::new(running(over), Some(pod(json!({}))), None);
+    play.job.status = None;
+    assert!(matches!(play.on(), Next::Wait(_)));
+    // It is said before it is done.
+    assert_eq!(play.acts, ["status", "status", "evict"]);
+    assert_eq!(play.condition("Eviction"), is("False", "Evicting"));
+    play.pod = None;
+    assert_eq!(play.on(), Next::Done);
+    assert_eq!(play.ends(), ("Succeeded".to_owned(), String::new()));
+    assert_eq!(play.status().status, "Complete");
+    assert_eq!(play.told, ["Evicting", "EvictComplete", "Complete"]);
+}
+
+#[test]
+fn a_pod_moves_to_what_was_reserved_for_it() {
+    let over =
+        json!({"spec": {"reservationOptions": null, "podRef": {"uid": null}}, "status": null});
+    let mut play = Play::new(running(over), Some(pod(json!({}))), None);
+    play.on();
+    // Its UID, that it runs, the reservation, its name, that it exists.
+    assert_eq!(play.acts, ["job", "status", "reserve", "job", "status"]);
+    assert_eq!(play.job.spec.pod_ref.uid.as_deref(), Some("uid-p"));
+    let named = play.job.spec.reservation_options.clone().unwrap();
+    let named = named.reservation_ref.unwrap();
+    assert_eq!(
+        (named.name.as_deref(), named.uid.as_deref()),
+        (Some("j"), Some("uid-made"))
+    );
+    assert_eq!(play.condition("ReservationCreated"), is("True", ""));
+    // No node fits for now.
+    let meta = play.reservation.clone().unwrap().metadata;
+    let mut unschedulable = reservation(json!({"phase": "Pending", "conditions": [
+        {"type": "Scheduled", "status": "False", "reason": "Unschedulable", "message": "none fits"}]}));
+    unschedulable.metadata = meta.clone();
+    play.reservation = Some(unschedulable);
+    play.on();
+    assert_eq!(
+        play.condition("ReservationScheduled"),
+        is("False", "Unschedulable")
+    );
+    let mut available = scheduled("Available", None);
+    available.metadata = meta.clone();
+    play.reservation = Some(available);
+    play.acts.clear();
+    play.on();
+    assert_eq!(play.acts, ["status", "status", "evict"]);
+    assert_eq!(play.status().node_name, "there");
+    play.pod = None;
+    play.on();
+    assert_eq!(
+        play.condition("PodBoundReservation"),
+        is("False", "WaitForPodBindReservation")
+    );
+    let mut used = scheduled("Succeeded", Some("new"));
+    used.metadata = meta;
+    play.reservation = Some(used);
+    play.bound = Some(pod(json!({"metadata": {"name": "new"}})));
+    play.on();
+    assert_eq!(
+        play.condition("BoundPodReady"),
+        is("False", "WaitForBoundPodReady")
+    );
+    assert_eq!(play.status().pod_ref.unwrap().name.as_deref(), Some("new"));
+    // What was reserved is forgotten by the scheduler.
+    play.reservation = None;
+    let ready = json!({"metadata": {"name": "new"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+    play.bound = Some(pod(ready));
+    assert_eq!(play.on(), Next::Done);
+    assert_eq!(play.ends(), ("Succeeded".to_owned(), String::new()));
+    for kind in [
+        "ReservationCreated",
+        "ReservationScheduled",
+        "Eviction",
+        "ReservationBound",
+        "BoundPodReady",
+        "PodBoundReservation",
+    ] {
+        assert_eq!(play.condition(kind).unwrap().0, "True", "{kind}");
+    }
+    assert_eq!(
+        play.told,
+        [
+            "ReservationCreated",
+            "Unschedulable",
+            "ReservationScheduled",
+            "Evicting",
+            "EvictComplete",
+            "WaitForPodBindReservation",
+            "PodBoundReservation",
+            "WaitForBoundPodReady",
+            "BoundPodReady",
+            "Complete",
+        ]
+    );
+}
+
+#[test]
+fn a_pod_of_the_same_name_is_its_replacement() {
+    let mut play = Play::new(
+        running(json!({})),
+        Some(pod(json!({}))),
+        Some(scheduled("Available", None)),
+    );
+    play.on();
+    assert_eq!(play.acts.last(), Some(&"evict"));
+    play.pod = Some(pod(json!({"metadata": {"uid": "later"}})));
+    play.reservation = Some(scheduled("Succeeded", Some("p")));
+    play.on();
+    assert_eq!(play.ends().0, "Succeeded");
+    // Unless nobody evicted the one that was meant.
+    let mut play = Play::new(
+        running(json!({})),
+        Some(pod(json!({"metadata": {"uid": "later"}}))),
+        Some(scheduled("Available", None)),
+    );
+    play.on();
+    assert_eq!(play.ends(), failed("MissingPod"));
+    assert!(!play.acts.contains(&"evict"));
+}
+
+#[test]
+fn a_job_fails_for_a_reason() {
+    let ready = |reason: &str| json!({"phase": "Failed", "nodeName": "there", "conditions": [{"type": "Ready", "reason": reason}]});
+    let unschedulable = json!({"phase": "Failed", "conditions": [{"type": "Scheduled", "reason": "Unschedulable", "message": "no node"}]});
+    let there = || Some(pod(json!({})));
+    let same_node = {
+        let mut same = scheduled("Available", None);
+        same.status.as_mut().unwrap().node_name = "test-node".to_owned();
+        same
+    };
+    let mut replaced = scheduled("Available", None);
+    replaced.metadata.uid = Some("another".to_owned());
+    for (what, pod, reservation, reason) in [
+        (
+            "the pod is gone",
+            None,
+            Some(scheduled("Available", None)),
+            "MissingPod",
+        ),
+        (
+            "the reservation is gone",
+            there(),
+            None,
+            "MissingReservation",
+        ),
+        (
+            "it is another one",
+            there(),
+            Some(replaced),
+            "MissingReservation",
+        ),
+        (
+            "it expired",
+            there(),
+            Some(reservation(ready("Expired"))),
+            "ReservationExpired",
+        ),
+        (
+            "no node fits",
+            there(),
+            Some(reservation(unschedulable)),
+            "Unschedulable",
+        ),
+        (
+            "somebody else uses it",
+            there(),
+            Some(scheduled("Succeeded", Some("other"))),
+            "ForbiddenMigratePod",
+        ),
+        (
+            "it is where the pod is",
+            there(),
+            Some(same_node),
+            "ForbiddenMigratePod",
+        ),
+    ] {
+        let mut play = Play::new(running(json!({})), pod, reservation);
+        assert_eq!(play.on(), Next::Done, "{what}");
+        assert_eq!(play.ends(), failed(reason), "{what}: {:?}", play.status());
+        assert!(!play.acts.contains(&"evict"), "{what}: {:?}", play.acts);
+    }
+    let nameless = json!({"spec": {"podRef": {"name": ""}}, "status": null});
+    let mut play = Play::new(running(nameless), there(), None);
+    play.on();
+    assert_eq!(play.ends(), failed("InvalidPodRef"));
+    // Nothing is reserved for a pod that is gone.
+    let over = json!({"spec": {"reservationOptions": null}});
+    let mut play = Play::new(running(over), None, None);
+    play.on();
+    assert_eq!(
+        (play.ends(), &play.acts[..]),
+        (failed("MissingPod"), &["status"][..])
+    );
+}
+
+#[test]
+fn a_job_that_failed_gives_back_what_it_reserved_and_no_more() {
+    let mut expired = reservation(
+        json!({"phase": "Failed", "conditions": [{"type": "Ready", "reason": "Expired"}]}),
+    );
+    let mut play = Play::new(
+        running(json!({})),
+        Some(pod(json!({}))),
+        Some(expired.clone()),
+    );
+    play.on();
+    assert_eq!(play.acts.last(), Some(&"unreserve"));
+    assert_eq!(play.on(), Next::Done);
+    // A user's own stays, and so does one that is in use.
+    expired
+        .metadata
+        .labels
+        .as_mut()
+        .unwrap()
+        .remove("app.kubernetes.io/created-by");
+    let mut play = Play::new(running(json!({})), Some(pod(json!({}))), Some(expired));
+    play.on();
+    assert!(!play.acts.contains(&"unreserve"), "{:?}", play.acts);
+    let mut play = Play::new(
+        running(json!({})),
+        Some(pod(json!({}))),
+        Some(scheduled("Succeeded", Some("other"))),
+    );
+    play.on();
+    assert!(!play.acts.contains(&"unreserve"), "{:?}", play.acts);
+}
+
+#[test]
+fn a_job_times_out_with_the_reason() {
+    let ttl = || json!({"spec": {"ttl": "30m"}});
+    let at = |minutes: i64| {
+        now()
+            .checked_add(jiff::SignedDuration::from_mins(minutes))
+            .unwrap()
+    };
+    for (over, minutes, ends) in [
+        (json!({}), 60, false),
+        (ttl(), 29, false),
+        (ttl(), 30, true),
+        (json!({"spec": {"ttl": "0s"}}), 60, false),
+    ] {
+        let mut play = Play::new(
+            running(over.clone()),
+            Some(pod(json!({}))),
+            Some(scheduled("Waiting", None)),
+        );
+        play.reservation
+            .as_mut()
+            .unwrap()
+            .status
+            .as_mut()
+            .unwrap()
+            .phase = Some("Pending".into());
+        play.now = at(minutes);
+        play.on();
+        assert_eq!(play.phase() == "Failed", ends, "{over} {minutes}");
+        assert_eq!(
+            play.reservation.is_none(),
+            ends,
+            "what it holds goes with it"
+        );
+    }
+    // It is looked at again when it is due.
+    let mut play = Play::new(
+        running(ttl()),
+        Some(pod(json!({}))),
+        Some(reservation(json!({"phase": "Pending"}))),
+    );
+    play.now = at(30)
+        .checked_sub(jiff::SignedDuration::from_secs(1))
+        .unwrap();
+    assert_eq!(play.on(), Next::Wait(Duration::from_secs(1)));
+    // A refusal for ever.
+    let mut play = Play::new(
+        running(ttl()),
+        Some(pod(json!({}))),
+        Some(scheduled("Available", None)),
+    );
+    play.job.status = step::refused(&play.job, "Failed evict Pod: disruption budget", now());
+    play.now = at(31);
+    play.on();
+    assert_eq!(play.ends(), failed("Timeout"));
+    let message = play.status().message;
+    assert!(
+        message.starts_with("Abort job caused by timeout: FailedEvict: ")
+            && message.contains("budget"),
+        "{message}"
+    );
+    assert!(play.pod.is_some() && !play.acts.contains(&"evict"));
+}
+
+#[test]
+fn a_refused_eviction_is_tried_again_and_a_pod_that_goes_is_not() {
+    let mut play = Play::new(
+        running(json!({})),
+        Some(pod(json!({}))),
+        Some(scheduled("Available", None)),
+    );
+    play.job.status = step::refused(&play.job, "budget", now());
+    assert_eq!(
+        step::refused(&play.job, "budget", now()),
+        None,
+        "written once"
+    );
+    play.on();
+    assert_eq!(play.acts, ["status", "status", "evict", "status"]);
+    assert_eq!(play.condition("Eviction"), is("False", "Evicting"));
+    assert!(matches!(play.on(), Next::Wait(_)));
+    assert_eq!(play.acts.len(), 4, "{:?}", play.acts);
+}
+
+/// A leader died before it could say that the pod is gone, or before it could make it go.
+#[test]
+fn the_next_leader_goes_on_where_the_last_one_stopped() {
+    let evicting = json!({"status": {"status": "Eviction", "conditions": [{"type": "Eviction", "status": "False", "reason": "Evicting"}]}});
+    let mut play = Play::new(
+        running(evicting.clone()),
+        None,
+        Some(scheduled("Available", None)),
+    );
+    play.on();
+    assert_eq!(play.condition("Eviction"), is("True", "EvictComplete"));
+    let mut play = Play::new(
+        running(evicting),
+        Some(pod(json!({}))),
+        Some(scheduled("Available", None)),
+    );
+    play.on();
+    assert_eq!(play.acts.iter().filter(|act| **act == "evict").count(), 1);
+    // The reservation is there, and the job does not know it.
+    let over = json!({"spec": {"reservationOptions": null}, "metadata": {"annotations": {"koordinator.sh/job-created-by": "predecessor"}}});
+    let mut made = scheduled("Available", None);
+    made.metadata.name = Some("j".to_owned());
+    let mut play = Play::new(running(over), Some(pod(json!({}))), Some(made));
+    play.on();
+    assert!(!play.acts.contains(&"reserve"), "{:?}", play.acts);
+    assert_eq!(play.acts.last(), Some(&"evict"));
+}
+
+#[test]
+fn a_soft_eviction_waits_for_somebody_and_is_taken_back_when_nobody_comes() {
+    let over = json!({"spec": {"ttl": "5m"}});
+    let mut play = Play::new(
+        running(over),
+        Some(pod(json!({}))),
+        Some(scheduled("Available", None)),
+    );
+    play.settings.policy = Policy::SoftEviction;
+    play.on();
+    assert_eq!(play.acts.last(), Some(&"ask"));
+    let before = play.acts.len();
+    assert!(matches!(play.on(), Next::Wait(_)));
+    assert_eq!(play.acts.len(), before, "asked once");
+    play.now = now()
+        .checked_add(jiff::SignedDuration::from_mins(5))
+        .unwrap();
+    play.on();
+    assert_eq!(play.acts[before..], ["spare", "status", "unreserve"]);
+    assert_eq!(play.ends(), failed("Timeout"));
+    assert!(play.pod.unwrap().metadata.annotations.is_none());
+}
+
+#[test]
+fn a_pod_that_waits_for_a_node_has_one_in_the_end() {
+    let waits = |status: Value| pod(json!({"spec": {"nodeName": null}, "status": status}));
+    let unscheduled = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "none"}]});
+    let mut held = scheduled("Available", None);
+    held.spec.owners =
+        serde_json::from_value(json!([{"object": {"kind": "Pod", "name": "p"}}])).unwrap();
+    let mut play = Play::new(
+        running(json!({})),
+        Some(waits(unscheduled.clone())),
+        Some(held.clone()),
+    );
+    assert!(matches!(play.on(), Next::Wait(_)));
+    assert_eq!(play.condition("PodScheduled"), is("False", "Unschedulable"));
+    let placed =
+        json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]});
+    play.pod = Some(pod(
+        json!({"spec": {"nodeName": "there"}, "status": placed}),
+    ));
+    play.on();
+    assert_eq!(play.ends().0, "Succeeded");
+    assert_eq!(play.condition("PodScheduled"), is("True", ""));
+    assert!(!play.acts.contains(&"evict"));
+    // Somebody else took it, or the pod is gone.
+    let mut taken = scheduled("Succeeded", Some("other"));
+    taken.spec.owners.clone_from(&held.spec.owners);
+    let mut play = Play::new(running(json!({})), Some(waits(unscheduled)), Some(taken));
+    play.on();
+    assert_eq!(play.ends(), failed("ForbiddenMigratePod"));
+    let mut play = Play::new(running(json!({})), None, Some(held));
+    play.on();
+    assert_eq!(play.ends(), failed("MissingPod"));
+}
+
+#[test]
+fn a_job_rests_while_it_is_paused_waits_for_arbitration_or_has_ended() {
+    let there = || Some(pod(json!({})));
+    let phase = |phase: &str| json!({"status": {"phase": phase}});
+    for over in [
+        json!({"spec": {"paused": true}}),
+        phase("Succeeded"),
+        phase("Aborted"),
+        phase("Failed"),
+        json!({"metadata": {"deletionTimestamp": now()}}),
+    ] {
+        let step = Play::new(running(over.clone()), there(), None).step();
+        assert_eq!((step.act, step.next), (None, Next::Done), "{over}");
+    }
+    let waits = json!({"metadata": {"annotations": null}, "status": null});
+    let mut play = Play::new(running(waits), there(), None);
+    assert!(matches!(play.on(), Next::Wait(_)) && play.acts.is_empty());
+    play.settings.arbitrates = false;
+    play.on();
+    assert_eq!(play.acts.first(), Some(&"status"));
+}
+
+#[test]
+fn a_limited_pod_waits_only_before_its_eviction() {
+    let why = || Some(Why::new("WorkloadLimiter", "others went"));
+    let mut play = Play::new(
+        running(json!({})),
+        Some(pod(json!({}))),
+        Some(scheduled("Available", None)),
+    );
+    play.limited = why();
+    assert_eq!(play.on(), Next::Wait(Duration::from_secs(3)));
+    assert!(play.acts.is_empty());
+    play.limited = None;
+    play.on();
+    assert_eq!(play.acts.last(), Some(&"evict"));
+    // The same name returns, and its workload is limited because of this very eviction.
+    play.limited = why();
+    play.pod = Some(pod(json!({"metadata": {"uid": "later"}})));
+    play.reservation = Some(scheduled("Succeeded", Some("p")));
+    play.on();
+    assert_eq!(play.ends().0, "Succeeded");
+}
+
+#[test]
+fn a_reservation_that_cannot_be_made_is_said_once_and_one_without_an_order_gets_one() {
+    let job = running(json!({}));
+    let status = step::unreserved(&job, "webhook", now()).unwrap();
+    let condition = status::condition(&status, "ReservationCreated").unwrap();
+    assert_eq!(condition.reason, "FailedCreateReservation");
+    assert!(condition.message.contains("webhook"));
+    let told = PodMigrationJob {
+        status: Some(status),
+        ..job
+    };
+    assert!(step::unreserved(&told, "webhook", now()).is_none());
+    let mut bare = scheduled("Available", None);
+    bare.metadata.labels = None;
+    let mut play = Play::new(running(json!({})), Some(pod(json!({}))), Some(bare));
+    play.on();
+    assert_eq!(play.acts.first(), Some(&"order"));
+}
