@@ -1,5 +1,6 @@
 //! Carries a plan out.
 
+use super::view::View;
 use crate::framework::{Action, Intent, Move, Plan};
 use crate::state::{PodInfo, Snapshot};
 use k8s_openapi::api::core::v1::Pod;
@@ -27,7 +28,7 @@ struct Drain {
 /// Does what `plan` asks for, in order, until `stop`; outcomes are in the order of its actions. Nothing is repeated:
 /// the next cycle sees what is still to be done.
 pub(super) async fn apply(
-    client: &Client,
+    (client, view): (&Client, &View),
     snapshot: &Snapshot,
     plan: &Plan,
     stop: &CancellationToken,
@@ -38,7 +39,7 @@ pub(super) async fn apply(
         let outcome = if stop.is_cancelled() {
             Err("not done: this process stops or does not lead any more".to_owned())
         } else {
-            act(client, snapshot, action, &mut drains).await
+            act((client, view), snapshot, action, &mut drains).await
         };
         outcomes.push(outcome);
     }
@@ -46,7 +47,7 @@ pub(super) async fn apply(
 }
 
 async fn act(
-    client: &Client,
+    (client, view): (&Client, &View),
     snapshot: &Snapshot,
     action: &Action,
     drains: &mut FxHashMap<Arc<str>, Drain>,
@@ -64,12 +65,12 @@ async fn act(
         Action::DeletionCost { pod, cost, .. } => set_deletion_cost(client, pod, *cost).await,
         Action::Move(planned) => {
             let Some(node) = &planned.drains else {
-                return go(client, planned).await;
+                return go((client, view), planned).await;
             };
             if drains.get(node).is_some_and(|drain| drain.failed) {
                 return Err(format!("not done: node {node} is not cleared after all"));
             }
-            let outcome = go(client, planned).await;
+            let outcome = go((client, view), planned).await;
             if outcome.is_err() {
                 let drain = drains.entry(node.clone()).or_default();
                 drain.failed = true;
@@ -84,7 +85,7 @@ async fn act(
     }
 }
 
-async fn go(client: &Client, planned: &Move) -> Outcome {
+async fn go((client, view): (&Client, &View), planned: &Move) -> Outcome {
     let pod = &planned.pod;
     match &planned.intent {
         None | Some(Intent::Nothing) => Ok("nothing is done in a dry run".to_owned()),
@@ -92,6 +93,8 @@ async fn go(client: &Client, planned: &Move) -> Outcome {
             let jobs = Api::<PodMigrationJob>::all(client.clone());
             let created = jobs.create(&PostParams::default(), job).await;
             let created = created.map_err(|error| format!("PodMigrationJob: {error}"))?;
+            // The next cycle counts it, whether it has been seen by then or not.
+            view.jobs.newer().learn(&created);
             let name = created.metadata.name.unwrap_or_default();
             Ok(format!("PodMigrationJob {name} is created"))
         }

@@ -2,14 +2,19 @@
 //! its plan out, and shows what came of it.
 
 mod apply;
+mod desk;
+mod jobs;
+mod migration;
+mod mirror;
 mod quiet;
 mod shown;
 mod view;
+mod workloads;
 
 pub use shown::LastCycle;
 
 use crate::config::{Configuration, LeaderElection};
-use crate::framework::{Action, Framework, Plan, Profile};
+use crate::framework::{Action, Framework, Intent, Plan, Profile};
 use crate::report::Report;
 use crate::state::Snapshot;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -19,7 +24,9 @@ use koord_kube::Client;
 use koord_kube::events::{EventClient, Recorder, Severity};
 use koord_kube::lease::{Election, ElectionError, LeaderElector, unique_identity};
 use parking_lot::Mutex;
-use prometheus::{Histogram, HistogramOpts, IntCounterVec, Opts, Registry, exponential_buckets};
+use prometheus::{
+    Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, exponential_buckets,
+};
 use quiet::Quiet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +89,7 @@ pub enum Error {
 
 #[derive(Debug)]
 struct Metrics {
-    evicted: IntCounterVec,
+    counts: migration::Counts,
     seconds: Histogram,
 }
 
@@ -90,7 +97,7 @@ impl Metrics {
     fn new(registry: &Registry) -> prometheus::Result<Self> {
         let evicted = Opts::new(
             "descheduler_pods_evicted",
-            "Pods that were evicted or whose migration was asked for, by what came of it",
+            "Pods whose eviction was asked for, by what came of it",
         );
         let labels = ["result", "strategy", "namespace", "node"];
         let seconds = HistogramOpts::new(
@@ -98,8 +105,21 @@ impl Metrics {
             "How long a cycle took, from the snapshot to the plan",
         );
         let seconds = seconds.buckets(exponential_buckets(0.001, 2.0, 15)?);
-        Ok(Self {
+        let phases = Opts::new(
+            "koord_descheduler_migration_jobs",
+            "PodMigrationJobs by phase, as the leader sees them",
+        );
+        let limited = Opts::new(
+            "koord_descheduler_limited_total",
+            "How often a rule or limit kept a PodMigrationJob waiting",
+        );
+        let counts = migration::Counts {
             evicted: register(registry, IntCounterVec::new(evicted, &labels)?)?,
+            phases: register(registry, IntGaugeVec::new(phases, &["phase"])?)?,
+            limited: register(registry, IntCounterVec::new(limited, &["rule"])?)?,
+        };
+        Ok(Self {
+            counts,
             seconds: register(registry, Histogram::with_opts(seconds)?)?,
         })
     }
@@ -118,12 +138,12 @@ pub async fn run(
 ) -> Result<(), Error> {
     koord_app::metrics::register_process(&ctx.metrics)?;
     let metrics = Metrics::new(&ctx.metrics)?;
-    let evicted = metrics.evicted.clone();
+    let evicted = metrics.counts.evicted.clone();
     options.last.on_reset(move || evicted.reset());
     let stop = ctx.shutdown.child_token();
     let _stop_on_drop = stop.clone().drop_guard();
     let leader = Leader {
-        view: View::start(&client, &stop),
+        view: Arc::new(View::start(&client, &stop)),
         interval: options.interval,
         last: options.last,
         quiet: Mutex::default(),
@@ -148,7 +168,7 @@ pub async fn run(
 }
 
 struct Leader {
-    view: View,
+    view: Arc<View>,
     interval: Duration,
     last: LastCycle,
     quiet: Mutex<Quiet>,
@@ -159,13 +179,33 @@ struct Leader {
 }
 
 impl Leader {
-    async fn run(self, mut framework: Framework, stop: CancellationToken) -> Result<(), Error> {
+    async fn run(self, framework: Framework, stop: CancellationToken) -> Result<(), Error> {
         self.last.set_reading(true);
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = self.view.settled() => {}
         }
         self.last.set_reading(false);
+        // A dry run leaves jobs alone, whoever made them.
+        let migrations = match framework.dry_run {
+            true => Vec::new(),
+            false => framework.migrations(),
+        };
+        let (clock, counts) = (self.ctx.clock.clone(), self.metrics.counts.clone());
+        let controller = migration::Controller::new(
+            self.client.clone(),
+            self.view.clone(),
+            migrations,
+            framework.without_claims,
+            (self.events.clone(), clock, counts),
+        );
+        tokio::select! {
+            ended = Box::pin(self.cycles(framework, stop)) => ended,
+            () = Box::pin(controller.run()) => Ok(()),
+        }
+    }
+
+    async fn cycles(&self, mut framework: Framework, stop: CancellationToken) -> Result<(), Error> {
         if self.interval.is_zero() {
             self.cycle(framework, &stop).await?;
             stop.cancelled().await;
@@ -188,7 +228,7 @@ impl Leader {
         mut framework: Framework,
         stop: &CancellationToken,
     ) -> Result<Framework, Error> {
-        let snapshot = self.view.snapshot(self.ctx.clock.now());
+        let snapshot = self.view.snapshot(self.ctx.clock.now()).await;
         let timer = self.metrics.seconds.start_timer();
         // It may take long; leases are renewed meanwhile.
         let decide = tokio::task::spawn_blocking(move || {
@@ -200,7 +240,7 @@ impl Leader {
         if let Some(error) = &plan.error {
             tracing::warn!(error, "the cycle ended early");
         }
-        let outcomes = apply::apply(&self.client, &snapshot, &plan, stop).await;
+        let outcomes = apply::apply((&self.client, &self.view), &snapshot, &plan, stop).await;
         if !framework.dry_run {
             self.say(&plan, &outcomes);
         }
@@ -250,32 +290,42 @@ impl Leader {
                 continue;
             };
             // What a strategy only shows is neither.
-            if planned.intent.is_none() {
+            if matches!(planned.intent, None | Some(Intent::Nothing)) {
                 continue;
             }
             let pod = &planned.pod;
+            if let Err(error) = outcome {
+                tracing::warn!(%pod, strategy = planned.strategy, error, "pod not moved");
+            }
+            // Of a pod that is moved by a job, the job tells when it goes.
+            if matches!(planned.intent, Some(Intent::Job(_))) {
+                continue;
+            }
             let result = if outcome.is_ok() { "success" } else { "error" };
             let node = pod.node.as_deref().unwrap_or_default();
             let values = [result, planned.strategy, &pod.namespace, node];
-            self.metrics.evicted.with_label_values(&values).inc();
-            let said = match outcome {
-                Ok(done) => format!("{}: {}: {done}", planned.strategy, planned.reason),
-                Err(why) => {
-                    tracing::warn!(%pod, strategy = planned.strategy, error = why, "pod not moved");
-                    continue;
-                }
+            let evicted = &self.metrics.counts.evicted;
+            evicted.with_label_values(&values).inc();
+            let Ok(done) = outcome else {
+                continue;
             };
-            let regarding = ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Pod".to_owned()),
-                namespace: Some(pod.namespace.to_string()),
-                name: Some(pod.name.to_string()),
-                uid: Some(pod.uid.to_string()),
-                ..ObjectReference::default()
-            };
+            let said = format!("{}: {}: {done}", planned.strategy, planned.reason);
+            let regarding = regarding(&pod.namespace, &pod.name, &pod.uid);
             let normal = Severity::Normal;
             self.events
                 .event_with_action(regarding, normal, "Descheduled", "Evicting", said);
         }
+    }
+}
+
+/// A pod, for events about it.
+fn regarding(namespace: &str, name: &str, uid: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(namespace.to_owned()),
+        name: Some(name.to_owned()),
+        uid: Some(uid.to_owned()),
+        ..ObjectReference::default()
     }
 }

@@ -1,16 +1,20 @@
 //! The cluster as the API server tells it, and snapshots of it.
 
-use crate::state::{NodeInfo, NodeUsage, PodError, PodInfo, Shapes, Snapshot};
+use super::desk::Hub;
+use super::jobs::{Jobs, Newer};
+use super::mirror::Mirror;
+use super::workloads::Workloads;
+use crate::state::{NodeInfo, NodeUsage, Owner, PodError, PodInfo, Shapes, Snapshot};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use koord_api::scheduling::PodMigrationJob;
+use koord_api::scheduling::{PodMigrationJob, Reservation};
 use koord_api::slo::NodeMetric;
-use koord_kube::{Client, Informer, Mirrored, Scope, Store};
+use koord_kube::{Change, Client, Informer, Mirrored, ObjectKey, Scope};
 use koord_model::resources::ResourceTable;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Mirrors of every kind that a cycle looks at.
@@ -20,7 +24,12 @@ pub(super) struct View {
     nodes: Mirror<NodeInfo>,
     pods: Mirror<Seen>,
     usage: Mirror<NodeUsage>,
-    jobs: Mirror<PodMigrationJob>,
+    reservations: Mirror<Reservation>,
+    /// All jobs.
+    pub(super) jobs: Jobs,
+    workloads: Workloads,
+    /// Who is told of changes.
+    pub(super) hub: Arc<Hub>,
     budgets: Mirror<PodDisruptionBudget>,
     namespaces: Mirror<Namespace>,
     priority_classes: Mirror<PriorityClass>,
@@ -72,39 +81,12 @@ impl Mirrored for Seen {
     }
 }
 
-/// The mirror of one kind, for who reads its content only.
-#[derive(Debug)]
-struct Mirror<V> {
-    store: Store<V>,
-    absent: watch::Receiver<bool>,
-}
-
-impl<V: Mirrored> Mirror<V> {
-    fn of(informer: Informer<V>) -> Self {
-        let Informer {
-            store,
-            mut changes,
-            absent,
-        } = informer;
-        tokio::spawn(async move { while changes.recv().await.is_some() {} });
-        Self { store, absent }
-    }
-
-    /// Waits for the first list, or for the API server to say that it has no such kind.
-    async fn settled(&self) {
-        let mut absent = self.absent.clone();
-        tokio::select! {
-            _ = self.store.wait_synced() => {}
-            _ = absent.wait_for(|absent| *absent) => {}
-        }
-    }
-}
-
 impl View {
     /// Begins to follow the API server, until `stop`.
     pub(super) fn start(client: &Client, stop: &CancellationToken) -> Self {
         let shapes = Arc::new(Shapes::new(Arc::new(ResourceTable::new())));
         let all = || (client.clone(), Scope::default(), stop.clone());
+        let workloads = Workloads::new(client.clone(), stop.clone());
         let (client, scope, stop) = all();
         let of = shapes.clone();
         let nodes = Informer::start_kept(
@@ -116,6 +98,14 @@ impl View {
         let (client, scope, stop) = all();
         let of = shapes.clone();
         let pods = Informer::start_kept(client, scope, move |pod| Seen::new(pod, &of), stop);
+        let hub = Arc::new(Hub::default());
+        let told = hub.clone();
+        let pods = Mirror::told(pods, move |change: Change<Seen>| {
+            if let Change::Applied { new: pod, .. } | Change::Deleted(pod) = change {
+                let (namespace, name) = pod.names();
+                told.pod(namespace, name);
+            }
+        });
         let (client, scope, stop) = all();
         let of = shapes.clone();
         let usage = Informer::start_kept(
@@ -126,6 +116,24 @@ impl View {
         );
         let start = all();
         let jobs = Informer::start(start.0, start.1, start.2);
+        let newer = Arc::new(Newer::default());
+        let (told, known) = (hub.clone(), newer.clone());
+        let jobs = Mirror::told(jobs, move |change: Change<PodMigrationJob>| match change {
+            Change::Applied { new, .. } => told.job(&new),
+            Change::Deleted(job) => {
+                known.forget(&job);
+                told.gone(&job);
+            }
+            Change::Synced => {}
+        });
+        let start = all();
+        let reservations = Informer::start(start.0, start.1, start.2);
+        let told = hub.clone();
+        let reservations = Mirror::told(reservations, move |change: Change<Reservation>| {
+            if let Change::Applied { new, .. } | Change::Deleted(new) = change {
+                told.reservation(new.names().1);
+            }
+        });
         let start = all();
         let budgets = Informer::start(start.0, start.1, start.2);
         let start = all();
@@ -135,9 +143,12 @@ impl View {
         Self {
             shapes,
             nodes: Mirror::of(nodes),
-            pods: Mirror::of(pods),
+            pods,
             usage: Mirror::of(usage),
-            jobs: Mirror::of(jobs),
+            jobs: Jobs::new(jobs, newer),
+            reservations,
+            workloads,
+            hub,
             budgets: Mirror::of(budgets),
             namespaces: Mirror::of(namespaces),
             priority_classes: Mirror::of(priority_classes),
@@ -150,13 +161,24 @@ impl View {
         self.pods.settled().await;
         self.usage.settled().await;
         self.jobs.settled().await;
+        self.reservations.settled().await;
         self.budgets.settled().await;
         self.namespaces.settled().await;
         self.priority_classes.settled().await;
     }
 
+    /// The shapes of pods.
+    pub(super) fn shapes(&self) -> &Shapes {
+        &self.shapes
+    }
+
+    /// The reservation of this name, as last seen.
+    pub(super) fn reservation(&self, name: &str) -> Option<Arc<Reservation>> {
+        self.reservations.store.get(&ObjectKey::new("", name))
+    }
+
     /// As it stands at `now`.
-    pub(super) fn snapshot(&self, now: Timestamp) -> Snapshot {
+    pub(super) async fn snapshot(&self, now: Timestamp) -> Snapshot {
         let pods = self.pods.store.list().into_iter();
         let pods = pods.filter_map(|seen| match &*seen {
             Seen::Pod(pod) => Some(pod.clone()),
@@ -166,9 +188,6 @@ impl View {
             .with(self.nodes.store.list(), pods.collect());
         let usage = self.usage.store.list().into_iter();
         snapshot.usage = usage.map(|usage| (usage.name.clone(), usage)).collect();
-        snapshot.jobs = self.jobs.store.list();
-        let name = |job: &Arc<PodMigrationJob>| job.metadata.name.clone();
-        snapshot.jobs.sort_by_cached_key(name);
         snapshot.budgets = self.budgets.store.list();
         let namespaces = self.namespaces.store.list().into_iter();
         let named = namespaces.filter_map(|namespace| {
@@ -177,9 +196,74 @@ impl View {
             Some((Arc::from(name), labels.unwrap_or_default()))
         });
         snapshot.namespaces = named.collect();
+        self.complete(&mut snapshot).await;
+        snapshot
+    }
+
+    /// What matters to jobs: their pods, other pods of the same owners, and those owners.
+    pub(super) async fn about_jobs(&self, now: Timestamp) -> Snapshot {
+        let jobs = self.jobs.all();
+        let (mut names, mut uids) = (FxHashSet::default(), FxHashSet::default());
+        for job in &jobs {
+            let pod = &job.spec.pod_ref;
+            let text = |text: &Option<String>| text.clone().unwrap_or_default();
+            names.insert((text(&pod.namespace), text(&pod.name)));
+            uids.extend(pod.uid.clone());
+        }
+        let seen = self.pods.store.list();
+        let all = seen.iter().filter_map(|seen| match &**seen {
+            Seen::Pod(pod) => Some(pod),
+            Seen::Unread { .. } => None,
+        });
+        let mut meant = FxHashSet::<Arc<str>>::default();
+        let mut owners = FxHashSet::<Arc<str>>::default();
+        for pod in all.clone() {
+            let name = (pod.namespace.to_string(), pod.name.to_string());
+            if uids.contains(&*pod.uid) || names.contains(&name) {
+                meant.insert(pod.uid.clone());
+                owners.extend(pod.owners.iter().map(|owner| owner.uid.clone()));
+            }
+        }
+        let mut snapshot = Snapshot::empty(now, self.shapes.table().clone())
+            .with(Vec::new(), only(all.clone(), &meant, &owners));
+        self.complete(&mut snapshot).await;
+        // Pods of a Deployment are those of all its ReplicaSets.
+        for workload in snapshot.workloads.values() {
+            if let crate::state::Workload::Known { controllers, .. } = workload {
+                owners.extend(controllers.iter().cloned());
+            }
+        }
+        snapshot.with(Vec::new(), only(all, &meant, &owners))
+    }
+
+    /// Adds jobs, workloads and priority classes.
+    async fn complete(&self, snapshot: &mut Snapshot) {
+        snapshot.jobs = self.jobs.all();
         let classes = self.priority_classes.store.list().into_iter();
         let valued = classes.filter_map(|class| Some((class.metadata.name.clone()?, class.value)));
         snapshot.priority_classes = valued.collect();
-        snapshot
+        let mut owners = FxHashMap::<Arc<str>, (Arc<str>, Owner)>::default();
+        for pod in &snapshot.pods {
+            if let Some(owner) = pod.controller()
+                && !owners.contains_key(&owner.uid)
+            {
+                let of = (pod.namespace.clone(), owner.clone());
+                owners.insert(owner.uid.clone(), of);
+            }
+        }
+        snapshot.workloads = self.workloads.of(owners).await;
     }
+}
+
+/// Those pods that are `meant`, or of which one of `owners` is an owner.
+fn only<'a>(
+    pods: impl Iterator<Item = &'a Arc<PodInfo>>,
+    meant: &FxHashSet<Arc<str>>,
+    owners: &FxHashSet<Arc<str>>,
+) -> Vec<Arc<PodInfo>> {
+    let is = |pod: &&Arc<PodInfo>| {
+        let mut of = pod.owners.iter();
+        meant.contains(&pod.uid) || of.any(|owner| owners.contains(&owner.uid))
+    };
+    pods.filter(is).cloned().collect()
 }

@@ -4,3 +4,4 @@
 
 mod daemon;
 mod deploy;
+mod migration;

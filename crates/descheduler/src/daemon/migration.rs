@@ -1,0 +1,425 @@
+//! Works on PodMigrationJobs while this replica leads.
+//!
+//! What it needs to be allowed:
+//!
+//! | group | resource | verbs |
+//! |---|---|---|
+//! | scheduling.koordinator.sh | podmigrationjobs | get, list, watch, create, update, delete |
+//! | scheduling.koordinator.sh | podmigrationjobs/status | update |
+//! | scheduling.koordinator.sh | reservations | get, list, watch, create, patch, delete |
+//! | (core) | pods | get, list, watch, patch (`SoftEviction`), delete (`Delete`) |
+//! | (core) | pods/eviction | create |
+//! | (core) | events | create, patch |
+//! | (core) | replicationcontrollers | list, watch |
+//! | apps | deployments, replicasets, statefulsets | list, watch |
+//! | batch | jobs | list, watch |
+//! | apps.kruise.io | clonesets, statefulsets | list, watch |
+//! | scheduling.k8s.io | priorityclasses | list, watch |
+//! | any | the `scale` of every other kind that controls pods | get |
+//!
+//! Kinds of workloads are asked for once a pod has such a controller; a right that is missing keeps its pods where they
+//! are, and says so.
+
+mod act;
+mod arbiter;
+
+use super::desk::{Desk, Task};
+use super::view::View;
+use crate::migration::args::MigrationControllerArgs;
+use crate::migration::plugin::Migrations;
+use crate::migration::step::{self, Next, Settings, step};
+use crate::migration::{CREATED_BY, PROFILE, Stage, annotation, reservation, stage};
+use crate::state::PodInfo;
+use futures::future;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase, Reservation};
+use koord_app::Clock;
+use koord_kube::api::{DeleteParams, ListParams};
+use koord_kube::events::Recorder;
+use koord_kube::patch::{is_conflict, is_not_found};
+use koord_kube::{Api, Client, Error};
+use parking_lot::Mutex;
+use prometheus::{IntCounterVec, IntGaugeVec};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One task does not take more steps than this in one go.
+const STEPS: usize = 32;
+/// How long a job waits that failed to go on: twice as long each time, at most the second.
+const BACKOFF: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(15)];
+/// From one sweep to the next.
+const SWEEP: Duration = Duration::from_secs(60);
+/// A job without a time to live is swept after so long, one with it so long after it.
+const FORGOTTEN: [Duration; 2] = [Duration::from_secs(30 * 60), Duration::from_secs(5 * 60)];
+
+/// What is counted.
+#[derive(Debug, Clone)]
+pub(super) struct Counts {
+    /// `descheduler_pods_evicted`.
+    pub(super) evicted: IntCounterVec,
+    /// Jobs by phase.
+    pub(super) phases: IntGaugeVec,
+    /// How often something kept a job waiting, by rule.
+    pub(super) limited: IntCounterVec,
+}
+
+/// Works on jobs.
+pub(super) struct Controller {
+    client: Client,
+    view: Arc<View>,
+    desk: Arc<Desk>,
+    migrations: Vec<Arc<Migrations>>,
+    without_claims: bool,
+    events: Recorder,
+    clock: Clock,
+    counts: Counts,
+    /// By name of the job.
+    troubles: Mutex<FxHashMap<String, Trouble>>,
+}
+
+/// Why a job does not go on.
+#[derive(Debug, Clone, Default)]
+struct Trouble {
+    text: String,
+    /// How often in a row it failed.
+    failures: u32,
+}
+
+/// How a task ended.
+enum End {
+    /// It is looked at again after this time, if nothing happens before.
+    After(Duration),
+    /// It failed, for this reason.
+    Failed(String),
+    /// There is nothing to be done.
+    Done,
+}
+
+impl Controller {
+    pub(super) fn new(
+        client: Client,
+        view: Arc<View>,
+        migrations: Vec<Arc<Migrations>>,
+        without_claims: bool,
+        (events, clock, counts): (Recorder, Clock, Counts),
+    ) -> Self {
+        Self {
+            client,
+            view,
+            desk: Arc::default(),
+            migrations,
+            without_claims,
+            events,
+            clock,
+            counts,
+            troubles: Mutex::default(),
+        }
+    }
+
+    fn jobs(&self) -> Api<PodMigrationJob> {
+        Api::all(self.client.clone())
+    }
+
+    fn reservations(&self) -> Api<Reservation> {
+        Api::all(self.client.clone())
+    }
+
+    fn pods(&self, namespace: &str) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Works until it is dropped.
+    pub(super) async fn run(&self) {
+        if self.migrations.is_empty() {
+            return future::pending().await;
+        }
+        self.view.hub.tell(Some(self.desk.clone()));
+        // The last leader may have written what has not been seen here.
+        while let Err(error) = self.refresh().await {
+            tracing::warn!(%error, "PodMigrationJobs cannot be listed");
+            tokio::time::sleep(BACKOFF[0]).await;
+        }
+        for job in self.view.jobs.all() {
+            self.desk.job(&job);
+        }
+        let workers = self.migrations.iter();
+        let workers = workers.map(|one| one.args.max_concurrent_reconciles).max();
+        let workers = (0..workers.unwrap_or(1)).map(|_| Box::pin(self.work()));
+        let workers = future::join_all(workers);
+        let (_, (), ()) = tokio::join!(workers, Box::pin(self.arbitrate()), self.sweep());
+    }
+
+    /// Asks the API server for all jobs.
+    async fn refresh(&self) -> Result<(), Error> {
+        let list = self.jobs().list(&ListParams::default()).await;
+        let jobs = match list {
+            Ok(list) => list.items,
+            // No such kind.
+            Err(error) if is_not_found(&error) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        for job in &jobs {
+            self.view.jobs.newer().learn(job);
+        }
+        Ok(())
+    }
+
+    /// Who made `job`, or else the first.
+    fn of(&self, job: &PodMigrationJob) -> Option<&Arc<Migrations>> {
+        let profile = annotation(job, PROFILE);
+        let process = annotation(job, CREATED_BY);
+        let mut all = self.migrations.iter();
+        let by_profile = all
+            .clone()
+            .find(|one| Some(one.profile.as_str()) == profile);
+        let by_process = all
+            .clone()
+            .find(|one| Some(one.process.as_str()) == process);
+        by_profile.or(by_process).or_else(|| all.next())
+    }
+
+    async fn work(&self) {
+        while let Some(work) = self.desk.queue.next().await {
+            let task = work.key().clone();
+            let end = match &task {
+                Task::Job(name) => Box::pin(self.job(name)).await,
+                Task::Orphan(name, uid) => self.orphan(name, uid.clone()).await,
+            };
+            let delay = match (end, &task) {
+                (End::After(delay), Task::Job(name)) => {
+                    if let Some(trouble) = self.troubles.lock().get_mut(name) {
+                        trouble.failures = 0;
+                    }
+                    Some(delay)
+                }
+                (End::Failed(text), Task::Job(name)) => Some(self.failed(name, text)),
+                (End::Failed(error), Task::Orphan(name, _)) => {
+                    tracing::warn!(name, error, "a reservation cannot be deleted");
+                    Some(BACKOFF[1])
+                }
+                (End::Done, Task::Job(name)) => {
+                    self.troubles.lock().remove(name);
+                    None
+                }
+                (End::After(_) | End::Done, Task::Orphan(..)) => None,
+            };
+            drop(work);
+            if let Some(delay) = delay {
+                self.desk.later(task, delay);
+            }
+        }
+    }
+
+    /// Notes why the job does not go on; returns when to try again.
+    fn failed(&self, name: &str, text: String) -> Duration {
+        let mut troubles = self.troubles.lock();
+        let trouble = troubles.entry(name.to_owned()).or_default();
+        trouble.text = text;
+        let delay = BACKOFF[0].saturating_mul(1 << trouble.failures.min(10));
+        trouble.failures += 1;
+        delay.min(BACKOFF[1])
+    }
+
+    fn trouble(&self, name: &str) -> Option<String> {
+        let troubles = self.troubles.lock();
+        let text = troubles.get(name).map(|trouble| trouble.text.clone());
+        text.filter(|text| !text.is_empty())
+    }
+
+    /// Goes on with a job as far as it goes.
+    async fn job(&self, name: &str) -> End {
+        // What has ended for good need not be asked about.
+        if let Some(known) = self.view.jobs.get(name)
+            && stage(&known) == Stage::Ended
+            && !self.may_hold_room(&known)
+        {
+            return End::Done;
+        }
+        for _ in 0..STEPS {
+            let job = match self.jobs().get_opt(name).await {
+                Ok(Some(job)) => job,
+                Ok(None) => return End::Done,
+                Err(error) => return End::Failed(error.to_string()),
+            };
+            self.view.jobs.newer().learn(&job);
+            match Box::pin(self.step(&job)).await {
+                Ok(None) => {}
+                Ok(Some(end)) => return end,
+                Err(error) => return End::Failed(error),
+            }
+        }
+        End::Failed(format!("{STEPS} steps did not bring it on"))
+    }
+
+    /// Whether `job` has failed and its reservation is still there.
+    fn may_hold_room(&self, job: &PodMigrationJob) -> bool {
+        let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
+        phase == Some(&PodMigrationJobPhase::Failed)
+            && self.view.reservation(&reservation::name(job)).is_some()
+    }
+
+    /// One step; `None` when the next one can follow at once.
+    async fn step(&self, job: &PodMigrationJob) -> Result<Option<End>, String> {
+        let Some(migrations) = self.of(job).cloned() else {
+            return Ok(Some(End::Done));
+        };
+        let text = |error: Error| error.to_string();
+        let ended = stage(job) == Stage::Ended;
+        let pod = match ended {
+            true => None,
+            false => self.pod(Some(&job.spec.pod_ref)).await.map_err(text)?,
+        };
+        let waits = stage(job) == Stage::Waiting;
+        let reserved = match waits || (ended && !self.may_hold_room(job)) {
+            true => None,
+            false => self.reservation(job).await.map_err(text)?,
+        };
+        let bound = step::bound(job, reserved.as_ref());
+        let bound = self.pod(bound).await.map_err(text)?;
+        let now = self.clock.now();
+        let info = pod
+            .clone()
+            .and_then(|pod| PodInfo::new(pod, self.view.shapes()).ok());
+        let free = annotation(job, crate::rules::EVICT).is_some();
+        let limited = info.as_ref().filter(|_| !free);
+        let limited = limited.and_then(|pod| migrations.allows(pod, now).err());
+        let name = job.metadata.name.as_deref().unwrap_or_default();
+        if let (Some(why), false) = (&limited, ended) {
+            self.counts.limited.with_label_values(&[why.rule]).inc();
+        }
+        let trouble = limited.as_ref().map(ToString::to_string);
+        let trouble = trouble.or_else(|| self.trouble(name));
+        let settings = self.settings(&migrations.args);
+        let next = step(&step::View {
+            now,
+            job,
+            pod: pod.as_ref(),
+            reservation: reserved.as_ref(),
+            bound: bound.as_ref(),
+            limited: limited.as_ref(),
+            trouble: trouble.as_deref(),
+            settings: &settings,
+        });
+        if let Some(act) = next.act {
+            let about = act::About {
+                job,
+                pod: info.as_ref(),
+                reservation: reserved.as_ref(),
+                migrations: &migrations,
+                settings: &settings,
+            };
+            match self.act(act, &about).await {
+                act::Done::Yes => {}
+                act::Done::Again => return Ok(None),
+                act::Done::Later(delay) => return Ok(Some(End::After(delay))),
+                act::Done::No(why) => return Err(why),
+            }
+        }
+        if let Some(told) = next.told {
+            self.tell(job, told.warning, told.reason, told.message);
+        }
+        Ok(match next.next {
+            Next::Now => None,
+            Next::Wait(delay) => Some(End::After(delay)),
+            Next::Done => Some(End::Done),
+        })
+    }
+
+    fn settings(&self, args: &MigrationControllerArgs) -> Settings {
+        Settings::new(args, self.without_claims)
+    }
+
+    async fn pod(&self, named: Option<&ObjectReference>) -> Result<Option<Pod>, Error> {
+        let names = named.and_then(|named| named.namespace.as_deref().zip(named.name.as_deref()));
+        match names {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
+                self.pods(namespace).get_opt(name).await
+            }
+            _ => Ok(None),
+        }
+    }
+
+    async fn reservation(&self, job: &PodMigrationJob) -> Result<Option<Reservation>, Error> {
+        let name = reservation::name(job);
+        if name.is_empty() {
+            return Ok(None);
+        }
+        self.reservations().get_opt(&name).await
+    }
+
+    /// Deletes the reservation of a job that is gone.
+    async fn orphan(&self, name: &str, uid: Option<String>) -> End {
+        match self.unreserve(name, uid).await {
+            Ok(()) => End::Done,
+            Err(error) => End::Failed(error.to_string()),
+        }
+    }
+
+    async fn unreserve(&self, name: &str, uid: Option<String>) -> Result<(), Error> {
+        let params = only(uid);
+        match self.reservations().delete(name, &params).await {
+            Ok(_) => Ok(()),
+            // Another one of this name is not meant.
+            Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn sweep(&self) {
+        loop {
+            if let Err(error) = self.swept().await {
+                tracing::warn!(%error, "old PodMigrationJobs are not swept");
+            }
+            tokio::time::sleep(SWEEP).await;
+        }
+    }
+
+    /// Deletes jobs that are old, in whatever phase, and their reservations.
+    async fn swept(&self) -> Result<(), Error> {
+        let now = self.clock.now();
+        for job in self.view.jobs.all() {
+            let ttl = job
+                .spec
+                .ttl
+                .and_then(koord_api::duration::GoDuration::to_std);
+            let life = match ttl.filter(|ttl| !ttl.is_zero()) {
+                Some(ttl) => ttl.saturating_add(FORGOTTEN[1]),
+                None => FORGOTTEN[0],
+            };
+            let Some(created) = &job.metadata.creation_timestamp else {
+                continue;
+            };
+            let age = Duration::try_from(now.duration_since(created.0)).unwrap_or_default();
+            if age < life {
+                continue;
+            }
+            let options = job.spec.reservation_options.as_ref();
+            if let Some(named) = options.and_then(|options| options.reservation_ref.as_ref())
+                && let Some(name) = &named.name
+            {
+                let uid = named.uid.clone().filter(|uid| !uid.is_empty());
+                self.unreserve(name, uid).await?;
+            }
+            let name = job.metadata.name.as_deref().unwrap_or_default();
+            let params = only(job.metadata.uid.clone());
+            match self.jobs().delete(name, &params).await {
+                Ok(_) => {}
+                Err(error) if is_not_found(&error) || is_conflict(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Deletes the object of this UID and no other one.
+fn only(uid: Option<String>) -> DeleteParams {
+    DeleteParams {
+        preconditions: uid.map(|uid| koord_kube::api::Preconditions {
+            uid: Some(uid),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    }
+}

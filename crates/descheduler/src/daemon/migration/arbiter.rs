@@ -1,0 +1,149 @@
+//! Looks at the jobs that wait, again and again.
+
+use super::Controller;
+use crate::framework::Why;
+use crate::migration::arbitrate::{Verdict, arbitrate};
+use crate::migration::filter::Rules;
+use crate::migration::{PASSED, Stage, stage, step};
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::scheduling::PodMigrationJob;
+use koord_api::scheduling::pod_migration_job_reasons as reasons;
+use koord_kube::Error;
+use koord_kube::api::PostParams;
+use koord_kube::patch::is_conflict;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `reason` of the event that says what a job waits for.
+const WAITING: &str = "WaitForArbitration";
+
+impl Controller {
+    pub(super) async fn arbitrate(&self) {
+        let on = self.migrations.iter().map(|one| &one.args.arbitration_args);
+        let every = on.filter_map(|args| args.interval.to_std()).min();
+        let every = every.unwrap_or_default().max(Duration::from_millis(10));
+        loop {
+            self.count_phases();
+            let jobs = self.view.jobs.all();
+            if jobs.iter().any(|job| stage(job) == Stage::Waiting) {
+                self.round().await;
+            }
+            tokio::time::sleep(every).await;
+        }
+    }
+
+    fn count_phases(&self) {
+        let mut counts = BTreeMap::from(
+            ["Pending", "Running", "Succeeded", "Failed", "Aborted"].map(|phase| (phase, 0)),
+        );
+        for job in self.view.jobs.all() {
+            let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
+            let phase = phase.map_or("Pending", |phase| phase.as_str());
+            if let Some(count) = counts.get_mut(phase) {
+                *count += 1;
+            }
+        }
+        for (phase, count) in counts {
+            self.counts.phases.with_label_values(&[phase]).set(count);
+        }
+    }
+
+    /// Judges every job that waits, once.
+    async fn round(&self) {
+        let snapshot = self.view.about_jobs(self.clock.now()).await;
+        let rules = self.migrations.iter();
+        let rules: Vec<_> = rules
+            .map(|one| Rules::new(one.args.clone(), &snapshot.priority_classes))
+            .collect();
+        let none = Rules::new(Arc::default(), &snapshot.priority_classes);
+        let of = |job: &PodMigrationJob| {
+            let mut all = self.migrations.iter().zip(&rules);
+            let made = self.of(job);
+            let found = all.find(|(one, _)| made.is_some_and(|made| Arc::ptr_eq(one, made)));
+            found.map_or(&none, |(_, rules)| rules)
+        };
+        for (job, verdict) in arbitrate(&snapshot, of) {
+            let args = self.of(&job).map(|one| &one.args.arbitration_args);
+            if !args.is_some_and(|args| args.enabled) {
+                continue;
+            }
+            let written = match verdict {
+                Verdict::Pass => self.pass(&job).await,
+                Verdict::Missing => self.look_for_pod(&job).await,
+                Verdict::Fail(why) => self.forbid(&job, &why).await,
+                Verdict::Wait(why) => {
+                    self.waits(&job, &why);
+                    Ok(())
+                }
+            };
+            match written {
+                Ok(()) => {}
+                // It is looked at again in the next round.
+                Err(error @ Error::Api(_)) => {
+                    if !is_conflict(&error) {
+                        tracing::warn!(job = job.metadata.name, %error, "arbitration");
+                    }
+                }
+                Err(error) => {
+                    // It may have been written all the same, and then counts.
+                    tracing::warn!(job = job.metadata.name, %error, "arbitration");
+                    while self.refresh().await.is_err() {
+                        tokio::time::sleep(super::BACKOFF[0]).await;
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn pass(&self, job: &PodMigrationJob) -> Result<(), Error> {
+        let mut job = job.clone();
+        let annotations = job.metadata.annotations.get_or_insert_default();
+        annotations.insert(PASSED.to_owned(), "true".to_owned());
+        let name = job.metadata.name.clone().unwrap_or_default();
+        let jobs = self.jobs();
+        let written = jobs.replace(&name, &PostParams::default(), &job).await?;
+        self.view.jobs.newer().learn(&written);
+        self.troubles.lock().remove(&name);
+        Ok(())
+    }
+
+    /// Ends `job` if its pod really is not there. One that has not been seen yet is judged once it has.
+    async fn look_for_pod(&self, job: &PodMigrationJob) -> Result<(), Error> {
+        let pod = self.pod(Some(&job.spec.pod_ref)).await?;
+        let uid = job.spec.pod_ref.uid.as_deref().unwrap_or_default();
+        let meant = |pod: Pod| uid.is_empty() || pod.metadata.uid.as_deref() == Some(uid);
+        if pod.is_some_and(meant) {
+            return Ok(());
+        }
+        let status = step::missing(job);
+        let message = status.message.clone();
+        self.status(job, status).await?;
+        self.tell(job, true, reasons::MISSING_POD, message);
+        Ok(())
+    }
+
+    async fn forbid(&self, job: &PodMigrationJob, why: &Why) -> Result<(), Error> {
+        let status = step::forbidden(job, why);
+        let message = status.message.clone();
+        self.status(job, status).await?;
+        self.tell(job, true, reasons::FORBIDDEN_MIGRATE_POD, message);
+        Ok(())
+    }
+
+    /// Says what `job` waits for, whenever that is something else than before.
+    fn waits(&self, job: &PodMigrationJob, why: &Why) {
+        self.counts.limited.with_label_values(&[why.rule]).inc();
+        let name = job.metadata.name.clone().unwrap_or_default();
+        let text = why.to_string();
+        let mut troubles = self.troubles.lock();
+        let trouble = troubles.entry(name).or_default();
+        let same = trouble.text.split(':').next() == Some(why.rule);
+        trouble.text.clone_from(&text);
+        drop(troubles);
+        if !same {
+            self.tell(job, false, WAITING, text);
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Who controls pods, and how many replicas they want.
+//!
+//! Kinds are followed once a pod has such a controller. Of the kinds that nobody knows, the sub-resource `scale` is
+//! asked for.
+
+use super::mirror::Mirror;
+use crate::state::{Owner, Workload};
+use futures::{StreamExt, stream};
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::ReplicationController;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use koord_kube::kube_core::{DynamicObject, Resource};
+use koord_kube::owners::{Owners, group_of};
+use koord_kube::patch::is_not_found;
+use koord_kube::{Api, Client, Informer, Mirrored, ObjectKey, Scope};
+use kube::CustomResource;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// So long an answer about a scale is believed.
+const LIFE: Duration = Duration::from_secs(30);
+/// So long a kind may take that is followed anew; afterwards its workloads are unknown for now.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Questions about scales at a time.
+const AT_ONCE: usize = 8;
+
+/// Spec of an OpenKruise CloneSet, as far as it matters.
+#[derive(CustomResource, Debug, Clone, Default, Serialize, Deserialize)]
+#[kube(
+    group = "apps.kruise.io",
+    version = "v1alpha1",
+    kind = "CloneSet",
+    plural = "clonesets",
+    namespaced,
+    schema = "disabled"
+)]
+struct CloneSetSpec {
+    replicas: Option<i32>,
+}
+
+/// Spec of an OpenKruise StatefulSet, as far as it matters.
+#[derive(CustomResource, Debug, Clone, Default, Serialize, Deserialize)]
+#[kube(
+    group = "apps.kruise.io",
+    version = "v1beta1",
+    kind = "StatefulSet",
+    plural = "statefulsets",
+    root = "AdvancedStatefulSet",
+    namespaced,
+    schema = "disabled"
+)]
+struct AdvancedStatefulSetSpec {
+    replicas: Option<i32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    ReplicationController,
+    Deployment,
+    ReplicaSet,
+    StatefulSet,
+    Job,
+    CloneSet,
+    AdvancedStatefulSet,
+}
+
+impl Kind {
+    /// By group and kind, whatever the version.
+    fn of(owner: &Owner) -> Option<Self> {
+        Some(match (group_of(&owner.api_version), &*owner.kind) {
+            ("", "ReplicationController") => Self::ReplicationController,
+            ("apps", "Deployment") => Self::Deployment,
+            ("apps", "ReplicaSet") => Self::ReplicaSet,
+            ("apps", "StatefulSet") => Self::StatefulSet,
+            ("batch", "Job") => Self::Job,
+            ("apps.kruise.io", "CloneSet") => Self::CloneSet,
+            ("apps.kruise.io", "StatefulSet") => Self::AdvancedStatefulSet,
+            _ => return None,
+        })
+    }
+}
+
+/// A workload as it is kept.
+#[derive(Debug)]
+struct Controller {
+    namespace: String,
+    name: String,
+    uid: Arc<str>,
+    version: Option<String>,
+    replicas: i64,
+    deleting: bool,
+    /// Kind, name and UID of who controls it.
+    owner: Option<(String, String, Arc<str>)>,
+}
+
+impl Controller {
+    fn new(meta: ObjectMeta, replicas: Option<i32>) -> Self {
+        let owners = meta.owner_references.into_iter().flatten();
+        let mut owners = owners.filter(|owner| owner.controller == Some(true));
+        let owner = owners.next();
+        Self {
+            owner: owner.map(|owner| (owner.kind, owner.name, owner.uid.into())),
+            namespace: meta.namespace.unwrap_or_default(),
+            name: meta.name.unwrap_or_default(),
+            uid: meta.uid.unwrap_or_default().into(),
+            version: meta.resource_version,
+            replicas: i64::from(replicas.unwrap_or(1)),
+            deleting: meta.deletion_timestamp.is_some(),
+        }
+    }
+
+    fn known(&self, controllers: Vec<Arc<str>>) -> Workload {
+        Workload::Known {
+            replicas: self.replicas,
+            controllers,
+            deleting: self.deleting,
+        }
+    }
+}
+
+impl Mirrored for Controller {
+    fn names(&self) -> (&str, &str) {
+        (&self.namespace, &self.name)
+    }
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.version.as_deref()
+    }
+}
+
+/// When a scale was asked for, and the answer.
+type Asked = (Instant, Workload);
+
+/// Finds workloads.
+pub(super) struct Workloads {
+    client: Client,
+    stop: CancellationToken,
+    mirrors: Mutex<FxHashMap<Kind, Arc<Mirror<Controller>>>>,
+    kinds: tokio::sync::Mutex<Owners>,
+    scales: Mutex<FxHashMap<Arc<str>, Asked>>,
+}
+
+impl std::fmt::Debug for Workloads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shown: Vec<_> = self.mirrors.lock().keys().copied().collect();
+        f.debug_struct("Workloads")
+            .field("kinds", &shown)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Workloads {
+    pub(super) fn new(client: Client, stop: CancellationToken) -> Self {
+        Self {
+            kinds: tokio::sync::Mutex::new(Owners::new(client.clone())),
+            client,
+            stop,
+            mirrors: Mutex::default(),
+            scales: Mutex::default(),
+        }
+    }
+
+    fn mirror(&self, kind: Kind) -> Arc<Mirror<Controller>> {
+        let mut mirrors = self.mirrors.lock();
+        let start = || Arc::new(Mirror::of(self.follow(kind)));
+        mirrors.entry(kind).or_insert_with(start).clone()
+    }
+
+    fn follow(&self, kind: Kind) -> Informer<Controller> {
+        match kind {
+            Kind::ReplicationController => self.of_kind(|one: &ReplicationController| {
+                one.spec.as_ref().and_then(|spec| spec.replicas)
+            }),
+            Kind::Deployment => {
+                self.of_kind(|one: &Deployment| one.spec.as_ref().and_then(|spec| spec.replicas))
+            }
+            Kind::ReplicaSet => {
+                self.of_kind(|one: &ReplicaSet| one.spec.as_ref().and_then(|spec| spec.replicas))
+            }
+            Kind::StatefulSet => {
+                self.of_kind(|one: &StatefulSet| one.spec.as_ref().and_then(|spec| spec.replicas))
+            }
+            Kind::Job => {
+                self.of_kind(|one: &Job| one.spec.as_ref().and_then(|spec| spec.parallelism))
+            }
+            Kind::CloneSet => self.of_kind(|one: &CloneSet| one.spec.replicas),
+            Kind::AdvancedStatefulSet => {
+                self.of_kind(|one: &AdvancedStatefulSet| one.spec.replicas)
+            }
+        }
+    }
+
+    fn of_kind<K>(&self, replicas: fn(&K) -> Option<i32>) -> Informer<Controller>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let keep = move |mut object: K| {
+            let count = replicas(&object);
+            Controller::new(std::mem::take(object.meta_mut()), count)
+        };
+        let (client, stop) = (self.client.clone(), self.stop.clone());
+        Informer::start_kept(client, Scope::default(), keep, stop)
+    }
+
+    /// What is known of `owners`, each with its namespace, by UID.
+    pub(super) async fn of(
+        &self,
+        owners: FxHashMap<Arc<str>, (Arc<str>, Owner)>,
+    ) -> FxHashMap<Arc<str>, Workload> {
+        let mut known = FxHashMap::default();
+        let mut asked = Vec::new();
+        let mut mirrors = FxHashMap::default();
+        for (uid, (namespace, owner)) in owners {
+            match Kind::of(&owner) {
+                Some(kind) => {
+                    for kind in [kind].into_iter().chain(above(kind)) {
+                        mirrors.entry(kind).or_insert_with(|| self.mirror(kind));
+                    }
+                    known.insert(uid, (kind, namespace, owner));
+                }
+                // Pods of these are never moved: they are of one node.
+                None if matches!(&*owner.kind, "DaemonSet" | "Node") => {}
+                None => asked.push((uid, namespace, owner)),
+            }
+        }
+        let settled = async {
+            for mirror in mirrors.values() {
+                mirror.settled().await;
+            }
+        };
+        let late = tokio::time::timeout(PATIENCE, settled).await.is_err();
+        let sets = mirrors.get(&Kind::ReplicaSet);
+        let sets = sets.map(|mirror| of_deployments(&mirror.store.list()));
+        let sets = sets.unwrap_or_default();
+        let find = |kind, namespace: &str, name: &str, uid: &str| {
+            let mirror: &Arc<Mirror<Controller>> = mirrors.get(&kind)?;
+            let found = mirror.store.get(&ObjectKey::new(namespace, name));
+            found.filter(|found| *found.uid == *uid)
+        };
+        let resolve = |kind: Kind, namespace: &str, owner: &Owner| {
+            let Some(found) = find(kind, namespace, &owner.name, &owner.uid) else {
+                if late {
+                    let kind = &owner.kind;
+                    return Workload::Error(format!("{kind}s could not be listed yet"));
+                }
+                return Workload::Unresolved;
+            };
+            match &found.owner {
+                Some((above, name, uid)) if kind == Kind::ReplicaSet && above == "Deployment" => {
+                    let found = find(Kind::Deployment, namespace, name, uid);
+                    let sets = sets.get(uid).cloned().unwrap_or_default();
+                    found.map_or(Workload::Unresolved, |found| found.known(sets))
+                }
+                _ => found.known(vec![owner.uid.clone()]),
+            }
+        };
+        let resolved = known.into_iter();
+        let mut resolved: FxHashMap<_, _> = resolved
+            .map(|(uid, (kind, namespace, owner))| (uid, resolve(kind, &namespace, &owner)))
+            .collect();
+        let scales = stream::iter(asked).map(|(uid, namespace, owner)| async move {
+            let scale = self.scale(&namespace, &owner).await;
+            (uid, scale)
+        });
+        let scales: Vec<_> = scales.buffer_unordered(AT_ONCE).collect().await;
+        resolved.extend(scales);
+        resolved
+    }
+
+    async fn scale(&self, namespace: &str, owner: &Owner) -> Workload {
+        if let Some((since, known)) = self.scales.lock().get(&owner.uid)
+            && since.elapsed() < LIFE
+        {
+            return known.clone();
+        }
+        let workload = match self.ask(namespace, owner).await {
+            Ok(workload) => workload,
+            Err(error) if is_not_found(&error) => Workload::Unresolved,
+            Err(error) => Workload::Error(format!("scale: {error}")),
+        };
+        let mut scales = self.scales.lock();
+        scales.retain(|_, (since, _)| since.elapsed() < LIFE);
+        scales.insert(owner.uid.clone(), (Instant::now(), workload.clone()));
+        workload
+    }
+
+    async fn ask(&self, namespace: &str, owner: &Owner) -> Result<Workload, koord_kube::Error> {
+        let mut kinds = self.kinds.lock().await;
+        let resource = kinds.resource(&owner.api_version, &owner.kind).await?;
+        drop(kinds);
+        let Some(resource) = resource else {
+            return Ok(Workload::Unresolved);
+        };
+        let objects =
+            Api::<DynamicObject>::namespaced_with(self.client.clone(), namespace, &resource);
+        let scale = objects.get_scale(&owner.name).await?;
+        if scale.metadata.uid.as_deref() != Some(&*owner.uid) {
+            return Ok(Workload::Unresolved);
+        }
+        Ok(Workload::Known {
+            replicas: scale
+                .spec
+                .and_then(|spec| spec.replicas)
+                .unwrap_or(0)
+                .into(),
+            controllers: vec![owner.uid.clone()],
+            deleting: scale.metadata.deletion_timestamp.is_some(),
+        })
+    }
+}
+
+/// The kind that may control workloads of `kind`.
+fn above(kind: Kind) -> Option<Kind> {
+    (kind == Kind::ReplicaSet).then_some(Kind::Deployment)
+}
+
+/// UIDs of ReplicaSets by that of their Deployment.
+fn of_deployments(sets: &[Arc<Controller>]) -> FxHashMap<Arc<str>, Vec<Arc<str>>> {
+    let mut by = FxHashMap::<Arc<str>, Vec<Arc<str>>>::default();
+    for set in sets {
+        if let Some((_, _, uid)) = &set.owner {
+            by.entry(uid.clone()).or_default().push(set.uid.clone());
+        }
+    }
+    by
+}

@@ -1,0 +1,435 @@
+//! What becomes of jobs, step by step.
+
+use super::cluster::{Cluster, name_of, node_of};
+use super::wire::Fuse;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use koord_api::scheduling::{PodMigrationJob, Reservation};
+use koord_kube::api::{DeleteParams, PostParams};
+use koord_kube::patch;
+use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Arguments with which nothing waits for its turn longer than it has to.
+fn quick() -> Value {
+    json!({"objectLimiters": {"workload": {"duration": "0s"}}, "evictQPS": 100, "evictBurst": 10,
+        "maxMigratingPerWorkload": 1})
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hot_node_is_left_for_what_was_reserved() {
+    let cluster = Cluster::start(2).await;
+    let before = cluster.pods_on("hot").await.len();
+    assert_eq!(before, 8);
+    let running = cluster.deschedule("one", &quick(), true, Fuse::endless());
+    cluster
+        .until("the node is left", async || {
+            let jobs = cluster.jobs().await;
+            let done = |job: &PodMigrationJob| {
+                let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
+                phase.is_some_and(|phase| phase.as_str() == "Succeeded")
+            };
+            cluster.pods_on("hot").await.is_empty() && jobs.iter().all(done)
+        })
+        .await;
+    let jobs = cluster.jobs().await;
+    assert_eq!(jobs.len(), 8);
+    for job in &jobs {
+        let status = job.status.clone().unwrap();
+        let new = status.pod_ref.unwrap();
+        let pod = cluster
+            .of::<Pod>()
+            .get(new.name.as_deref().unwrap())
+            .await
+            .unwrap();
+        assert_eq!(pod.metadata.uid, new.uid);
+        assert_eq!(
+            node_of(&pod),
+            Some(status.node_name),
+            "it is where room was reserved"
+        );
+    }
+    let evictions = cluster.seen.evictions.lock().clone();
+    let real: Vec<_> = evictions.iter().filter(|one| !one.dry).collect();
+    assert_eq!(real.len(), 8, "{evictions:?}");
+    assert!(real.iter().all(|one| one.reserved), "{evictions:?}");
+    // Asked before room is held.
+    assert!(evictions.len() >= 16, "{evictions:?}");
+    let events = cluster.events().await;
+    for reason in [
+        "ReservationCreated",
+        "ReservationScheduled",
+        "Evicting",
+        "EvictComplete",
+        "PodBoundReservation",
+        "BoundPodReady",
+        "Complete",
+        "Descheduled",
+    ] {
+        assert!(
+            events.iter().any(|one| one == reason),
+            "{reason}: {events:?}"
+        );
+    }
+    let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
+    let counted = r#"descheduler_pods_evicted{namespace="default",node="hot",result="success",strategy="Cooling"} 8"#;
+    assert!(metrics.contains(counted), "{metrics}");
+    // The phases are counted by the next round.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
+    assert!(
+        metrics.contains(r#"koord_descheduler_migration_jobs{phase="Succeeded"} 8"#),
+        "{metrics}"
+    );
+    // Nothing is written any more.
+    let versions = async || {
+        let jobs = cluster.jobs().await.into_iter();
+        jobs.map(|job| job.metadata.resource_version)
+            .collect::<Vec<_>>()
+    };
+    let now = versions().await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(versions().await, now);
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn users_ask_for_jobs_of_every_kind() {
+    let cluster = Cluster::start(1).await;
+    let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
+    let pods = cluster.pods().await;
+    let [first, second, third, ..] = &pods[..] else {
+        panic!("{pods:?}");
+    };
+    cluster
+        .ask("direct", &name_of(first), json!({"mode": "EvictDirectly"}))
+        .await;
+    let end = cluster.end_of("direct").await;
+    assert_eq!(end.0, "Succeeded", "{end:?}");
+    assert!(cluster.reservations().await.is_empty());
+    assert!(
+        cluster
+            .of::<Pod>()
+            .get_opt(&name_of(first))
+            .await
+            .unwrap()
+            .is_none()
+    );
+    // By deletion, which no budget keeps.
+    budget(&cluster).await;
+    let label = json!({"metadata": {"labels": {"koordinator.sh/evict-policy": "Delete"}}});
+    patch::merge(&cluster.of::<Pod>(), &name_of(second), &label)
+        .await
+        .unwrap();
+    cluster
+        .ask("delete", &name_of(second), json!({"mode": "EvictDirectly"}))
+        .await;
+    assert_eq!(cluster.end_of("delete").await.0, "Succeeded");
+    // By somebody else, who is asked.
+    let label = json!({"metadata": {"labels": {"koordinator.sh/evict-policy": "SoftEviction"}}});
+    let name = name_of(third);
+    patch::merge(&cluster.of::<Pod>(), &name, &label)
+        .await
+        .unwrap();
+    cluster.ask("soft", &name, json!({})).await;
+    let key = "scheduling.koordinator.sh/soft-eviction";
+    let asked = async || {
+        let pod = cluster.of::<Pod>().get(&name).await.unwrap();
+        pod.metadata
+            .annotations
+            .unwrap_or_default()
+            .get(key)
+            .cloned()
+    };
+    cluster
+        .until("it is asked", async || asked().await.is_some())
+        .await;
+    let said: Value = serde_json::from_str(&asked().await.unwrap()).unwrap();
+    assert_eq!(said["reason"], "NotSet", "{said}");
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    cluster.delete_pod(&name).await;
+    assert_eq!(cluster.end_of("soft").await.0, "Succeeded");
+    // Nobody comes for this one.
+    let late = cluster.pods_on("hot").await;
+    let name = name_of(&late[0]);
+    patch::merge(&cluster.of::<Pod>(), &name, &label)
+        .await
+        .unwrap();
+    cluster.ask("late", &name, json!({"ttl": "1m"})).await;
+    let (phase, reason, _) = cluster.end_of("late").await;
+    assert_eq!((phase.as_str(), reason.as_str()), ("Failed", "Timeout"));
+    let pod = cluster.of::<Pod>().get(&name).await.unwrap();
+    assert!(
+        !pod.metadata
+            .annotations
+            .unwrap_or_default()
+            .contains_key(key)
+    );
+    running.stop().await;
+}
+
+/// Nobody of `set0` may be evicted.
+async fn budget(cluster: &Cluster) {
+    let budget = json!({"metadata": {"name": "b"}, "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "set0"}}}});
+    let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
+    cluster
+        .of()
+        .create(&PostParams::default(), &budget)
+        .await
+        .unwrap();
+    let api = cluster.of::<PodDisruptionBudget>();
+    cluster
+        .until("the budget counts", async || {
+            let budget = api.get("b").await.unwrap();
+            let generation = budget.status.and_then(|status| status.observed_generation);
+            generation.is_some()
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_for_ever_ends_in_a_failure_that_says_so() {
+    let cluster = Cluster::start(1).await;
+    budget(&cluster).await;
+    let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
+    let pods = cluster.pods().await;
+    let uids = |pods: &[Pod]| {
+        pods.iter()
+            .map(|pod| pod.metadata.uid.clone())
+            .collect::<Vec<_>>()
+    };
+    for (name, pod, mode) in [
+        ("first", &pods[0], "ReservationFirst"),
+        ("direct", &pods[1], "EvictDirectly"),
+    ] {
+        cluster
+            .ask(name, &name_of(pod), json!({"mode": mode, "ttl": "2m"}))
+            .await;
+        let (phase, reason, message) = cluster.end_of(name).await;
+        assert_eq!(
+            (phase.as_str(), reason.as_str()),
+            ("Failed", "Timeout"),
+            "{message}"
+        );
+        assert!(message.contains("disruption budget"), "{message}");
+        assert_eq!(uids(&cluster.pods().await), uids(&pods));
+        // Nothing was held for a pod that could not go.
+        assert!(cluster.reservations().await.is_empty());
+    }
+    let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
+    assert!(metrics.contains(r#"result="error""#), "{metrics}");
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_webhook_that_denies_evictions_has_the_last_word() {
+    let cluster = Cluster::start(1).await;
+    cluster.seen.denies.store(true, Ordering::SeqCst);
+    let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
+    let pods = cluster.pods().await;
+    for (name, pod, mode) in [
+        ("first", &pods[0], "ReservationFirst"),
+        ("direct", &pods[1], "EvictDirectly"),
+    ] {
+        cluster
+            .ask(name, &name_of(pod), json!({"mode": mode, "ttl": "1m"}))
+            .await;
+        let (phase, reason, message) = cluster.end_of(name).await;
+        assert_eq!(
+            (phase.as_str(), reason.as_str()),
+            ("Failed", "Timeout"),
+            "{message}"
+        );
+        assert!(message.contains("not today"), "{message}");
+        let pod = cluster.of::<Pod>().get(&name_of(pod)).await.unwrap();
+        assert!(pod.metadata.deletion_timestamp.is_none());
+    }
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
+    let cluster = Cluster::start(1).await;
+    let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
+    let pods = cluster.pods().await;
+    cluster.ask("never", "nobody", json!({})).await;
+    let end = cluster.end_of("never").await;
+    assert_eq!((end.0.as_str(), end.1.as_str()), ("Failed", "MissingPod"));
+    // While its reservation waits for a node.
+    cluster.closed.store(true, Ordering::SeqCst);
+    cluster
+        .ask("gone", &name_of(&pods[0]), json!({"ttl": "5m"}))
+        .await;
+    cluster
+        .until("it is reserved", async || {
+            !cluster.reservations().await.is_empty()
+        })
+        .await;
+    cluster.delete_pod(&name_of(&pods[0])).await;
+    cluster.closed.store(false, Ordering::SeqCst);
+    let end = cluster.end_of("gone").await;
+    assert_eq!((end.0.as_str(), end.1.as_str()), ("Failed", "MissingPod"));
+    let spent = |one: &Reservation| {
+        !one.status
+            .clone()
+            .unwrap_or_default()
+            .current_owners
+            .is_empty()
+    };
+    cluster
+        .until("its room is free", async || {
+            cluster.reservations().await.iter().all(spent)
+        })
+        .await;
+    // A reservation that somebody deletes.
+    cluster.closed.store(true, Ordering::SeqCst);
+    cluster
+        .ask("bare", &name_of(&pods[1]), json!({"ttl": "5m"}))
+        .await;
+    let held = async || {
+        let all = cluster.reservations().await;
+        all.into_iter()
+            .find(|one| !spent(one))
+            .and_then(|one| one.metadata.name)
+    };
+    cluster
+        .until("it is reserved", async || held().await.is_some())
+        .await;
+    let name = held().await.unwrap();
+    let named = async || {
+        let job = cluster.all::<PodMigrationJob>().get("bare").await.unwrap();
+        job.spec
+            .reservation_options
+            .is_some_and(|options| options.reservation_ref.is_some())
+    };
+    cluster.until("the job knows it", named).await;
+    cluster
+        .all::<Reservation>()
+        .delete(&name, &DeleteParams::default())
+        .await
+        .unwrap();
+    let end = cluster.end_of("bare").await;
+    assert_eq!(
+        (end.0.as_str(), end.1.as_str()),
+        ("Failed", "MissingReservation")
+    );
+    assert!(
+        cluster
+            .of::<Pod>()
+            .get_opt(&name_of(&pods[1]))
+            .await
+            .unwrap()
+            .is_some()
+    );
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_deleted_or_forgotten_job_holds_goes_with_it() {
+    let cluster = Cluster::start(1).await;
+    let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
+    cluster.closed.store(true, Ordering::SeqCst);
+    let pods = cluster.pods().await;
+    for (name, pod) in [("deleted", &pods[0]), ("forgotten", &pods[1])] {
+        let job = cluster.ask(name, &name_of(pod), json!({})).await;
+        let uid = job.metadata.uid.unwrap();
+        let named = async || {
+            let job = cluster.all::<PodMigrationJob>().get(name).await.unwrap();
+            job.spec
+                .reservation_options
+                .is_some_and(|options| options.reservation_ref.is_some())
+        };
+        cluster.until("it is reserved", named).await;
+        if name == "deleted" {
+            cluster
+                .all::<PodMigrationJob>()
+                .delete(name, &DeleteParams::default())
+                .await
+                .unwrap();
+        }
+        // Without a time to live it is swept after half an hour.
+        let held = async || {
+            cluster
+                .all::<Reservation>()
+                .get_opt(&uid)
+                .await
+                .unwrap()
+                .is_some()
+        };
+        cluster
+            .until("its room is free", async || !held().await)
+            .await;
+        cluster
+            .until("it is gone", async || cluster.jobs().await.is_empty())
+            .await;
+    }
+    let passed = cluster.clock.now().as_second()
+        - "2026-01-01T00:00:00Z"
+            .parse::<jiff::Timestamp>()
+            .unwrap()
+            .as_second();
+    assert!(passed >= 1800, "{passed}");
+    assert!(
+        cluster
+            .of::<Pod>()
+            .get_opt(&name_of(&pods[1]))
+            .await
+            .unwrap()
+            .is_some()
+    );
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_wait_for_their_turn_and_say_why() {
+    let cluster = Cluster::start(1).await;
+    cluster.closed.store(true, Ordering::SeqCst);
+    let args =
+        json!({"maxMigratingGlobally": 1, "objectLimiters": {"workload": {"duration": "0s"}}});
+    let running = cluster.deschedule("one", &args, false, Fuse::endless());
+    let pods = cluster.pods().await;
+    for (at, pod) in pods.iter().take(3).enumerate() {
+        cluster
+            .ask(&format!("j{at}"), &name_of(pod), json!({"ttl": "2m"}))
+            .await;
+    }
+    let never = json!({"metadata": {"annotations": {"scheduling.koordinator.sh/eviction-cost": "2147483647"}}});
+    patch::merge(&cluster.of::<Pod>(), &name_of(&pods[3]), &never)
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    cluster.ask("never", &name_of(&pods[3]), json!({})).await;
+    let (phase, reason, message) = cluster.end_of("never").await;
+    assert_eq!(
+        (phase.as_str(), reason.as_str()),
+        ("Failed", "ForbiddenMigratePod")
+    );
+    assert!(message.contains("MaxEvictionCost"), "{message}");
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let begun = |job: &&PodMigrationJob| {
+        koord_descheduler::migration::stage(job) == koord_descheduler::migration::Stage::Begun
+    };
+    assert_eq!(cluster.jobs().await.iter().filter(begun).count(), 1);
+    assert!(
+        cluster
+            .events()
+            .await
+            .iter()
+            .any(|reason| reason == "WaitForArbitration")
+    );
+    let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
+    assert!(
+        metrics.contains(r#"koord_descheduler_limited_total{rule="MaxMigratingGlobally"}"#),
+        "{metrics}"
+    );
+    // Those that waited in vain say for what.
+    let mut waited = 0;
+    for at in 0..3 {
+        let (phase, reason, message) = cluster.end_of(&format!("j{at}")).await;
+        assert_eq!((phase.as_str(), reason.as_str()), ("Failed", "Timeout"));
+        waited += usize::from(message.contains("MaxMigratingGlobally"));
+    }
+    assert_eq!(waited, 2);
+    running.stop().await;
+}
