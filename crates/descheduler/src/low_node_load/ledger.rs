@@ -45,7 +45,7 @@ pub(super) struct Ledger {
     /// When the first move of those was that are made anew by this controller.
     keys: FxHashMap<Key, Timestamp>,
     uids: FxHashMap<Arc<str>, usize>,
-    /// Which entries concern a node.
+    /// Which entries concern a node: of those that are settled, none.
     leaving: FxHashMap<Arc<str>, Vec<usize>>,
     coming: FxHashMap<Arc<str>, Vec<usize>>,
 }
@@ -72,7 +72,8 @@ impl Ledger {
             return;
         }
         for (at, entry) in self.entries.iter_mut().enumerate() {
-            self.keys.entry(entry.key.clone()).or_insert(entry.at);
+            let first = self.keys.entry(entry.key.clone()).or_insert(entry.at);
+            *first = entry.at.min(*first);
             self.uids.insert(entry.uid.clone(), at);
             (entry.there, entry.came) = (false, None);
         }
@@ -182,8 +183,7 @@ impl Ledger {
         now: Timestamp,
     ) {
         let Some(from) = pod.node.clone() else { return };
-        self.entries.retain(|entry| entry.uid != pod.uid);
-        self.entries.push(Entry {
+        let entry = Entry {
             uid: pod.uid.clone(),
             key: key(pod),
             at: now,
@@ -193,7 +193,25 @@ impl Ledger {
             usage: usage.clone(),
             prod: is_prod(pod),
             there: true,
-        });
+        };
+        let (from, to) = (entry.from.clone(), entry.to.clone());
+        // The order stays that of time but for what is tried again, which is the latest of its pod.
+        let at = match self.uids.get(&pod.uid).copied() {
+            Some(at) if at < self.entries.len() => {
+                self.entries[at] = entry;
+                at
+            }
+            _ => {
+                self.entries.push(entry);
+                self.entries.len() - 1
+            }
+        };
+        self.uids.insert(pod.uid.clone(), at);
+        // A later pool of the same cycle knows of it.
+        self.leaving.entry(from).or_default().push(at);
+        if let Some(to) = to {
+            self.coming.entry(to).or_default().push(at);
+        }
     }
 
     /// Takes what leaves `load` off it, and notes what comes to it: of a pod that runs there already, what it will use

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 mod arguments;
 mod detect;
 mod helpers;
+mod memory;
 mod notes;
 mod simulated;
 mod solving;

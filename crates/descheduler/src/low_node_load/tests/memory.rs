@@ -1,0 +1,260 @@
+//! What is remembered between cycles, and what pods are promised.
+
+use super::*;
+use crate::framework::Placement;
+use crate::testing::moved;
+use jiff::SignedDuration;
+
+fn thresholds() -> Value {
+    json!({"lowThresholds": {"cpu": 45}, "highThresholds": {"cpu": 65}})
+}
+
+fn of_owner(owner: &str, created: &str) -> Value {
+    json!({"metadata": {
+        "creationTimestamp": created,
+        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true}],
+    }})
+}
+
+/// Nodes with a report each: `(node, CPU in milli that no pod uses, pods with what they use)`.
+fn world(nodes: &[(&str, i64, &[(&str, i64)])]) -> World {
+    let mut world = World::default();
+    for (node, _, pods) in nodes {
+        world.node(node, json!({}));
+        for (pod, _) in *pods {
+            world.pod(
+                pod,
+                node,
+                of_owner(&format!("rs-{pod}"), "2026-01-01T00:00:00Z"),
+            );
+        }
+    }
+    report(&mut world, nodes);
+    world
+}
+
+fn report(world: &mut World, nodes: &[(&str, i64, &[(&str, i64)])]) {
+    world.usage.clear();
+    for (node, system, pods) in nodes {
+        let pods: Vec<_> = pods
+            .iter()
+            .map(|(pod, cpu)| (*pod, json!({"cpu": format!("{cpu}m")})))
+            .collect();
+        world.usage(node, json!({}), json!({"cpu": format!("{system}m")}), &pods);
+    }
+}
+
+#[test]
+fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
+    let hot: &[(&str, i64, &[(&str, i64)])] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
+    let mut world = world(hot);
+    let mut framework = framework(thresholds());
+    assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
+    // Its successor runs on b, which is hot now for other reasons, and a is cold.
+    world.pods.clear();
+    world.now += SignedDuration::from_mins(10);
+    let created = world.now.to_string();
+    world.pod("p2", "b", of_owner("rs-p1", &created));
+    let turned: &[(&str, i64, &[(&str, i64)])] = &[("a", 100, &[]), ("b", 1800, &[("p2", 1000)])];
+    report(&mut world, turned);
+    let plan = framework.run(&world.snapshot());
+    assert!(moved(&plan).is_empty());
+    assert_eq!(kept(&plan, "p2"), ["MovedLately"]);
+    // Of another owner it may go.
+    world.pod("q", "b", of_owner("rs-q", &created));
+    let with_other: &[(&str, i64, &[(&str, i64)])] =
+        &[("a", 100, &[]), ("b", 800, &[("p2", 1000), ("q", 1000)])];
+    report(&mut world, with_other);
+    assert_eq!(moved(&framework.run(&world.snapshot())), ["q"]);
+    // An hour after its own move the successor may, too.
+    world.pods.retain(|pod| &*pod.name == "p2");
+    world.now += SignedDuration::from_mins(50);
+    report(&mut world, turned);
+    assert_eq!(moved(&framework.run(&world.snapshot())), ["p2"]);
+}
+
+#[test]
+fn a_node_is_not_hot_by_what_is_only_expected_on_it_but_takes_no_more() {
+    let hot: &[(&str, i64, &[(&str, i64)])] = &[
+        ("a", 1000, &[("p1", 1700)]),
+        ("b", 900, &[]),
+        ("c", 1000, &[("q1", 1700)]),
+    ];
+    let mut world = world(hot);
+    let mut framework = framework(thresholds());
+    // Both would go to b; with one of them it is full.
+    let plan = framework.run(&world.snapshot());
+    assert_eq!(moved(&plan), ["p1"]);
+    assert_eq!(
+        notes(&plan, "c")[1],
+        "0 pods go: what the cold nodes take of cpu is used up"
+    );
+    // The successor runs, and nothing is reported of it yet.
+    world.pods.retain(|pod| &*pod.name != "p1");
+    world.now += SignedDuration::from_secs(60);
+    let created = world.now.to_string();
+    world.pod("p2", "b", of_owner("rs-p1", &created));
+    let rest: &[(&str, i64, &[(&str, i64)])] = &[
+        ("a", 500, &[]),
+        ("b", 1600, &[]),
+        ("c", 1000, &[("q1", 1700)]),
+    ];
+    report(&mut world, rest);
+    let plan = framework.run(&world.snapshot());
+    assert!(notes(&plan, "b").is_empty(), "{:?}", plan.notes);
+    assert_eq!(moved(&plan), ["q1"], "to a, which is cold");
+    // What is reported of it counts, and once it is settled nothing else does.
+    world.now += SignedDuration::from_secs(300);
+    let settled: &[(&str, i64, &[(&str, i64)])] = &[
+        ("a", 1000, &[]),
+        ("b", 1600, &[("p2", 1700)]),
+        ("c", 1000, &[]),
+    ];
+    report(&mut world, settled);
+    assert_eq!(
+        notes(&framework.run(&world.snapshot()), "b")[0],
+        "hot: cpu usage 82.50% > threshold 65.00%"
+    );
+}
+
+#[test]
+fn pods_that_are_gone_do_not_make_a_node_hot() {
+    let hot: &[(&str, i64, &[(&str, i64)])] = &[("a", 1800, &[("p1", 400)]), ("b", 100, &[])];
+    let mut world = world(hot);
+    let ghost: &[(&str, i64, &[(&str, i64)])] =
+        &[("a", 1800, &[("p1", 400), ("ghost", 900)]), ("b", 100, &[])];
+    report(&mut world, ghost);
+    let run = |how: &str| {
+        moved(
+            &framework(merged(thresholds(), json!({"victimSelection": how})))
+                .run(&world.snapshot()),
+        )
+    };
+    assert!(run("Variance").is_empty());
+    assert_eq!(run("Greedy"), ["p1"], "as upstream");
+}
+
+/// Has no room for some, and one node for all others.
+#[derive(Debug)]
+struct Picky(&'static [&'static str], &'static str);
+
+impl Placement for Picky {
+    fn begin(&mut self, _: &Snapshot) {}
+    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
+        match self.0.contains(&&*pod.name) {
+            true => Err(Why::new("NoTarget", "nothing takes it")),
+            false => Ok(self.1.into()),
+        }
+    }
+}
+
+#[test]
+fn a_pod_without_a_promised_place_stays_and_another_goes_where_there_is_one() {
+    let nodes: &[(&str, i64, &[(&str, i64)])] = &[
+        ("a", 1600, &[("p1", 800), ("p2", 700), ("p3", 300)]),
+        ("b", 100, &[]),
+        ("c", 200, &[]),
+    ];
+    let world = world(nodes);
+    let mut framework = framework(thresholds());
+    framework.placement = Some(Box::new(Picky(&["p1"], "c")));
+    let plan = framework.run(&world.snapshot());
+    assert_eq!(moved(&plan)[0], "p2");
+    assert_eq!(kept(&plan, "p1"), ["NoTarget"]);
+    assert!(
+        plan.moves()
+            .all(|planned| planned.target.as_deref() == Some("c"))
+    );
+}
+
+#[test]
+fn who_matters_less_goes_first_however_much_better_another_would_be() {
+    let nodes: &[(&str, i64, &[(&str, i64)])] = &[
+        ("a", 1600, &[("big", 1000), ("small", 100)]),
+        ("b", 100, &[]),
+    ];
+    let mut world = world(nodes);
+    let class =
+        |class: &str| json!({"metadata": {"labels": {"koordinator.sh/priority-class": class}}});
+    world.pods.clear();
+    world.pod("big", "a", class("koord-prod"));
+    world.pod("small", "a", class("koord-batch"));
+    let plan = framework(thresholds()).run(&world.snapshot());
+    assert_eq!(moved(&plan), ["small"], "{:?}", plan.notes);
+    let both = framework(merged(thresholds(), json!({"highThresholds": {"cpu": 50}})))
+        .run(&world.snapshot());
+    assert_eq!(moved(&both), ["small", "big"]);
+}
+
+#[test]
+fn of_pods_that_matter_equally_the_one_that_evens_most_goes() {
+    let nodes: &[(&str, i64, &[(&str, i64)])] = &[
+        ("a", 1400, &[("p1", 200), ("p2", 1200), ("p3", 300)]),
+        ("b", 500, &[]),
+        ("c", 1700, &[]),
+    ];
+    let world = world(nodes);
+    let run = |how: &str| {
+        moved(
+            &framework(merged(thresholds(), json!({"victimSelection": how})))
+                .run(&world.snapshot()),
+        )
+    };
+    assert_eq!(run("Variance"), ["p2"]);
+    // 500m have to go: p2 is 2.4 times that, p3 is 0.6 and p1 0.4 of it.
+    assert_eq!(run("Greedy"), ["p2"]);
+    let nodes: &[(&str, i64, &[(&str, i64)])] =
+        &[("a", 1400, &[("p1", 550), ("p2", 1200)]), ("b", 300, &[])];
+    let world = self::world(nodes);
+    let run = |how: &str| {
+        moved(
+            &framework(merged(thresholds(), json!({"victimSelection": how})))
+                .run(&world.snapshot()),
+        )
+    };
+    assert_eq!(run("Variance"), ["p2"]);
+    assert_eq!(run("Greedy"), ["p1"]);
+}
+
+#[test]
+fn pools_are_gone_through_in_order_and_a_plan_is_the_same_again() {
+    let nodes: &[(&str, i64, &[(&str, i64)])] = &[
+        ("a", 1800, &[("p1", 900), ("p2", 900)]),
+        ("b", 1800, &[("q1", 900), ("q2", 900)]),
+        ("c", 100, &[]),
+        ("d", 100, &[]),
+    ];
+    let mut world = world(nodes);
+    let pooled = merged(
+        thresholds(),
+        json!({
+            "nodePools": [{"name": "again"}, {"name": "strict", "nodeSelector": {}, "highThresholds": {"cpu": 10}, "lowThresholds": {"cpu": 5}}],
+        }),
+    );
+    let plan = framework(pooled.clone()).run(&world.snapshot());
+    let first = moved(&plan);
+    // No pod goes twice, though the second pool has the same nodes.
+    assert_eq!(
+        first
+            .iter()
+            .collect::<std::collections::BTreeSet<_>>()
+            .len(),
+        first.len()
+    );
+    // The nodes of the first pool are none of the last one's any more.
+    assert!(
+        first.len() >= 2
+            && plan
+                .notes
+                .iter()
+                .all(|note| !note.text.contains("threshold 10.00%")),
+        "{:?}",
+        plan.notes
+    );
+    for _ in 0..20 {
+        fastrand::shuffle(&mut world.nodes);
+        fastrand::shuffle(&mut world.pods);
+        let again = framework(pooled.clone()).run(&world.snapshot());
+        assert_eq!((moved(&again), &again.notes), (first.clone(), &plan.notes));
+    }
+}
