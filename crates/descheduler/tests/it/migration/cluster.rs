@@ -310,6 +310,7 @@ impl Cluster {
                 "koord-descheduler",
                 identity,
             )),
+            events: None,
             last: LastCycle::default(),
         };
         let framework = self.framework(args, cools);
