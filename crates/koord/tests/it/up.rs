@@ -1,7 +1,9 @@
 //! Starts that fail, clusters beside each other, and clusters in the background.
 
 use crate::harness::{Up, eventually, exclusive};
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_host::testing::skip;
 use koord_kube::api::{ListParams, LogParams, PostParams};
 use koord_kube::{Api, ResourceExt as _};
@@ -275,6 +277,90 @@ fn explain_asks_the_cluster_of_the_kubeconfig() {
     for up in [&mut other, &mut up] {
         assert_eq!(up.interrupt(), Some(0));
     }
+}
+
+/// Kubelets of simulated nodes that align, an exporter, and the scheduler that follows it: what finds no NUMA
+/// node waits, and no pod fails.
+#[test]
+fn simulated_nodes_with_numa_nodes_refuse_no_pod() {
+    let _machine = exclusive();
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut up = Up::start(
+        dir.path(),
+        &["--memory", "--nodes", "1", "--topology", "2x8"],
+    );
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let client = runtime.block_on(up.client());
+    let reports: Api<NodeResourceTopology> = Api::all(client.clone());
+    let free = |want: [i64; 2]| {
+        eventually(&format!("{want:?} free CPUs"), || {
+            let reports = runtime
+                .block_on(reports.list(&ListParams::default()))
+                .ok()?;
+            let zones = |report: &NodeResourceTopology| {
+                let zones = report.spec.zones.iter();
+                let cpus =
+                    zones.filter_map(|zone| zone.resources.iter().find(|it| it.name == "cpu"));
+                let mut free: Vec<i64> = cpus.map(|it| it.available.value()).collect();
+                free.sort_unstable();
+                free == want
+            };
+            reports.iter().any(zones).then_some(())
+        });
+    };
+    free([8, 8]);
+    let amounts = json!({"cpu": "5", "memory": "1Gi"});
+    let deployment = json!({
+        "metadata": {"name": "web"},
+        "spec": {"replicas": 3, "selector": {"matchLabels": {"app": "web"}}, "template": {
+            "metadata": {"labels": {"app": "web"}},
+            "spec": {"nodeSelector": {"sim.koordinator.sh/node": "true"}, "containers": [
+                {"name": "c", "image": "c", "resources": {"requests": amounts, "limits": amounts}}]},
+        }},
+    });
+    let deployment = serde_json::from_value(deployment).expect("a Deployment");
+    let deployments: Api<Deployment> = Api::default_namespaced(client.clone());
+    let created = runtime.block_on(deployments.create(&PostParams::default(), &deployment));
+    created.expect("created");
+    free([3, 3]);
+    let pods: Api<Pod> = Api::default_namespaced(client);
+    let all = || runtime.block_on(pods.list(&ListParams::default())).ok();
+    let phase = |pod: &Pod| {
+        pod.status
+            .clone()
+            .unwrap_or_default()
+            .phase
+            .unwrap_or_default()
+    };
+    let waits = eventually("two pods that run and one that waits", || {
+        let pods = all()?.items;
+        let run = pods.iter().filter(|pod| phase(pod) == "Running").count();
+        let waits = pods.iter().find(|pod| {
+            let conditions = pod
+                .status
+                .as_ref()
+                .and_then(|status| status.conditions.as_ref());
+            let mut conditions = conditions.into_iter().flatten();
+            conditions.any(|it| it.reason.as_deref() == Some("Unschedulable"))
+        });
+        (run == 2).then(|| waits.map(|pod| pod.name_any()))?
+    });
+    let lacks = "cpu in one NUMA node: needs 5, free 3 in node-0 and 3 in node-1";
+    eventually(lacks, || {
+        let output = explain(&up, &["pod", &waits]);
+        text(&output.stdout).contains(lacks).then_some(())
+    });
+    let names: Vec<String> = all()
+        .expect("pods")
+        .iter()
+        .map(|pod| pod.name_any())
+        .collect();
+    assert_eq!(
+        names.len(),
+        3,
+        "one that failed would be there still: {names:?}"
+    );
+    assert_eq!(up.interrupt(), Some(0));
 }
 
 /// From the file of a vendor's tool to a pod that has one of the accelerators: koordlet, manager and
