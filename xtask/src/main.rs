@@ -46,7 +46,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "koord-scheduler",
         ],
     ),
-    ("koord-bench", &["koord-api", "koord-scheduler"]),
+    ("koord-bench", &["koord-api", "koord-model", "koord-scheduler"]),
     (
         "koord-manager",
         &[

@@ -8,6 +8,7 @@ mod objects;
 mod openb;
 mod scenario;
 mod storage;
+mod stream;
 mod usage;
 mod workload;
 
@@ -19,7 +20,7 @@ pub use usage::{cpu, cpu_of, rss_mib, rss_mib_of};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::Reservation;
-use koord_scheduler::config::Configuration;
+use koord_scheduler::config::{Configuration, PluginArgs};
 use koord_scheduler::engine::{BindRequest, Engine, EngineOptions, Output};
 use koord_scheduler::framework::{
     BindPlan, BuildContext, ObjectChange, ProfileError, Profiles, Registry, Verb, Write,
@@ -32,6 +33,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use stream::Exporters;
 
 /// The baseline is not measured for longer than this.
 const BASELINE_LIMIT: Duration = Duration::from_secs(5);
@@ -119,6 +121,9 @@ pub struct Control {
     pub throughput_pods_per_sec: f64,
     /// Of this throughput, what the updates cost, in percent.
     pub cost_percent: f64,
+    /// What informers worked to read them, in percent of the engine's time. That is beside it: they have
+    /// threads of their own.
+    pub reading_percent: f64,
     /// Decisions in the run less those without updates: what updates woke in vain.
     pub more_attempts: i64,
 }
@@ -195,6 +200,8 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
         rss_mib: rss,
         ..Report::default()
     };
+    let reading = run.exporters.as_ref().map(|it| it.reading);
+    let reading = reading.unwrap_or_default().as_secs_f64() / run.busy.as_secs_f64().max(1e-9);
     drop(run);
     if let (Some(still), Some((before, attempts))) = (&still, first) {
         let (after, _) = control(registry, options, still)?;
@@ -203,6 +210,7 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
         report.control = Some(Control {
             throughput_pods_per_sec: mean,
             cost_percent: 100.0 * (1.0 - throughput / mean.max(1e-9)),
+            reading_percent: 100.0 * reading,
             more_attempts: count(report.attempts) - count(attempts),
         });
     }
@@ -244,6 +252,7 @@ struct Run {
     /// The nodes' numbers.
     numbers: FxHashMap<String, usize>,
     reservations: FxHashMap<String, Reservation>,
+    exporters: Option<Exporters>,
     /// In order.
     placed: Vec<Arc<Pod>>,
     attempts: usize,
@@ -258,9 +267,13 @@ impl Run {
         fixture: &Fixture,
     ) -> Result<Self, ProfileError> {
         let mut config = Configuration::koord(&["koord-scheduler".to_owned()]);
-        if let (Some(plugin), Some(profile)) = (fixture.extra, config.profiles.first_mut()) {
+        if let (Some((plugin, args)), Some(profile)) = (&fixture.extra, config.profiles.first_mut())
+        {
             let enabled = json!({"multiPoint": {"enabled": [{"name": plugin, "weight": 1}]}});
             profile.plugins = serde_json::from_value(enabled).unwrap_or_default();
+            let args = json!([{"name": plugin, "args": args}]);
+            let args: Vec<PluginArgs> = serde_json::from_value(args).unwrap_or_default();
+            profile.plugin_config.extend(args);
         }
         let profiles = Profiles::build(&config, registry, &BuildContext::default(), koord)?;
         let mut engine = Engine::new(&config, profiles, EngineOptions::default());
@@ -269,11 +282,24 @@ impl Run {
         for node in &fixture.nodes {
             engine.node_applied(node.clone(), now);
         }
+        let mut exporters = fixture.exporters.then(Exporters::default);
+        if let Some(exporters) = &mut exporters {
+            fixture.bound().for_each(|pod| exporters.runs(&pod));
+        }
         for object in &fixture.objects {
-            let object = engine.kept(object.clone());
+            let object = match &mut exporters {
+                Some(exporters) => exporters.report(object, |change| engine.kept(change)),
+                None => engine.kept(object.clone()),
+            };
             engine.object_changed(&object, now);
         }
-        for pod in fixture.bound() {
+        if let Some(exporters) = &mut exporters {
+            exporters.reading = Duration::ZERO;
+        }
+        for mut pod in fixture.bound() {
+            if exporters.is_some() {
+                stream::start(&mut pod);
+            }
             let pod = SeenPod::new(pod, engine.resources());
             engine.pod_seen(&pod, now);
         }
@@ -286,6 +312,7 @@ impl Run {
             gangs: Vec::new(),
             numbers: fixture.numbers(),
             reservations: FxHashMap::default(),
+            exporters,
             placed: Vec::new(),
             attempts: 0,
             gave_up: false,
@@ -386,7 +413,10 @@ impl Run {
         }
         let now = self.now;
         // Not the engine's work: informers do it.
-        let change = self.engine.kept(change.clone());
+        let change = match &mut self.exporters {
+            Some(exporters) => exporters.report(change, |change| self.engine.kept(change)),
+            None => self.engine.kept(change.clone()),
+        };
         self.timed(|engine| engine.object_changed(&change, now));
     }
 
@@ -426,6 +456,10 @@ impl Run {
         };
         extend(&mut pod.metadata.annotations, &request.patch.annotations);
         extend(&mut pod.metadata.labels, &request.patch.labels);
+        if let Some(exporters) = &mut self.exporters {
+            stream::start(&mut pod);
+            exporters.runs(&pod);
+        }
         let pod = Arc::new(pod);
         self.placed.push(pod.clone());
         self.timed(|engine| engine.pod_applied(pod, now));

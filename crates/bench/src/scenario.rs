@@ -64,7 +64,8 @@ pub enum Scenario {
     /// Guaranteed pods, and kubelets that give each one NUMA node.
     Nrt,
     /// As nrt, while every node's NodeResourceTopology is updated each minute, 1,000 pods come a second, and
-    /// every fiftieth fits no NUMA node and waits. Measured beside the same without the updates.
+    /// every fiftieth fits no NUMA node and waits. What is placed is held until an update has counted it. Measured
+    /// beside the same without the updates, which has room for eight pods a node.
     NrtStream,
     /// Deployments of the sizes of the openb trace on its nodes, some daemon pods and some pods with
     /// volumes, while every node reports its load each minute.
@@ -100,9 +101,15 @@ impl Scenario {
         (Self::Everything, "everything"),
     ];
 
-    /// The plugins that are off unless a configuration turns them on.
-    pub(crate) fn extra(self) -> Option<&'static str> {
-        matches!(self, Self::Nrt | Self::NrtStream).then_some("NodeResourceTopologyMatch")
+    /// The plugins that are off unless a configuration turns them on, and their arguments.
+    pub(crate) fn extra(self) -> Option<(&'static str, Value)> {
+        let arguments = match self {
+            Self::Nrt => json!({}),
+            // What is placed is held until a report has counted it.
+            Self::NrtStream => json!({"cacheResyncPeriodSeconds": 5}),
+            _ => return None,
+        };
+        Some(("NodeResourceTopologyMatch", arguments))
     }
 
     /// Its name on the command line.
@@ -167,8 +174,10 @@ pub(crate) struct Fixture {
     /// Pods that are there before, of several kinds.
     before: Vec<Before>,
     pub(crate) steps: Vec<Step>,
-    /// A plugin to turn on.
-    pub(crate) extra: Option<&'static str>,
+    /// A plugin to turn on, and its arguments.
+    pub(crate) extra: Option<(&'static str, Value)>,
+    /// Exporters report which pods they have counted.
+    pub(crate) exporters: bool,
 }
 
 impl Fixture {
@@ -181,6 +190,7 @@ impl Fixture {
         };
         out.objects = objects(scenario, nodes, pods);
         out.extra = scenario.extra();
+        out.exporters = scenario == Scenario::NrtStream;
         out.before.push(Before {
             prefix: "before",
             change: json!({}),

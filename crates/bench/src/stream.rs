@@ -1,0 +1,88 @@
+//! Reports of an exporter, which say which pods they have counted.
+
+use crate::objects::added;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::topology::AttributeInfo;
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_model::alignment::fingerprint;
+use koord_scheduler::framework::ObjectChange;
+use rustc_hash::FxHashMap;
+use std::time::{Duration, Instant};
+
+/// The pods by node, and what it takes to read the reports about them.
+#[derive(Debug, Default)]
+pub(crate) struct Exporters {
+    /// What each pod is in a fingerprint, by node.
+    on: FxHashMap<String, Vec<u64>>,
+    /// What informers have worked: their work is beside the engine's, and not in it.
+    pub(crate) reading: Duration,
+}
+
+impl Exporters {
+    /// A pod runs on its node.
+    pub(crate) fn runs(&mut self, pod: &Pod) {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
+        let pods = self.on.entry(node.unwrap_or_default()).or_default();
+        pods.push(fingerprint::pod(&namespace, &name));
+    }
+
+    /// The report as it comes from an API server, with the pods that are on its node now; `keep` is what
+    /// informers make of it.
+    pub(crate) fn report(
+        &mut self,
+        change: &ObjectChange,
+        keep: impl FnOnce(ObjectChange) -> ObjectChange,
+    ) -> ObjectChange {
+        let Some(report) = change.new_as::<NodeResourceTopology>() else {
+            return keep(change.clone());
+        };
+        let mut report = report.clone();
+        let name = report.metadata.name.as_deref().unwrap_or_default();
+        let pods = self.on.get(name).into_iter().flatten().copied();
+        report.spec.attributes.push(AttributeInfo {
+            name: "nodeTopologyPodsFingerprint".to_owned(),
+            value: fingerprint::of(pods),
+        });
+        let bytes = serde_json::to_vec(&report).unwrap_or_default();
+        let started = Instant::now();
+        let read: NodeResourceTopology = serde_json::from_slice(&bytes).unwrap_or_default();
+        let kept = keep(ObjectChange {
+            action: change.action,
+            ..added(change.kind, read)
+        });
+        self.reading += started.elapsed();
+        kept
+    }
+}
+
+/// Exporters list pods that run.
+pub(crate) fn start(pod: &mut Pod) {
+    pod.status.get_or_insert_default().phase = Some("Running".to_owned());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::{aligned, bound, node_name, pod};
+    use koord_scheduler::framework::Action;
+    use serde_json::json;
+
+    #[test]
+    fn a_report_has_counted_the_pods_of_its_node() {
+        let mut exporters = Exporters::default();
+        for number in 0..4 {
+            let pod = pod("pod", number, &json!({}));
+            exporters.runs(&bound(&pod, &node_name(number % 2)));
+        }
+        let report = exporters.report(&aligned(1, 3), |change| change);
+        assert_eq!(report.action, Action::ADD);
+        let report = report.new_as::<NodeResourceTopology>().unwrap();
+        let names = ["pod-000001", "pod-000003"];
+        let want = fingerprint::of(names.map(|name| fingerprint::pod("bench", name)));
+        assert_eq!(report.spec.attributes.last().unwrap().value, want);
+        assert_eq!(report.spec.zones.len(), 2);
+        assert!(exporters.reading > Duration::ZERO);
+    }
+}
