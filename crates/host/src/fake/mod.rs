@@ -146,6 +146,34 @@ impl Tree {
         fs::write(path, content)
     }
 
+    /// Gives the machine NUMA nodes of `cpus` CPUs and `kib` KiB of memory each, half of it free. Two threads
+    /// are a core, two NUMA nodes a socket, in which the numbers of cores begin anew.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn put_numa_nodes(&self, nodes: u32, cpus: u32, kib: u64) -> io::Result<()> {
+        let put = |path: &str, text: &str| self.put(path, &format!("{text}\n"));
+        let online = format!("0-{}", nodes.saturating_sub(1));
+        put("sys/devices/system/node/online", &online)?;
+        put("sys/devices/system/cpu/smt/active", "1")?;
+        for node in 0..nodes {
+            let dir = format!("sys/devices/system/node/node{node}");
+            let (first, end) = (node * cpus, (node + 1) * cpus);
+            put(&format!("{dir}/cpulist"), &format!("{first}-{}", end - 1))?;
+            let free = kib / 2;
+            let memory = format!("Node {node} MemTotal: {kib} kB\nNode {node} MemFree: {free} kB");
+            put(&format!("{dir}/meminfo"), &memory)?;
+            for cpu in first..end {
+                let dir = format!("sys/devices/system/cpu/cpu{cpu}/topology");
+                let socket = (node / 2).to_string();
+                put(&format!("{dir}/physical_package_id"), &socket)?;
+                let core = cpu % (2 * cpus) / 2;
+                put(&format!("{dir}/core_id"), &core.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
     /// Mounts resctrl on `hardware`.
     ///
     /// # Errors

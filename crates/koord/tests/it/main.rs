@@ -11,6 +11,7 @@ mod crash;
 mod deaths;
 mod demo;
 mod harness;
+mod koordinator;
 mod kubectl;
 mod profile;
 mod runtime;

@@ -30,32 +30,7 @@ use tower::service_fn;
 fn machine(numa_nodes: u32) -> Tree {
     let last = numa_nodes * 4 - 1;
     let tree = Tree::hybrid(&format!("0-{last}")).unwrap();
-    let put = |path: &str, text: &str| tree.put(path, &format!("{text}\n")).unwrap();
-    put(
-        "sys/devices/system/node/online",
-        &format!("0-{}", numa_nodes - 1),
-    );
-    put("sys/devices/system/cpu/smt/active", "1");
-    for node in 0..numa_nodes {
-        let dir = format!("sys/devices/system/node/node{node}");
-        put(
-            &format!("{dir}/cpulist"),
-            &format!("{}-{}", node * 4, node * 4 + 3),
-        );
-        put(
-            &format!("{dir}/meminfo"),
-            &format!("Node {node} MemTotal: 1048576 kB\nNode {node} MemFree: 524288 kB"),
-        );
-        for cpu in node * 4..node * 4 + 4 {
-            let dir = format!("sys/devices/system/cpu/cpu{cpu}/topology");
-            put(
-                &format!("{dir}/physical_package_id"),
-                &(node / 2).to_string(),
-            );
-            // Numbers of cores begin anew in each socket.
-            put(&format!("{dir}/core_id"), &(cpu % 8 / 2).to_string());
-        }
-    }
+    tree.put_numa_nodes(numa_nodes, 4, 1 << 20).unwrap();
     tree.group("kubepods/besteffort").unwrap();
     MachineInfo::read(tree.root(), false).unwrap();
     tree
