@@ -3,6 +3,7 @@
 
 mod descheduler;
 mod hints;
+mod numa;
 mod render;
 mod resources;
 
@@ -10,6 +11,7 @@ use crate::cluster::{self, install_crypto_provider, runtime};
 use crate::{console, node, place, plain};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_kube::api::ListParams;
 use koord_kube::client::{ClientOptions, Peer, from_kubeconfig, to_peer};
 use koord_kube::{Api, Client};
@@ -175,6 +177,13 @@ impl Cluster {
         Ok(Self { client, parts })
     }
 
+    /// What is reported of the NUMA nodes where `pod` is, as far as it can be had.
+    async fn report_about(&self, pod: &Pod) -> Option<NodeResourceTopology> {
+        let node = pod.spec.as_ref()?.node_name.as_deref()?;
+        let reports: Api<NodeResourceTopology> = Api::all(self.client.clone());
+        reports.get_opt(node).await.ok().flatten()
+    }
+
     /// Where a part of a cluster of `koord up` is to be asked. Only this machine is believed.
     fn part(&self, name: &str) -> Option<String> {
         let url = self.parts.as_ref()?.data.as_ref()?.get(name)?;
@@ -234,7 +243,13 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
         let answer = answer.with_context(|| missing)?;
         return say(args, &answer, &[]);
     };
-    let hints = hints::hints(&pod, &nodes, schedulers.as_deref());
+    let mut hints = hints::hints(&pod, &nodes, schedulers.as_deref());
+    if let Some(cluster) = &cluster {
+        hints.extend(numa::placed(
+            &pod,
+            cluster.report_about(&pod).await.as_ref(),
+        ));
+    }
     match answer {
         Some(answer) => say(args, &answer, &hints),
         None if args.is_json() => {

@@ -1,0 +1,119 @@
+//! Which NUMA nodes a placed pod has.
+
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::extension::{self, ResourceStatus};
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_api::topology::{ZONE_TYPE_NODE, zone_name};
+use koord_api::{annotations, quantity::Quantity};
+use koord_model::alignment::{Config, Policy};
+use std::fmt::Write as _;
+
+/// What the scheduler gave `pod`, or that the kubelet of its node, whose report is `report`, chooses;
+/// `None` where nobody does.
+pub(super) fn placed(pod: &Pod, report: Option<&NodeResourceTopology>) -> Option<String> {
+    let node = pod.spec.as_ref()?.node_name.as_deref()?;
+    let key = annotations::RESOURCE_STATUS;
+    let status = match extension::read(pod.metadata.annotations.as_ref(), key) {
+        Ok(status) => status.unwrap_or_default(),
+        Err(error) => return Some(format!("its NUMA nodes are not known: {error}")),
+    };
+    given(&status).or_else(|| chosen(node, report?))
+}
+
+fn given(status: &ResourceStatus) -> Option<String> {
+    let zones = status.numa_node_resources.iter().map(|zone| {
+        let name = u32::try_from(zone.node).map_or_else(|_| zone.node.to_string(), zone_name);
+        let amount = |(name, amount): (&String, &Quantity)| format!("{name} {amount}");
+        let amounts: Vec<String> = zone.resources.iter().map(amount).collect();
+        format!("{name} ({})", amounts.join(", "))
+    });
+    let zones: Vec<String> = zones.collect();
+    let mut text = match zones.as_slice() {
+        [] if status.cpuset.is_empty() => return None,
+        [] => "no NUMA node was chosen".to_owned(),
+        zones => format!("the scheduler chose {}", zones.join(" and ")),
+    };
+    if !status.cpuset.is_empty() {
+        let _ = write!(text, "; CPUs {}", status.cpuset);
+    }
+    Some(text)
+}
+
+fn chosen(node: &str, report: &NodeResourceTopology) -> Option<String> {
+    let spec = &report.spec;
+    let zones = spec.zones.iter();
+    if zones.filter(|zone| zone.type_ == ZONE_TYPE_NODE).count() < 2 {
+        return None;
+    }
+    let policies = spec.topology_policies.iter().map(String::as_str);
+    let attributes = spec.attributes.iter();
+    let attributes = attributes.map(|one| (one.name.as_str(), one.value.as_str()));
+    let (config, _) = Config::read(policies, attributes);
+    (config.policy != Policy::None).then(|| {
+        let (policy, scope) = (config.policy.as_str(), config.scope.as_str());
+        format!(
+            "the kubelet of {node} chooses its NUMA nodes ({policy}, scope {scope}): \
+             `koord node topology` shows them there"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(node: Option<&str>, status: &str) -> Pod {
+        let mut metadata = json!({"name": "web"});
+        if !status.is_empty() {
+            metadata["annotations"] = json!({annotations::RESOURCE_STATUS: status});
+        }
+        let pod = json!({"metadata": metadata, "spec": {"nodeName": node, "containers": []}});
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn report(policy: &str, zones: u32) -> NodeResourceTopology {
+        let zone = |id: u32| json!({"name": zone_name(id), "type": "Node"});
+        let zones: Value = (0..zones).map(zone).collect();
+        serde_json::from_value(json!({
+            "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+            "metadata": {"name": "n"}, "topologyPolicies": [policy], "zones": zones,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_the_scheduler_chose_is_named() {
+        let status = r#"{"cpuset":"0-4","numaNodeResources":[
+            {"node":0,"resources":{"cpu":"5","memory":"1Gi"}}, {"node":1,"resources":{"cpu":"2"}}]}"#;
+        let single = report("SingleNUMANodePodLevel", 2);
+        assert_eq!(
+            placed(&pod(Some("n"), status), Some(&single)).unwrap(),
+            "the scheduler chose node-0 (cpu 5, memory 1Gi) and node-1 (cpu 2); CPUs 0-4"
+        );
+        assert_eq!(
+            placed(&pod(Some("n"), r#"{"cpuset":"3"}"#), None).unwrap(),
+            "no NUMA node was chosen; CPUs 3"
+        );
+        let malformed = placed(&pod(Some("n"), "{"), Some(&single)).unwrap();
+        assert!(malformed.contains("resource-status"), "{malformed}");
+        // Nobody has chosen for a pod that is nowhere.
+        assert_eq!(placed(&pod(None, status), Some(&single)), None);
+    }
+
+    #[test]
+    fn where_the_kubelet_chooses_that_is_said() {
+        let says = |policy: &str, zones: u32| {
+            let report = report(policy, zones);
+            placed(&pod(Some("n"), ""), Some(&report))
+        };
+        assert_eq!(
+            says("RestrictedPodLevel", 2).unwrap(),
+            "the kubelet of n chooses its NUMA nodes (restricted, scope pod): `koord node topology` \
+             shows them there"
+        );
+        assert_eq!(says("None", 2), None);
+        assert_eq!(says("SingleNUMANodeContainerLevel", 1), None);
+        assert_eq!(placed(&pod(Some("n"), ""), None), None);
+    }
+}
