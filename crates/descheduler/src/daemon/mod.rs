@@ -143,7 +143,11 @@ pub async fn run(
     let stop = ctx.shutdown.child_token();
     let _stop_on_drop = stop.clone().drop_guard();
     let leader = Leader {
-        view: Arc::new(View::start(&client, &stop)),
+        view: Arc::new(View::start(
+            &client,
+            framework.reads_storage_classes(),
+            &stop,
+        )),
         interval: options.interval,
         last: options.last,
         quiet: Mutex::default(),

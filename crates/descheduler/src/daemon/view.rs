@@ -6,7 +6,7 @@ use super::mirror::Mirror;
 use super::workloads::Workloads;
 use crate::state::{NodeInfo, NodeUsage, Owner, PodError, PodInfo, Shapes, Snapshot};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::scheduling::{PodMigrationJob, Reservation};
@@ -33,6 +33,44 @@ pub(super) struct View {
     budgets: Mirror<PodDisruptionBudget>,
     namespaces: Mirror<Namespace>,
     priority_classes: Mirror<PriorityClass>,
+    /// Only if somebody asks for storage classes.
+    claims: Option<Mirror<Claim>>,
+}
+
+/// What of a PersistentVolumeClaim is kept.
+#[derive(Debug)]
+struct Claim {
+    namespace: Arc<str>,
+    name: Arc<str>,
+    uid: String,
+    resource_version: Option<String>,
+    storage_class: String,
+}
+
+impl Claim {
+    fn new(claim: PersistentVolumeClaim) -> Self {
+        let meta = claim.metadata;
+        let class = claim.spec.and_then(|spec| spec.storage_class_name);
+        Self {
+            namespace: meta.namespace.unwrap_or_default().into(),
+            name: meta.name.unwrap_or_default().into(),
+            uid: meta.uid.unwrap_or_default(),
+            resource_version: meta.resource_version,
+            storage_class: class.unwrap_or_default(),
+        }
+    }
+}
+
+impl Mirrored for Claim {
+    fn names(&self) -> (&str, &str) {
+        (&self.namespace, &self.name)
+    }
+    fn is_same(&self, other: &Self) -> bool {
+        self.uid == other.uid
+    }
+    fn resource_version(&self) -> Option<&str> {
+        self.resource_version.as_deref()
+    }
 }
 
 /// A pod as it was read.
@@ -82,8 +120,8 @@ impl Mirrored for Seen {
 }
 
 impl View {
-    /// Begins to follow the API server, until `stop`.
-    pub(super) fn start(client: &Client, stop: &CancellationToken) -> Self {
+    /// Begins to follow the API server, until `stop`; PersistentVolumeClaims only for their `storage_classes`.
+    pub(super) fn start(client: &Client, storage_classes: bool, stop: &CancellationToken) -> Self {
         let shapes = Arc::new(Shapes::new(Arc::new(ResourceTable::new())));
         let all = || (client.clone(), Scope::default(), stop.clone());
         let workloads = Workloads::new(client.clone(), stop.clone());
@@ -140,8 +178,13 @@ impl View {
         let namespaces = Informer::start(start.0, start.1, start.2);
         let start = all();
         let priority_classes = Informer::start(start.0, start.1, start.2);
+        let claims = storage_classes.then(|| {
+            let (client, scope, stop) = all();
+            Mirror::of(Informer::start_kept(client, scope, Claim::new, stop))
+        });
         Self {
             shapes,
+            claims,
             nodes: Mirror::of(nodes),
             pods,
             usage: Mirror::of(usage),
@@ -165,6 +208,9 @@ impl View {
         self.budgets.settled().await;
         self.namespaces.settled().await;
         self.priority_classes.settled().await;
+        if let Some(claims) = &self.claims {
+            claims.settled().await;
+        }
     }
 
     /// The shapes of pods.
@@ -252,6 +298,13 @@ impl View {
             }
         }
         snapshot.workloads = self.workloads.of(owners).await;
+        let claims = self.claims.iter().flat_map(|claims| claims.store.list());
+        let classed = claims.map(|claim| {
+            let key = (claim.namespace.clone(), claim.name.clone());
+            (key, claim.storage_class.clone())
+        });
+        snapshot.storage_classes = classed.collect();
+        snapshot
     }
 }
 

@@ -86,6 +86,13 @@ impl Framework {
         shared.plan
     }
 
+    /// Whether anybody reads [`Snapshot::storage_classes`].
+    #[must_use]
+    pub fn reads_storage_classes(&self) -> bool {
+        let mut filters = self.profiles.iter().flat_map(|profile| &profile.filters);
+        filters.any(|filter| filter.reads_storage_classes())
+    }
+
     fn all(&mut self, snapshot: &Snapshot, shared: &mut Shared) -> Result<(), String> {
         let nodes = snapshot.nodes.iter().filter(|node| node.ready).cloned();
         let nodes = selected(nodes, self.node_selector.as_ref())
@@ -213,13 +220,18 @@ impl<'a> Cycle<'a> {
         self.judged(pod, self.admits(pod))
     }
 
-    /// The last question before [`Cycle::evict`], which does not ask it itself; who may not go is among those that
-    /// stay.
-    pub fn pre_evict(&mut self, pod: &Arc<PodInfo>) -> bool {
+    /// Whether all filters let `pod` go at the last question before [`Cycle::evict`], which does not ask it itself.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn admits_eviction(&self, pod: &PodInfo) -> Result<(), Why> {
         let mut filters = self.filters.iter();
-        let verdict =
-            filters.try_for_each(|filter| filter.pre_evict(self.snapshot, self.nodes, pod));
-        self.judged(pod, verdict)
+        filters.try_for_each(|filter| filter.pre_evict(self.snapshot, self.nodes, pod))
+    }
+
+    /// As [`Cycle::admits_eviction`]; who may not go is among those that stay.
+    pub fn pre_evict(&mut self, pod: &Arc<PodInfo>) -> bool {
+        self.judged(pod, self.admits_eviction(pod))
     }
 
     /// Puts `pod` into the plan for `reason`, if limits, placement and the evictor let it go.

@@ -68,6 +68,10 @@ pub trait Filter: Debug + Send {
     fn migrations(&self) -> Option<Arc<Migrations>> {
         None
     }
+    /// Whether it reads [`Snapshot::storage_classes`], which are followed only if somebody does.
+    fn reads_storage_classes(&self) -> bool {
+        false
+    }
 }
 
 /// What a strategy asks for.

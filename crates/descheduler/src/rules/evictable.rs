@@ -10,7 +10,7 @@ use koord_api::selector;
 /// Annotation of pods that want to be moved whatever the rules say; any value.
 pub const EVICT: &str = "descheduler.alpha.kubernetes.io/evict";
 /// From this priority on, the system needs the pod.
-const SYSTEM_CRITICAL: i32 = 2_000_000_000;
+pub const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const SOURCE: &str = "kubernetes.io/config.source";
 
@@ -25,6 +25,8 @@ pub struct Evictable {
     pub evict_system_critical_pods: bool,
     /// Pods with a `hostPath` or an `emptyDir` may go.
     pub evict_local_storage_pods: bool,
+    /// Pods of a DaemonSet may go.
+    pub evict_daemon_set_pods: bool,
     /// Pods with a PersistentVolumeClaim stay.
     pub ignore_pvc_pods: bool,
     /// Pods of this priority and above stay.
@@ -68,7 +70,10 @@ impl Evictable {
         if overrides(pod) {
             return Ok(());
         }
-        if let Some(owner) = pod.owners.iter().find(|owner| &*owner.kind == "DaemonSet") {
+        let mut owners = pod.owners.iter();
+        if !self.evict_daemon_set_pods
+            && let Some(owner) = owners.find(|owner| &*owner.kind == "DaemonSet")
+        {
             let said = format!("DaemonSet {} would put it back", owner.name);
             return Err(Why::new("OwnedByDaemonSet", said));
         }

@@ -178,7 +178,8 @@ impl Fit {
 }
 
 /// Whether `nodeSelector` and required node affinity allow `node`.
-fn allows(shape: &Shape, node: &NodeInfo) -> bool {
+#[must_use]
+pub fn allows(shape: &Shape, node: &NodeInfo) -> bool {
     let mut selector = shape.node_selector.iter();
     if !selector.all(|(key, value)| node.label(key) == Some(value)) {
         return false;

@@ -6,8 +6,8 @@ mod fit;
 mod order;
 mod select;
 
-pub use evictable::{EVICT, Evictable, overrides};
-pub use fit::{Fit, Misfit};
+pub use evictable::{EVICT, Evictable, SYSTEM_CRITICAL, overrides};
+pub use fit::{Fit, Misfit, allows};
 pub use order::{DELETION_COST, Urgency, sort, sort_by};
 pub use select::{Choice, Namespaces, PodSelector};
 

@@ -38,6 +38,8 @@ pub struct Snapshot {
     pub workloads: FxHashMap<Arc<str>, Workload>,
     /// All budgets.
     pub budgets: Vec<Arc<PodDisruptionBudget>>,
+    /// Storage classes of PersistentVolumeClaims, by namespace and name; only if somebody asks about them.
+    pub storage_classes: FxHashMap<(Arc<str>, Arc<str>), String>,
     /// Labels of namespaces.
     pub namespaces: FxHashMap<Arc<str>, BTreeMap<String, String>>,
     /// Values of PriorityClasses.
@@ -76,6 +78,7 @@ impl Snapshot {
             jobs: Vec::new(),
             workloads: FxHashMap::default(),
             budgets: Vec::new(),
+            storage_classes: FxHashMap::default(),
             namespaces: FxHashMap::default(),
             priority_classes: BTreeMap::new(),
             on_node: FxHashMap::default(),

@@ -171,7 +171,7 @@ impl LabelSelector {
     /// Whether the labels of an indexed object match.
     #[must_use]
     pub fn matches(&self, index: &Index) -> bool {
-        self.matches_with(|key| {
+        self.matches_labels(|key| {
             index
                 .labels
                 .iter()
@@ -184,10 +184,12 @@ impl LabelSelector {
     #[must_use]
     pub fn matches_object(&self, object: &Value) -> bool {
         let labels = meta::at(object, &["metadata", "labels"]);
-        self.matches_with(|key| labels.and_then(|l| l.get(key)).and_then(Value::as_str))
+        self.matches_labels(|key| labels.and_then(|l| l.get(key)).and_then(Value::as_str))
     }
 
-    fn matches_with<'a>(&self, lookup: impl Fn(&str) -> Option<&'a str>) -> bool {
+    /// Whether the labels that `lookup` tells match.
+    #[must_use]
+    pub fn matches_labels<'a>(&self, lookup: impl Fn(&str) -> Option<&'a str>) -> bool {
         !self.nothing && self.requirements.iter().all(|r| r.matches(lookup(&r.key)))
     }
 }
