@@ -25,6 +25,7 @@ pub mod plugins;
 pub mod registry;
 pub mod report;
 pub mod rules;
+mod sigs;
 pub mod state;
 
 pub use args::Args;

@@ -304,7 +304,6 @@ impl View {
             (key, claim.storage_class.clone())
         });
         snapshot.storage_classes = classed.collect();
-        snapshot
     }
 }
 

@@ -5,12 +5,13 @@ use crate::low_node_load::{self, LowNodeLoad};
 use crate::migration::args::MigrationControllerArgs;
 use crate::migration::plugin as migration;
 use crate::plugins::{custom_priority, fragmentation_aware, scale_down_bin_pack};
+use crate::sigs;
 
 pub(super) fn all() -> Registry {
     use custom_priority::{CustomPriority, CustomPriorityArgs};
     use fragmentation_aware::{FragmentationAware, FragmentationAwareArgs};
     use scale_down_bin_pack::{ScaleDownBinPack, ScaleDownBinPackArgs};
-    Registry::default()
+    let registry = Registry::default()
         .with::<MigrationControllerArgs>(
             migration::NAME,
             true,
@@ -40,5 +41,6 @@ pub(super) fn all() -> Registry {
             true,
             scale_down_bin_pack::check,
             |args, _| Ok(Built::balancing(ScaleDownBinPack::new(args))),
-        )
+        );
+    sigs::register(registry)
 }

@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on shall panic")]
 
 mod daemon;
+mod default_evictor;
 mod deploy;
 mod migration;

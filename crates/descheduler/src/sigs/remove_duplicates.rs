@@ -1,0 +1,186 @@
+//! `RemoveDuplicates`: pods of one owner that share a node though they could be spread.
+
+use super::{check_namespaces, remove, within};
+use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::rules::{Namespaces, allows};
+use crate::state::{NodeInfo, PodInfo};
+use koord_model::nodes::untolerated;
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub(super) const NAME: &str = "RemoveDuplicates";
+
+/// `RemoveDuplicatesArgs`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Args {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespaces: Option<Namespaces>,
+    exclude_owner_kinds: Vec<String>,
+}
+
+pub(super) fn check(args: &Args) -> Result<(), String> {
+    check_namespaces(args.namespaces.as_ref())
+}
+
+#[derive(Debug)]
+pub(super) struct RemoveDuplicates(pub(super) Args);
+
+/// Kind and name of an owner.
+type OwnerName<'a> = (&'a str, &'a str);
+
+/// One owner's pods with the same images.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Set<'a> {
+    namespace: &'a str,
+    owner: OwnerName<'a>,
+    images: &'a [String],
+}
+
+/// What is known of a [`Set`].
+#[derive(Debug, Default)]
+struct Found<'a> {
+    pods: usize,
+    /// By node, without the first of each node.
+    duplicates: BTreeMap<&'a Arc<str>, Vec<&'a Arc<PodInfo>>>,
+}
+
+impl Strategy for RemoveDuplicates {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        let mut sets = BTreeMap::<Set<'_>, Found<'_>>::new();
+        for node in cycle.nodes() {
+            // Pods by what makes them duplicates: whether one counts, and who does not and why.
+            let mut alike = FxHashMap::<_, (bool, Vec<_>)>::default();
+            for pod in cycle.snapshot().active_on(&node.name) {
+                if !self.0.looks_at(pod) {
+                    continue;
+                }
+                let owners = pod.owners.iter();
+                let mut owners: Vec<OwnerName<'_>> =
+                    owners.map(|owner| (&*owner.kind, &*owner.name)).collect();
+                owners.sort_unstable();
+                let images = &pod.shape.images[..];
+                let key = (&*pod.namespace, owners.clone(), images);
+                let (is_there, held) = alike.entry(key).or_default();
+                let may = cycle.admits(pod).and_then(|()| cycle.admits_eviction(pod));
+                if let Err(why) = may {
+                    held.push((pod, why));
+                    continue;
+                }
+                let is_first = !std::mem::replace(is_there, true);
+                for owner in owners {
+                    let set = Set {
+                        namespace: &pod.namespace,
+                        owner,
+                        images,
+                    };
+                    let found = sets.entry(set).or_default();
+                    found.pods += 1;
+                    if !is_first {
+                        found.duplicates.entry(&node.name).or_default().push(pod);
+                    }
+                }
+            }
+            for (is_there, held) in alike.into_values() {
+                if is_there || held.len() > 1 {
+                    for (pod, why) in held {
+                        cycle.keep(pod, why);
+                    }
+                }
+            }
+        }
+        // Who has several owners is in several sets.
+        let mut gone = FxHashSet::default();
+        for (set, found) in sets
+            .iter()
+            .filter(|(_, found)| !found.duplicates.is_empty())
+        {
+            spread(cycle, set, found, &mut gone);
+        }
+        Ok(())
+    }
+}
+
+impl Args {
+    /// Whether `pod` may be a duplicate.
+    fn looks_at(&self, pod: &PodInfo) -> bool {
+        let excluded = |kind: &str| self.exclude_owner_kinds.iter().any(|other| other == kind);
+        !pod.owners.is_empty()
+            && !pod.owners.iter().any(|owner| excluded(&owner.kind))
+            && within(self.namespaces.as_ref(), None, pod).is_ok()
+    }
+}
+
+fn spread(cycle: &mut Cycle<'_>, set: &Set<'_>, found: &Found<'_>, gone: &mut FxHashSet<Arc<str>>) {
+    let (kind, owner) = set.owner;
+    let targets = targets(found, cycle.nodes());
+    let most = if targets < 2 {
+        usize::MAX
+    } else {
+        found.pods.div_ceil(targets)
+    };
+    for (node, pods) in &found.duplicates {
+        let there = pods.len() + 1;
+        for (at, pod) in pods.iter().enumerate() {
+            if gone.contains(&pod.uid) {
+                continue;
+            }
+            if targets < 2 {
+                let said = format!(
+                    "{there} pods of {kind} {owner} are on node {node}, but only {targets} nodes take them"
+                );
+                cycle.keep(pod, Why::new("NoTarget", said));
+            } else if at + 2 <= most {
+                let said = format!(
+                    "node {node} may have {most} of {} pods of {kind} {owner}",
+                    found.pods
+                );
+                cycle.keep(pod, Why::new("Spread", said));
+            } else {
+                let reason = format!(
+                    "is one of {there} pods of {kind} {owner} on node {node}, {most} of which are enough"
+                );
+                if remove(cycle, pod, reason) {
+                    gone.insert(pod.uid.clone());
+                }
+            }
+        }
+    }
+}
+
+/// How many of `nodes` take duplicates. Pods that only one node takes have nowhere to go and do not count.
+fn targets(found: &Found<'_>, nodes: &[Arc<NodeInfo>]) -> usize {
+    let mut distinct: Vec<&PodInfo> = Vec::new();
+    let selector = |pod: &PodInfo| {
+        let affinity = pod.shape.affinity.as_ref()?.node_affinity.clone()?;
+        affinity.required_during_scheduling_ignored_during_execution
+    };
+    for pod in found.duplicates.values().flatten() {
+        let alike = |other: &&PodInfo| {
+            Arc::ptr_eq(&other.shape, &pod.shape)
+                || (other.shape.tolerations == pod.shape.tolerations
+                    && other.shape.node_selector == pod.shape.node_selector
+                    && selector(other) == selector(pod))
+        };
+        if !distinct.iter().any(alike) {
+            distinct.push(pod);
+        }
+    }
+    let mut targets = FxHashMap::default();
+    for pod in distinct {
+        let takes = |node: &&Arc<NodeInfo>| {
+            untolerated(&pod.shape.tolerations, &node.taints).is_none() && allows(&pod.shape, node)
+        };
+        let takers: Vec<_> = nodes.iter().filter(takes).collect();
+        if takers.len() > 1 {
+            targets.extend(takers.into_iter().map(|node| (&node.name, ())));
+        }
+    }
+    targets.len()
+}

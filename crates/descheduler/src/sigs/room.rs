@@ -1,0 +1,156 @@
+//! Whether a node has room for a pod, as kubernetes-sigs/descheduler asks: what Koordinator's own rule asks, and
+//! besides how many pods the node takes and whether the pod bears those that are there.
+
+use crate::rules::{Fit, allows};
+use crate::state::{NodeInfo, PodInfo, Snapshot};
+use k8s_openapi::api::core::v1::PodAffinityTerm;
+use koord_api::selector;
+use koord_model::nodes::untolerated;
+use koord_model::resources::PODS;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Of how many nodes it is told why they have no room.
+const TOLD: usize = 200;
+
+/// What nodes have left.
+#[derive(Debug)]
+pub(super) struct Room {
+    fit: Fit,
+    pods: FxHashMap<Arc<str>, i64>,
+}
+
+impl Room {
+    pub(super) fn new(snapshot: &Snapshot) -> Self {
+        let mut pods = FxHashMap::<Arc<str>, i64>::default();
+        for pod in snapshot.pods.iter().filter(|pod| pod.is_active()) {
+            if let Some(node) = &pod.node {
+                *pods.entry(node.clone()).or_default() += 1;
+            }
+        }
+        Self {
+            fit: Fit::new(snapshot),
+            pods,
+        }
+    }
+
+    /// Whether `node` has room for `pod`; on its own node it has taken it already.
+    pub(super) fn takes(&self, snapshot: &Snapshot, pod: &PodInfo, node: &NodeInfo) -> bool {
+        let allowed = if is_on(pod, node) {
+            !node.unschedulable
+                && allows(&pod.shape, node)
+                && untolerated(&pod.shape.tolerations, &node.taints).is_none()
+        } else {
+            self.fit.does(pod, node) && !self.is_full(node)
+        };
+        allowed && !is_shunned(snapshot, pod, node)
+    }
+
+    /// Whether one of `nodes` has room for `pod`, other than its own.
+    pub(super) fn any_other(
+        &self,
+        snapshot: &Snapshot,
+        pod: &PodInfo,
+        nodes: &[Arc<NodeInfo>],
+    ) -> bool {
+        let mut others = nodes.iter().filter(|node| !is_on(pod, node));
+        others.any(|node| self.takes(snapshot, pod, node))
+    }
+
+    /// Why none of `nodes` has room for `pod`, other than its own: `3 insufficient cpu, 1 taint gpu`. Of many nodes only
+    /// some are told of.
+    pub(super) fn obstacles(
+        &self,
+        snapshot: &Snapshot,
+        pod: &PodInfo,
+        nodes: &[Arc<NodeInfo>],
+    ) -> String {
+        let others = nodes.iter().filter(|node| !is_on(pod, node)).take(TOLD);
+        let mut counts = BTreeMap::<String, usize>::new();
+        for node in others {
+            let obstacle = match self.fit.fits(pod, node) {
+                Err(misfits) => misfits.first().map(ToString::to_string),
+                Ok(()) if self.is_full(node) => Some("too many pods".to_owned()),
+                Ok(()) if is_shunned(snapshot, pod, node) => {
+                    Some("inter-pod anti-affinity".to_owned())
+                }
+                Ok(()) => None,
+            };
+            if let Some(obstacle) = obstacle {
+                *counts.entry(obstacle).or_default() += 1;
+            }
+        }
+        let counts = counts
+            .iter()
+            .map(|(obstacle, nodes)| format!("{nodes} {obstacle}"));
+        let counts: Vec<_> = counts.collect();
+        match (&counts[..], nodes.len()) {
+            ([], _) => "there is no other node".to_owned(),
+            (counts, all) if all > TOLD => {
+                format!("of {TOLD} of {all} nodes: {}", counts.join(", "))
+            }
+            (counts, _) => counts.join(", "),
+        }
+    }
+
+    fn is_full(&self, node: &NodeInfo) -> bool {
+        let there = self.pods.get(&node.name).copied().unwrap_or(0);
+        there >= node.allocatable.get(PODS)
+    }
+}
+
+/// Whether `pod` does not bear a pod on `node`.
+fn is_shunned(snapshot: &Snapshot, pod: &PodInfo, node: &NodeInfo) -> bool {
+    let terms = anti_affinity(pod).iter();
+    let mut terms = terms.filter(|term| node.label(&term.topology_key).is_some());
+    terms.any(|term| {
+        let mut there = snapshot.active_on(&node.name);
+        there.any(|other| shuns(snapshot, pod, term, other))
+    })
+}
+
+fn is_on(pod: &PodInfo, node: &NodeInfo) -> bool {
+    pod.node.as_ref() == Some(&node.name)
+}
+
+/// The terms of required anti-affinity of `pod`.
+pub(super) fn anti_affinity(pod: &PodInfo) -> &[PodAffinityTerm] {
+    let affinity = pod.shape.affinity.as_ref();
+    let affinity = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
+    let required = affinity.and_then(|affinity| {
+        affinity
+            .required_during_scheduling_ignored_during_execution
+            .as_deref()
+    });
+    required.unwrap_or_default()
+}
+
+/// Whether `term` of `pod` does not bear `other`, wherever that is. Pods of one name bear each other, because one may
+/// replace the other.
+pub(super) fn shuns(
+    snapshot: &Snapshot,
+    pod: &PodInfo,
+    term: &PodAffinityTerm,
+    other: &PodInfo,
+) -> bool {
+    let Some(labels) = &term.label_selector else {
+        return false;
+    };
+    if pod.name == other.name {
+        return false;
+    }
+    let listed = term.namespaces.as_deref().unwrap_or_default();
+    let by_labels = term.namespace_selector.as_ref();
+    let in_namespace = if listed.is_empty() && by_labels.is_none() {
+        pod.namespace == other.namespace
+    } else {
+        listed.iter().any(|name| **name == *other.namespace)
+            || by_labels.is_some_and(|selector| {
+                let none = BTreeMap::new();
+                let labels = snapshot.namespaces.get(&other.namespace).unwrap_or(&none);
+                selector::matches(selector, labels).unwrap_or(false)
+            })
+    };
+    in_namespace && selector::matches(labels, &other.shape.labels).unwrap_or(false)
+}

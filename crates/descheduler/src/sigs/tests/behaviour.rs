@@ -1,0 +1,269 @@
+//! What upstream's tables do not reach.
+
+use super::*;
+
+fn case(nodes: Value, pods: Value) -> Value {
+    json!({"nodes": nodes, "pods": pods})
+}
+
+fn plan(plugin: &str, args: Value, evictor: Value, case: &Value) -> Plan {
+    let mut framework = framework(plugin, &args, &evictor).unwrap();
+    framework.run(&snapshot(&world(case), case))
+}
+
+fn kept(plan: &Plan) -> Vec<String> {
+    let kept = plan.kept.iter();
+    kept.map(|kept| format!("{} {}", kept.pod.name, kept.why.rule))
+        .collect()
+}
+
+#[test]
+fn who_stays_has_a_reason() {
+    let made = |at: &str| json!({"metadata": {"creationTimestamp": at}, "owner": "ReplicaSet/r"});
+    let case = case(
+        json!([["a", "4", "4G", "10"]]),
+        json!([
+            ["old older", "a", "-", "-", made("2026-01-01T11:00:00Z")],
+            ["young", "a", "-", "-", made("2026-01-01T11:50:00Z")],
+            ["bare", "a", "-", "-", {"metadata": {"creationTimestamp": "2026-01-01T10:00:00Z"}}],
+            ["far", "a", "-", "-", merged(made("2026-01-01T11:00:00Z"), json!({"ns": "other"}))],
+        ]),
+    );
+    let args = json!({"maxPodLifeTimeSeconds": 600, "namespaces": {"include": ["default"]}});
+    let mut framework = framework("PodLifeTime", &args, &json!({})).unwrap();
+    framework.limits.total = Some(1);
+    let plan = framework.run(&snapshot(&world(&case), &case));
+    assert_eq!(gone(&plan), ["old"]);
+    let reason = &plan.moves().next().unwrap().reason;
+    assert_eq!(reason, "lives for 3600 s, which is more than 600 s");
+    assert_eq!(
+        kept(&plan),
+        [
+            "young TooYoung",
+            "far Namespaces",
+            "bare BarePods",
+            "older MaxNoOfPodsToEvictTotal"
+        ]
+    );
+    assert_eq!(
+        plan.kept[0].why.detail,
+        "it lives for 600 s, which is not more than 600 s"
+    );
+}
+
+/// Three pods in zone x, one in y, with these priorities in x.
+fn spread(priorities: [i32; 3], rest: Value) -> Value {
+    let constraint = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
+                             "labelSelector": {"matchLabels": {"app": "a"}}}]);
+    let zone = |zone: &str| json!({"metadata": {"labels": {"zone": zone}}});
+    let pod = |priority: i32| {
+        json!({"owner": "ReplicaSet/r", "metadata": {"labels": {"app": "a"}},
+                                      "spec": {"priority": priority, "topologySpreadConstraints": constraint}})
+    };
+    let pods: Vec<_> = priorities
+        .iter()
+        .enumerate()
+        .map(|(at, priority)| json!([format!("p{at}"), "x", "1", "-", pod(*priority)]))
+        .collect();
+    let there = json!(["q", "y", "1", "-", pod(0)]);
+    case(
+        json!([
+            ["x", "4", "4G", "10", zone("x")],
+            ["y", "4", "4G", "10", merged(zone("y"), rest)]
+        ]),
+        [pods, vec![there]].concat().into(),
+    )
+}
+
+const SPREAD: &str = "RemovePodsViolatingTopologySpreadConstraint";
+
+#[test]
+fn of_a_crowded_domain_who_matters_least_goes() {
+    for (priorities, expected) in [([1, 2, 3], "p0"), ([3, 1, 2], "p1"), ([2, 3, 1], "p2")] {
+        let plan = plan(SPREAD, json!({}), json!({}), &spread(priorities, json!({})));
+        assert_eq!(gone(&plan), [expected], "{priorities:?}");
+    }
+}
+
+#[test]
+fn of_a_crowded_domain_nobody_goes_who_finds_no_place_elsewhere() {
+    let full = spread([0, 0, 0], json!({"spec": {"unschedulable": true}}));
+    let held = plan(SPREAD, json!({}), json!({}), &full);
+    assert!(gone(&held).is_empty());
+    assert_eq!(kept(&held), ["p2 NodeFit"]);
+    let text = &held.notes[0].text;
+    assert!(
+        text.contains("maxSkew 1") && text.contains("x: 3, y: 1"),
+        "{text}"
+    );
+    let blind = plan(
+        SPREAD,
+        json!({"topologyBalanceNodeFit": false}),
+        json!({}),
+        &full,
+    );
+    assert_eq!(gone(&blind).len(), 1);
+}
+
+#[test]
+fn a_pod_does_not_go_for_a_better_node_that_has_no_room() {
+    let prefers = json!({"owner": "ReplicaSet/r", "spec": {"affinity": {"nodeAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["y"]}]}},
+        ],
+    }}}});
+    let case = |cpu: &str| {
+        case(
+            json!([["x", "4", "4G", "10"], ["y", cpu, "4G", "10", {"metadata": {"labels": {"zone": "y"}}}], ["z", "4", "4G", "10"]]),
+            json!([["p", "x", "2", "-", prefers]]),
+        )
+    };
+    let args = || json!({"nodeAffinityType": ["preferredDuringSchedulingIgnoredDuringExecution"]});
+    let plan = |case: &Value| plan("RemovePodsViolatingNodeAffinity", args(), json!({}), case);
+    assert_eq!(gone(&plan(&case("2"))), ["p"]);
+    let held = plan(&case("1"));
+    assert!(gone(&held).is_empty());
+    assert_eq!(kept(&held), ["p NodeFit"]);
+}
+
+#[test]
+fn a_blanket_toleration_counts_for_every_taint() {
+    let taint = |key: &str| json!({"key": key, "effect": "NoSchedule"});
+    let case = case(
+        json!([
+            ["full", "4", "4G", "10"],
+            ["empty", "4", "4G", "10", {"spec": {"taints": [taint("a"), taint("b")]}}],
+        ]),
+        json!([
+            ["p q r", "full", "1", "-", {"owner": "ReplicaSet/r", "spec": {"tolerations": [{"operator": "Exists"}]}}],
+            ["s", "full", "500m", "-", {"owner": "ReplicaSet/r"}],
+        ]),
+    );
+    let args = json!({"thresholds": {"cpu": 20}, "targetThresholds": {"cpu": 50}});
+    let plan = plan("LowNodeUtilization", args, json!({}), &case);
+    assert_eq!(gone(&plan), ["p", "q"]);
+    assert_eq!(kept(&plan), ["r NodeRelieved", "s NodeRelieved"]);
+}
+
+#[test]
+fn terms_may_name_namespaces_by_their_labels() {
+    let term = json!({"labelSelector": {}, "topologyKey": "kubernetes.io/hostname",
+                      "namespaceSelector": {"matchLabels": {"team": "a"}}});
+    let shy = json!({"owner": "ReplicaSet/r", "spec": {"affinity": {"podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [term],
+    }}}});
+    let mut case = case(
+        json!([["x", "4", "4G", "10"]]),
+        json!([["shy", "x", "-", "-", shy], ["near", "x", "-", "-", {"owner": "ReplicaSet/s"}],
+               ["far", "x", "-", "-", {"ns": "a", "owner": "ReplicaSet/t"}]]),
+    );
+    let run = |case: &Value| {
+        gone(&plan(
+            "RemovePodsViolatingInterPodAntiAffinity",
+            json!({}),
+            json!({}),
+            case,
+        ))
+    };
+    assert!(run(&case).is_empty());
+    case["namespaces"] = json!([{"metadata": {"name": "a", "labels": {"team": "a"}}}]);
+    assert_eq!(run(&case), ["shy"]);
+}
+
+#[test]
+fn nodes_without_a_fresh_report_are_not_looked_at() {
+    let case = case(
+        json!([
+            ["hot", "4", "4G", "10"],
+            ["cold", "4", "4G", "10"],
+            ["old", "4", "4G", "10"],
+            ["mute", "4", "4G", "10"]
+        ]),
+        json!([["p q", "hot", "-", "-", {"owner": "ReplicaSet/r"}]]),
+    );
+    let mut world = world(&case);
+    let used = |cpu: &str| json!({"cpu": cpu, "memory": "0"});
+    world.usage("hot", used("3500m"), json!({}), &[("p", used("2"))]);
+    world.usage("cold", used("0"), json!({}), &[]);
+    let now = world.now;
+    world.now = "2026-01-01T11:56:59Z".parse().unwrap();
+    world.usage("old", used("0"), json!({}), &[]);
+    world.now = now;
+    let args = json!({"thresholds": {"cpu": 20}, "targetThresholds": {"cpu": 50},
+                      "metricsUtilization": {"source": "KubernetesMetrics"}});
+    let mut framework = framework("LowNodeUtilization", &args, &json!({})).unwrap();
+    let plan = framework.run(&world.snapshot());
+    assert_eq!(gone(&plan), ["p"]);
+    assert_eq!(kept(&plan), ["q NodeRelieved"]);
+    let notes: Vec<_> = plan.notes.iter().map(|note| note.text.as_str()).collect();
+    for expected in [
+        "not looked at: its NodeMetric is 181 s old, which is more than 180 s",
+        "not looked at: there is no NodeMetric",
+        "over-utilized: cpu 87.50% > 50.00%; cpu 87.50%, memory 0.00%, pods 20.00%",
+    ] {
+        assert!(notes.contains(&expected), "{notes:#?}");
+    }
+}
+
+#[test]
+fn nodes_say_why_nothing_is_moved() {
+    let pods = |on: &str| json!([["p q", on, "1", "-", {"owner": "ReplicaSet/r"}]]);
+    let two = || json!([["a", "4", "4G", "10"], ["b", "4", "4G", "10"]]);
+    let low = |cpu: u8, over: Value| {
+        merged(
+            json!({"thresholds": {"cpu": cpu}, "targetThresholds": {"cpu": 60}}),
+            over,
+        )
+    };
+    let note = |plugin, args, case: &Value| {
+        let plan = plan(plugin, args, json!({}), case);
+        assert!(gone(&plan).is_empty());
+        plan.notes
+            .iter()
+            .filter(|note| note.node.is_none())
+            .map(|note| note.text.clone())
+            .collect::<Vec<_>>()
+    };
+    let on_a = case(two(), pods("a"));
+    assert_eq!(
+        note("LowNodeUtilization", low(20, json!({})), &on_a),
+        ["no node is over-utilized"]
+    );
+    assert_eq!(
+        note("LowNodeUtilization", low(55, json!({})), &on_a),
+        ["all nodes are under-utilized"]
+    );
+    assert_eq!(
+        note(
+            "LowNodeUtilization",
+            low(20, json!({"numberOfNodes": 1})),
+            &on_a
+        ),
+        ["1 nodes are under-utilized, which is not more than numberOfNodes 1"]
+    );
+    let cordoned = case(
+        json!([["a", "4", "4G", "10"], ["b", "4", "4G", "10", {"spec": {"unschedulable": true}}]]),
+        pods("a"),
+    );
+    assert_eq!(
+        note("LowNodeUtilization", low(20, json!({})), &cordoned),
+        ["no node is under-utilized"]
+    );
+    let high = || json!({"thresholds": {"cpu": 20}});
+    assert_eq!(
+        note(
+            "HighNodeUtilization",
+            high(),
+            &case(two(), json!([["p", "a", "1", "-"], ["q", "b", "1", "-"]]))
+        ),
+        ["no node is under-utilized"]
+    );
+    let full = case(
+        json!([["a", "4", "4G", "10", {"spec": {"unschedulable": true}}], ["b", "4", "4G", "10"]]),
+        pods("a"),
+    );
+    assert_eq!(
+        note("HighNodeUtilization", high(), &full),
+        ["no node takes pods"]
+    );
+}
