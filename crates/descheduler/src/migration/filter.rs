@@ -185,6 +185,7 @@ impl Rules {
         let labels = args.label_selector.clone();
         Self {
             evictable: Evictable {
+                evict_daemon_set_pods: false,
                 evict_failed_bare_pods: args.evict_failed_bare_pods || bare,
                 evict_all_bare_pods: args.evict_all_bare_pods || bare,
                 evict_system_critical_pods: args.evict_system_critical_pods

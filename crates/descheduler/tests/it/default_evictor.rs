@@ -84,6 +84,7 @@ async fn pods_are_evicted_unless_their_storage_is_protected() {
     let options = Options {
         interval: Duration::ZERO,
         election: None,
+        events: None,
         last: LastCycle::default(),
     };
     let (ctx, last) = (Context::with_clock(clock), options.last.clone());
