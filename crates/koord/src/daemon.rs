@@ -88,7 +88,8 @@ pub fn descheduler(argv: Vec<OsString>) -> ExitCode {
             tracing::warn!("{note}");
         }
         let config = completed.config.clone();
-        let framework = completed.build().map_err(|error| in_file(&args, error))?;
+        let mut framework = completed.build().map_err(|error| in_file(&args, error))?;
+        framework.without_claims = settled.gates.enabled("DisablePVCReservation");
         if let Some(path) = args
             .write_config_to
             .as_deref()

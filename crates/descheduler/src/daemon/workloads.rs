@@ -334,3 +334,6 @@ fn of_deployments(sets: &[Arc<Controller>]) -> FxHashMap<Arc<str>, Vec<Arc<str>>
     }
     by
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,5 +2,5 @@
 
 mod cluster;
 mod deaths;
-mod jobs;
+pub(crate) mod jobs;
 mod wire;

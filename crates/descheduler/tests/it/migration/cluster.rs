@@ -1,6 +1,7 @@
 //! A cluster with nodes, Deployments, and stand-ins for a scheduler that knows reservations and for kubelets.
 
 use super::wire::{Fuse, Seen, Wire};
+use crate::deploy::{self, Refused};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
@@ -49,6 +50,8 @@ impl Strategy for Cooling {
 
 pub(super) struct Cluster {
     server: Arc<ApiServer>,
+    /// What deschedulers asked for and may not, by the manifests in `deploy/descheduler`.
+    refused: Refused,
     pub(super) client: Client,
     pub(super) seen: Arc<Seen>,
     pub(super) clock: Clock,
@@ -81,6 +84,14 @@ impl Contender {
     }
 }
 
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.refused.none();
+        }
+    }
+}
+
 impl Cluster {
     /// Nodes `hot`, `a` and `b`, and `sets` Deployments with four pods each on `hot`.
     pub(super) async fn start(sets: usize) -> Self {
@@ -92,10 +103,12 @@ impl Cluster {
         let server = ApiServer::open(config).await.unwrap();
         server.install_crds(koord_api::crd_values()).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
+        deploy::install(&client).await;
         let stop = CancellationToken::new();
         let cluster = Self {
             server,
             client,
+            refused: Refused::default(),
             seen: Arc::default(),
             clock,
             hot: Arc::new(AtomicBool::new(true)),
@@ -298,7 +311,7 @@ impl Cluster {
     ) -> Contender {
         let context = Context::with_clock(self.clock.clone());
         let wire = Wire {
-            inner: self.server.service(),
+            inner: deploy::service(&self.server, &self.refused),
             fuse,
             seen: self.seen.clone(),
             client: self.client.clone(),
@@ -322,6 +335,26 @@ impl Cluster {
             metrics,
             task,
         }
+    }
+
+    /// Makes an object; returns its UID.
+    pub(super) async fn post(&self, path: &str, value: &Value) -> String {
+        let body = serde_json::to_vec(value).unwrap();
+        let request = axum::http::Request::post(path).header("content-type", "application/json");
+        let request = request.body(body).unwrap();
+        let made: Value = self.client.request(request).await.unwrap();
+        made["metadata"]["uid"].as_str().unwrap().to_owned()
+    }
+
+    /// Deletes an object and what it controls.
+    pub(super) async fn delete(&self, path: &str) -> bool {
+        let request = axum::http::Request::delete(format!("{path}?propagationPolicy=Background"));
+        let request = request.body(Vec::new()).unwrap();
+        self.client.request::<Value>(request).await.is_ok()
+    }
+
+    pub(super) async fn install(&self, definition: Value) {
+        self.server.install_crds(vec![definition]).await.unwrap();
     }
 
     pub(super) async fn delete_pod(&self, name: &str) {

@@ -18,7 +18,7 @@ fn quick() -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hot_node_is_left_for_what_was_reserved() {
+pub(crate) async fn a_hot_node_is_left_for_what_was_reserved() {
     let cluster = Cluster::start(2).await;
     let before = cluster.pods_on("hot").await.len();
     assert_eq!(before, 8);
@@ -95,7 +95,7 @@ async fn a_hot_node_is_left_for_what_was_reserved() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn users_ask_for_jobs_of_every_kind() {
+pub(crate) async fn users_ask_for_jobs_of_every_kind() {
     let cluster = Cluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;
@@ -189,7 +189,7 @@ async fn budget(cluster: &Cluster) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_for_ever_ends_in_a_failure_that_says_so() {
+pub(crate) async fn a_refusal_for_ever_ends_in_a_failure_that_says_so() {
     let cluster = Cluster::start(1).await;
     budget(&cluster).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
@@ -223,7 +223,7 @@ async fn a_refusal_for_ever_ends_in_a_failure_that_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_webhook_that_denies_evictions_has_the_last_word() {
+pub(crate) async fn a_webhook_that_denies_evictions_has_the_last_word() {
     let cluster = Cluster::start(1).await;
     cluster.seen.denies.store(true, Ordering::SeqCst);
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
@@ -249,7 +249,7 @@ async fn a_webhook_that_denies_evictions_has_the_last_word() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
+pub(crate) async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
     let cluster = Cluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;
@@ -326,7 +326,7 @@ async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_deleted_or_forgotten_job_holds_goes_with_it() {
+pub(crate) async fn what_a_deleted_or_forgotten_job_holds_goes_with_it() {
     let cluster = Cluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     cluster.closed.store(true, Ordering::SeqCst);
@@ -382,7 +382,7 @@ async fn what_a_deleted_or_forgotten_job_holds_goes_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn jobs_wait_for_their_turn_and_say_why() {
+pub(crate) async fn jobs_wait_for_their_turn_and_say_why() {
     let cluster = Cluster::start(1).await;
     cluster.closed.store(true, Ordering::SeqCst);
     let args =
@@ -431,5 +431,146 @@ async fn jobs_wait_for_their_turn_and_say_why() {
         waited += usize::from(message.contains("MaxMigratingGlobally"));
     }
     assert_eq!(waited, 2);
+    running.stop().await;
+}
+
+/// A definition of a kind that has replicas.
+fn definition(group: &str, version: &str, kind: &str, plural: &str) -> Value {
+    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let scale =
+        json!({"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"});
+    let version = json!({
+        "name": version, "served": true, "storage": true, "schema": {"openAPIV3Schema": schema},
+        "subresources": {"scale": scale},
+    });
+    let names = json!({
+        "kind": kind, "plural": plural, "singular": kind.to_lowercase(), "listKind": format!("{kind}List"),
+    });
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{plural}.{group}")},
+        "spec": {"group": group, "scope": "Namespaced", "versions": [version], "names": names},
+    })
+}
+
+#[tokio::test(start_paused = true)]
+pub(crate) async fn pods_of_any_controller_move() {
+    let cluster = Cluster::start(0).await;
+    let template = |restart: &str| {
+        json!({"metadata": {"labels": {"app": "x"}}, "spec": {"schedulerName": "koord-scheduler",
+            "restartPolicy": restart, "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "c", "image": "i"}]}})
+    };
+    let four = |extra: Value| {
+        let mut spec = json!({"replicas": 4, "template": template("Always")});
+        spec.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().cloned().unwrap_or_default());
+        spec
+    };
+    let selector = json!({"serviceName": "s", "selector": {"matchLabels": {"app": "x"}}});
+    let once = json!({"parallelism": 4, "completions": 4, "template": template("Never")});
+    let built_in = [
+        (
+            "/api/v1",
+            "ReplicationController",
+            "replicationcontrollers",
+            four(json!({"selector": {"app": "x"}})),
+        ),
+        (
+            "/apis/apps/v1",
+            "StatefulSet",
+            "statefulsets",
+            four(selector),
+        ),
+        ("/apis/batch/v1", "Job", "jobs", once),
+    ];
+    let custom = [
+        ("apps.kruise.io", "v1alpha1", "CloneSet", "clonesets"),
+        ("apps.kruise.io", "v1beta1", "StatefulSet", "statefulsets"),
+        ("x.io", "v1", "Rollout", "rollouts"),
+    ];
+    let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
+    for (prefix, kind, plural, spec) in built_in {
+        let path = format!("{prefix}/namespaces/default/{plural}");
+        cluster
+            .post(
+                &path,
+                &json!({"kind": kind, "metadata": {"name": "x"}, "spec": spec}),
+            )
+            .await;
+        let made = async || cluster.pods().await.len() == 4;
+        cluster.until(kind, made).await;
+        moves(&cluster, kind).await;
+        // It and its pods make room for the next.
+        let of = cluster.delete(&format!("{path}/x")).await;
+        assert!(of, "{kind}");
+        cluster
+            .until(kind, async || cluster.pods().await.is_empty())
+            .await;
+    }
+    for (group, version, kind, plural) in custom {
+        let crd = definition(group, version, kind, plural);
+        cluster.install(crd).await;
+        let path = format!("/apis/{group}/{version}/namespaces/default/{plural}");
+        let api_version = format!("{group}/{version}");
+        let object = json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": "x"}, "spec": {"replicas": 4}});
+        let uid = cluster.post(&path, &object).await;
+        let owner = json!([{"apiVersion": api_version, "kind": kind, "name": "x", "uid": uid, "controller": true}]);
+        let mut pod = template("Always");
+        pod["metadata"] = json!({"name": format!("{plural}-0"), "ownerReferences": owner});
+        cluster.post("/api/v1/namespaces/default/pods", &pod).await;
+        moves(&cluster, &format!("{group}-{kind}")).await;
+    }
+    running.stop().await;
+}
+
+/// A pod that is there moves by itself.
+async fn moves(cluster: &Cluster, what: &str) {
+    let is_ready = async || {
+        let pods = cluster.pods().await;
+        pods.iter().all(super::cluster::is_ready) && !pods.is_empty()
+    };
+    cluster.until(what, is_ready).await;
+    let pods = cluster.pods().await;
+    let name = what.to_lowercase();
+    cluster
+        .ask(
+            &name,
+            &name_of(&pods[0]),
+            json!({"mode": "EvictDirectly", "ttl": "2m"}),
+        )
+        .await;
+    let end = cluster.end_of(&name).await;
+    assert_eq!(end.0, "Succeeded", "{what}: {end:?}");
+}
+
+#[tokio::test(start_paused = true)]
+pub(crate) async fn a_users_own_reservation_is_used() {
+    let cluster = Cluster::start(1).await;
+    let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
+    let pods = cluster.pods().await;
+    let owners = pods[0].metadata.owner_references.clone().unwrap();
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owners[0].name, "uid": owners[0].uid});
+    let spec = json!({"owners": [{"controller": owner}], "template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}});
+    let mine = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+        "metadata": {"name": "mine"}, "spec": spec});
+    cluster
+        .post(
+            "/apis/scheduling.koordinator.sh/v1alpha1/reservations",
+            &mine,
+        )
+        .await;
+    let options = json!({"reservationOptions": {"reservationRef": {"name": "mine"}}, "ttl": "5m"});
+    cluster.ask("job", &name_of(&pods[0]), options).await;
+    let end = cluster.end_of("job").await;
+    assert_eq!(end.0, "Succeeded", "{end:?}");
+    let used = cluster.reservations().await;
+    assert_eq!(used.len(), 1, "{used:?}");
+    let labels = used[0].metadata.labels.clone().unwrap_or_default();
+    assert!(
+        labels.contains_key("scheduling.koordinator.sh/reservation-order"),
+        "{labels:?}"
+    );
     running.stop().await;
 }
