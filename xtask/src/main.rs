@@ -46,7 +46,10 @@ const EDGES: &[(&str, &[&str])] = &[
             "koord-scheduler",
         ],
     ),
-    ("koord-bench", &["koord-api", "koord-model", "koord-scheduler"]),
+    (
+        "koord-bench",
+        &["koord-api", "koord-model", "koord-scheduler"],
+    ),
     (
         "koord-manager",
         &[
