@@ -139,15 +139,15 @@ impl<'a> Pass<'_, 'a> {
                 Side::Node => &mut load.usage,
                 Side::Prod => &mut load.prod,
             };
-            let with: Row = used
-                .iter()
-                .zip(&row)
-                .map(|(used, more)| used.saturating_add(*more))
-                .collect();
-            if super::load::any_over(&with, high) || !self.fit.does(pod, load.node) {
+            let mut with = used.iter().zip(&row).zip(high);
+            if with.any(|((used, more), high)| used.saturating_add(*more) > *high)
+                || !self.fit.does(pod, load.node)
+            {
                 continue;
             }
-            *used = with;
+            for (used, more) in used.iter_mut().zip(&row) {
+                *used = used.saturating_add(*more);
+            }
             return true;
         }
         let count = targets.len();

@@ -246,7 +246,7 @@ impl LowNodeLoad {
                 Ok(load) => loads.push(load),
                 Err(why) => {
                     if round.skipped.insert(node.name.clone()) {
-                        cycle.note(Some(&node.name), format!("skipped: {why}"));
+                        cycle.note(Some(&node.name), format!("not looked at: {why}"));
                     }
                 }
             }

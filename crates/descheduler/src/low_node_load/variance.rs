@@ -31,6 +31,8 @@ struct Field {
     bins: Bins,
     /// Which place of the loads each bin is.
     places: Vec<usize>,
+    /// The place of the loads that a node has, and its bin if it takes pods.
+    nodes: FxHashMap<Arc<str>, (usize, Option<usize>)>,
     work: Work,
 }
 
@@ -94,9 +96,18 @@ impl<'a> Pass<'_, 'a> {
                 .sum();
             sum / 100.0 / self.loads.len().max(1) as f64
         });
+        let named = self.loads.iter().enumerate();
+        let named = named.map(|(place, load)| (load.node.name.clone(), (place, None)));
+        let mut nodes: FxHashMap<_, _> = named.collect();
+        for (at, place) in targets.iter().enumerate() {
+            if let Some(load) = self.loads.get(*place) {
+                nodes.insert(load.node.name.clone(), (*place, Some(at)));
+            }
+        }
         Field {
             bins: Bins::new(bins.collect(), weights, mean.collect()),
             places: targets.to_vec(),
+            nodes,
             work: Work(WORK),
         }
     }
@@ -195,7 +206,9 @@ impl<'a> Pass<'_, 'a> {
         let items = group.iter().enumerate();
         let items = items.filter(|(_, movable)| !movable.out && relieves(&movable.item));
         let items = items.map(|(at, movable)| (at, &movable.item));
-        let Field { bins, places, work } = field;
+        let Field {
+            bins, places, work, ..
+        } = field;
         let allows = |item: usize, bin: usize| {
             let (Some(movable), Some(place)) = (group.get(item), places.get(bin)) else {
                 return false;
@@ -257,17 +270,15 @@ impl<'a> Pass<'_, 'a> {
     /// From now on `movable` counts on node `to`.
     fn receive(&mut self, to: &Arc<str>, movable: &Movable<'a>, field: &mut Field) {
         self.fit.add(&movable.pod, to);
-        let is = |load: &Load<'_>| load.node.name == *to;
-        if let Some(load) = self.loads.iter_mut().find(|load| is(load)) {
+        let Some((place, bin)) = field.nodes.get(to).copied() else {
+            return;
+        };
+        if let Some(load) = self.loads.get_mut(place) {
             for (coming, more) in load.coming.iter_mut().zip(&movable.item.usage) {
                 *coming = coming.saturating_add(*more);
             }
         }
-        let place = field
-            .places
-            .iter()
-            .position(|place| self.loads.get(*place).is_some_and(is));
-        if let Some(at) = place {
+        if let Some(at) = bin {
             field.bins.put(at, &movable.item);
         }
     }

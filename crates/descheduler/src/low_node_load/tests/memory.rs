@@ -16,8 +16,11 @@ fn of_owner(owner: &str, created: &str) -> Value {
     }})
 }
 
-/// Nodes with a report each: `(node, CPU in milli that no pod uses, pods with what they use)`.
-fn world(nodes: &[(&str, i64, &[(&str, i64)])]) -> World {
+/// A node: its name, CPU in milli that no pod uses, and pods with what they use.
+type Described<'a> = (&'a str, i64, &'a [(&'a str, i64)]);
+
+/// Nodes with a report each.
+fn world(nodes: &[Described<'_>]) -> World {
     let mut world = World::default();
     for (node, _, pods) in nodes {
         world.node(node, json!({}));
@@ -33,7 +36,7 @@ fn world(nodes: &[(&str, i64, &[(&str, i64)])]) -> World {
     world
 }
 
-fn report(world: &mut World, nodes: &[(&str, i64, &[(&str, i64)])]) {
+fn report(world: &mut World, nodes: &[Described<'_>]) {
     world.usage.clear();
     for (node, system, pods) in nodes {
         let pods: Vec<_> = pods
@@ -46,7 +49,7 @@ fn report(world: &mut World, nodes: &[(&str, i64, &[(&str, i64)])]) {
 
 #[test]
 fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
-    let hot: &[(&str, i64, &[(&str, i64)])] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
+    let hot: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
     let mut world = world(hot);
     let mut framework = framework(thresholds());
     assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
@@ -55,15 +58,14 @@ fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
     world.now += SignedDuration::from_mins(10);
     let created = world.now.to_string();
     world.pod("p2", "b", of_owner("rs-p1", &created));
-    let turned: &[(&str, i64, &[(&str, i64)])] = &[("a", 100, &[]), ("b", 1800, &[("p2", 1000)])];
+    let turned: &[Described<'_>] = &[("a", 100, &[]), ("b", 1800, &[("p2", 1000)])];
     report(&mut world, turned);
     let plan = framework.run(&world.snapshot());
     assert!(moved(&plan).is_empty());
     assert_eq!(kept(&plan, "p2"), ["MovedLately"]);
     // Of another owner it may go.
     world.pod("q", "b", of_owner("rs-q", &created));
-    let with_other: &[(&str, i64, &[(&str, i64)])] =
-        &[("a", 100, &[]), ("b", 800, &[("p2", 1000), ("q", 1000)])];
+    let with_other: &[Described<'_>] = &[("a", 100, &[]), ("b", 800, &[("p2", 1000), ("q", 1000)])];
     report(&mut world, with_other);
     assert_eq!(moved(&framework.run(&world.snapshot())), ["q"]);
     // An hour after its own move the successor may, too.
@@ -75,7 +77,7 @@ fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
 
 #[test]
 fn a_node_is_not_hot_by_what_is_only_expected_on_it_but_takes_no_more() {
-    let hot: &[(&str, i64, &[(&str, i64)])] = &[
+    let hot: &[Described<'_>] = &[
         ("a", 1000, &[("p1", 1700)]),
         ("b", 900, &[]),
         ("c", 1000, &[("q1", 1700)]),
@@ -94,7 +96,7 @@ fn a_node_is_not_hot_by_what_is_only_expected_on_it_but_takes_no_more() {
     world.now += SignedDuration::from_secs(60);
     let created = world.now.to_string();
     world.pod("p2", "b", of_owner("rs-p1", &created));
-    let rest: &[(&str, i64, &[(&str, i64)])] = &[
+    let rest: &[Described<'_>] = &[
         ("a", 500, &[]),
         ("b", 1600, &[]),
         ("c", 1000, &[("q1", 1700)]),
@@ -105,7 +107,7 @@ fn a_node_is_not_hot_by_what_is_only_expected_on_it_but_takes_no_more() {
     assert_eq!(moved(&plan), ["q1"], "to a, which is cold");
     // What is reported of it counts, and once it is settled nothing else does.
     world.now += SignedDuration::from_secs(300);
-    let settled: &[(&str, i64, &[(&str, i64)])] = &[
+    let settled: &[Described<'_>] = &[
         ("a", 1000, &[]),
         ("b", 1600, &[("p2", 1700)]),
         ("c", 1000, &[]),
@@ -119,10 +121,9 @@ fn a_node_is_not_hot_by_what_is_only_expected_on_it_but_takes_no_more() {
 
 #[test]
 fn pods_that_are_gone_do_not_make_a_node_hot() {
-    let hot: &[(&str, i64, &[(&str, i64)])] = &[("a", 1800, &[("p1", 400)]), ("b", 100, &[])];
+    let hot: &[Described<'_>] = &[("a", 1800, &[("p1", 400)]), ("b", 100, &[])];
     let mut world = world(hot);
-    let ghost: &[(&str, i64, &[(&str, i64)])] =
-        &[("a", 1800, &[("p1", 400), ("ghost", 900)]), ("b", 100, &[])];
+    let ghost: &[Described<'_>] = &[("a", 1800, &[("p1", 400), ("ghost", 900)]), ("b", 100, &[])];
     report(&mut world, ghost);
     let run = |how: &str| {
         moved(
@@ -150,7 +151,7 @@ impl Placement for Picky {
 
 #[test]
 fn a_pod_without_a_promised_place_stays_and_another_goes_where_there_is_one() {
-    let nodes: &[(&str, i64, &[(&str, i64)])] = &[
+    let nodes: &[Described<'_>] = &[
         ("a", 1600, &[("p1", 800), ("p2", 700), ("p3", 300)]),
         ("b", 100, &[]),
         ("c", 200, &[]),
@@ -169,7 +170,7 @@ fn a_pod_without_a_promised_place_stays_and_another_goes_where_there_is_one() {
 
 #[test]
 fn who_matters_less_goes_first_however_much_better_another_would_be() {
-    let nodes: &[(&str, i64, &[(&str, i64)])] = &[
+    let nodes: &[Described<'_>] = &[
         ("a", 1600, &[("big", 1000), ("small", 100)]),
         ("b", 100, &[]),
     ];
@@ -188,7 +189,7 @@ fn who_matters_less_goes_first_however_much_better_another_would_be() {
 
 #[test]
 fn of_pods_that_matter_equally_the_one_that_evens_most_goes() {
-    let nodes: &[(&str, i64, &[(&str, i64)])] = &[
+    let nodes: &[Described<'_>] = &[
         ("a", 1400, &[("p1", 200), ("p2", 1200), ("p3", 300)]),
         ("b", 500, &[]),
         ("c", 1700, &[]),
@@ -203,8 +204,7 @@ fn of_pods_that_matter_equally_the_one_that_evens_most_goes() {
     assert_eq!(run("Variance"), ["p2"]);
     // 500m have to go: p2 is 2.4 times that, p3 is 0.6 and p1 0.4 of it.
     assert_eq!(run("Greedy"), ["p2"]);
-    let nodes: &[(&str, i64, &[(&str, i64)])] =
-        &[("a", 1400, &[("p1", 550), ("p2", 1200)]), ("b", 300, &[])];
+    let nodes: &[Described<'_>] = &[("a", 1400, &[("p1", 550), ("p2", 1200)]), ("b", 300, &[])];
     let world = self::world(nodes);
     let run = |how: &str| {
         moved(
@@ -218,7 +218,7 @@ fn of_pods_that_matter_equally_the_one_that_evens_most_goes() {
 
 #[test]
 fn pools_are_gone_through_in_order_and_a_plan_is_the_same_again() {
-    let nodes: &[(&str, i64, &[(&str, i64)])] = &[
+    let nodes: &[Described<'_>] = &[
         ("a", 1800, &[("p1", 900), ("p2", 900)]),
         ("b", 1800, &[("q1", 900), ("q2", 900)]),
         ("c", 100, &[]),

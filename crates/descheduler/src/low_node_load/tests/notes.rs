@@ -112,7 +112,7 @@ fn reports_that_cannot_be_believed_are_left_out_and_that_is_said() {
         assert!(moved(&plan).is_empty());
         let said = notes(&plan, "hot");
         assert!(
-            matches!(&said[..], [one] if one.starts_with(&format!("skipped: {expected}"))),
+            matches!(&said[..], [one] if one.starts_with(&format!("not looked at: {expected}"))),
             "{said:?}"
         );
     }
@@ -121,7 +121,7 @@ fn reports_that_cannot_be_believed_are_left_out_and_that_is_said() {
     let plan = framework(thresholds()).run(&world.snapshot());
     assert_eq!(
         notes(&plan, "cold"),
-        ["skipped: there is no NodeMetric of it"]
+        ["not looked at: there is no NodeMetric of it"]
     );
 }
 
