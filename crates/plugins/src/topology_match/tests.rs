@@ -222,7 +222,7 @@ fn ac5_a_best_effort_pod_is_passed_over() {
     let small = json!({"cpu": "1", "memory": "1Gi"});
     assert_eq!(
         place(&mut engine, pod("guaranteed", &[small])),
-        refused("invalid node topology data")
+        refused(WAITS)
     );
     assert!(place(&mut engine, pod("best-effort", &[json!({})])).is_ok());
     let device = [json!({"x.com/a": "1"})];
