@@ -7,8 +7,9 @@ mod tests;
 pub use gates::GATES;
 
 use crate::config::{ConfigError, Configuration};
-use clap::Parser;
+use clap::{ArgAction, Parser};
 use koord_app::features::{GateError, Gates};
+use koord_app::flags;
 use koord_app::flags::accepted::{Accepted, LOG, METRICS, Row, SERVING, Table};
 use koord_kube::guard::AuthArgs;
 use koord_kube::lease::ElectionArgs;
@@ -54,6 +55,15 @@ pub struct Args {
     /// Who may use the TLS server. Not in upstream, where everybody may.
     #[command(flatten)]
     pub auth: AuthArgs,
+    /// Find out before a pod is evicted where it will go, by the scheduler's own rules: one for which there is no
+    /// place stays. Not in upstream. It needs more rights and memory, as a scheduler does.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub find_targets: bool,
+    /// For --find-targets: the KubeSchedulerConfiguration file of the scheduler; without it, every koord plugin and
+    /// the load thresholds of LoadAwareScheduling. Not in upstream.
+    #[arg(long, value_name = "FILE")]
+    pub scheduler_config: Option<PathBuf>,
     /// Leader election.
     #[command(flatten)]
     pub election: ElectionArgs,
@@ -130,6 +140,10 @@ impl Args {
         let gates = Gates::parse(GATES, &self.feature_gates)?;
         let mut notes: Vec<_> = self.accepted.notes().collect();
         notes.extend(gates::notes(&gates));
+        if self.scheduler_config.is_some() && !self.find_targets {
+            let note = "--scheduler-config has no effect without --find-targets";
+            notes.push(note.to_owned());
+        }
         let mut config = match self.config.as_deref().filter(|path| !is_empty(path)) {
             Some(path) => {
                 if self.port != crate::config::DEFAULT_PORT || self.address != "0.0.0.0" {

@@ -1,6 +1,7 @@
 //! The components as daemons of their own, against any cluster, with upstream's flags.
 
 use crate::cluster::{install_crypto_provider, runtime};
+use crate::placement::Targets;
 use anyhow::{Context as _, Result};
 use koord_app::Context;
 use koord_app::flags::{self, FlagError, Parsed};
@@ -114,6 +115,11 @@ pub fn descheduler(argv: Vec<OsString>) -> ExitCode {
         };
         options.events = Some(EventClient(connect(Some(measured.clone())).await?));
         let client = connect(Some(measured)).await?;
+        if args.find_targets && framework.has_strategies() {
+            let config = args.scheduler_config.as_deref().map(scheduler_config);
+            let targets = Targets::follow(config.transpose()?, &client, &context)?;
+            framework.placement = Some(Box::new(targets));
+        }
         let last = options.last.clone();
         let admin = koord_app::admin::Admin::new(context.metrics.clone())
             .ready_when("cluster", move || last.readiness())
@@ -149,6 +155,13 @@ fn in_file(
         Some(path) => error.context(format!("--config: {}", path.display())),
         None => error,
     }
+}
+
+/// Reads the file of `--scheduler-config`.
+fn scheduler_config(path: &Path) -> Result<koord_scheduler::config::Configuration> {
+    let flag = || format!("--scheduler-config: {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(flag)?;
+    koord_scheduler::config::Configuration::parse(&text).with_context(flag)
 }
 
 /// The first address that `address` (`host:port`) stands for.

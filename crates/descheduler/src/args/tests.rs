@@ -1,6 +1,5 @@
 use super::*;
 use koord_api::duration::GoDuration;
-use koord_app::flags;
 use std::ffi::OsString;
 use std::io::Write as _;
 
@@ -106,6 +105,24 @@ fn upstreams_manifest_and_its_other_flags_are_accepted() {
             "--feature-gates=PriorityTransformer=true",
             "--feature-gates=WebhookFramework=false",
         ]
+    );
+}
+
+#[test]
+fn places_are_looked_for_beforehand_on_request() {
+    assert!(!args("").unwrap().find_targets);
+    for line in [
+        "--find-targets",
+        "--find-targets=true --scheduler-config=/x",
+    ] {
+        let given = args(line).unwrap();
+        assert!(given.find_targets, "{line}");
+        assert_eq!(given.settle().unwrap().notes, [""; 0]);
+    }
+    let notes = settled("--scheduler-config=/x").unwrap().notes;
+    assert_eq!(
+        notes,
+        ["--scheduler-config has no effect without --find-targets"]
     );
 }
 

@@ -14,7 +14,7 @@ mod workloads;
 pub use shown::LastCycle;
 
 use crate::config::{Configuration, LeaderElection};
-use crate::framework::{Action, Framework, Intent, Plan, Profile};
+use crate::framework::{Action, Framework, Intent, Plan};
 use crate::report::Report;
 use crate::state::Snapshot;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -241,7 +241,9 @@ impl Leader {
         });
         let (framework, snapshot, plan) = decide.await?;
         timer.observe_duration();
-        if let Some(error) = &plan.error {
+        // Said once, and not in each cycle again.
+        let before = self.last.get().and_then(|report| report.error.clone());
+        if let Some(error) = plan.error.as_ref().filter(|_| plan.error != before) {
             tracing::warn!(error, "the cycle ended early");
         }
         let outcomes = apply::apply((&self.client, &self.view), &snapshot, &plan, stop).await;
@@ -249,12 +251,7 @@ impl Leader {
             self.say(&plan, &outcomes);
         }
         let mut report = Report::new(&snapshot, &plan, &outcomes, framework.dry_run);
-        let strategies = |profile: &Profile| profile.deschedule.len() + profile.balance.len();
-        if framework
-            .profiles
-            .iter()
-            .all(|profile| strategies(profile) == 0)
-        {
+        if !framework.has_strategies() {
             let none = "no strategy is on: pods that should move are not looked for";
             report.notes.push(none.to_owned());
         }

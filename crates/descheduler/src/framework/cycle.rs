@@ -53,6 +53,13 @@ struct Shared {
 type Point = fn(&mut Profile) -> &mut Vec<Box<dyn Strategy>>;
 
 impl Framework {
+    /// Whether any strategy is on; without one, nothing is ever looked for.
+    #[must_use]
+    pub fn has_strategies(&self) -> bool {
+        let on = |profile: &Profile| !profile.deschedule.is_empty() || !profile.balance.is_empty();
+        self.profiles.iter().any(on)
+    }
+
     /// What those share that make jobs or keep pods from them, each once, in the order of profiles.
     #[must_use]
     pub fn migrations(&self) -> Vec<Arc<Migrations>> {
