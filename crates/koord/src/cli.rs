@@ -16,8 +16,8 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start a whole cluster on this machine: API server, manager, scheduler, koordlet and this
-    /// machine as a node.
+    /// Start a whole cluster on this machine: API server, manager, scheduler, descheduler, koordlet
+    /// and this machine as a node.
     Up(up::Args),
     /// Stop the cluster that `koord up` started in the background.
     Down(running::Args),
@@ -30,7 +30,8 @@ enum Command {
         #[command(flatten)]
         colocation: demo::Args,
     },
-    /// Say why a pod waits, or why it is where it is.
+    /// Say why a pod waits, or why it is where it is, where a node's batch resources come from, or why
+    /// pods were moved or not.
     Explain(explain::Args),
     /// Print what containers request beside what is recommended to them.
     Recommend(recommend::Args),
@@ -47,6 +48,9 @@ enum Command {
     /// Run koord-scheduler against a cluster; its flags follow.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Scheduler(Flags),
+    /// Run koord-descheduler against a cluster; its flags follow.
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Descheduler(Flags),
     /// Run koord-manager against a cluster; its flags follow.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Manager(Flags),
@@ -118,6 +122,9 @@ pub fn main() -> ExitCode {
 fn run(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Scheduler(flags) => return Ok(daemon::scheduler(flags.argv("koord-scheduler"))),
+        Command::Descheduler(flags) => {
+            return Ok(daemon::descheduler(flags.argv("koord-descheduler")));
+        }
         Command::Manager(flags) => return Ok(daemon::manager(flags.argv("koord-manager"))),
         Command::Koordlet(flags) => return Ok(daemon::koordlet(flags.argv("koordlet"))),
         Command::TopologyExporter(flags) => {

@@ -2,6 +2,7 @@
 
 use crate::exported;
 use crate::place::{self, Claim, Groups};
+use crate::placement::Targets;
 use anyhow::{Context as _, Result, anyhow};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
@@ -30,14 +31,17 @@ pub const CONFIG_NAMESPACE: &str = "koordinator-system";
 pub const CONFIG_NAME: &str = "slo-controller-config";
 
 /// Name of the ConfigMap, in [`CONFIG_NAMESPACE`], that says where the parts of a local cluster are
-/// to be asked: `node` (a name), `scheduler` and `koordlet` (URLs, empty when not served).
+/// to be asked: `node` (a name), `scheduler`, `descheduler` and `koordlet` (URLs, empty when not served).
 pub const ADDRESSES_NAME: &str = "koord-up";
 
 /// The components that can be left out, so that others can take their place.
-pub const COMPONENTS: [&str; 3] = ["manager", "scheduler", "koordlet"];
+pub const COMPONENTS: [&str; 4] = ["manager", "scheduler", "descheduler", "koordlet"];
 
 /// Where the scheduler of a local cluster serves health, metrics and explanations.
 const SCHEDULER_PORT: u16 = 10251;
+/// Where the descheduler of a local cluster serves health, metrics and explanations: the scheduler has the port
+/// that both have by default.
+const DESCHEDULER_PORT: u16 = 10258;
 /// Where koordlet of a local cluster serves its health, metrics, state and audit events.
 const KOORDLET_PORT: u16 = 9316;
 /// The same on this machine.
@@ -66,6 +70,8 @@ pub struct Options {
     pub topology: Option<koord_sim::Layout>,
     /// Where files describe accelerators of this machine; with it, devices are reported.
     pub device_files: Option<PathBuf>,
+    /// How the descheduler runs.
+    pub descheduler: koord_descheduler::config::Configuration,
     /// The first content of `slo-controller-config`, by key.
     pub slo_config: Value,
     /// How often koordlet reports, when not as the NodeMetric says.
@@ -94,6 +100,8 @@ pub struct Cluster {
     pub node_name: String,
     /// Where the scheduler serves health, metrics and explanations.
     pub scheduler_address: Option<SocketAddr>,
+    /// Where the descheduler serves health, metrics and explanations.
+    pub descheduler_address: Option<SocketAddr>,
     /// Where koordlet serves its health, metrics, state and audit events.
     pub koordlet_address: Option<SocketAddr>,
     /// Cancelled while the cluster stops, pods are killed instead of waited for.
@@ -213,6 +221,7 @@ impl Cluster {
             audit,
             node_name,
             scheduler_address: None,
+            descheduler_address: None,
             koordlet_address: None,
             hurry: CancellationToken::new(),
             groups,
@@ -224,7 +233,7 @@ impl Cluster {
         cluster.retire_nodes(options.simulated_nodes).await?;
         cluster
             .start_components(&options, manager, node_logs, execs)
-            .await;
+            .await?;
         cluster.tell_addresses().await?;
         Ok(cluster)
     }
@@ -259,7 +268,7 @@ impl Cluster {
         manager: koord_manager::Options,
         node_logs: koord_node::Logs,
         execs: koord_node::Execs,
-    ) {
+    ) -> Result<()> {
         let (client, context) = (self.client.clone(), self.context.clone());
         let spawn = |components: &mut JoinSet<_>, name: &'static str, run: Running| {
             components.spawn(async move { (name, run.await) });
@@ -292,7 +301,7 @@ impl Cluster {
                 scheduler.build.gates.insert(gate, true);
             }
             let admin = Admin::new(context.metrics.clone()).with_routes(scheduler.debug.router());
-            self.scheduler_address = self.serve_scheduler(&admin).await;
+            self.scheduler_address = self.serve("scheduler", SCHEDULER_PORT, &admin).await;
             spawn(
                 &mut self.components,
                 "scheduler",
@@ -302,6 +311,10 @@ impl Cluster {
                     context.clone(),
                 )),
             );
+        }
+        if enabled("descheduler") {
+            let running = self.descheduler(&options.descheduler).await?;
+            spawn(&mut self.components, "descheduler", running);
         }
         let node = koord_node::Options {
             node_name: self.node_name.clone(),
@@ -392,11 +405,43 @@ impl Cluster {
                 running(koord_sim::run(sim, client, context)),
             );
         }
+        Ok(())
     }
 
-    /// Serves the scheduler's side. Another cluster on this machine may have the usual port.
-    async fn serve_scheduler(&self, admin: &Admin) -> Option<SocketAddr> {
-        for port in [SCHEDULER_PORT, 0] {
+    /// Prepares the descheduler and serves its side. It is alone: there is nobody to contend with for leadership.
+    async fn descheduler(
+        &mut self,
+        config: &koord_descheduler::config::Configuration,
+    ) -> Result<Running> {
+        use koord_descheduler::daemon;
+        let registry = koord_descheduler::registry::Registry::in_tree();
+        let completed = registry.complete(config.clone()).context("descheduler")?;
+        for note in &completed.notes {
+            tracing::info!("descheduler: {note}");
+        }
+        let options = daemon::Options {
+            election: None,
+            ..daemon::Options::new(&completed.config)
+        };
+        let last = options.last.clone();
+        let admin = Admin::new(self.context.metrics.clone())
+            .ready_when("cluster", move || last.readiness())
+            .with_routes(options.last.routes(&completed.config));
+        let mut framework = completed.build().context("descheduler")?;
+        if framework.has_strategies() {
+            let targets = Targets::follow(None, &self.client, &self.context);
+            framework.placement = Some(Box::new(targets.context("descheduler")?));
+        }
+        self.descheduler_address = self.serve("descheduler", DESCHEDULER_PORT, &admin).await;
+        let (client, context) = (self.client.clone(), self.context.clone());
+        Ok(running(Box::pin(daemon::run(
+            options, framework, client, context,
+        ))))
+    }
+
+    /// Serves a component's side. Another cluster on this machine may have the usual port.
+    async fn serve(&self, who: &str, port: u16, admin: &Admin) -> Option<SocketAddr> {
+        for port in [port, 0] {
             let address = ([127, 0, 0, 1], port).into();
             let stop = self.context.shutdown.clone();
             match admin.serve(address, Exposure::Loopback, stop).await {
@@ -404,7 +449,7 @@ impl Cluster {
                 Err(error) => tracing::debug!(%error, "another port is tried"),
             }
         }
-        tracing::warn!("the scheduler's health and explanations are not served: no port is free");
+        tracing::warn!("the {who}'s health and explanations are not served: no port is free");
         None
     }
 
@@ -420,6 +465,7 @@ impl Cluster {
             "data": {
                 "node": self.node_name,
                 "scheduler": url(self.scheduler_address),
+                "descheduler": url(self.descheduler_address),
                 "koordlet": url(self.koordlet_address),
             },
         });
@@ -765,6 +811,21 @@ pub fn quick_config() -> Value {
             },
         },
     })
+}
+
+/// How the descheduler runs when nobody says otherwise: as the ConfigMap of its manifests has it, with which no
+/// strategy is on.
+///
+/// # Errors
+/// Never, as a test shows.
+pub fn descheduler_config() -> Result<koord_descheduler::config::Configuration> {
+    const MANIFEST: &str = include_str!("../../../deploy/descheduler/config.yaml");
+    let map: ConfigMap = serde_saphyr::from_str(MANIFEST).context("deploy/descheduler")?;
+    let data = map.data.unwrap_or_default();
+    let text = data
+        .get("koord-descheduler-config")
+        .context("deploy/descheduler: koord-descheduler-config")?;
+    Ok(koord_descheduler::config::Configuration::parse(text)?)
 }
 
 /// The directory of `koord up` when none is given. A cluster in memory has another, so that it

@@ -27,6 +27,9 @@ pub(crate) struct Running {
     pub(crate) runtime: Option<String>,
     /// Where the scheduler explains itself.
     pub(crate) scheduler: Option<SocketAddr>,
+    /// Where the descheduler explains itself.
+    #[serde(default)]
+    pub(crate) descheduler: Option<SocketAddr>,
     /// Where koordlet shows its state.
     pub(crate) koordlet: Option<SocketAddr>,
 }
@@ -235,6 +238,7 @@ mod tests {
             beside: None,
             runtime: None,
             scheduler: None,
+            descheduler: None,
             koordlet: None,
         }
     }

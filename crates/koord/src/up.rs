@@ -61,10 +61,14 @@ pub struct Args {
     /// kube-controller-manager.
     #[arg(long, default_value = "*", value_name = "NAMES", value_parser = controllers)]
     pub controllers: Selection,
-    /// Components to run: *, name or -name, comma-separated, of manager, scheduler and koordlet.
+    /// Components to run: *, name or -name, comma-separated, of manager, scheduler, descheduler and koordlet.
     /// Koordinator's own can take the place of one that is left out.
     #[arg(long, default_value = "*", value_name = "NAMES", value_parser = components)]
     pub components: Selection,
+    /// A DeschedulerConfiguration for the descheduler. Without it, it has that of Koordinator's manifests, with
+    /// which it moves nothing but what PodMigrationJobs ask for.
+    #[arg(long, value_name = "FILE")]
+    pub descheduler_config: Option<PathBuf>,
     /// The container runtime, if one runs the pods.
     #[command(flatten)]
     pub runtime: crate::runtime::Args,
@@ -126,6 +130,20 @@ impl Args {
         Ok(Some(layout))
     }
 
+    /// How the descheduler runs. Plugins and their arguments are looked at, too.
+    fn descheduler(&self) -> Result<koord_descheduler::config::Configuration> {
+        let Some(path) = &self.descheduler_config else {
+            return cluster::descheduler_config();
+        };
+        let flag = || format!("--descheduler-config: {}", path.display());
+        let text = std::fs::read_to_string(path).with_context(flag)?;
+        let config = koord_descheduler::config::Configuration::parse(&text).with_context(flag)?;
+        let registry = koord_descheduler::registry::Registry::in_tree();
+        let completed = registry.complete(config.clone()).with_context(flag)?;
+        completed.build().with_context(flag)?;
+        Ok(config)
+    }
+
     fn log_filter(&self) -> String {
         match (self.quiet, self.verbose) {
             (true, _) => "warn".to_owned(),
@@ -143,6 +161,7 @@ impl Args {
 /// When it cannot start, or when a component ends by itself.
 pub fn main(args: &Args) -> Result<()> {
     args.layout()?;
+    args.descheduler()?;
     if args.detach {
         return detach(args);
     }
@@ -172,6 +191,7 @@ async fn run(args: &Args) -> Result<()> {
         simulated_nodes: args.nodes as usize,
         topology: args.layout()?,
         device_files: args.device_files.clone(),
+        descheduler: args.descheduler()?,
         slo_config: cluster::quick_config(),
         report_interval: Some(cluster::QUICK_REPORT),
         limits: koord_apiserver::Limits {
@@ -228,6 +248,7 @@ async fn serve(
         beside: cluster.beside(),
         runtime,
         scheduler: cluster.scheduler_address,
+        descheduler: cluster.descheduler_address,
         koordlet: cluster.koordlet_address,
     };
     running.write(data_dir)?;

@@ -91,7 +91,9 @@ impl Scene {
             memory: true,
             listen: ([127, 0, 0, 1], 0).into(),
             controllers: koord_app::flags::Selection::all(),
-            components: koord_app::flags::Selection::all(),
+            // Nothing shall move.
+            components: koord_app::flags::selection("*,-descheduler")?,
+            descheduler: cluster::descheduler_config()?,
             device_files: None,
             terminated_pod_gc_threshold: 0,
             simulated_nodes: 0,

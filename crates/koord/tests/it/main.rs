@@ -10,6 +10,7 @@ mod binaries;
 mod crash;
 mod deaths;
 mod demo;
+mod descheduler;
 mod harness;
 mod koordinator;
 mod kubectl;

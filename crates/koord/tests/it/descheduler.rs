@@ -1,0 +1,486 @@
+//! koord-descheduler in a whole cluster: a hot node is relieved, each pod's new place reserved before it goes; and the
+//! program as manifests start it.
+
+use crate::harness::{PATIENCE, Up, exclusive};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::annotations::RESERVATION_ALLOCATED;
+use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase, Reservation, ReservationPhase};
+use koord_descheduler::report::Report;
+use koord_kube::api::{ListParams, PostParams};
+use koord_kube::{Api, Client, ResourceExt, patch};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+fn run(binary: &str, args: &[&str]) -> Output {
+    Command::new(binary)
+        .args(args)
+        .env("RUST_LOG", "warn")
+        .env_remove("KUBECONFIG")
+        .stdin(Stdio::null())
+        .output()
+        .expect("it starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn write(dir: &Path, name: &str, config: &Value) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::write(&path, config.to_string()).expect("a file");
+    path
+}
+
+/// LowNodeLoad on simulated nodes. Four pods of seven CPUs are 89 % of a node of 32; with two of them it is below
+/// 65 %.
+fn balancing() -> Value {
+    let simulated = json!({"matchLabels": {"sim.koordinator.sh/node": "true"}});
+    json!({
+        "apiVersion": "descheduler/v1alpha2",
+        "kind": "DeschedulerConfiguration",
+        "deschedulingInterval": "2s",
+        "profiles": [{
+            "plugins": {"balance": {"enabled": [{"name": "LowNodeLoad"}]}},
+            "pluginConfig": [
+                {"name": "MigrationController", "args": {
+                    "defaultJobMode": "ReservationFirst",
+                    "maxMigratingPerWorkload": "50%",
+                    "maxUnavailablePerWorkload": "50%",
+                    "objectLimiters": {"workload": {"duration": "1s"}},
+                }},
+                {"name": "LowNodeLoad", "args": {
+                    "nodeSelector": simulated,
+                    "lowThresholds": {"cpu": 45, "memory": 80},
+                    "highThresholds": {"cpu": 65, "memory": 90},
+                    "anomalyCondition": {"timeout": "1m", "consecutiveAbnormalities": 2, "consecutiveNormalities": 1},
+                }},
+            ],
+        }],
+    })
+}
+
+async fn close(client: &Client, node: &str, closed: bool) {
+    let change = json!({"spec": {"unschedulable": closed}});
+    patch::merge_node(client, node, &change)
+        .await
+        .expect("a node");
+}
+
+/// Waits until `found` answers.
+async fn until<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> T {
+    let wait = async {
+        loop {
+            if let Some(found) = found().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let waited = tokio::time::timeout(2 * PATIENCE, wait).await;
+    waited.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+}
+
+async fn all_running(pods: &Api<Pod>) -> Option<Vec<Pod>> {
+    let found = pods.list(&ListParams::default()).await.ok()?.items;
+    let runs = |pod: &Pod| {
+        let status = pod.status.as_ref();
+        pod.metadata.deletion_timestamp.is_none()
+            && status.and_then(|status| status.phase.as_deref()) == Some("Running")
+    };
+    (found.len() == 4 && found.iter().all(runs)).then_some(found)
+}
+
+fn node_of(pod: &Pod) -> &str {
+    let spec = pod.spec.as_ref();
+    spec.and_then(|spec| spec.node_name.as_deref())
+        .unwrap_or_default()
+}
+
+#[test]
+fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
+    let _machine = exclusive();
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = write(dir.path(), "descheduler.json", &balancing());
+    let config = config.to_str().expect("a path");
+    let data = dir.path().join("data");
+    let mut up = Up::start(
+        &data,
+        &["--memory", "--nodes", "3", "--descheduler-config", config],
+    );
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let client = up.client().await;
+        let nodes: Api<Node> = Api::all(client.clone());
+        let pods: Api<Pod> = Api::default_namespaced(client.clone());
+        until("simulated nodes", async || {
+            let found = nodes.list(&ListParams::default()).await.ok()?;
+            (found.items.len() == 4).then_some(())
+        })
+        .await;
+        for node in ["sim-1", "sim-2"] {
+            close(&client, node, true).await;
+        }
+        let labels = json!({"app": "busy"});
+        let deployment = json!({
+            "metadata": {"name": "busy"},
+            "spec": {"replicas": 4, "selector": {"matchLabels": labels}, "template": {
+                "metadata": {"labels": labels, "annotations": {"kwok.x-k8s.io/usage-cpu": "7"}},
+                "spec": {
+                    "schedulerName": "koord-scheduler",
+                    "nodeSelector": {"sim.koordinator.sh/node": "true"},
+                    "containers": [{"name": "c", "image": "c", "resources": {"requests": {"cpu": "1"}}}],
+                },
+            }},
+        });
+        let deployment = serde_json::from_value(deployment).expect("a Deployment");
+        let deployments: Api<Deployment> = Api::default_namespaced(client.clone());
+        deployments
+            .create(&PostParams::default(), &deployment)
+            .await
+            .expect("created");
+        let first = until("the pods", async || all_running(&pods).await).await;
+        assert!(first.iter().all(|pod| node_of(pod) == "sim-0"));
+        for node in ["sim-1", "sim-2"] {
+            close(&client, node, false).await;
+        }
+        let jobs: Api<PodMigrationJob> = Api::all(client.clone());
+        let succeeded = until("two moves", async || {
+            let found = jobs.list(&ListParams::default()).await.ok()?.items;
+            let phase = |job: &PodMigrationJob| job.status.as_ref().and_then(|it| it.phase.clone());
+            for job in &found {
+                let failed = [PodMigrationJobPhase::Failed, PodMigrationJobPhase::Aborted];
+                assert!(phase(job).is_none_or(|phase| !failed.contains(&phase)), "{job:?}");
+            }
+            let done = found
+                .into_iter()
+                .filter(|job| phase(job) == Some(PodMigrationJobPhase::Succeeded));
+            let done: Vec<_> = done.collect();
+            (done.len() == 2).then_some(done)
+        })
+        .await;
+        let last = until("the pods", async || all_running(&pods).await).await;
+        let stayed = last.iter().filter(|pod| node_of(pod) == "sim-0").count();
+        assert_eq!(stayed, 2, "65 % are reached, and no more goes");
+        let before: BTreeSet<_> = first.iter().filter_map(ResourceExt::uid).collect();
+        let reservations: Api<Reservation> = Api::all(client.clone());
+        for job in &succeeded {
+            let status = job.status.as_ref().expect("a status");
+            let moved = status.pod_ref.as_ref().and_then(|pod| pod.name.clone());
+            let moved = moved.expect("the new pod");
+            let pod = last.iter().find(|pod| pod.name_any() == moved);
+            let pod = pod.expect("it is there");
+            assert!(!before.contains(&pod.uid().expect("a UID")));
+            assert_ne!(node_of(pod), "sim-0");
+            assert_eq!(node_of(pod), status.node_name);
+            // It took the place that was reserved before its forerunner went.
+            let named = job
+                .spec
+                .reservation_options
+                .as_ref()
+                .and_then(|options| options.reservation_ref.as_ref())
+                .and_then(|reservation| reservation.name.clone());
+            let named = named.expect("a reservation");
+            let taken = &pod.annotations()[RESERVATION_ALLOCATED];
+            assert!(taken.contains(&named), "{taken}");
+            let reservation = reservations.get(&named).await.expect("it is kept");
+            let status = reservation.status.expect("a status");
+            assert_eq!(status.phase, Some(ReservationPhase::Succeeded));
+            assert_eq!(status.current_owners[0].name, Some(moved));
+        }
+    });
+    // Whoever asks is told, with nothing but a kubeconfig.
+    let kubeconfig = up.kubeconfig.to_str().expect("a path");
+    let koord = env!("CARGO_BIN_EXE_koord");
+    let explain = |what: &[&str]| {
+        let args = [&["explain"], what, &["--kubeconfig", kubeconfig]].concat();
+        let output = run(koord, &args);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let all = explain(&["descheduler"]);
+    assert!(all.starts_with("cycle of "), "{all}");
+    assert!(all.contains("nodes are not hot"), "{all}");
+    let json = explain(&["descheduler", "sim-0", "-o", "json"]);
+    let report: Report = serde_json::from_str(&json).expect("a report");
+    assert_eq!(report.nodes.keys().collect::<Vec<_>>(), ["sim-0"]);
+    let args = ["explain", "descheduler", "gone", "--kubeconfig", kubeconfig];
+    let output = run(koord, &args);
+    assert!(text(&output.stderr).contains("no node \"gone\""));
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(up.interrupt(), Some(0));
+}
+
+#[test]
+fn a_configuration_that_cannot_be_used_keeps_a_cluster_from_starting() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut config = balancing();
+    config["profiles"][0]["plugins"]["balance"]["enabled"][0]["name"] = json!("HighNodeLoad");
+    let config = write(dir.path(), "descheduler.json", &config);
+    let data = dir.path().join("data");
+    let (config, data) = (config.to_str().unwrap(), data.to_str().unwrap());
+    let args = ["up", "--data-dir", data, "--descheduler-config", config];
+    for args in [&args[..], &[&args[..], &["--detach"]].concat()] {
+        let output = run(env!("CARGO_BIN_EXE_koord"), args);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        for part in [
+            config,
+            "profiles[0].plugins.balance.enabled[0].name",
+            "HighNodeLoad",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+}
+
+/// Where nobody listens.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its number").port()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_program_serves_stands_for_election_and_ends_well() {
+    let server = koord_apiserver::ApiServer::open(koord_apiserver::Config::memory(
+        koord_app::Clock::system(),
+    ))
+    .await
+    .expect("an API server");
+    let dir = tempfile::tempdir().expect("a directory");
+    koord::cluster::install_crypto_provider();
+    let listener = server.listen().await.expect("a port");
+    let kubeconfig = dir.path().join("kubeconfig");
+    let stop = tokio_util::sync::CancellationToken::new();
+    let serving = tokio::spawn({
+        let (server, stop) = (server.clone(), stop.clone());
+        async move { server.serve(listener, stop).await }
+    });
+    server.write_kubeconfig(&kubeconfig).expect("a kubeconfig");
+    server
+        .install_crds(koord_api::crd_values())
+        .await
+        .expect("custom resources");
+    let (plain, secure) = (free_port(), free_port());
+    let mut config = balancing();
+    config["healthzBindAddress"] = json!(format!("127.0.0.1:{plain}"));
+    config["metricsBindAddress"] = json!(format!("127.0.0.1:{plain}"));
+    config["leaderElection"] = json!({"resourceNamespace": "default"});
+    let config = write(dir.path(), "config.yaml", &config);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_koord-descheduler"))
+        .arg(format!("--config={}", config.display()))
+        .arg(format!("--kubeconfig={}", kubeconfig.display()))
+        .arg(format!("--secure-port={secure}"))
+        .arg("--bind-address=127.0.0.1")
+        .arg("--leader-elect-resource-name=mine")
+        .arg("--v=2")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let at = format!("http://127.0.0.1:{plain}");
+    let get = async |path: &str| koord::plain::get(&at, "it", path).await;
+    until("health", async || get("/healthz").await.ok()).await;
+    let client = koord_kube::client::in_process(server.service());
+    let leases: Api<k8s_openapi::api::coordination::v1::Lease> = Api::default_namespaced(client);
+    let lease = until("a lease", async || leases.get("mine").await.ok()).await;
+    let holder = lease.spec.and_then(|spec| spec.holder_identity);
+    let holder = holder.expect("a holder");
+    let (host, unique) = holder.split_once('_').expect("host_uuid");
+    assert!(!host.is_empty() && unique.len() == 36, "{holder}");
+    until("readiness", async || {
+        let (code, _) = get("/readyz").await.ok()?;
+        (code == 200).then_some(())
+    })
+    .await;
+    let (_, body) = get("/configz").await.expect("a page");
+    let shown: Value = serde_json::from_str(&body).expect("JSON");
+    let shown = &shown["componentconfig"];
+    assert_eq!(shown["LeaderElection"]["ResourceName"], "mine");
+    assert_eq!(shown["DeschedulingInterval"], "2s");
+    let (_, body) = get("/metrics").await.expect("a page");
+    assert!(body.contains("koord_descheduler_cycle_seconds"), "{body}");
+    until("a cycle", async || {
+        let (code, body) = get("/debug/descheduler").await.ok()?;
+        (code == 200).then_some(body)
+    })
+    .await;
+    // Over TLS, health needs no permission, and all else does.
+    let tls = async |path: &str| {
+        let peer = koord_kube::client::Peer {
+            url: format!("https://127.0.0.1:{secure}"),
+            token_file: None,
+            authority: None,
+            insecure: true,
+        };
+        let client = koord_kube::client::to_peer(&peer).await.expect("a client");
+        let request = hyper::Request::get(path)
+            .body(Vec::new())
+            .expect("a request");
+        client.request_text(request).await
+    };
+    assert_eq!(tls("/healthz").await.expect("health"), "ok");
+    let refused = tls("/debug/descheduler").await.expect_err("refused");
+    assert!(patch::is_status(&refused, 403), "{refused}");
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal");
+    let ended = until("its end", async || child.try_wait().expect("a status")).await;
+    assert_eq!(ended.code(), Some(0));
+    let lease = leases.get("mine").await.expect("the lease");
+    let holder = lease.spec.and_then(|spec| spec.holder_identity);
+    assert_eq!(holder.unwrap_or_default(), "", "it was given back");
+    stop.cancel();
+    let _ = serving.await;
+}
+
+#[test]
+fn the_program_writes_its_configuration_and_names_mistakes() {
+    let binary = env!("CARGO_BIN_EXE_koord-descheduler");
+    let dir = tempfile::tempdir().expect("a directory");
+    let written = dir.path().join("written.yaml");
+    let config = write(dir.path(), "config.yaml", &balancing());
+    let shown = (written.display().to_string(), config.display().to_string());
+    let output = run(
+        binary,
+        &[
+            "--config",
+            &shown.1,
+            "--write-config-to",
+            &shown.0,
+            "--leader-elect=false",
+        ],
+    );
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let first = std::fs::read_to_string(&written).expect("it was written");
+    for part in [
+        "MigrationController",
+        "LowNodeLoad",
+        "leaderElect: false",
+        "deschedulingInterval:",
+    ] {
+        assert!(first.contains(part), "{part}: {first}");
+    }
+    // What was written says the same again.
+    let again = dir.path().join("again.yaml").display().to_string();
+    let output = run(binary, &["--config", &shown.0, "--write-config-to", &again]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(
+        std::fs::read_to_string(&again).expect("it was written"),
+        first
+    );
+    let output = run(binary, &["--version"]);
+    assert!(text(&output.stdout).starts_with("koord-descheduler "));
+    let mut wrong = balancing();
+    wrong["profiles"][0]["pluginConfig"][1]["args"]["highThreshold"] = json!({"cpu": 1});
+    let wrong = write(dir.path(), "wrong.yaml", &wrong)
+        .display()
+        .to_string();
+    for (args, code, says) in [
+        (
+            vec!["--config", &wrong],
+            1,
+            "profiles[0].pluginConfig[1].args",
+        ),
+        (vec!["--config", "/nowhere/at/all"], 1, "/nowhere/at/all"),
+        (vec!["--address=here"], 1, "--address: \"here\""),
+        (vec!["--nothing"], 2, "--nothing"),
+        (vec!["now"], 2, "now"),
+    ] {
+        let output = run(binary, &args);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains(says), "{args:?}: {said}");
+    }
+}
+
+/// Objects of a manifest of `deploy/descheduler`.
+fn manifest(file: &str) -> Vec<Value> {
+    let path = format!(
+        "{}/../../deploy/descheduler/{file}",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let text = std::fs::read_to_string(path).expect("a manifest");
+    let documents = text.split("\n---\n");
+    documents
+        .map(|text| serde_saphyr::from_str(text).expect("YAML"))
+        .collect()
+}
+
+/// A role that anybody gave to the descheduler's account, with other objects.
+async fn apply(client: &Client, file: &str) {
+    use koord_kube::api::{ApiResource, DynamicObject};
+    for object in manifest(file) {
+        let object: DynamicObject = serde_json::from_value(object).expect("an object");
+        let types = object.types.clone().expect("a kind");
+        let gvk = koord_kube::kube_core::GroupVersionKind::try_from(&types).expect("a version");
+        let resource = ApiResource::from_gvk(&gvk);
+        let api: Api<DynamicObject> = match &object.metadata.namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+            None => Api::all_with(client.clone(), &resource),
+        };
+        let created = api.create(&PostParams::default(), &object).await;
+        created.expect("created");
+    }
+}
+
+/// `--find-targets` needs what `targets.yaml` adds, and all of it.
+#[tokio::test]
+async fn who_finds_targets_has_just_the_rights_that_takes() {
+    let clock = koord_app::Clock::system();
+    let server = koord_apiserver::ApiServer::open(koord_apiserver::Config::memory(clock))
+        .await
+        .expect("an API server");
+    server
+        .install_crds(koord_api::crd_values())
+        .await
+        .expect("custom resources");
+    let client = koord_kube::client::in_process(server.service());
+    let namespace = json!({"metadata": {"name": "koordinator-system"}});
+    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
+    let namespace = serde_json::from_value(namespace).expect("a namespace");
+    // The server may bring it along.
+    let _ = namespaces.create(&PostParams::default(), &namespace).await;
+    apply(&client, "rbac.yaml").await;
+    apply(&client, "targets.yaml").await;
+    let asked = std::sync::Arc::new(std::sync::Mutex::new([BTreeSet::new(), BTreeSet::new()]));
+    let user =
+        koord_apiserver::authz::User::service_account("koordinator-system", "koord-descheduler");
+    let limited = server.service_as(user, {
+        let asked = asked.clone();
+        move |right: &str, allowed: bool| {
+            asked.lock().expect("a list")[usize::from(allowed)].insert(right.to_owned());
+        }
+    });
+    let limited = koord_kube::client::in_process(limited);
+    let context = koord_app::Context::new();
+    let targets = koord::placement::Targets::follow(None, &limited, &context).expect("targets");
+    tokio::time::timeout(PATIENCE, targets.settled())
+        .await
+        .expect("the cluster is read");
+    let rights = |file: &str| {
+        let roles = manifest(file);
+        let rules = roles.iter().filter(|role| role["rules"].is_array());
+        let rights = rules.flat_map(|role| koord_apiserver::given_rights(&role["rules"]));
+        rights.collect::<BTreeSet<_>>()
+    };
+    let given = rights("targets.yaml");
+    let begun = std::time::Instant::now();
+    let every = until("every watch", async || {
+        let [refused, used] = asked.lock().expect("a list").clone();
+        assert_eq!(refused, BTreeSet::new(), "asked for, and no rule allows it");
+        let unused = given.difference(&used).count();
+        (unused <= 2 || begun.elapsed() > PATIENCE).then_some(used)
+    })
+    .await;
+    let unused: Vec<_> = given.difference(&every).map(String::as_str).collect();
+    // With awareNetworkTopology, which `--scheduler-config` may say.
+    let known = ["list", "watch"]
+        .map(|verb| format!("{verb} clusternetworktopologies.scheduling.koordinator.sh"));
+    assert_eq!(unused, known, "given, and nothing uses it");
+    let besides: BTreeSet<_> = given.union(&rights("rbac.yaml")).cloned().collect();
+    assert!(every.is_subset(&besides));
+    context.shutdown.cancel();
+}
