@@ -85,6 +85,8 @@ enum Demo {
     /// Pods that kubelets refuse for their NUMA nodes: a Deployment that runs away, and how
     /// topology-aware scheduling ends that.
     Topology(demo::topology::Args),
+    /// Nodes that are too hot, and pods that leave them, each to a place that is reserved first.
+    Descheduler(demo::descheduler::Args),
 }
 
 #[derive(Debug, Subcommand)]
@@ -161,6 +163,10 @@ fn run(args: Args) -> Result<ExitCode> {
             demo: Some(Demo::Topology(args)),
             ..
         } => demo::topology::main(&args)?,
+        Command::Demo {
+            demo: Some(Demo::Descheduler(args)),
+            ..
+        } => demo::descheduler::main(&args)?,
         Command::Demo {
             demo: None,
             colocation,

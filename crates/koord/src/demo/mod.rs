@@ -4,6 +4,7 @@
 //! Nothing is short-cut: the batch pods of the last two phases ask for `kubernetes.io/batch-cpu`
 //! and run because koordlet measured, the manager published and the scheduler chose.
 
+pub mod descheduler;
 pub mod output;
 pub mod picture;
 pub mod pods;

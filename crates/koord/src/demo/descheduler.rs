@@ -1,0 +1,223 @@
+//! `koord demo descheduler`: nodes that are too hot beside nodes that are nearly idle, and what the
+//! descheduler makes of them.
+//!
+//! Some nodes are there first and get all the pods; these use more than they ask for. Then the others
+//! join, and nothing happens: a scheduler places a pod once. LowNodeLoad finds the hot nodes, and each
+//! pod that goes has its new place reserved by our scheduler before it is evicted. API server,
+//! controllers, scheduler and descheduler are real; nodes are simulated, and so is what pods use.
+
+mod page;
+mod stage;
+
+use super::output;
+use crate::{cluster, console};
+use anyhow::{Context as _, Result, bail};
+use serde::{Deserialize, Serialize};
+use stage::Stage;
+use std::path::PathBuf;
+
+/// CPUs of a node.
+const CPUS: u32 = 16;
+/// What LowNodeLoad aims at, in percent of a node's CPUs: nodes above the second are hot, and pods go
+/// to those below the first.
+const THRESHOLDS: (u32, u32) = (45, 65);
+/// How long loads are watched before the descheduler starts, and after its last move.
+const QUIET_SECONDS: u32 = 6;
+/// How long it takes at first for usage to be reported as it is.
+const SETTLING_SECONDS: u32 = 4;
+
+/// What to show and where to put it.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Simulated nodes with 16 CPUs each; a third of them has all the pods at first.
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(3..=300))]
+    pub nodes: u32,
+    /// The longest time that the descheduler gets, in seconds.
+    #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u32).range(10..=3600))]
+    pub seconds: u32,
+    /// Write everything measured to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the page with the pictures to this file.
+    #[arg(
+        long,
+        value_name = "FILE.html",
+        default_value = "koord-descheduler.html"
+    )]
+    pub report: PathBuf,
+    /// Show what the components log.
+    #[arg(long)]
+    pub verbose: bool,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Outcome {
+    /// Under which conditions.
+    pub setup: Setup,
+    /// Loads before the descheduler started.
+    pub before: Spread,
+    /// Loads at the end.
+    pub after: Spread,
+    /// Jobs that moved a pod.
+    pub moves: usize,
+    /// Jobs that did not, and what the first of them says.
+    pub failures: usize,
+    /// See `failures`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub failure: Option<String>,
+    /// How often the pod was moved that was moved most often, whatever its name was then.
+    pub max_moves_per_pod: usize,
+    /// The fewest pods that ran whenever they were counted, of `setup.pods`.
+    pub fewest_running: usize,
+    /// From the descheduler's start until the last node had cooled, in seconds; nothing if one had not.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub seconds_to_cool: Option<f64>,
+    /// Loads over time.
+    pub samples: Vec<Sample>,
+}
+
+/// Under which conditions it was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Setup {
+    /// Names of the nodes; those that were there first come first.
+    pub nodes: Vec<String>,
+    /// How many these are.
+    pub first: usize,
+    /// CPUs of each.
+    pub cpus: u32,
+    /// Pods.
+    pub pods: usize,
+    /// Nodes below it take pods, in percent.
+    pub low: u32,
+    /// Nodes above it are hot, in percent.
+    pub high: u32,
+}
+
+/// Loads of all nodes at one time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Sample {
+    /// Since the descheduler started; below 0 before.
+    pub second: f64,
+    /// Pods moved so far.
+    pub moves: usize,
+    /// Used CPUs in percent, by node.
+    pub loads: Vec<f64>,
+}
+
+/// How loads differ.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Spread {
+    /// Percent.
+    pub mean: f64,
+    /// Standard deviation, in points.
+    pub stddev: f64,
+    /// 95th percentile, in percent.
+    pub p95: f64,
+    /// Percent.
+    pub max: f64,
+    /// Nodes above the high threshold.
+    pub hot: usize,
+}
+
+impl Spread {
+    /// Of loads in percent.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "a count of nodes")]
+    pub fn of(loads: &[f64], high: f64) -> Self {
+        let count = loads.len().max(1) as f64;
+        let mean = loads.iter().sum::<f64>() / count;
+        let variance = loads.iter().map(|load| (load - mean).powi(2)).sum::<f64>() / count;
+        let mut sorted = loads.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        // The smallest load that 95 % of the nodes do not exceed.
+        let rank = (loads.len() * 95).div_ceil(100).max(1) - 1;
+        Self {
+            mean,
+            stddev: variance.sqrt(),
+            p95: sorted.get(rank).copied().unwrap_or_default(),
+            max: sorted.last().copied().unwrap_or_default(),
+            hot: loads.iter().filter(|load| **load > high).count(),
+        }
+    }
+}
+
+/// Runs the demo.
+///
+/// # Errors
+/// When it is interrupted, a component does not start, or a file cannot be written.
+pub fn main(args: &Args) -> Result<()> {
+    cluster::init_logging(if args.verbose { "info" } else { "error" });
+    output::check(&args.report)?;
+    if let Some(path) = &args.json {
+        output::check(path)?;
+        output::distinct(path, &args.report, "--json and --report")?;
+    }
+    let outcome = cluster::runtime()?.block_on(async {
+        tokio::select! {
+            outcome = run(args) => outcome,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted before everything was measured"),
+        }
+    })?;
+    console::say("");
+    console::say(page::table(&outcome));
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&outcome).context("figures as JSON")?;
+        output::write(path, &text)?;
+        console::say(format_args!("The figures: {}", path.display()));
+    }
+    output::write(&args.report, &page::html(&outcome))?;
+    console::say(format_args!("The pictures: {}", args.report.display()));
+    Ok(())
+}
+
+async fn run(args: &Args) -> Result<Outcome> {
+    let mut stage = Stage::set(args.nodes as usize).await?;
+    let outcome = play(&mut stage, args).await;
+    stage.clear().await;
+    outcome
+}
+
+async fn play(stage: &mut Stage, args: &Args) -> Result<Outcome> {
+    console::warn(format_args!(
+        "{} pods on {} of {} nodes",
+        stage.setup.pods,
+        stage.setup.first,
+        stage.setup.nodes.len(),
+    ));
+    stage.fill().await?;
+    // Until what is averaged is what is used.
+    stage.watch(SETTLING_SECONDS, |_| false).await?;
+    console::warn("the other nodes join");
+    stage.open().await?;
+    let mut samples = stage.watch(QUIET_SECONDS, |_| false).await?;
+    console::warn("the descheduler starts");
+    stage.deschedule()?;
+    let high = f64::from(stage.setup.high);
+    let cool = |sample: &Sample| sample.loads.iter().all(|load| *load <= high);
+    samples.extend(stage.watch(args.seconds, cool).await?);
+    let cooled = samples.last().filter(|last| cool(last));
+    let seconds_to_cool = cooled.map(|sample| sample.second);
+    samples.extend(stage.watch(QUIET_SECONDS, |_| false).await?);
+    stage.outcome(samples, seconds_to_cool)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_are_summed_up() {
+        let spread = Spread::of(&[10.0, 90.0, 50.0, 50.0], 65.0);
+        assert_eq!((spread.mean, spread.max, spread.p95), (50.0, 90.0, 90.0));
+        assert_eq!((spread.hot, spread.stddev), (1, 800_f64.sqrt()));
+        let mut loads = vec![1.0; 19];
+        loads.push(100.0);
+        assert_eq!(Spread::of(&loads, 65.0).p95, 1.0);
+        assert_eq!(Spread::of(&[], 65.0).max, 0.0);
+    }
+}

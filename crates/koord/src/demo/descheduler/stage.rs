@@ -1,0 +1,452 @@
+//! The cluster of `koord demo descheduler`.
+
+use super::{CPUS, Outcome, Sample, Setup, Spread, THRESHOLDS};
+use crate::console;
+use crate::placement::Targets;
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
+use koord_api::slo::NodeMetric;
+use koord_api::{Quantity, resources};
+use koord_apiserver::{ApiServer, Config};
+use koord_app::{Clock, Context};
+use koord_descheduler::config::Configuration;
+use koord_descheduler::{daemon, registry};
+use koord_kube::api::PostParams;
+use koord_kube::{Api, Client, Informer, Scope, patch};
+use koord_sim::NodeTemplate;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+/// Workloads: name, pods for each of the first nodes, and milli-CPUs that a pod uses; it asks for 500.
+const WORKLOADS: [(&str, usize, u32); 4] = [
+    ("search", 2, 2400),
+    ("api", 3, 1500),
+    ("cart", 2, 1200),
+    ("mail", 2, 700),
+];
+/// How long nodes and pods may take to appear.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at the loads.
+const SAMPLE: Duration = Duration::from_millis(500);
+
+/// What runs for the whole time, and how it ended.
+type Part = (&'static str, Result<()>);
+
+/// A cluster of simulated nodes.
+pub(super) struct Stage {
+    pub(super) setup: Setup,
+    server: Arc<ApiServer>,
+    client: Client,
+    context: Context,
+    parts: JoinSet<Part>,
+    pods: Informer<Pod>,
+    metrics: Informer<NodeMetric>,
+    jobs: Informer<PodMigrationJob>,
+    /// When the descheduler started.
+    begun: Option<Instant>,
+    fewest_running: usize,
+}
+
+fn typed<T: DeserializeOwned>(value: Value) -> Result<T> {
+    serde_json::from_value(value).context("an object of the demo")
+}
+
+/// As a file would say it.
+fn configuration() -> Result<Configuration> {
+    let (low, high) = THRESHOLDS;
+    let config = json!({
+        "apiVersion": "descheduler/v1alpha2",
+        "kind": "DeschedulerConfiguration",
+        "leaderElection": {"leaderElect": false},
+        "deschedulingInterval": "1s",
+        "profiles": [{
+            "plugins": {"balance": {"enabled": [{"name": "LowNodeLoad"}]}},
+            "pluginConfig": [
+                {"name": "MigrationController", "args": {
+                    "defaultJobMode": "ReservationFirst",
+                    "evictBurst": 5,
+                    "maxMigratingPerWorkload": "20%",
+                    "maxUnavailablePerWorkload": "20%",
+                    // What a real cluster does in minutes is shown in seconds.
+                    "objectLimiters": {"workload": {"duration": "2s"}},
+                    "arbitrationArgs": {"interval": "100ms"},
+                }},
+                {"name": "LowNodeLoad", "args": {
+                    "lowThresholds": {"cpu": low, "memory": 80},
+                    "highThresholds": {"cpu": high, "memory": 90},
+                    "anomalyCondition": {"timeout": "1m", "consecutiveAbnormalities": 2, "consecutiveNormalities": 1},
+                }},
+            ],
+        }],
+    });
+    Ok(Configuration::parse(&config.to_string())?)
+}
+
+impl Stage {
+    /// API server, nodes and a scheduler.
+    pub(super) async fn set(nodes: usize) -> Result<Self> {
+        let server = ApiServer::open(Config::memory(Clock::system())).await?;
+        server.install_crds(koord_api::crd_values()).await?;
+        let client = koord_kube::client::in_process(server.service());
+        let context = Context::new();
+        let first = nodes.div_ceil(3);
+        let stop = || context.shutdown.clone();
+        let mut stage = Self {
+            setup: Setup {
+                nodes: (0..nodes).map(koord_sim::node_name).collect(),
+                first,
+                cpus: CPUS,
+                pods: WORKLOADS.iter().map(|(_, pods, _)| pods * first).sum(),
+                low: THRESHOLDS.0,
+                high: THRESHOLDS.1,
+            },
+            pods: Informer::start(client.clone(), Scope::default(), stop()),
+            metrics: Informer::start(client.clone(), Scope::default(), stop()),
+            jobs: Informer::start(client.clone(), Scope::default(), stop()),
+            server,
+            client,
+            context,
+            parts: JoinSet::new(),
+            begun: None,
+            fewest_running: usize::MAX,
+        };
+        let mut template = NodeTemplate::default();
+        let cpus = Quantity::from_value(i64::from(CPUS));
+        template.capacity.insert(resources::CPU.to_owned(), cpus);
+        let options = koord_sim::Options {
+            nodes,
+            template,
+            sample_interval: Duration::from_millis(500),
+            ..koord_sim::Options::default()
+        };
+        let (client, context) = (stage.client.clone(), stage.context.clone());
+        stage.parts.spawn(async move {
+            let ended = koord_sim::run(options, client, context).await;
+            ("simulation of nodes", ended.map_err(Into::into))
+        });
+        stage.measured().await?;
+        let options = koord_scheduler::Options {
+            leader_elect: false,
+            ..koord_scheduler::Options::new(koord_plugins::registry())
+        };
+        let (client, context) = (stage.client.clone(), stage.context.clone());
+        stage.parts.spawn(async move {
+            let ended = koord_scheduler::run(options, client, context).await;
+            ("scheduler", ended.map_err(Into::into))
+        });
+        Ok(stage)
+    }
+
+    /// Waits for the nodes, and has all of them report what they use; in a cluster that is the manager's.
+    async fn measured(&mut self) -> Result<()> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let metrics: Api<NodeMetric> = Api::all(self.client.clone());
+        let names = self.setup.nodes.clone();
+        let make = async {
+            for name in &names {
+                while nodes.get_opt(name).await?.is_none() {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                let metric = json!({"metadata": {"name": name}, "spec": {"metricCollectPolicy": {
+                    "aggregateDurationSeconds": 2, "reportIntervalSeconds": 1}}});
+                let metric = typed(metric)?;
+                metrics.create(&PostParams::default(), &metric).await?;
+            }
+            Ok::<_, anyhow::Error>(())
+        };
+        beside(&mut self.parts, "the nodes", make).await
+    }
+
+    /// Puts all pods on the first nodes, and waits until they run; the others are closed.
+    pub(super) async fn fill(&mut self) -> Result<()> {
+        let (_, late) = self.setup.nodes.split_at(self.setup.first);
+        for name in late {
+            self.close(name, true).await?;
+        }
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), "default");
+        for (name, pods, uses) in WORKLOADS {
+            let labels = json!({"app": name});
+            let deployment = typed(json!({
+                "metadata": {"name": name},
+                "spec": {"replicas": pods * self.setup.first, "selector": {"matchLabels": labels}, "template": {
+                    "metadata": {"labels": labels, "annotations": {
+                        koord_sim::usage::KWOK_CPU_ANNOTATION: format!("{uses}m"),
+                        koord_sim::usage::KWOK_MEMORY_ANNOTATION: "1Gi"}},
+                    "spec": {"schedulerName": "koord-scheduler", "containers": [{"name": name, "image": name,
+                        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}]},
+                }},
+            }))?;
+            let params = PostParams::default();
+            deployments
+                .create(&params, &deployment)
+                .await
+                .context(name)?;
+        }
+        let wanted = self.setup.pods;
+        let pods = &self.pods.store;
+        let all_run = async {
+            while running(&pods.list()) < wanted {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Ok(())
+        };
+        beside(&mut self.parts, "the pods", all_run).await?;
+        self.fewest_running = wanted;
+        Ok(())
+    }
+
+    /// Has the other nodes take pods.
+    pub(super) async fn open(&self) -> Result<()> {
+        let (_, late) = self.setup.nodes.split_at(self.setup.first);
+        for name in late {
+            self.close(name, false).await?;
+        }
+        Ok(())
+    }
+
+    async fn close(&self, node: &str, closed: bool) -> Result<()> {
+        let change = json!({"spec": {"unschedulable": closed}});
+        let changed = patch::merge_node(&self.client, node, &change).await;
+        changed.map(drop).with_context(|| format!("node {node}"))
+    }
+
+    /// Starts the descheduler.
+    pub(super) fn deschedule(&mut self) -> Result<()> {
+        let completed = registry::Registry::in_tree().complete(configuration()?)?;
+        let options = daemon::Options::new(&completed.config);
+        let mut framework = completed.build()?;
+        let targets = Targets::follow(None, &self.client, &self.context)?;
+        framework.placement = Some(Box::new(targets));
+        let (client, context) = (self.client.clone(), self.context.clone());
+        self.parts.spawn(async move {
+            let ended = daemon::run(options, framework, client, context).await;
+            ("descheduler", ended.map_err(Into::into))
+        });
+        self.begun = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Looks at the loads for `seconds`, or until `is_enough` of the last look.
+    pub(super) async fn watch(
+        &mut self,
+        seconds: u32,
+        is_enough: impl Fn(&Sample) -> bool,
+    ) -> Result<Vec<Sample>> {
+        let seconds = Duration::from_secs(u64::from(seconds));
+        let (begin, started) = (Instant::now(), self.begun);
+        let (nodes, cpus) = (&self.setup.nodes, self.setup.cpus);
+        let (pods, jobs, metrics) = (&self.pods.store, &self.jobs.store, &self.metrics.store);
+        let fewest = &mut self.fewest_running;
+        let mut ticks = interval(SAMPLE);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let look = async {
+            let mut samples = Vec::new();
+            loop {
+                ticks.tick().await;
+                *fewest = (*fewest).min(running(&pods.list()));
+                let second = match started {
+                    Some(started) => started.elapsed().as_secs_f64(),
+                    // Up to when it will start.
+                    None => begin.elapsed().as_secs_f64() - seconds.as_secs_f64(),
+                };
+                let sample = Sample {
+                    second,
+                    moves: in_phase(&jobs.list(), PodMigrationJobPhase::Succeeded).count(),
+                    loads: loads(&metrics.list(), nodes, cpus),
+                };
+                let enough = is_enough(&sample);
+                samples.push(sample);
+                if enough || begin.elapsed() >= seconds {
+                    return Ok(samples);
+                }
+            }
+        };
+        beside_for(&mut self.parts, "the loads", seconds + PATIENCE, look).await
+    }
+
+    /// What came of it.
+    pub(super) fn outcome(
+        &self,
+        samples: Vec<Sample>,
+        seconds_to_cool: Option<f64>,
+    ) -> Result<Outcome> {
+        let high = f64::from(self.setup.high);
+        let before = samples.iter().rfind(|sample| sample.second <= 0.0);
+        let before = before.context("nothing was measured before the descheduler started")?;
+        let after = samples.last().unwrap_or(before);
+        let jobs = self.jobs.store.list();
+        let failed = in_phase(&jobs, PodMigrationJobPhase::Failed)
+            .chain(in_phase(&jobs, PodMigrationJobPhase::Aborted));
+        let failed: Vec<_> = failed.collect();
+        let (before, after) = (
+            Spread::of(&before.loads, high),
+            Spread::of(&after.loads, high),
+        );
+        if before.hot == 0 {
+            bail!("no node was hot before the descheduler started: there is nothing to show");
+        }
+        Ok(Outcome {
+            setup: self.setup.clone(),
+            before,
+            after,
+            moves: in_phase(&jobs, PodMigrationJobPhase::Succeeded).count(),
+            failures: failed.len(),
+            failure: failed.first().and_then(|job| {
+                let status = job.status.as_ref()?;
+                Some(format!("{}: {}", status.reason, status.message))
+            }),
+            max_moves_per_pod: most_moves(&jobs),
+            fewest_running: self.fewest_running,
+            seconds_to_cool,
+            samples,
+        })
+    }
+
+    pub(super) async fn clear(mut self) {
+        self.context.shutdown.cancel();
+        while let Some(ended) = self.parts.join_next().await {
+            if let Ok((name, Err(error))) = ended {
+                console::warn(console::chain(&error.context(name)));
+            }
+        }
+        self.server.close().await;
+    }
+}
+
+/// Does `work`, unless one of `parts` ends before: what is found without it means nothing.
+async fn beside<T>(
+    parts: &mut JoinSet<Part>,
+    what: &str,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    beside_for(parts, what, PATIENCE, work).await
+}
+
+async fn beside_for<T>(
+    parts: &mut JoinSet<Part>,
+    what: &str,
+    patience: Duration,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    tokio::select! {
+        biased;
+        Some(ended) = parts.join_next() => match ended {
+            Ok((name, Ok(()))) => bail!("the {name} ended before everything was measured"),
+            Ok((name, Err(error))) => Err(error.context(name)),
+            Err(error) => Err(error).context("a part of the cluster"),
+        },
+        done = tokio::time::timeout(patience, work) => match done {
+            Ok(done) => done,
+            Err(_) => bail!("{what}: not there within {patience:?}"),
+        },
+    }
+}
+
+fn running(pods: &[Arc<Pod>]) -> usize {
+    let phase = |pod: &&Arc<Pod>| {
+        let status = pod.status.as_ref();
+        status.and_then(|status| status.phase.as_deref()) == Some("Running")
+            && pod.metadata.deletion_timestamp.is_none()
+    };
+    pods.iter().filter(phase).count()
+}
+
+fn in_phase(
+    jobs: &[Arc<PodMigrationJob>],
+    phase: PodMigrationJobPhase,
+) -> impl Iterator<Item = &Arc<PodMigrationJob>> {
+    jobs.iter().filter(move |job| {
+        let status = job.status.as_ref();
+        status.and_then(|status| status.phase.as_ref()) == Some(&phase)
+    })
+}
+
+/// Used CPUs in percent by node; 0 where nothing is reported.
+#[allow(clippy::cast_precision_loss, reason = "milli-CPUs of a machine")]
+fn loads(metrics: &[Arc<NodeMetric>], nodes: &[String], cpus: u32) -> Vec<f64> {
+    let used = metrics.iter().filter_map(|metric| {
+        let info = metric.status.as_ref()?.node_metric.as_ref()?;
+        let used = info.node_usage.as_ref()?.resources.get(resources::CPU)?;
+        Some((
+            metric.metadata.name.as_deref()?,
+            used.milli_value() as f64 / 10.0 / f64::from(cpus),
+        ))
+    });
+    let used: BTreeMap<_, _> = used.collect();
+    let load = |name: &String| used.get(name.as_str()).copied().unwrap_or_default();
+    nodes.iter().map(load).collect()
+}
+
+/// How often the pod was moved that was moved most often. A pod that was moved goes on as the one that took its
+/// reservation.
+fn most_moves(jobs: &[Arc<PodMigrationJob>]) -> usize {
+    let mut done: Vec<_> = in_phase(jobs, PodMigrationJobPhase::Succeeded).collect();
+    done.sort_by_key(|job| job.metadata.creation_timestamp.clone());
+    let mut moves = BTreeMap::<String, usize>::new();
+    for job in done {
+        let key = |reference: &k8s_openapi::api::core::v1::ObjectReference| {
+            format!(
+                "{}/{}",
+                reference.namespace.as_deref().unwrap_or_default(),
+                reference.name.as_deref().unwrap_or_default()
+            )
+        };
+        let old = key(&job.spec.pod_ref);
+        let status = job.status.as_ref();
+        let new = status.and_then(|status| status.pod_ref.as_ref());
+        let count = moves.get(&old).copied().unwrap_or_default() + 1;
+        moves.insert(new.map(key).unwrap_or(old), count);
+    }
+    moves.into_values().max().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_configuration_is_one_that_runs() {
+        let completed = registry::Registry::in_tree().complete(configuration().unwrap());
+        let completed = completed.unwrap();
+        assert_eq!(completed.notes, [""; 0]);
+        completed.build().unwrap();
+    }
+
+    #[test]
+    fn a_pod_that_is_moved_again_is_counted_again() {
+        let job = |at: &str, phase: &str, from: &str, to: &str| {
+            let job = json!({
+                "metadata": {"name": from, "creationTimestamp": at},
+                "spec": {"podRef": {"namespace": "d", "name": from}},
+                "status": {"phase": phase, "podRef": {"namespace": "d", "name": to}},
+            });
+            Arc::new(serde_json::from_value::<PodMigrationJob>(job).unwrap())
+        };
+        let jobs = [
+            job("2026-01-01T00:00:02Z", "Succeeded", "b", "c"),
+            job("2026-01-01T00:00:01Z", "Succeeded", "a", "b"),
+            job("2026-01-01T00:00:03Z", "Failed", "c", "e"),
+            job("2026-01-01T00:00:03Z", "Succeeded", "x", "y"),
+        ];
+        assert_eq!(most_moves(&jobs), 2);
+        assert_eq!(most_moves(&[]), 0);
+    }
+
+    #[test]
+    fn loads_are_by_node() {
+        let metric = json!({
+            "metadata": {"name": "b"}, "spec": {},
+            "status": {"nodeMetric": {"nodeUsage": {"resources": {"cpu": "8"}}}},
+        });
+        let metric = Arc::new(serde_json::from_value(metric).unwrap());
+        let nodes = ["a", "b"].map(str::to_owned);
+        assert_eq!(loads(&[metric], &nodes, 16), [0.0, 50.0]);
+    }
+}
