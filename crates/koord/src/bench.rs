@@ -1,6 +1,7 @@
 //! `koord bench`: one component measured by itself.
 
 mod burst;
+mod descheduler;
 mod exporter;
 mod koordlet;
 mod levers;
@@ -39,6 +40,8 @@ pub enum Command {
     Apiserver(ApiserverArgs),
     /// How many pods the scheduler places per second, and what that costs.
     Scheduler(scheduler::Args),
+    /// What a cycle of the descheduler costs, and what it does for a cluster with hot nodes.
+    Descheduler(descheduler::Args),
     /// What koord-manager costs: its webhooks and its controllers.
     Manager(Box<manager::Args>),
     /// What the recommender recommends for traces, beside simpler rules, and its memory.
@@ -130,6 +133,10 @@ pub fn main(command: Command) -> Result<ExitCode> {
         },
         Command::Scheduler(args) => {
             let report = scheduler::run(&args)?;
+            publish(&report, args.json.as_deref())
+        }
+        Command::Descheduler(args) => {
+            let report = descheduler::run(&args)?;
             publish(&report, args.json.as_deref())
         }
         Command::Koordlet(args) => {

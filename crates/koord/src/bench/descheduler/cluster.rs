@@ -1,0 +1,556 @@
+//! A simulated cluster with hot spots: pods that use more or less than they ask for, a scheduler that places what
+//! comes, reports by node, and an API server's word on budgets.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use koord_api::priority::PriorityClass;
+use koord_api::quantity::{Quantity, ResourceList};
+use koord_api::slo::{NodeMetric, NodeMetricInfo, NodeMetricStatus, PodMetricInfo, ResourceMap};
+use koord_descheduler::framework::Plan;
+use koord_descheduler::state::{NodeInfo, NodeUsage, PodInfo, Shapes, Snapshot};
+use koord_scheduler::Follower;
+use koord_scheduler::config::Configuration;
+use koord_scheduler::engine::{Engine, EngineOptions, Output};
+use koord_scheduler::framework::{Action, BuildContext, ObjectChange, ProfileError, Profiles};
+use koord_scheduler::state::SeenPod;
+use rustc_hash::FxHashMap;
+use serde_json::json;
+use std::collections::VecDeque;
+use std::f64::consts::TAU;
+use std::sync::Arc;
+
+const NAMESPACE: &str = "default";
+const NODE_METRICS: &str = "nodemetrics.v1alpha1.slo.koordinator.sh";
+/// Cores of a node.
+const CORES: f64 = 32.0;
+/// Minutes that a report is the mean of, as koordlet's are.
+const REPORTED: usize = 5;
+/// Pods of a workload.
+const REPLICAS: usize = 20;
+
+/// What pods are like: cores that they ask for and that they use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    /// Asks for 1.35, uses little of it.
+    Light,
+    /// Asks for the same, uses more.
+    Heavy,
+    /// Asks for 6, of which few nodes have so much left, and uses most of it.
+    Big,
+}
+
+impl Kind {
+    fn asks(self) -> &'static str {
+        match self {
+            Self::Light | Self::Heavy => "1350m",
+            Self::Big => "6",
+        }
+    }
+    fn uses(self) -> f64 {
+        match self {
+            Self::Light => 0.35,
+            Self::Heavy => 1.5,
+            Self::Big => 4.5,
+        }
+    }
+}
+
+/// A pod and those that came in its place.
+#[derive(Debug)]
+struct Line {
+    kind: Kind,
+    workload: usize,
+    /// Position of its node; none while it waits for one.
+    node: Option<usize>,
+    info: Arc<PodInfo>,
+    /// When it is ready, in minutes from the start.
+    ready: u64,
+    phase: f64,
+    /// What it used in the last minutes.
+    used: VecDeque<f64>,
+    /// When it was moved, in minutes from the start.
+    moved: Vec<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Workload {
+    lines: Vec<usize>,
+    /// Evictions that its budget still allows; without a budget nobody asks.
+    allowed: Option<i32>,
+    budget: Option<Arc<PodDisruptionBudget>>,
+}
+
+/// What became of evictions.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Moved {
+    pub(super) moves: u64,
+    /// The budget did not allow them: HTTP status 429.
+    pub(super) blocked: u64,
+    /// Those after which fewer pods were ready than the budget wants.
+    pub(super) violations: u64,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    pub(super) follower: Follower,
+    /// What its engine takes, in MiB, about.
+    pub(super) engine_mib: f64,
+    pub(super) minute: u64,
+    pub(super) now: Timestamp,
+    shapes: Shapes,
+    nodes: Vec<Arc<NodeInfo>>,
+    /// Cores that nodes used in the last minutes.
+    used: Vec<VecDeque<f64>>,
+    usage: Vec<Arc<NodeUsage>>,
+    lines: Vec<Line>,
+    workloads: Vec<Workload>,
+    by_uid: FxHashMap<Arc<str>, usize>,
+    rng: fastrand::Rng,
+}
+
+impl Cluster {
+    /// One node in ten is hot; one in fifty has room for a big pod.
+    pub(super) fn new(nodes: usize, pods: usize) -> Result<Self, ProfileError> {
+        let shapes = Shapes::new(Arc::default());
+        let now: Timestamp = Timestamp::from_second(1_767_268_800).unwrap_or_default();
+        let engine = engine()?;
+        let mut cluster = Self {
+            follower: Follower::new(engine),
+            engine_mib: 0.0,
+            minute: 0,
+            now,
+            nodes: Vec::with_capacity(nodes),
+            used: vec![VecDeque::with_capacity(REPORTED); nodes],
+            usage: Vec::new(),
+            lines: Vec::with_capacity(pods),
+            workloads: Vec::new(),
+            by_uid: FxHashMap::default(),
+            shapes,
+            rng: fastrand::Rng::with_seed(15),
+        };
+        cluster.with_engine(|cluster, engine| cluster.fill(nodes, pods, engine));
+        // As many reports as one is made of, before anybody acts on them.
+        for _ in 0..REPORTED {
+            cluster.tick();
+        }
+        Ok(cluster)
+    }
+
+    fn fill(&mut self, nodes: usize, pods: usize, engine: &mut Engine) {
+        for at in 0..nodes {
+            let name = format!("node-{at:05}");
+            let node: Node = parse(json!({
+                "metadata": {"name": name, "uid": name, "labels": {
+                    "kubernetes.io/hostname": name, "topology.kubernetes.io/zone": format!("zone-{}", at % 3),
+                }},
+                "status": {
+                    "allocatable": {"cpu": "32", "memory": "128Gi", "pods": "110"},
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                },
+            }));
+            self.nodes
+                .push(Arc::new(NodeInfo::new(node.clone(), self.shapes.table())));
+            engine.node_applied(Arc::new(node), self.now);
+        }
+        let mut placed: Vec<(usize, Kind)> = Vec::with_capacity(pods);
+        // So many of each node that all are on one; a hot one is full with fewer, as some are big.
+        let share = pods.div_ceil(nodes.max(1));
+        for node in 0..nodes {
+            let hot = node % 10 == 0;
+            let roomy = node % 50 == 7;
+            let count = match (hot, roomy) {
+                (true, _) => (share * 4 / 5).max(3),
+                (_, true) => share * 17 / 20,
+                _ => share,
+            };
+            for at in 0..count {
+                let kind = match (hot, self.rng.u8(..100)) {
+                    (true, _) if at < 2 => Kind::Big,
+                    (true, 0..80) | (false, 0..10) => Kind::Heavy,
+                    _ => Kind::Light,
+                };
+                placed.push((node, kind));
+            }
+        }
+        // The rest, one by one on nodes that are not full.
+        let mut node = 0;
+        while placed.len() < pods && nodes > 0 {
+            node += 1;
+            if node % 10 != 0 && node % 50 != 7 {
+                placed.push((node % nodes, Kind::Light));
+            }
+        }
+        placed.truncate(pods);
+        // Pods of a workload are on as many nodes as there are replicas.
+        let mut kinds: FxHashMap<Kind, (usize, usize, usize)> = FxHashMap::default();
+        for kind in [Kind::Light, Kind::Heavy, Kind::Big] {
+            let pods = placed.iter().filter(|(_, of)| *of == kind).count();
+            let (first, count) = (self.workloads.len(), pods.div_ceil(REPLICAS).max(1));
+            self.workloads.resize_with(first + count, Workload::default);
+            kinds.insert(kind, (first, count, 0));
+        }
+        for (node, kind) in placed {
+            let (first, count, next) = kinds.entry(kind).or_default();
+            let workload = *first + *next % *count;
+            *next += 1;
+            let line = self.lines.len();
+            let phase = self.rng.f64() * TAU;
+            let info = self.info(self.pod(line, workload, kind, 0, Some(node)));
+            self.workloads[workload].lines.push(line);
+            self.by_uid.insert(info.uid.clone(), line);
+            self.lines.push(Line {
+                kind,
+                workload,
+                node: Some(node),
+                info,
+                ready: 0,
+                phase,
+                used: VecDeque::with_capacity(REPORTED),
+                moved: Vec::new(),
+            });
+        }
+        let before = koord_bench::rss_mib();
+        for (at, line) in self.lines.iter().enumerate() {
+            let pod = self.pod(at, line.workload, line.kind, 0, line.node);
+            let seen = SeenPod::new(pod, engine.resources());
+            engine.pod_seen(&seen, self.now);
+        }
+        self.engine_mib = koord_bench::rss_mib() - before;
+        for (at, workload) in self.workloads.iter_mut().enumerate() {
+            // Every other one has a budget.
+            if at % 2 == 0 {
+                workload.budget = Some(Arc::new(parse(json!({
+                    "metadata": {"name": format!("w{at}"), "namespace": NAMESPACE, "uid": format!("w{at}")},
+                    "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": format!("w{at}")}}},
+                }))));
+            }
+        }
+    }
+
+    fn pod(
+        &self,
+        line: usize,
+        workload: usize,
+        kind: Kind,
+        moved: usize,
+        node: Option<usize>,
+    ) -> Pod {
+        let name = format!("w{workload}-{line:06}-{moved}");
+        let node = node
+            .and_then(|node| self.nodes.get(node))
+            .map(|node| &*node.name);
+        let conditions = match node {
+            Some(_) => json!([
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": self.now},
+                {"type": "Ready", "status": "True", "lastTransitionTime": self.now},
+            ]),
+            None => json!([]),
+        };
+        parse(json!({
+            "metadata": {
+                "name": name, "namespace": NAMESPACE, "uid": name, "creationTimestamp": self.now,
+                "labels": {"app": format!("w{workload}")},
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet",
+                    "name": format!("w{workload}"), "uid": format!("w{workload}"), "controller": true}],
+            },
+            "spec": {
+                "nodeName": node, "schedulerName": "koord-scheduler", "priority": 9000,
+                "containers": [{"name": "c", "image": "registry.k8s.io/pause:3.10", "resources": {
+                    "requests": {"cpu": kind.asks(), "memory": "1Gi"},
+                }}],
+            },
+            "status": {"phase": if node.is_some() { "Running" } else { "Pending" }, "conditions": conditions},
+        }))
+    }
+
+    /// As the descheduler keeps it.
+    fn info(&self, pod: Pod) -> Arc<PodInfo> {
+        // Pods of this file have all that a pod has.
+        let info = PodInfo::new(pod, &self.shapes);
+        Arc::new(info.unwrap_or_else(|error| unreachable!("{error}")))
+    }
+
+    /// The same, which the scheduler sees as well.
+    fn read(&self, pod: Pod, engine: &mut Engine) -> Arc<PodInfo> {
+        let seen = SeenPod::new(pod.clone(), engine.resources());
+        engine.pod_seen(&seen, self.now);
+        self.info(pod)
+    }
+
+    fn with_engine<T>(&mut self, act: impl FnOnce(&mut Self, &mut Engine) -> T) -> Option<T> {
+        let follower = self.follower.clone();
+        let mut engine = follower.take()?;
+        let out = act(self, &mut engine);
+        follower.give_back(engine);
+        Some(out)
+    }
+
+    /// A minute goes by: pods use what they do, koordlets report, budgets are counted.
+    pub(super) fn tick(&mut self) {
+        self.minute += 1;
+        self.now = self
+            .now
+            .saturating_add(SignedDuration::from_mins(1))
+            .unwrap_or(self.now);
+        let mut nodes = vec![0.5; self.nodes.len()];
+        for line in &mut self.lines {
+            let Some(node) = line.node else { continue };
+            let is_ready = line.ready <= self.minute;
+            #[allow(clippy::cast_precision_loss, reason = "minutes")]
+            let wave = (line.phase + self.minute as f64 * TAU / 45.0).sin();
+            let noise = 1.0 + 0.1 * wave + 0.1 * (self.rng.f64() - 0.5);
+            let used = if is_ready {
+                line.kind.uses() * noise
+            } else {
+                0.05
+            };
+            nodes[node] += used;
+            remember(&mut line.used, used);
+        }
+        for (history, used) in self.used.iter_mut().zip(nodes) {
+            remember(history, used);
+        }
+        self.with_engine(Self::report);
+        self.count_budgets();
+        self.with_engine(Self::place);
+    }
+
+    fn report(&mut self, engine: &mut Engine) {
+        let mut pods: Vec<Vec<PodMetricInfo>> = vec![Vec::new(); self.nodes.len()];
+        for line in &self.lines {
+            let Some(node) = line.node else { continue };
+            pods[node].push(PodMetricInfo {
+                namespace: NAMESPACE.to_owned(),
+                name: line.info.name.to_string(),
+                priority: PriorityClass::Prod,
+                pod_usage: Some(usage(mean(&line.used), 0.5)),
+                ..PodMetricInfo::default()
+            });
+        }
+        let mut reports = Vec::with_capacity(self.nodes.len());
+        for ((node, pods), used) in self.nodes.iter().zip(pods).zip(&self.used) {
+            #[allow(clippy::cast_precision_loss, reason = "few pods")]
+            let memory = 2.0 + 0.5 * pods.len() as f64;
+            let mut metric = NodeMetric::new(&node.name, Default::default());
+            metric.metadata.uid = Some(node.name.to_string());
+            metric.status = Some(NodeMetricStatus {
+                update_time: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                    self.now,
+                )),
+                node_metric: Some(NodeMetricInfo {
+                    node_usage: Some(usage(mean(used), memory)),
+                    system_usage: Some(usage(0.5, 2.0)),
+                    ..NodeMetricInfo::default()
+                }),
+                pods_metric: pods,
+                ..NodeMetricStatus::default()
+            });
+            let change = engine.kept(ObjectChange {
+                kind: NODE_METRICS,
+                action: Action::UPDATE,
+                old: None,
+                new: Arc::new(metric.clone()),
+            });
+            engine.object_changed(&change, self.now);
+            reports.push(Arc::new(NodeUsage::new(metric, self.shapes.table())));
+        }
+        self.usage = reports;
+        drop(engine.take_outputs());
+    }
+
+    fn count_budgets(&mut self) {
+        for workload in &mut self.workloads {
+            let Some(budget) = &mut workload.budget else {
+                continue;
+            };
+            let is_ready = |line: &&usize| is_ready(&self.lines[**line], self.minute);
+            let ready = workload.lines.iter().filter(is_ready).count();
+            let missing = i32::try_from(workload.lines.len() - ready).unwrap_or(i32::MAX);
+            let allowed = (1 - missing).max(0);
+            workload.allowed = Some(allowed);
+            let status = &mut Arc::make_mut(budget).status;
+            status.get_or_insert_default().disruptions_allowed = allowed;
+        }
+    }
+
+    /// What a cycle looks at.
+    pub(super) fn snapshot(&self) -> Snapshot {
+        let pods = self.lines.iter().map(|line| line.info.clone()).collect();
+        let mut snapshot = Snapshot::empty(self.now, self.shapes.table().clone());
+        snapshot = snapshot.with(self.nodes.clone(), pods);
+        let usage = self.usage.iter();
+        snapshot.usage = usage
+            .map(|usage| (usage.name.clone(), usage.clone()))
+            .collect();
+        let budgets = self
+            .workloads
+            .iter()
+            .filter_map(|workload| workload.budget.clone());
+        snapshot.budgets = budgets.collect();
+        snapshot
+    }
+
+    /// Evicts whom `plan` moves, as far as budgets allow; controllers make new pods, and the scheduler places them.
+    pub(super) fn apply(&mut self, plan: &Plan) -> Moved {
+        let mut out = Moved::default();
+        let going = plan.moves().filter(|planned| planned.intent.is_some());
+        let going: Vec<usize> = going
+            .filter_map(|planned| self.by_uid.get(&planned.pod.uid).copied())
+            .collect();
+        self.with_engine(|cluster, engine| {
+            for line in going {
+                cluster.evict(line, engine, &mut out);
+            }
+            cluster.place(engine);
+        });
+        out
+    }
+
+    fn evict(&mut self, at: usize, engine: &mut Engine, out: &mut Moved) {
+        let workload = self.lines[at].workload;
+        if let Some(allowed) = &mut self.workloads[workload].allowed {
+            if *allowed <= 0 {
+                out.blocked += 1;
+                return;
+            }
+            *allowed -= 1;
+        }
+        let (kind, moved) = (self.lines[at].kind, self.lines[at].moved.len() + 1);
+        let mut gone = Pod::default();
+        gone.metadata.uid = Some(self.lines[at].info.uid.to_string());
+        engine.pod_deleted(&gone, self.now);
+        self.by_uid.remove(&self.lines[at].info.uid);
+        let next = self.pod(at, workload, kind, moved, None);
+        let info = self.read(next, engine);
+        self.by_uid.insert(info.uid.clone(), at);
+        let line = &mut self.lines[at];
+        line.moved.push(self.minute);
+        line.info = info;
+        line.node = None;
+        line.ready = u64::MAX;
+        line.used.clear();
+        out.moves += 1;
+        let of = &self.workloads[workload];
+        let ready = of
+            .lines
+            .iter()
+            .filter(|line| is_ready(&self.lines[**line], self.minute));
+        if of.budget.is_some() && of.lines.len() - ready.count() > 1 {
+            out.violations += 1;
+        }
+    }
+
+    /// The scheduler places what waits; who is placed is ready a minute later.
+    fn place(&mut self, engine: &mut Engine) {
+        loop {
+            let decided = engine.schedule_one(self.now).is_some();
+            let outputs = engine.take_outputs();
+            if !decided && outputs.is_empty() {
+                break;
+            }
+            for output in outputs {
+                let Output::Bind(request) = output else {
+                    continue;
+                };
+                engine.bind_finished(&request.pod.uid, Ok(()), self.now);
+                let Some(line) = self.by_uid.get(&request.pod.uid).copied() else {
+                    continue;
+                };
+                let is_it = |node: &Arc<NodeInfo>| node.name.cmp(&request.node);
+                let Ok(node) = self.nodes.binary_search_by(is_it) else {
+                    continue;
+                };
+                let Line {
+                    kind,
+                    workload,
+                    ref moved,
+                    ..
+                } = self.lines[line];
+                let pod = self.pod(line, workload, kind, moved.len(), Some(node));
+                let info = self.read(pod, engine);
+                let line = &mut self.lines[line];
+                (line.node, line.info, line.ready) = (Some(node), info, self.minute + 1);
+            }
+        }
+        drop(engine.take_measures());
+        drop(engine.take_incoming());
+    }
+
+    /// What share of its cores each node used in the last minute.
+    pub(super) fn loads(&self) -> Vec<f64> {
+        let last = |used: &VecDeque<f64>| used.back().copied().unwrap_or(0.0) / CORES;
+        self.used.iter().map(last).collect()
+    }
+
+    /// How many pods have no node.
+    pub(super) fn waiting(&self) -> usize {
+        self.lines.iter().filter(|line| line.node.is_none()).count()
+    }
+
+    /// How often the pod that was moved most often within an hour was moved in it, those that came in its place
+    /// counted as the pod.
+    pub(super) fn most_moves_in_an_hour(&self) -> usize {
+        let most = |line: &Line| {
+            let within = |at: usize| {
+                let first = line.moved[at];
+                line.moved[at..]
+                    .iter()
+                    .take_while(|minute| **minute < first + 60)
+                    .count()
+            };
+            (0..line.moved.len()).map(within).max().unwrap_or(0)
+        };
+        self.lines.iter().map(most).max().unwrap_or(0)
+    }
+}
+
+fn is_ready(line: &Line, minute: u64) -> bool {
+    line.node.is_some() && line.ready <= minute
+}
+
+fn remember(history: &mut VecDeque<f64>, used: f64) {
+    if history.len() >= REPORTED {
+        history.pop_front();
+    }
+    history.push_back(used);
+}
+
+#[allow(clippy::cast_precision_loss, reason = "at most five")]
+fn mean(history: &VecDeque<f64>) -> f64 {
+    history.iter().sum::<f64>() / history.len().max(1) as f64
+}
+
+/// Cores and GiB.
+fn usage(cores: f64, memory: f64) -> ResourceMap {
+    #[allow(clippy::cast_possible_truncation, reason = "of a node")]
+    let (milli, bytes) = ((cores * 1000.0) as i64, (memory * 1_073_741_824.0) as i64);
+    let resources: ResourceList = [
+        ("cpu".to_owned(), Quantity::from_milli(milli)),
+        ("memory".to_owned(), Quantity::from_bytes(bytes)),
+    ]
+    .into_iter()
+    .collect();
+    ResourceMap {
+        resources,
+        ..ResourceMap::default()
+    }
+}
+
+/// As the descheduler asks it for targets.
+fn engine() -> Result<Engine, ProfileError> {
+    let config = Configuration::koord(&["koord-scheduler".to_owned()]);
+    let registry = crate::placement::registry();
+    let profiles = Profiles::build(&config, &registry, &BuildContext::default(), true)?;
+    let options = EngineOptions {
+        class_bytes: 64 << 20,
+        ..EngineOptions::default()
+    };
+    Ok(Engine::new(&config, profiles, options))
+}
+
+fn parse<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
+    // Objects that are written in this file.
+    serde_json::from_value(value).unwrap_or_else(|error| unreachable!("{error}"))
+}

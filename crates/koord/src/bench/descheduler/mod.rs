@@ -1,0 +1,342 @@
+//! `koord bench descheduler`: what a cycle costs on a large cluster with hot spots, and what it does for the cluster,
+//! over simulated time: upstream's order of eviction and ours, each with and without asking for a target first, and
+//! nobody at all.
+
+mod cluster;
+
+use crate::placement::Targets;
+use anyhow::{Context as _, Result};
+use cluster::{Cluster, Moved};
+use koord_bench::rss_mib;
+use koord_descheduler::config::Configuration;
+use koord_descheduler::framework::{Ask, Evictor, Filter, Framework, Intent, Why};
+use koord_descheduler::registry::{Built, Registry};
+use koord_descheduler::state::{PodInfo, Snapshot};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Above this share of its CPU a node is hot.
+const HIGH: f64 = 0.65;
+/// Minutes from one cycle to the next.
+const INTERVAL: u64 = 2;
+const EVICTOR: &str = "BenchEvictor";
+
+/// What to measure.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Nodes of 32 cores, one in ten of which is hot.
+    #[arg(long, default_value_t = 1000)]
+    pub nodes: usize,
+    /// Pods on them.
+    #[arg(long, default_value_t = 20_000)]
+    pub pods: usize,
+    /// Simulated minutes.
+    #[arg(long, default_value_t = 60)]
+    pub minutes: u64,
+    /// Only the run that the figures at the top are of.
+    #[arg(long)]
+    pub only_ours: bool,
+    /// Write the figures to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// How a run goes about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct How {
+    name: &'static str,
+    /// `victimSelection` of LowNodeLoad; without one nobody moves anything.
+    order: Option<&'static str>,
+    /// Whether a target is asked for before anything is evicted.
+    targets: bool,
+}
+
+/// The first is the one that `koord up` has.
+static RUNS: [How; 5] = [
+    How {
+        name: "variance with targets",
+        order: Some("Variance"),
+        targets: true,
+    },
+    How {
+        name: "variance",
+        order: Some("Variance"),
+        targets: false,
+    },
+    How {
+        name: "greedy with targets",
+        order: Some("Greedy"),
+        targets: true,
+    },
+    How {
+        name: "greedy",
+        order: Some("Greedy"),
+        targets: false,
+    },
+    How {
+        name: "nobody",
+        order: None,
+        targets: false,
+    },
+];
+
+/// The figures; those at the top are of the first run.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[allow(missing_docs, reason = "names and units say it")]
+pub(super) struct Report {
+    pub nodes: usize,
+    pub pods: usize,
+    pub minutes: u64,
+    /// The longest, from what informers hold to the plan.
+    pub cycle_ms: f64,
+    /// The most that the process took, the simulated cluster included.
+    #[serde(rename = "rssMiB")]
+    pub rss_mib: f64,
+    /// Of that, what the scheduler's engine took when it was filled.
+    #[serde(rename = "targetsRssMiB")]
+    pub targets_rss_mib: f64,
+    /// Of the shares of CPU that nodes use, in percent points.
+    pub stddev_before: f64,
+    pub stddev_after: f64,
+    pub moves: u64,
+    pub max_moves_per_pod_per_hour: usize,
+    /// Evictions after which fewer pods were ready than their budget wants.
+    pub pdb_violations: u64,
+    pub runs: Vec<Run>,
+}
+
+/// One run.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[allow(missing_docs, reason = "names and units say it")]
+pub(super) struct Run {
+    pub name: &'static str,
+    pub cycles: usize,
+    pub cycle_ms: f64,
+    pub cycle_ms_mean: f64,
+    /// Of the longest cycle, what it took to make the snapshot.
+    pub snapshot_ms: f64,
+    pub stddev_before: f64,
+    pub stddev_after: f64,
+    /// 95 of 100 nodes use no more than this share of their CPU, in percent.
+    pub p95_before: f64,
+    pub p95_after: f64,
+    pub hot_nodes_before: usize,
+    pub hot_nodes_after: usize,
+    /// After how many cycles 95 of 100 nodes were and stayed at or below the threshold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cycles_to_balance: Option<usize>,
+    pub moves: u64,
+    pub max_moves_per_pod_per_hour: usize,
+    /// Evictions that a budget did not allow.
+    pub evictions_blocked: u64,
+    pub pdb_violations: u64,
+    /// Pods that were evicted and have no node at the end, and the most at any time.
+    pub pods_without_node_after: usize,
+    pub pods_without_node_most: usize,
+    /// Pods that stayed because no node would take them, summed over cycles.
+    pub no_target: usize,
+    #[serde(rename = "rssMiB")]
+    pub rss_mib: f64,
+}
+
+/// Measures.
+///
+/// # Errors
+/// A configuration of this file is refused.
+pub(super) fn run(args: &Args) -> Result<Report> {
+    let hows = if args.only_ours {
+        &RUNS[..1]
+    } else {
+        &RUNS[..]
+    };
+    let mut runs = Vec::new();
+    let mut targets_rss_mib = 0.0;
+    for (at, how) in hows.iter().enumerate() {
+        let cluster = Cluster::new(args.nodes, args.pods)?;
+        if at == 0 {
+            targets_rss_mib = cluster.engine_mib;
+        }
+        runs.push(one(*how, cluster, args.minutes)?);
+    }
+    let first = runs.first().cloned().unwrap_or_default();
+    Ok(Report {
+        nodes: args.nodes,
+        pods: args.pods,
+        minutes: args.minutes,
+        cycle_ms: first.cycle_ms,
+        rss_mib: first.rss_mib,
+        targets_rss_mib,
+        stddev_before: first.stddev_before,
+        stddev_after: first.stddev_after,
+        moves: first.moves,
+        max_moves_per_pod_per_hour: first.max_moves_per_pod_per_hour,
+        pdb_violations: first.pdb_violations,
+        runs,
+    })
+}
+
+fn one(how: How, mut cluster: Cluster, minutes: u64) -> Result<Run> {
+    let mut framework = how.order.map(framework).transpose()?;
+    if let Some(framework) = framework.as_mut().filter(|_| how.targets) {
+        framework.placement = Some(Box::new(Targets::new(cluster.follower.clone())));
+    }
+    let before = Spread::of(&cluster);
+    let mut run = Run {
+        name: how.name,
+        stddev_before: before.stddev,
+        p95_before: before.p95,
+        hot_nodes_before: before.hot,
+        ..Run::default()
+    };
+    let mut total = 0.0;
+    for minute in 0..minutes {
+        if minute % INTERVAL == 0
+            && let Some(framework) = &mut framework
+        {
+            let started = Instant::now();
+            let snapshot = cluster.snapshot();
+            let made = millis(started);
+            let plan = framework.run(&snapshot);
+            let took = millis(started);
+            if let Some(problem) = &plan.error {
+                anyhow::bail!("{}: {problem}", how.name);
+            }
+            run.rss_mib = run.rss_mib.max(rss_mib());
+            run.cycles += 1;
+            total += took;
+            if took > run.cycle_ms {
+                (run.cycle_ms, run.snapshot_ms) = (took, made);
+            }
+            let rule = crate::placement::NO_TARGET;
+            run.no_target += plan
+                .kept
+                .iter()
+                .filter(|kept| kept.why.rule == rule)
+                .count();
+            let Moved {
+                moves,
+                blocked,
+                violations,
+            } = cluster.apply(&plan);
+            run.moves += moves;
+            run.evictions_blocked += blocked;
+            run.pdb_violations += violations;
+            run.pods_without_node_most = run.pods_without_node_most.max(cluster.waiting());
+        }
+        cluster.tick();
+        let now = Spread::of(&cluster);
+        if now.p95 > 100.0 * HIGH {
+            run.cycles_to_balance = None;
+        } else {
+            run.cycles_to_balance.get_or_insert(run.cycles);
+        }
+    }
+    let after = Spread::of(&cluster);
+    #[allow(clippy::cast_precision_loss, reason = "cycles")]
+    let mean = total / run.cycles.max(1) as f64;
+    Ok(Run {
+        cycle_ms_mean: mean,
+        stddev_after: after.stddev,
+        p95_after: after.p95,
+        hot_nodes_after: after.hot,
+        max_moves_per_pod_per_hour: cluster.most_moves_in_an_hour(),
+        pods_without_node_after: cluster.waiting(),
+        ..run
+    })
+}
+
+fn millis(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1000.0
+}
+
+/// How load is spread over nodes, in percent of their CPU.
+#[derive(Debug, Clone, Copy)]
+struct Spread {
+    stddev: f64,
+    p95: f64,
+    hot: usize,
+}
+
+impl Spread {
+    fn of(cluster: &Cluster) -> Self {
+        let mut loads = cluster.loads();
+        loads.sort_unstable_by(f64::total_cmp);
+        #[allow(clippy::cast_precision_loss, reason = "nodes")]
+        let count = loads.len().max(1) as f64;
+        let mean = loads.iter().sum::<f64>() / count;
+        let variance = loads.iter().map(|load| (load - mean).powi(2)).sum::<f64>() / count;
+        let at = (loads.len() * 95).div_ceil(100).saturating_sub(1);
+        Self {
+            stddev: 100.0 * variance.sqrt(),
+            p95: 100.0 * loads.get(at).copied().unwrap_or(0.0),
+            hot: loads.iter().filter(|load| **load > HIGH).count(),
+        }
+    }
+}
+
+/// LowNodeLoad with this `victimSelection`; whoever it picks is evicted.
+fn framework(order: &str) -> Result<Framework> {
+    let registry = Registry::in_tree().with::<Value>(
+        EVICTOR,
+        false,
+        |_| Ok(()),
+        |_, _| {
+            Ok(Built {
+                evict: Some(Box::new(Anything)),
+                filter: Some(Box::new(Anything)),
+                ..Built::default()
+            })
+        },
+    );
+    let config = json!({
+        "apiVersion": "descheduler/v1alpha2",
+        "kind": "DeschedulerConfiguration",
+        "profiles": [{
+            "name": "bench",
+            "plugins": {
+                "deschedule": {"disabled": [{"name": "*"}]},
+                "balance": {"disabled": [{"name": "*"}], "enabled": [{"name": "LowNodeLoad"}]},
+                "evict": {"disabled": [{"name": "*"}], "enabled": [{"name": EVICTOR}]},
+                "filter": {"disabled": [{"name": "*"}], "enabled": [{"name": EVICTOR}]},
+            },
+            "pluginConfig": [{"name": "LowNodeLoad", "args": {
+                "highThresholds": {"cpu": 100.0 * HIGH, "memory": 95.0},
+                "lowThresholds": {"cpu": 45.0, "memory": 80.0},
+                "anomalyCondition": {"consecutiveAbnormalities": 2},
+                "victimSelection": order,
+            }}],
+        }],
+    });
+    let config = Configuration::parse(&config.to_string()).context("configuration")?;
+    let completed = registry.complete(config).context("configuration")?;
+    completed.build().context("configuration")
+}
+
+/// Lets every pod go.
+#[derive(Debug)]
+struct Anything;
+
+impl Filter for Anything {
+    fn name(&self) -> &'static str {
+        EVICTOR
+    }
+    fn filter(&self, _: &Snapshot, _: &PodInfo) -> Result<(), Why> {
+        Ok(())
+    }
+}
+
+impl Evictor for Anything {
+    fn name(&self) -> &'static str {
+        EVICTOR
+    }
+    fn evict(&mut self, _: &Snapshot, _: &Ask<'_>) -> Result<Intent, Why> {
+        Ok(Intent::Evict(None))
+    }
+}
+
+#[cfg(test)]
+mod tests;

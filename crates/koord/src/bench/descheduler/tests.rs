@@ -1,0 +1,47 @@
+use super::*;
+
+#[test]
+fn load_evens_out_budgets_hold_and_nobody_is_moved_twice_or_left_without_a_node() {
+    let args = Args {
+        nodes: 50,
+        pods: 1000,
+        minutes: 60,
+        only_ours: false,
+        json: None,
+    };
+    let report = run(&args).unwrap();
+    let [ours, bare, greedy, upstream, nobody] = &report.runs[..] else {
+        panic!("{report:?}")
+    };
+    assert!(
+        nobody.hot_nodes_after >= 4 && nobody.moves == 0,
+        "{nobody:?}"
+    );
+    assert!(
+        nobody.stddev_after > 0.9 * nobody.stddev_before,
+        "{nobody:?}"
+    );
+    for run in [ours, bare, greedy, upstream] {
+        assert!(run.moves > 10, "{run:?}");
+        assert_eq!(run.pdb_violations, 0, "{run:?}");
+        assert!(run.stddev_after < run.stddev_before, "{run:?}");
+    }
+    for run in [ours, bare] {
+        assert!(run.max_moves_per_pod_per_hour <= 1, "{run:?}");
+    }
+    assert!(ours.cycles_to_balance.is_some(), "{ours:?}");
+    // Who is only moved when there is a place to go to has one.
+    for run in [ours, greedy] {
+        assert_eq!(
+            (run.pods_without_node_most, run.pods_without_node_after),
+            (0, 0),
+            "{run:?}"
+        );
+    }
+    // The cluster is one in which that is not so by itself.
+    assert!(upstream.pods_without_node_most > 0, "{upstream:?}");
+    assert!(
+        ours.no_target > 0 || greedy.no_target > 0,
+        "{ours:?} {greedy:?}"
+    );
+}
