@@ -154,7 +154,7 @@ fn a_pod_without_a_promised_place_stays_and_another_goes_where_there_is_one() {
     let nodes: &[Described<'_>] = &[
         ("a", 1600, &[("p1", 800), ("p2", 700), ("p3", 300)]),
         ("b", 100, &[]),
-        ("c", 200, &[]),
+        ("c", 1000, &[]),
     ];
     let world = world(nodes);
     let mut framework = framework(thresholds());
@@ -165,6 +165,13 @@ fn a_pod_without_a_promised_place_stays_and_another_goes_where_there_is_one() {
     assert!(
         plan.moves()
             .all(|planned| planned.target.as_deref() == Some("c"))
+    );
+    // They are expected there, and not where there would have been more room.
+    assert_eq!(
+        notes(&framework.run(&world.snapshot()), ""),
+        [format!(
+            "pool {DEFAULT_POOL}: no node is hot; 1 of 3 are cold"
+        )]
     );
 }
 
@@ -256,5 +263,47 @@ fn pools_are_gone_through_in_order_and_a_plan_is_the_same_again() {
         fastrand::shuffle(&mut world.pods);
         let again = framework(pooled.clone()).run(&world.snapshot());
         assert_eq!((moved(&again), &again.notes), (first.clone(), &plan.notes));
+    }
+}
+
+#[test]
+fn what_moves_already_is_not_asked_for_again_though_its_node_stays_hot() {
+    let nodes: &[Described<'_>] = &[("a", 2700, &[("p1", 400)]), ("b", 100, &[])];
+    let world = world(nodes);
+    let mut framework = framework(thresholds());
+    assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
+    let plan = framework.run(&world.snapshot());
+    assert!(moved(&plan).is_empty());
+    assert_eq!(kept(&plan, "p1"), ["MovesAlready"]);
+}
+
+#[test]
+fn no_pod_is_moved_by_two_pools_of_a_cycle() {
+    let nodes: &[Described<'_>] = &[
+        ("a", 1800, &[("p1", 900)]),
+        ("b", 100, &[]),
+        ("e", 100, &[]),
+    ];
+    let world = world(nodes);
+    let but_e = json!({"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["e"]}]});
+    let pooled = json!({
+        "nodeSelector": but_e,
+        "nodePools": [{"name": "all", "highThresholds": {"cpu": 40}, "lowThresholds": {"cpu": 10}}],
+    });
+    let plan = framework(merged(thresholds(), pooled)).run(&world.snapshot());
+    assert_eq!(moved(&plan), ["p1"]);
+    assert_eq!(kept(&plan, "p1"), ["MovesAlready"]);
+}
+
+#[test]
+fn a_node_that_takes_no_pods_is_not_cold() {
+    let nodes: &[Described<'_>] = &[("a", 1800, &[("p1", 900)]), ("b", 100, &[])];
+    let mut world = world(nodes);
+    world.nodes.retain(|node| &*node.name != "b");
+    world.node("b", json!({"spec": {"unschedulable": true}}));
+    for how in ["Greedy", "Variance"] {
+        let args = json!({"nodeFit": false, "victimSelection": how});
+        let plan = framework(merged(thresholds(), args)).run(&world.snapshot());
+        assert!(moved(&plan).is_empty() && plan.kept.is_empty(), "{how}");
     }
 }
