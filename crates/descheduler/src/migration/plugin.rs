@@ -1,12 +1,13 @@
 //! The plugin: which pods a strategy may move, and the job that moves one.
 
 use super::args::{Gate, MigrationControllerArgs};
+use super::evict::Policy;
 use super::filter::{Census, Owned, Rules};
 use super::limits::{Bucket, ObjectLimits};
 use super::{CREATED_BY, EVICT_REASON, EVICT_TRIGGER, PROFILE, Stage, stage};
 use crate::framework::{Ask, Evictor, Filter, Intent, Why};
 use crate::registry::Built;
-use crate::rules::Fit;
+use crate::rules::{Budgets, Fit};
 use crate::state::{NodeInfo, PodInfo, Snapshot};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -84,6 +85,7 @@ struct Known {
     rules: Option<Rules>,
     owned: Owned,
     census: Census,
+    budgets: Budgets,
     fit: Option<Fit>,
 }
 
@@ -125,6 +127,7 @@ impl Plugin {
                 owned: Owned::new(snapshot),
                 // Nothing is known of jobs that wait but that they are there.
                 census: Census::new(snapshot, |job| stage(job) != Stage::Ended),
+                budgets: Budgets::new(snapshot),
                 fit: None,
             };
         }
@@ -141,12 +144,30 @@ impl Plugin {
             rules.is_first(&known.census, pod)?;
             rules.is_reservable(pod)?;
             rules.is_movable(snapshot, pod)?;
-            rules.is_free(snapshot, &known.owned, &known.census, pod)
+            rules.is_free(snapshot, &known.owned, &known.census, pod)?;
+            // A job could only ask again and again until its time is over.
+            if self.evicts(pod) {
+                known.budgets.check(pod)?;
+            }
+            Ok(())
         })
     }
 
     fn count(&self, snapshot: &Snapshot, pod: &Arc<PodInfo>) {
-        self.with(snapshot, |known, _| known.census.count(pod));
+        let evicts = self.evicts(pod);
+        self.with(snapshot, |known, _| {
+            known.census.count(pod);
+            if evicts {
+                known.budgets.count(pod);
+            }
+        });
+    }
+
+    /// Whether `pod` would be evicted in the way that budgets can refuse.
+    fn evicts(&self, pod: &PodInfo) -> bool {
+        let by_default = Policy::named(&self.shared.args.eviction_policy);
+        let by_default = by_default.unwrap_or(Policy::Eviction);
+        Policy::of(Some(&pod.shape.labels), None, by_default) == Policy::Eviction
     }
 }
 

@@ -1,11 +1,13 @@
-//! Rules that several plugins share: who may be moved at all, where a pod fits, who goes first, and whom a plugin is
-//! about.
+//! Rules that several plugins share: who may be moved at all, where a pod fits, who goes first, what disruption
+//! budgets leave, and whom a plugin is about.
 
+mod budget;
 mod evictable;
 mod fit;
 mod order;
 mod select;
 
+pub use budget::Budgets;
 pub use evictable::{EVICT, Evictable, SYSTEM_CRITICAL, overrides};
 pub use fit::{Fit, Misfit, allows};
 pub use order::{DELETION_COST, Urgency, sort, sort_by};

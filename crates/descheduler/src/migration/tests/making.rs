@@ -289,3 +289,39 @@ fn the_last_question_is_whether_it_fits_another_node() {
     let gate = json!({"nodeFit": true, "skipEvictionGates": ["NodeFit"]});
     assert_eq!(asked(gate, &snapshot), Ok(()));
 }
+
+#[test]
+fn a_pod_that_a_budget_keeps_gets_no_job() {
+    let mut world = World::default();
+    let label = |app: &str| json!({"metadata": {"labels": {"app": app}}});
+    let pods = ["a", "b"].map(|name| world.pod(name, name, label("web")));
+    let deleted = json!({"metadata": {"labels": {"koordinator.sh/evict-policy": "Delete"}}});
+    let deleted = world.pod("deleted", "d", merged(label("web"), deleted));
+    let mut snapshot = world.snapshot();
+    super::replicas(&mut snapshot, "rs", 100);
+    let mut asked = |left: i32, args: Value| {
+        let budget = json!({
+            "metadata": {"name": "budget", "namespace": "default", "generation": 1},
+            "spec": {"selector": {"matchLabels": {"app": "web"}}},
+            "status": {"disruptionsAllowed": left, "observedGeneration": 1, "currentHealthy": 1, "desiredHealthy": 1,
+                "expectedPods": 1},
+        });
+        snapshot.budgets = vec![Arc::new(serde_json::from_value(budget).unwrap())];
+        let built = plugin::build(super::args(args), "profile");
+        let mut filter = built.filter.unwrap();
+        filter.begin(&snapshot);
+        [&pods[0], &pods[1], &deleted].map(|pod| {
+            let verdict = filter.filter(&snapshot, pod).map_err(|why| why.rule);
+            if verdict.is_ok() {
+                filter.moved(&snapshot, pod);
+            }
+            verdict
+        })
+    };
+    let kept = Err("PodDisruptionBudget");
+    assert_eq!(asked(0, json!({})), [kept, kept, Ok(())]);
+    assert_eq!(asked(1, json!({})), [Ok(()), kept, Ok(())]);
+    assert_eq!(asked(2, json!({})), [Ok(()); 3]);
+    // Who is deleted, or asked to go, goes whatever budgets say.
+    assert_eq!(asked(0, json!({"evictionPolicy": "Delete"})), [Ok(()); 3]);
+}

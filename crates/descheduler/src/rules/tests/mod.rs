@@ -3,6 +3,7 @@ use crate::framework::Why;
 use crate::testing::{World, merged};
 use serde_json::{Value, json};
 
+mod budget;
 mod fit;
 mod order;
 
