@@ -63,6 +63,33 @@ impl Evictor for Evicting {
     }
 }
 
+/// Finds node `hot` hot, and keeps what is there: after half an hour because of another rule.
+#[derive(Debug, Default)]
+struct Stuck {
+    cycles: usize,
+}
+
+impl Strategy for Stuck {
+    fn name(&self) -> &'static str {
+        "Stuck"
+    }
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        self.cycles += 1;
+        let snapshot = cycle.snapshot();
+        let node: std::sync::Arc<str> = "hot".into();
+        cycle.note(Some(&node), format!("hot: cpu {}%", 70 + self.cycles % 20));
+        for pod in snapshot.active_on("hot") {
+            let rule = if self.cycles < 180 {
+                "DaemonSet"
+            } else {
+                "PVC"
+            };
+            cycle.keep(pod, Why::new(rule, "stays"));
+        }
+        Ok(())
+    }
+}
+
 struct Cluster {
     /// May do everything.
     client: Client,
@@ -417,5 +444,46 @@ pub(crate) async fn a_replica_waits_for_the_lease_and_gives_it_back() {
         lost.contains("koordinator-system/koord-descheduler was lost"),
         "{lost}"
     );
+    cluster.refused.none();
+}
+
+#[tokio::test(start_paused = true)]
+pub(crate) async fn a_node_that_stays_hot_says_why_and_not_again_and_again() {
+    let cluster = Cluster::start().await;
+    let mut framework = framework(false);
+    framework.profiles[0].deschedule = vec![Box::new(Stuck::default())];
+    let options = Options {
+        interval: Duration::from_secs(10),
+        election: None,
+        events: None,
+        last: cluster.last.clone(),
+    };
+    let (client, ctx) = (cluster.limited.clone(), cluster.ctx.clone());
+    let running = tokio::spawn(daemon::run(options, framework, client, ctx));
+    // An event is kept for an hour.
+    tokio::time::sleep(Duration::from_secs(3000)).await;
+    let events = Api::<k8s_openapi::api::core::v1::Event>::all(cluster.client.clone());
+    let mut events = events.list(&ListParams::default()).await.unwrap().items;
+    events.retain(|event| event.reason.as_deref() == Some("NotDescheduled"));
+    events.sort_by_key(|event| event.first_timestamp.clone());
+    let said: Vec<_> = events
+        .iter()
+        .map(|event| (event.count, event.message.clone().unwrap_or_default()))
+        .collect();
+    let [(Some(1), first), (Some(1), second)] = &said[..] else {
+        panic!("300 cycles and two reasons: {said:?}");
+    };
+    assert!(first.starts_with("nothing was moved: test/Stuck: hot: cpu 71%"));
+    assert!(first.contains("Stuck: DaemonSet keeps 2 pods"), "{first}");
+    assert!(second.contains("Stuck: PVC keeps 2 pods"), "{second}");
+    let about = &events[0].involved_object;
+    assert_eq!(
+        (about.kind.as_deref(), about.name.as_deref()),
+        (Some("Node"), Some("hot"))
+    );
+    let node = Api::<Node>::all(cluster.client.clone());
+    assert_eq!(about.uid, node.get("hot").await.unwrap().metadata.uid);
+    cluster.ctx.shutdown.cancel();
+    running.await.unwrap().unwrap();
     cluster.refused.none();
 }
