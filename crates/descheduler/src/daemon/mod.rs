@@ -241,9 +241,10 @@ impl Leader {
         });
         let (framework, snapshot, plan) = decide.await?;
         timer.observe_duration();
-        // Said once, and not in each cycle again.
+        // Said once, and not in each cycle again; nobody misses a cycle that looks for nothing.
         let before = self.last.get().and_then(|report| report.error.clone());
-        if let Some(error) = plan.error.as_ref().filter(|_| plan.error != before) {
+        let news = plan.error != before && framework.has_strategies();
+        if let Some(error) = plan.error.as_ref().filter(|_| news) {
             tracing::warn!(error, "the cycle ended early");
         }
         let outcomes = apply::apply((&self.client, &self.view), &snapshot, &plan, stop).await;
