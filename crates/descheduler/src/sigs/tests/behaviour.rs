@@ -267,3 +267,28 @@ fn nodes_say_why_nothing_is_moved() {
         ["no node takes pods"]
     );
 }
+
+#[test]
+fn a_node_takes_as_many_pods_as_it_says() {
+    let tainted = json!({"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}});
+    let case = |pods: &str| {
+        case(
+            json!([["old", "4", "4G", "10", tainted], ["new", "4", "4G", pods]]),
+            json!([
+                ["p", "old", "-", "-", {"owner": "ReplicaSet/r"}],
+                ["q", "new", "-", "-", {"owner": "ReplicaSet/r"}],
+            ]),
+        )
+    };
+    let fit = || json!({"nodeFit": true});
+    let plan = |case: &Value| plan("RemovePodsViolatingNodeTaints", json!({}), fit(), case);
+    assert_eq!(gone(&plan(&case("2"))), ["p"]);
+    let held = plan(&case("1"));
+    assert!(gone(&held).is_empty());
+    // The other one is outside the profile.
+    let why = &held.kept[0].why;
+    assert_eq!(
+        why.to_string(),
+        "NodeFit: no other node has room: 1 too many pods, 1 unschedulable"
+    );
+}
