@@ -335,6 +335,12 @@ impl Plugin for Reservations {
         }
     }
     fn reaches_further(&self, event: &ClusterEvent<'_>) -> bool {
+        // Where nobody may be taken in it is not this plugin that says what the node lacks.
+        if event.subject == Subject::AssignedPod {
+            return event
+                .pod
+                .is_some_and(|pod| self.crowds.seek(pod, &self.table));
+        }
         // A node too small for an owner may be large enough with a reservation on it.
         event.object.is_some_and(|change| {
             let old = change::old_of(change);

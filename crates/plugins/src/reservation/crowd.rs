@@ -26,6 +26,14 @@ impl Mark {
             Self::Label(key) => says_true(pod, key),
         }
     }
+
+    /// The same of a pod that these lists of owners match.
+    fn is_among(&self, pod: &PodInfo, lists: &[SpecId]) -> bool {
+        match self {
+            Self::Owners(list) => lists.contains(list),
+            Self::Label(key) => says_true(pod, key),
+        }
+    }
 }
 
 /// Whether `pod` says `true` under the label `key`.
@@ -109,11 +117,7 @@ impl Crowds {
         }
         let lists = table.matching(pod);
         for (mark, crowd) in &mut self.by_mark {
-            let within = match mark {
-                Mark::Owners(list) => lists.contains(list),
-                Mark::Label(key) => says_true(pod, key),
-            };
-            if within {
+            if mark.is_among(pod, &lists) {
                 crowd.add(pod, node);
             } else {
                 crowd.drop(&pod.uid, node);
@@ -126,6 +130,15 @@ impl Crowds {
         for crowd in self.by_mark.values_mut() {
             crowd.drop(pod, node);
         }
+    }
+
+    /// Whether some reservation looks for pods like this one.
+    pub(super) fn seek(&self, pod: &PodInfo, table: &Table) -> bool {
+        if self.by_mark.is_empty() {
+            return false;
+        }
+        let lists = table.matching(pod);
+        self.by_mark.keys().any(|mark| mark.is_among(pod, &lists))
     }
 
     fn of(&self, uid: &str) -> Option<&Crowd> {

@@ -474,6 +474,49 @@ fn a_reservation_waits_for_somebody_to_take_in() {
 }
 
 #[test]
+fn a_reservation_that_has_no_room_waits_for_somebody_to_take_in_too() {
+    // Nobody may be taken in: what it lacks only the node's own fit says.
+    let refused = |world: &World| world.word("r").contains("Insufficient cpu");
+    let mut world = World::new();
+    world.node("n", 4);
+    running(&mut world, "p", "3", "other");
+    ahead(&mut world, "r", "4", "web", json!({}));
+    world.run();
+    assert!(refused(&world), "{}", world.word("r"));
+    merge(
+        world.pods.get_mut("p").unwrap(),
+        &json!({"metadata": {"labels": {"app": "web"}}}),
+    );
+    world.see("p");
+    world.later(20);
+    assert_eq!(world.fate("p"), "n (r)");
+
+    // A pod that was placed a moment ago is not known to run yet.
+    let mut world = World::new();
+    world.slow = true;
+    world.node("n", 4);
+    world.pod("p", "3", "web", json!({}));
+    assert!(world.engine.schedule_one(world.now).is_some());
+    ahead(&mut world, "r", "4", "web", json!({}));
+    assert!(world.engine.schedule_one(world.now).is_some());
+    world.run();
+    assert!(refused(&world), "{}", world.word("r"));
+    world.later(20);
+    assert_eq!(world.fate("p"), "n (r)");
+
+    // Who may not be taken in wakes nobody.
+    ahead(&mut world, "s", "4", "db", json!({}));
+    world.run();
+    let attempts = |world: &World| world.said.iter().filter(|(name, _)| name == "s").count();
+    let before = attempts(&world);
+    world.node("m", 1);
+    world.later(20);
+    world.pod("q", "1", "other", json!({"spec": {"nodeName": "m"}}));
+    world.later(20);
+    assert_eq!(attempts(&world), before);
+}
+
+#[test]
 fn what_fails_half_way_is_tried_again() {
     let mut world = World::new();
     world.node("n", 8);
