@@ -5,11 +5,11 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_host::testing::skip;
-use koord_kube::api::{ListParams, LogParams, PostParams};
+use koord_kube::api::{DeleteParams, ListParams, LogParams, PostParams};
 use koord_kube::{Api, ResourceExt as _};
 use serde_json::json;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 fn koord(dir: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_koord"))
@@ -360,6 +360,102 @@ fn simulated_nodes_with_numa_nodes_refuse_no_pod() {
         3,
         "one that failed would be there still: {names:?}"
     );
+    assert_eq!(up.interrupt(), Some(0));
+}
+
+/// A process that does not outlive its test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The exporter on a node that runs pods: it reads the machine and the kubelet's configuration, and lists
+/// what the node runs.
+#[test]
+fn the_exporter_follows_the_pods_of_a_real_node() {
+    let _machine = exclusive();
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut up = Up::start(dir.path(), &["--memory"]);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let client = runtime.block_on(up.client());
+    let nodes: Api<Node> = Api::all(client.clone());
+    let node = runtime.block_on(nodes.list(&ListParams::default()));
+    let node = node.expect("nodes").items.remove(0);
+    let status = node.status.clone().expect("a status");
+    let port = status.daemon_endpoints.expect("endpoints");
+    let port = port.kubelet_endpoint.expect("the kubelet's").port;
+    let socket = dir.path().join("node/pod-resources/kubelet.sock");
+    let given = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
+    let exporter = Command::new(env!("CARGO_BIN_EXE_koord"))
+        .arg("topology-exporter")
+        .arg(format!("--node-name={}", node.name_any()))
+        .arg(given("kubeconfig", &up.kubeconfig))
+        .arg(given("podresources-socket", &socket))
+        .arg(format!(
+            "--kubelet-config-uri=http://127.0.0.1:{port}/configz"
+        ))
+        // This kubelet's managers are off: it has no file of theirs whose change would ask for a look.
+        .args(["--kubelet-state-dir=", "--sleep-interval=1s", "--port=0"])
+        .spawn()
+        .expect("the exporter starts");
+    let exporter = Killed(exporter);
+
+    let reports: Api<NodeResourceTopology> = Api::all(client.clone());
+    let said = || {
+        let report = runtime.block_on(reports.get(&node.name_any())).ok()?;
+        let of = |name: &str| {
+            let mut all = report.spec.attributes.iter();
+            all.find(|it| it.name == name).map(|it| it.value.clone())
+        };
+        let policy = of("topologyManagerPolicy")?;
+        Some((
+            policy,
+            of("nodeTopologyPodsFingerprint")?,
+            report.spec.zones,
+        ))
+    };
+    let (policy, empty, zones) = eventually("a report", said);
+    assert_eq!(policy, "none");
+    let numa = std::fs::read_dir("/sys/devices/system/node").expect("NUMA nodes");
+    let mut numa: Vec<String> = numa
+        .filter_map(|entry| entry.expect("an entry").file_name().into_string().ok())
+        .filter_map(|name| Some(format!("node-{}", name.strip_prefix("node")?)))
+        .collect();
+    numa.sort_unstable();
+    let mut names: Vec<&str> = zones.iter().map(|zone| &*zone.name).collect();
+    names.sort_unstable();
+    assert_eq!(names, numa);
+    let pods: Api<Pod> = Api::default_namespaced(client);
+    let pod = json!({"metadata": {"name": "sleeper"}, "spec": {
+        "nodeName": node.name_any(), "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "c", "image": "c", "command": ["sleep", "600"]}]}});
+    let pod = serde_json::from_value(pod).expect("a Pod");
+    let created = runtime.block_on(pods.create(&PostParams::default(), &pod));
+    created.expect("created");
+    let with_pod = eventually("another fingerprint", || {
+        let (_, fingerprint, _) = said()?;
+        (fingerprint != empty).then_some(fingerprint)
+    });
+    let topology = Command::new(env!("CARGO_BIN_EXE_koord"))
+        .args(["node", "topology", "--json"])
+        .arg(given("socket", &socket))
+        .output()
+        .expect("koord starts");
+    let listed: serde_json::Value = serde_json::from_slice(&topology.stdout).expect("JSON");
+    assert_eq!(
+        (&listed["pods"], &listed["fingerprint"]),
+        (&json!(1), &json!(with_pod))
+    );
+    let deleted = runtime.block_on(pods.delete("sleeper", &DeleteParams::default()));
+    deleted.expect("deleted");
+    eventually("the fingerprint of no pod", || {
+        (said()?.1 == empty).then_some(())
+    });
+    drop(exporter);
     assert_eq!(up.interrupt(), Some(0));
 }
 
