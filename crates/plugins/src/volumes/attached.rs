@@ -241,9 +241,9 @@ impl Books {
         self.forget_empty(name);
     }
 
-    /// The pods that have volumes, by uid.
-    pub(super) fn uids(&self) -> Vec<Arc<str>> {
-        self.pods.keys().cloned().collect()
+    /// Whether the pod is on a node.
+    pub(super) fn has(&self, uid: &str) -> bool {
+        self.pods.contains_key(uid)
     }
 
     fn forget_empty(&mut self, name: &str) {

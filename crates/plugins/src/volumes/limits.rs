@@ -214,8 +214,17 @@ impl NodeVolumeLimits {
         let storage = storage(view);
         for claim in claims {
             for uid in storage.users(claim) {
-                Self::touch(self.books.review_pod(storage, uid), view, fx);
+                self.review_pod(uid, view, fx);
             }
+        }
+    }
+
+    /// The same for one pod, which may be on a node or be imagined on one.
+    fn review_pod(&mut self, uid: &Arc<str>, view: View<'_>, fx: &mut Effects) {
+        if self.books.has(uid) {
+            Self::touch(self.books.review_pod(storage(view), uid), view, fx);
+        } else {
+            fx.imagined.push(uid.clone());
         }
     }
 }
@@ -352,8 +361,8 @@ impl Bookkeeping for NodeVolumeLimits {
                 }
             }
             CLASSES => {
-                for uid in self.books.uids() {
-                    Self::touch(self.books.review_pod(storage, &uid), view, fx);
+                for uid in storage.pods() {
+                    self.review_pod(uid, view, fx);
                 }
             }
             CSI_NODES => {

@@ -319,6 +319,11 @@ impl Storage {
         self.users.get(claim).map_or(&[], Vec::as_slice)
     }
 
+    /// All pods, on nodes or not, that use claims, by uid.
+    pub(super) fn pods(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.claims_of.keys()
+    }
+
     /// Whether a pod other than this one uses the claim.
     pub(super) fn is_shared(&self, claim: &str, uid: &str) -> bool {
         self.users(claim).iter().any(|user| **user != *uid)

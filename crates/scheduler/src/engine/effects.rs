@@ -223,6 +223,9 @@ impl Engine {
             }
         }
         self.touched = touched;
+        for uid in fx.imagined {
+            self.touch_promised(&uid);
+        }
         if fx.touch_all {
             self.forget_shared();
         }

@@ -142,6 +142,13 @@ impl Engine {
         }
     }
 
+    /// What the pod with this uid takes changed: others are judged beside it where it is nominated.
+    pub(super) fn touch_promised(&mut self, uid: &str) {
+        if let Some(node) = self.nominator.node_of(uid).cloned() {
+            self.touch_named(&node);
+        }
+    }
+
     fn touch_named(&mut self, node: &str) {
         if let Some(index) = self.nodes.find(node) {
             self.nodes.touch(index);

@@ -81,6 +81,9 @@ pub struct Effects {
     pub touched: Vec<NodeIndex>,
     /// All of them.
     pub touch_all: bool,
+    /// Pods (by uid) that are on no node and take something else than before wherever they go: nodes
+    /// that keep room for them are touched. Whether any does need not be known.
+    pub imagined: Vec<Arc<str>>,
     /// Waiting pods (by uid) that may bind as far as this plugin is concerned.
     pub allow: Vec<(Arc<str>, &'static str)>,
     /// Waiting pods that must give back what they hold, and why.
@@ -114,6 +117,7 @@ impl Effects {
         let Self {
             touched,
             touch_all,
+            imagined,
             allow,
             reject,
             rollback,
@@ -128,6 +132,7 @@ impl Effects {
         } = self;
         !touch_all
             && touched.is_empty()
+            && imagined.is_empty()
             && allow.is_empty()
             && reject.is_empty()
             && rollback.is_empty()

@@ -236,3 +236,78 @@ fn what_changes_on_a_node_is_seen_by_all_pods_of_a_kind() {
         assert_eq!(engines[0].mismatches(), 0, "{case}");
     }
 }
+
+/// A pod that room is kept for on a node is counted there with the volumes that it has now, whatever
+/// it had when others of the same kind were last judged.
+#[test]
+fn what_becomes_of_the_volumes_of_a_nominated_pod_is_seen_by_all_pods_of_a_kind() {
+    // Zone z1 has one node, n1.
+    let bound = |name, driver| Step::Bound {
+        name,
+        mode: 0,
+        place: 1,
+        driver,
+    };
+    let pod = |claim, disk, priority| Step::Pod {
+        claims: [claim, CLAIMS],
+        disk,
+        priority,
+        times: 1,
+        nominated: 99,
+    };
+    let unbound = Step::Claim {
+        name: 7,
+        class: 0,
+        size: 1,
+        mode: 0,
+        selected: 1,
+    };
+    // The node takes one volume. What the nominated pod is to have there is one, but its disk is in use
+    // until the evicted pod has gone.
+    let kept_for = |nominated: Step| {
+        vec![
+            Step::Limit { node: 1, count: 1 },
+            bound(0, 0),
+            bound(1, 2),
+            bound(2, 2),
+            nominated,
+            pod(0, 0, 0),
+            pod(7, 0, 1),
+            pod(1, 9, 0),
+        ]
+    };
+    let rows = [
+        ("another kind of volume", bound(7, 2), bound(7, 0)),
+        ("the claim is gone", bound(7, 2), Step::ClaimGone(7)),
+        ("the claim is bound otherwise", unbound.clone(), bound(7, 0)),
+        (
+            "a class of another driver",
+            unbound,
+            Step::Class { moved: true },
+        ),
+    ];
+    for (case, before, change) in rows {
+        let mut steps = kept_for(before);
+        let (_, [said, alone]) = run(&steps);
+        assert_eq!(said, alone, "{case}");
+        let is_kept = [
+            "p2 evicts [\"p1\"] from n1",
+            "p3: 0/4 nodes are available: 1 node(s) exceed max",
+        ];
+        for text in is_kept {
+            assert!(
+                said.iter().any(|said| said.contains(text)),
+                "{case}: {text}: {said:?}"
+            );
+        }
+        steps.extend([change, pod(2, 9, 0)]);
+        let (engines, [said, alone]) = run(&steps);
+        assert_eq!(said, alone, "{case}");
+        // The one that was refused or the new one.
+        let taken = said
+            .iter()
+            .filter(|said| *said == "p3 -> n1" || *said == "p4 -> n1");
+        assert_eq!(taken.count(), 1, "{case}: {said:?}");
+        assert_eq!(engines[0].mismatches(), 0, "{case}");
+    }
+}

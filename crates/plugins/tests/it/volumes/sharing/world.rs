@@ -58,6 +58,10 @@ pub(super) enum Step {
     Driver {
         asks: bool,
     },
+    /// Volumes of class `late` are made by another driver, or by the usual one again.
+    Class {
+        moved: bool,
+    },
     Pod {
         claims: [u8; 2],
         disk: u8,
@@ -94,6 +98,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (0..CLAIMS).prop_map(Step::Detached),
         2 => (0..3_u8, 0..4_u8).prop_map(|(zone, size)| Step::Room { zone, size }),
         1 => any::<bool>().prop_map(|asks| Step::Driver { asks }),
+        1 => any::<bool>().prop_map(|moved| Step::Class { moved }),
         20 => ([0..CLAIMS, 0..CLAIMS + 8], 0..12_u8, 0..3_u8, 1..4_u8, 0..30_u8).prop_map(
             |(claims, disk, priority, times, nominated)|
                 Step::Pod { claims, disk, priority, times, nominated }
@@ -124,6 +129,7 @@ fn place(place: u8) -> Value {
     }
 }
 
+const WAIT: &str = "WaitForFirstConsumer";
 const CLASSES: [&str; 3] = ["late", "static", "made"];
 const MODES: [&str; 3] = ["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"];
 
@@ -324,6 +330,11 @@ impl World {
                     "spec": {"storageCapacity": asks}});
                 self.set(engines, "driver", value, now);
             }
+            Step::Class { moved } => {
+                let driver = if moved { "csi.other" } else { "csi.example" };
+                let value = class("late", driver, WAIT, json!({}));
+                self.set(engines, "sc", value, now);
+            }
             _ => {}
         }
     }
@@ -439,10 +450,9 @@ pub(super) fn run(steps: &[Step]) -> (Vec<Engine>, [Vec<String>; 2]) {
     let mut sides = [Side::default(), Side::default()];
     let mut world = World::default();
     let mut now = at(0);
-    let wait = "WaitForFirstConsumer";
     for (name, driver, mode) in [
-        ("late", "csi.example", wait),
-        ("static", "kubernetes.io/no-provisioner", wait),
+        ("late", "csi.example", WAIT),
+        ("static", "kubernetes.io/no-provisioner", WAIT),
         ("made", "csi.example", "Immediate"),
     ] {
         world.set(
