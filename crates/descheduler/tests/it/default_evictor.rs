@@ -1,5 +1,6 @@
 //! `DefaultEvictor` against an API server.
 
+use crate::deploy::{self, Refused};
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use koord_apiserver::{ApiServer, Config};
@@ -31,10 +32,14 @@ profiles:
 ";
 
 #[tokio::test(start_paused = true)]
-async fn pods_are_evicted_unless_their_storage_is_protected() {
+pub(crate) async fn pods_are_evicted_unless_their_storage_is_protected() {
     let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
     let server = ApiServer::open(Config::memory(clock.clone())).await;
-    let client = koord_kube::client::in_process(server.unwrap().service());
+    let server = server.unwrap();
+    let client = koord_kube::client::in_process(server.service());
+    deploy::install(&client).await;
+    let refused = Refused::default();
+    let limited = koord_kube::client::in_process(deploy::service(&server, &refused));
     let (create, default) = (PostParams::default(), "default");
     let nodes: Api<Node> = Api::all(client.clone());
     for name in ["a", "b"] {
@@ -88,7 +93,7 @@ async fn pods_are_evicted_unless_their_storage_is_protected() {
         last: LastCycle::default(),
     };
     let (ctx, last) = (Context::with_clock(clock), options.last.clone());
-    let running = tokio::spawn(daemon::run(options, framework, client, ctx.clone()));
+    let running = tokio::spawn(daemon::run(options, framework, limited, ctx.clone()));
     tokio::time::sleep(Duration::from_secs(60)).await;
     let left = pods.list(&ListParams::default()).await.unwrap();
     let left: Vec<_> = left
@@ -105,4 +110,5 @@ async fn pods_are_evicted_unless_their_storage_is_protected() {
     );
     ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
+    refused.none();
 }
