@@ -192,8 +192,12 @@ impl Engine {
     }
 
     /// What is read of a pod that is queued is read now, and not while others wait to be placed. Where a
-    /// plugin panics over it, it does so again when the pod is tried, and refuses it then.
+    /// plugin panics over it, it does so again when the pod is tried, and refuses it then. A daemon's pods
+    /// have one node each, share nothing, and are placed without a shape: if one needs it, it is made then.
     fn read_early(&self, info: &PodInfo, profile: usize) {
+        if info.daemon {
+            return;
+        }
         let read = AssertUnwindSafe(|| self.own_shape(info, profile));
         if catch_unwind(read).is_err() {
             tracing::error!(pod = %info, "a plugin panicked over a pod that is queued");

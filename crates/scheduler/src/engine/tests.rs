@@ -369,6 +369,29 @@ fn a_plugin_that_panics_over_a_pod_as_it_comes_leaves_it_to_the_attempt() {
 }
 
 #[test]
+fn pods_are_signed_as_they_come_but_a_daemons_which_share_nothing() {
+    let mut engine = engine();
+    for kind in ["ReplicaSet", "DaemonSet"] {
+        let owner = json!([{"apiVersion": "apps/v1", "kind": kind, "name": "o", "uid": "o"}]);
+        let owned = |value: &mut Value| value["metadata"]["ownerReferences"] = owner;
+        engine.pod_applied(pod_with(kind, "1", owned), at(0));
+    }
+    let signed = |uid: &str| {
+        let now = std::cell::Cell::new(false);
+        let sign = || {
+            now.set(true);
+            None
+        };
+        let _ = engine.queue.get(uid).unwrap().info.shape(0, sign);
+        !now.get()
+    };
+    let told = ["ReplicaSet", "DaemonSet"].map(signed);
+    assert_eq!(told, [true, false]);
+    engine.node_applied(node("n", "4"), at(0));
+    assert!(schedule(&mut engine, 1).iter().all(|(_, on)| on.is_some()));
+}
+
+#[test]
 fn a_pod_that_waits_for_permission_holds_its_room_until_allowed_or_late() {
     let mut engine = engine();
     engine.node_applied(node("n", "2"), at(0));
