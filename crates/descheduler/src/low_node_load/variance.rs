@@ -5,19 +5,58 @@ use super::load::{Load, Row, Side, is_prod};
 use super::pass::Pass;
 use super::solve::{Bin, Bins, Item, Work};
 use crate::framework::Why;
-use crate::rules::{Urgency, sort};
-use crate::state::PodInfo;
+use crate::rules::{Urgency, alike, sort};
+use crate::state::{PodInfo, Shape};
 use koord_model::resources::Amounts;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
 /// How many pairs of a pod and a node are looked at in one pass: a fraction of a second.
 const WORK: u64 = 4_000_000;
 
+/// So many kinds of pods are told apart in one pass, which are compared one by one.
+const KINDS: usize = 64;
+
+/// Which nodes do not take whom. Pods only come to the nodes of a pass, so that what one refuses it goes on refusing.
+#[derive(Debug, Default)]
+struct Refusals {
+    /// One shape of each kind, and the bins that refuse it.
+    kinds: Vec<(Arc<Shape>, FxHashSet<usize>)>,
+}
+
+impl Refusals {
+    /// The kind of pods of this shape; none when there are too many to tell them apart.
+    fn kind(&mut self, shape: &Arc<Shape>) -> Option<usize> {
+        let known = self.kinds.iter().position(|(one, _)| alike(one, shape));
+        if known.is_none() && self.kinds.len() < KINDS {
+            self.kinds.push((shape.clone(), FxHashSet::default()));
+            return Some(self.kinds.len() - 1);
+        }
+        known
+    }
+
+    /// Whether a pod of `kind` is let into `bin`; `ask` knows.
+    fn lets(&mut self, kind: Option<usize>, bin: usize, ask: impl FnOnce() -> bool) -> bool {
+        let Some((_, refusing)) = kind.and_then(|kind| self.kinds.get_mut(kind)) else {
+            return ask();
+        };
+        if refusing.contains(&bin) {
+            return false;
+        }
+        let lets = ask();
+        if !lets {
+            refusing.insert(bin);
+        }
+        lets
+    }
+}
+
 /// A pod that may go.
 #[derive(Debug)]
 struct Movable<'a> {
     pod: Arc<PodInfo>,
+    /// Of the [`Refusals`] of its pass.
+    kind: Option<usize>,
     metric: &'a Amounts,
     item: Item,
     urgency: Urgency,
@@ -33,6 +72,7 @@ struct Field {
     places: Vec<usize>,
     /// The place of the loads that a node has, and its bin if it takes pods.
     nodes: FxHashMap<Arc<str>, (usize, Option<usize>)>,
+    refusals: Refusals,
     work: Work,
 }
 
@@ -62,7 +102,7 @@ impl<'a> Pass<'_, 'a> {
         let mut field = self.field(targets);
         for source in sources {
             let there = self.candidates(*source, side).len();
-            let mut movable = self.movable(side, *source);
+            let mut movable = self.movable(side, *source, &mut field.refusals);
             if movable.is_empty() {
                 self.tell(*source, 0, &format!("none of {there} may"));
                 continue;
@@ -108,12 +148,13 @@ impl<'a> Pass<'_, 'a> {
             bins: Bins::new(bins.collect(), weights, mean.collect()),
             places: targets.to_vec(),
             nodes,
+            refusals: Refusals::default(),
             work: Work(WORK),
         }
     }
 
     /// The pods of `source` that may go, who matters least first.
-    fn movable(&mut self, side: Side, source: usize) -> Vec<Movable<'a>> {
+    fn movable(&mut self, side: Side, source: usize, refusals: &mut Refusals) -> Vec<Movable<'a>> {
         let now = self.cycle.snapshot().now;
         let mut metrics = FxHashMap::default();
         let mut pods = Vec::new();
@@ -145,6 +186,7 @@ impl<'a> Pass<'_, 'a> {
             };
             Some(Movable {
                 urgency: Urgency::of(&pod),
+                kind: refusals.kind(&pod.shape),
                 pod,
                 metric,
                 item,
@@ -207,14 +249,23 @@ impl<'a> Pass<'_, 'a> {
         let items = items.filter(|(_, movable)| !movable.out && relieves(&movable.item));
         let items = items.map(|(at, movable)| (at, &movable.item));
         let Field {
-            bins, places, work, ..
+            bins,
+            places,
+            work,
+            refusals,
+            ..
         } = field;
         let allows = |item: usize, bin: usize| {
             let (Some(movable), Some(place)) = (group.get(item), places.get(bin)) else {
                 return false;
             };
+            if !self.args.node_fit {
+                return true;
+            }
             let target = self.loads.get(*place);
-            !self.args.node_fit || target.is_some_and(|load| self.fit.does(&movable.pod, load.node))
+            refusals.lets(movable.kind, bin, || {
+                target.is_some_and(|load| self.fit.does(&movable.pod, load.node))
+            })
         };
         let pair = bins.best(&bin(load), items, allows, work)?;
         Some((pair.item, pair.bin))

@@ -4,6 +4,7 @@
 //! Source: Koordinator `pkg/descheduler/node`.
 
 use crate::state::{NodeInfo, PodInfo, Shape, Snapshot};
+use k8s_openapi::api::core::v1::NodeSelector;
 use koord_model::nodes;
 use koord_model::resources::{Amounts, ResourceTable};
 use rustc_hash::FxHashMap;
@@ -177,6 +178,25 @@ impl Fit {
     }
 }
 
+/// Whether [`Fit`] says the same of pods of either shape, whatever the node: they ask for the same, and say the same of
+/// nodes.
+#[must_use]
+pub fn alike(a: &Shape, b: &Shape) -> bool {
+    a.requests == b.requests
+        && a.malformed.is_some() == b.malformed.is_some()
+        && a.node_selector == b.node_selector
+        && a.tolerations == b.tolerations
+        && required(a) == required(b)
+}
+
+/// Required node affinity.
+fn required(shape: &Shape) -> Option<&NodeSelector> {
+    let affinity = shape.affinity.as_ref()?.node_affinity.as_ref()?;
+    affinity
+        .required_during_scheduling_ignored_during_execution
+        .as_ref()
+}
+
 /// Whether `nodeSelector` and required node affinity allow `node`.
 #[must_use]
 pub fn allows(shape: &Shape, node: &NodeInfo) -> bool {
@@ -184,14 +204,7 @@ pub fn allows(shape: &Shape, node: &NodeInfo) -> bool {
     if !selector.all(|(key, value)| node.label(key) == Some(value)) {
         return false;
     }
-    let affinity = shape.affinity.as_ref();
-    let affinity = affinity.and_then(|affinity| affinity.node_affinity.as_ref());
-    let required = affinity.and_then(|affinity| {
-        affinity
-            .required_during_scheduling_ignored_during_execution
-            .as_ref()
-    });
-    required.is_none_or(|required| {
+    required(shape).is_none_or(|required| {
         nodes::any_term(&required.node_selector_terms, &node.name, |key| {
             node.label(key)
         })

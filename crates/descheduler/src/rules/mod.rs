@@ -9,7 +9,7 @@ mod select;
 
 pub use budget::Budgets;
 pub use evictable::{EVICT, Evictable, SYSTEM_CRITICAL, overrides};
-pub use fit::{Fit, Misfit, allows};
+pub use fit::{Fit, Misfit, alike, allows};
 pub use order::{DELETION_COST, Urgency, sort, sort_by};
 pub use select::{Choice, Namespaces, PodSelector};
 

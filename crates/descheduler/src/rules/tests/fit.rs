@@ -325,3 +325,97 @@ fn pods_that_ended_take_nothing_and_those_that_are_added_do() {
     let unreadable = world.pod("q", "a", asking(json!({"cpu": "much"})));
     assert_eq!(fit.fits(&unreadable, &node), Err(vec![Misfit::Malformed]));
 }
+
+#[test]
+fn pods_are_alike_when_they_ask_for_the_same_of_nodes() {
+    let affinity = |operator: &str, rule: &str| {
+        let term =
+            json!({"matchExpressions": [{"key": "gpu", "operator": operator, "values": ["yes"]}]});
+        let inner = match rule {
+            "requiredDuringSchedulingIgnoredDuringExecution" => {
+                json!({"nodeSelectorTerms": [term]})
+            }
+            _ => json!([{"weight": 1, "preference": term}]),
+        };
+        json!({"spec": {"affinity": {"nodeAffinity": {rule: inner}}}})
+    };
+    let must = "requiredDuringSchedulingIgnoredDuringExecution";
+    let may = "preferredDuringSchedulingIgnoredDuringExecution";
+    let tolerating =
+        |key: &str| json!({"spec": {"tolerations": [{"key": key, "operator": "Exists"}]}});
+    // What a pod says beside one CPU, and which of these are of one kind.
+    let rows = [
+        ("plain", json!({}), 0),
+        (
+            "labels",
+            json!({"metadata": {"labels": {"app": "other"}}}),
+            0,
+        ),
+        ("priority", json!({"spec": {"priority": 7}}), 0),
+        ("preferred affinity", affinity("In", may), 0),
+        ("more", asking(json!({"cpu": "2"})), 1),
+        (
+            "another resource",
+            asking(json!({"cpu": "1", "memory": "1Gi"})),
+            2,
+        ),
+        (
+            "unreadable",
+            asking(json!({"cpu": "1", "memory": "much"})),
+            3,
+        ),
+        (
+            "selector",
+            json!({"spec": {"nodeSelector": {"gpu": "yes"}}}),
+            4,
+        ),
+        (
+            "another selector",
+            json!({"spec": {"nodeSelector": {"gpu": "no"}}}),
+            5,
+        ),
+        ("affinity", affinity("In", must), 6),
+        ("another affinity", affinity("NotIn", must), 7),
+        ("toleration", tolerating("hardware"), 8),
+        ("another toleration", tolerating("other"), 9),
+    ];
+    let mut world = World::default();
+    node(
+        &mut world,
+        "gpu",
+        merged(tainted(), json!({"metadata": {"labels": {"gpu": "yes"}}})),
+    );
+    node(
+        &mut world,
+        "no",
+        json!({"metadata": {"labels": {"gpu": "no"}}}),
+    );
+    node(
+        &mut world,
+        "small",
+        json!({"status": {"allocatable": {"cpu": "1500m", "memory": "1M"}}}),
+    );
+    let pods: Vec<_> = rows
+        .iter()
+        .map(|(name, over, _)| {
+            let one = asking(json!({"cpu": "1"}));
+            world.pod(name, "elsewhere", merged(one, over.clone()))
+        })
+        .collect();
+    let snapshot = world.snapshot();
+    let fit = Fit::new(&snapshot);
+    for (a, (first, _, kind)) in pods.iter().zip(&rows) {
+        for (b, (second, _, other)) in pods.iter().zip(&rows) {
+            assert_eq!(
+                alike(&a.shape, &b.shape),
+                kind == other,
+                "{first} and {second}"
+            );
+            if kind == other {
+                for node in &snapshot.nodes {
+                    assert_eq!(fit.fits(a, node), fit.fits(b, node), "{first} and {second}");
+                }
+            }
+        }
+    }
+}
