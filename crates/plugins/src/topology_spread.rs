@@ -21,6 +21,7 @@ use koord_scheduler::framework::{
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 const NAME: &str = "PodTopologySpread";
@@ -39,8 +40,12 @@ pub(crate) struct TopologySpread {
     system: bool,
     owners: Owners,
     census: Census,
-    asked: Asked,
+    /// The last one first; of others those that are decided ahead.
+    asked: VecDeque<Asked>,
 }
+
+/// So many pods are remembered.
+const AHEAD: usize = 128;
 
 /// The constraints of the pod that the rules are asked about; their counters exist.
 #[derive(Debug, Default)]
@@ -84,7 +89,7 @@ pub(crate) fn build(
         system: args.is_system(),
         owners: Owners::default(),
         census: Census::default(),
-        asked: Asked::default(),
+        asked: VecDeque::new(),
     }))
 }
 
@@ -114,11 +119,8 @@ impl TopologySpread {
     /// What was prepared for the cycle's pod.
     fn asked(&self, cycle: &Cycle<'_>) -> Option<&Asked> {
         let is_it = |pod: &Arc<PodInfo>| Arc::ptr_eq(pod, cycle.pod);
-        self.asked
-            .pod
-            .as_ref()
-            .is_some_and(is_it)
-            .then_some(&self.asked)
+        let mut all = self.asked.iter();
+        all.find(|asked| asked.pod.as_ref().is_some_and(is_it))
     }
 
     /// The constraints of the cycle's pod with this action, its own or else the default ones.
@@ -410,11 +412,13 @@ impl Plugin for TopologySpread {
 
 impl Bookkeeping for TopologySpread {
     fn prepare(&mut self, cycle: &Cycle<'_>) {
-        self.asked = Asked {
+        let asked = Asked {
             pod: Some(cycle.pod.clone()),
             hard: self.constraints(cycle, DO_NOT_SCHEDULE),
             soft: self.constraints(cycle, SCHEDULE_ANYWAY),
         };
+        self.asked.truncate(AHEAD - 1);
+        self.asked.push_front(asked);
     }
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
         self.owners.changed(change);

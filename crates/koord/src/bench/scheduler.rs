@@ -74,6 +74,8 @@ impl Args {
             bound: self.bound,
             koord: self.profile == "koord",
             baseline: !self.no_baseline,
+            burst: 1,
+            engine: koord_scheduler::engine::EngineOptions::default(),
         }
     }
 }
