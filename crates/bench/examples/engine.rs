@@ -1,10 +1,9 @@
 //! `koord bench scheduler` on the engine alone, in a program that is built in a tenth of the time:
 //! `cargo run --release -p koord-bench --example engine -- SCENARIO [NODES [PODS [BOUND [plain|koord
-//! [alone [BURST [AHEAD [again|once|compare]]]]]]]]`; alone: without the exhaustive engine, as for a profiler.
+//! [alone]]]]]`; alone: without the exhaustive engine, as for a profiler.
 
 use anyhow::{Context as _, Result};
 use koord_bench::Options;
-use koord_scheduler::engine::EngineOptions;
 
 // As in the daemons.
 #[global_allocator]
@@ -26,13 +25,6 @@ fn main() -> Result<()> {
         bound: number(3, 0)?,
         koord: args.get(4).is_none_or(|profile| profile != "plain"),
         baseline: args.get(5).is_none_or(|word| word != "alone"),
-        burst: number(6, 1)?,
-        engine: EngineOptions {
-            ahead: number(7, 0)?,
-            ahead_again: args.get(8).is_none_or(|word| word != "once"),
-            ahead_compares: args.get(8).is_some_and(|word| word == "compare"),
-            ..EngineOptions::default()
-        },
     };
     let report = koord_bench::run(&koord_plugins::registry(), &options)?;
     println!("{}", serde_json::to_string_pretty(&report)?);

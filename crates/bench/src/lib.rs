@@ -53,10 +53,6 @@ pub struct Options {
     pub koord: bool,
     /// Whether to measure the exhaustive engine too.
     pub baseline: bool,
-    /// So many pods arrive at once, where they come one by one.
-    pub burst: usize,
-    /// What the engine is told; the exhaustive one decides nothing ahead.
-    pub engine: EngineOptions,
 }
 
 /// The figures of a run; the first block has the names of upstream's results.
@@ -165,20 +161,12 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
         .as_ref()
         .map(|still| control(registry, options, still));
     let first = first.transpose()?;
-    let mut run = Run::new(registry, options.koord, true, options.engine, &fixture)?;
+    let mut run = Run::new(registry, options.koord, true, &fixture)?;
     let before = cpu();
-    run.all(&fixture, None, options.burst);
+    run.all(&fixture, None);
     let cpu = cpu().saturating_sub(before).as_secs_f64();
     let rss = rss_mib();
     let placed = run.placed.len();
-    let fate = run.engine.fate();
-    if fate.epochs > 0 {
-        eprintln!(
-            "{fate:?}, {} ms of {} ms",
-            fate.looking / 1_000_000,
-            run.busy.as_millis()
-        );
-    }
     let failed = pods.saturating_sub(run.arrived_and_placed());
     let throughput = rate(placed, run.busy);
     let of = |values: &mut [Duration], percent| percentile(values, percent).as_secs_f64();
@@ -227,14 +215,8 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
         });
     }
     if options.baseline {
-        let mut run = Run::new(
-            registry,
-            options.koord,
-            false,
-            EngineOptions::default(),
-            &fixture,
-        )?;
-        let sampled = run.all(&fixture, Some(BASELINE_LIMIT), 1);
+        let mut run = Run::new(registry, options.koord, false, &fixture)?;
+        let sampled = run.all(&fixture, Some(BASELINE_LIMIT));
         let slow = rate(run.placed.len(), run.busy);
         report.baseline = Some(Baseline {
             throughput_pods_per_sec: slow,
@@ -252,8 +234,8 @@ fn control(
     options: &Options,
     still: &Fixture,
 ) -> Result<(f64, usize), ProfileError> {
-    let mut run = Run::new(registry, options.koord, true, options.engine, still)?;
-    run.all(still, None, options.burst);
+    let mut run = Run::new(registry, options.koord, true, still)?;
+    run.all(still, None);
     Ok((rate(run.placed.len(), run.busy), run.attempts))
 }
 
@@ -282,7 +264,6 @@ impl Run {
         registry: &Registry,
         koord: bool,
         cached: bool,
-        options: EngineOptions,
         fixture: &Fixture,
     ) -> Result<Self, ProfileError> {
         let mut config = Configuration::koord(&["koord-scheduler".to_owned()]);
@@ -295,7 +276,7 @@ impl Run {
             profile.plugin_config.extend(args);
         }
         let profiles = Profiles::build(&config, registry, &BuildContext::default(), koord)?;
-        let mut engine = Engine::new(&config, profiles, options);
+        let mut engine = Engine::new(&config, profiles, EngineOptions::default());
         engine.set_caching(cached);
         let now = objects::epoch();
         for node in &fixture.nodes {
@@ -344,32 +325,9 @@ impl Run {
     }
 
     /// Returns whether it stopped early.
-    fn all(&mut self, fixture: &Fixture, limit: Option<Duration>, burst: usize) -> bool {
+    fn all(&mut self, fixture: &Fixture, limit: Option<Duration>) -> bool {
         let most = 20 * fixture.steps.len() + 100_000;
-        let mut waiting = 0;
-        let all = fixture.steps.len();
-        let single = |step: &Step| matches!(step, Step::Pods(pods) if pods.len() == 1);
-        // Pods of many owners come together, not those of one.
-        let apart = match burst > 1 && fixture.steps.iter().all(single) {
-            true => all.div_ceil(burst),
-            false => 1,
-        };
-        let order = (0..apart).flat_map(|first| (first..all).step_by(apart));
-        for step in order.map(|at| &fixture.steps[at]) {
-            if let Step::Pods(pods) = step
-                && let [pod] = &pods[..]
-                && burst > 1
-            {
-                let micros = SignedDuration::from_micros(100);
-                self.now = self.now.saturating_add(micros).unwrap_or(self.now);
-                self.arrive(pod);
-                waiting += 1;
-                if waiting < burst {
-                    continue;
-                }
-            }
-            waiting = 0;
-            self.settle();
+        for step in &fixture.steps {
             if limit.is_some_and(|limit| self.busy > limit) {
                 return true;
             }
@@ -377,11 +335,8 @@ impl Run {
                 self.gave_up = true;
                 return true;
             }
-            if burst <= 1 || !matches!(step, Step::Pods(pods) if pods.len() == 1) {
-                self.step(step);
-            }
+            self.step(step);
         }
-        self.settle();
         false
     }
 
@@ -392,7 +347,12 @@ impl Run {
         match step {
             Step::Pods(pods) => {
                 let before = self.busy;
-                pods.iter().for_each(|pod| self.arrive(pod));
+                for pod in pods {
+                    if let Some(uid) = pod.metadata.uid.as_deref() {
+                        self.arrived.insert(uid.into(), self.busy);
+                    }
+                    self.timed(|engine| engine.pod_applied(pod.clone(), now));
+                }
                 self.settle();
                 if pods.len() > 1 {
                     self.gangs.push(self.busy.saturating_sub(before));
@@ -410,14 +370,6 @@ impl Run {
             }
         }
         self.settle();
-    }
-
-    fn arrive(&mut self, pod: &Arc<Pod>) {
-        let now = self.now;
-        if let Some(uid) = pod.metadata.uid.as_deref() {
-            self.arrived.insert(uid.into(), self.busy);
-        }
-        self.timed(|engine| engine.pod_applied(pod.clone(), now));
     }
 
     fn timed<T>(&mut self, work: impl FnOnce(&mut Engine) -> T) -> T {

@@ -16,8 +16,6 @@ fn run(scenario: Scenario, koord: bool) -> Report {
         bound: 0,
         koord,
         baseline: true,
-        burst: 1,
-        engine: koord_scheduler::engine::EngineOptions::default(),
     };
     koord_bench::run(&koord_plugins::registry(), &options).unwrap()
 }
@@ -75,46 +73,10 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
         bound: 0,
         koord: true,
         baseline: false,
-        burst: 1,
-        engine: koord_scheduler::engine::EngineOptions::default(),
     };
     let report = koord_bench::run(&koord_plugins::registry(), &options).unwrap();
     assert_eq!(report.scheduling_failure_count, 2);
     let control = report.control.unwrap();
     assert!(control.throughput_pods_per_sec > 0.0);
     assert_eq!((report.attempts, control.more_attempts), (100, 0));
-}
-
-#[test]
-fn pods_that_are_decided_ahead_all_find_a_place() {
-    for scenario in [
-        Scenario::Basic,
-        Scenario::TopologySpread,
-        Scenario::PodAntiAffinity,
-        Scenario::Colocation,
-        Scenario::Deployment,
-        Scenario::Daemonset,
-        Scenario::Shapes,
-    ] {
-        for again in [false, true] {
-            let engine = koord_scheduler::engine::EngineOptions {
-                ahead: 16,
-                ahead_again: again,
-                ..Default::default()
-            };
-            let options = Options {
-                scenario,
-                nodes: 20,
-                pods: 100,
-                bound: 0,
-                koord: true,
-                baseline: false,
-                burst: 16,
-                engine,
-            };
-            let report = koord_bench::run(&koord_plugins::registry(), &options).unwrap();
-            assert_eq!(report.scheduling_failure_count, 0, "{}", report.name);
-            assert_eq!(report.mismatches, 0, "{}", report.name);
-        }
-    }
 }

@@ -21,13 +21,10 @@ use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use serde_json::Value;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use terms::{One, Said};
 
 const NAME: &str = "InterPodAffinity";
-/// So many pods are remembered.
-const AHEAD: usize = 128;
 const NAMESPACES: &str = "namespaces.v1.";
 const NO_AFFINITY: &str = "node(s) didn't match pod affinity rules";
 const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
@@ -57,8 +54,7 @@ pub(crate) struct InterPodAffinity {
     wanted: Census,
     kept_away: Census,
     drawn: Census,
-    /// The last one first; of others those that are decided ahead.
-    own: VecDeque<Own>,
+    own: Own,
 }
 
 /// The counters of `wanted` for the terms of the pod that the rules are asked about.
@@ -108,7 +104,7 @@ pub(crate) fn build(
         wanted: Census::default(),
         kept_away: Census::default(),
         drawn: Census::default(),
-        own: VecDeque::new(),
+        own: Own::default(),
     }))
 }
 
@@ -116,8 +112,11 @@ impl InterPodAffinity {
     /// What was prepared for the cycle's pod.
     fn own(&self, cycle: &Cycle<'_>) -> Option<&Own> {
         let is_it = |pod: &Arc<PodInfo>| Arc::ptr_eq(pod, cycle.pod);
-        let mut all = self.own.iter();
-        all.find(|own| own.pod.as_ref().is_some_and(is_it))
+        self.own
+            .pod
+            .as_ref()
+            .is_some_and(is_it)
+            .then_some(&self.own)
     }
 
     /// The counter with this key, of the pods that match all of `terms`, by the domains of `frame`.
@@ -459,8 +458,7 @@ impl Bookkeeping for InterPodAffinity {
         for (one, weight) in &said.preferred {
             own.preferred.push((alone(self, one), *weight));
         }
-        self.own.truncate(AHEAD - 1);
-        self.own.push_front(own);
+        self.own = own;
     }
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
         let Some(namespace) = change.new_as::<Namespace>() else {

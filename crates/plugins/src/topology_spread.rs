@@ -21,7 +21,6 @@ use koord_scheduler::framework::{
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
 use serde_json::Value;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 const NAME: &str = "PodTopologySpread";
@@ -40,12 +39,8 @@ pub(crate) struct TopologySpread {
     system: bool,
     owners: Owners,
     census: Census,
-    /// The last one first; of others those that are decided ahead.
-    asked: VecDeque<Asked>,
+    asked: Asked,
 }
-
-/// So many pods are remembered.
-const AHEAD: usize = 128;
 
 /// The constraints of the pod that the rules are asked about; their counters exist.
 #[derive(Debug, Default)]
@@ -89,7 +84,7 @@ pub(crate) fn build(
         system: args.is_system(),
         owners: Owners::default(),
         census: Census::default(),
-        asked: VecDeque::new(),
+        asked: Asked::default(),
     }))
 }
 
@@ -119,8 +114,11 @@ impl TopologySpread {
     /// What was prepared for the cycle's pod.
     fn asked(&self, cycle: &Cycle<'_>) -> Option<&Asked> {
         let is_it = |pod: &Arc<PodInfo>| Arc::ptr_eq(pod, cycle.pod);
-        let mut all = self.asked.iter();
-        all.find(|asked| asked.pod.as_ref().is_some_and(is_it))
+        self.asked
+            .pod
+            .as_ref()
+            .is_some_and(is_it)
+            .then_some(&self.asked)
     }
 
     /// The constraints of the cycle's pod with this action, its own or else the default ones.
@@ -412,13 +410,11 @@ impl Plugin for TopologySpread {
 
 impl Bookkeeping for TopologySpread {
     fn prepare(&mut self, cycle: &Cycle<'_>) {
-        let asked = Asked {
+        self.asked = Asked {
             pod: Some(cycle.pod.clone()),
             hard: self.constraints(cycle, DO_NOT_SCHEDULE),
             soft: self.constraints(cycle, SCHEDULE_ANYWAY),
         };
-        self.asked.truncate(AHEAD - 1);
-        self.asked.push_front(asked);
     }
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
         self.owners.changed(change);

@@ -74,8 +74,6 @@ impl Args {
             bound: self.bound,
             koord: self.profile == "koord",
             baseline: !self.no_baseline,
-            burst: 1,
-            engine: koord_scheduler::engine::EngineOptions::default(),
         }
     }
 }

@@ -114,11 +114,7 @@ impl Engine {
         if let Some(queued) = self.next_parked() {
             return Some((queued, Half::First));
         }
-        let queued = if self.options.ahead > 0 {
-            self.next_ahead(now)?
-        } else {
-            self.queue.pop(now)?
-        };
+        let queued = self.queue.pop(now)?;
         Some((queued, Half::First))
     }
 
@@ -177,9 +173,6 @@ impl Engine {
         }
         if let Err(stop) = self.plan_group(pod, profile, now) {
             return self.look_for_room(pod, profile, stop, now);
-        }
-        if let Some(choice) = self.found_ahead(pod, profile, now) {
-            return self.place(pod, profile, &choice, now).map(Some);
         }
         match self.select_by(pod, profile, now, None, asks) {
             Ok(choice) if asks => {

@@ -101,23 +101,19 @@ impl Grouped {
     }
 
     /// The best row of each group that is not one of `apart`, and those of `apart` that fit.
-    /// Where pods are decided ahead, only of their part of the rows.
-    fn candidates(&self, apart: &[NodeIndex], keys: &[Key], part: Part) -> Candidates {
+    fn candidates(&self, apart: &[NodeIndex], keys: &[Key]) -> Candidates {
         let mut out = Candidates {
             alike: self.ranges.iter().map(|range| range.fitting).collect(),
             ..Candidates::default()
         };
         for node in apart {
-            if keys.get(node.row()).is_some_and(|key| *key != 0) && part.has(node.row()) {
+            if keys.get(node.row()).is_some_and(|key| *key != 0) {
                 out.nodes.push(*node);
                 out.alike[self.range_of[node.row()] as usize] -= 1;
             }
         }
         for (range, alike) in self.ranges.iter().zip(&out.alike) {
-            let is_apart = |place: usize| {
-                !part.has(self.rows[place] as usize)
-                    || apart.binary_search(&NodeIndex(self.rows[place])).is_ok()
-            };
+            let is_apart = |place: usize| apart.binary_search(&NodeIndex(self.rows[place])).is_ok();
             let best = (*alike > 0)
                 .then(|| self.tree.best_within(range.start..range.end, is_apart))
                 .flatten()
@@ -161,49 +157,9 @@ impl Grouped {
     }
 }
 
-/// Each so-manieth row.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Part {
-    pub(super) of: usize,
-    pub(super) at: usize,
-}
-
-impl Part {
-    pub(super) const ALL: Self = Self { of: 1, at: 0 };
-
-    fn has(self, row: usize) -> bool {
-        self.of == 1 || row % self.of == self.at
-    }
-}
-
 impl Evaluation {
     /// The best node, if it can be found by groups.
     pub(super) fn best_by_groups(&mut self, scope: &Scope<'_>) -> Option<Option<NodeIndex>> {
-        self.arrange_groups(scope)?;
-        self.best_of_groups(scope, Part::ALL)
-    }
-
-    /// Has rows arranged by the groups that the pod asks for.
-    pub(super) fn arrange_groups(&mut self, scope: &Scope<'_>) -> Option<()> {
-        if !scope.shared || scope.opinion.is_some() || !stage::is_plain(&self.columns) {
-            return None;
-        }
-        let (all, _) = groups(scope)?;
-        let of = all.by.map(|label| label.rows);
-        let rows = self.rows();
-        let known = self.grouped.take().filter(|known| known.is_of(of.as_ref()));
-        let fresh = || Box::new(Grouped::new(of, self.tree.rows(), rows));
-        let grouped = known.unwrap_or_else(fresh);
-        self.grouped = Some(grouped);
-        Some(())
-    }
-
-    /// The best node of a part, rows having been arranged.
-    pub(super) fn best_of_groups(
-        &self,
-        scope: &Scope<'_>,
-        part: Part,
-    ) -> Option<Option<NodeIndex>> {
         // A comparison of every row is what this is held against.
         if !scope.shared || scope.opinion.is_some() || !stage::is_plain(&self.columns) {
             return None;
@@ -229,14 +185,15 @@ impl Evaluation {
         apart.sort_unstable();
         apart.dedup();
         let of = by.map(|label| label.rows);
+        let known = self.grouped.take().filter(|known| known.is_of(of.as_ref()));
+        let fresh = || Box::new(Grouped::new(of, self.tree.rows(), rows));
+        let grouped = known.unwrap_or_else(fresh);
+        self.grouped = Some(grouped);
         let (grouped, keys) = (self.grouped.as_deref()?, self.tree.rows());
-        if !grouped.is_of(of.as_ref()) {
-            return None;
-        }
         if grouped.ranges.len() > many {
             return None;
         }
-        let candidates = grouped.candidates(&apart, keys, part);
+        let candidates = grouped.candidates(&apart, keys);
         let mut left = candidates.nodes.clone();
         self.drop_refused(scope, &mut left);
         let around = grouped.around(&candidates, &left);

@@ -23,7 +23,6 @@ mod consult;
 mod cycle;
 mod diagnosis;
 mod effects;
-mod epoch;
 mod events;
 mod explain;
 mod few;
@@ -46,7 +45,6 @@ mod verdicts;
 
 pub use consult::{Advice, Advised, Agreed, Consultation, Proposal, Question};
 pub use diagnosis::{Diagnosis, NodeRefusal, Words};
-pub use epoch::Fate;
 pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
 pub use measure::{Measured, Measures, Point};
 
@@ -83,12 +81,6 @@ pub struct EngineOptions {
     /// From this many nodes on, several threads look at them, be it all for a shape that is new or those
     /// that changed for one that is not. The result is the same.
     pub parallel_rows: usize,
-    /// So many ready pods are looked at ahead, together; 0: none.
-    pub ahead: usize,
-    /// Whether a pod that was looked at is prepared again before it is placed.
-    pub ahead_again: bool,
-    /// Whether to count where the owner alone would have decided otherwise.
-    pub ahead_compares: bool,
 }
 
 impl Default for EngineOptions {
@@ -99,9 +91,6 @@ impl Default for EngineOptions {
             // Less than 1 MiB a shape at 5,000 nodes.
             class_bytes: 640 << 20,
             parallel_rows: 1024,
-            ahead: 0,
-            ahead_again: true,
-            ahead_compares: false,
         }
     }
 }
@@ -304,7 +293,6 @@ pub struct Engine {
     promises: Vec<promise::Promise>,
     /// An empty list to be filled with the nodes that the next event touches.
     touched: Vec<NodeIndex>,
-    epoch: epoch::Epoch,
 }
 
 impl std::fmt::Debug for Engine {
@@ -390,7 +378,6 @@ impl Engine {
             outbox: Vec::new(),
             promises: Vec::new(),
             touched: Vec::new(),
-            epoch: epoch::Epoch::default(),
         }
     }
 

@@ -75,10 +75,10 @@ impl Choice {
 }
 
 /// What pods that get equal answers have in common.
-pub(super) struct Shape {
-    pub(super) common: ShapeId,
+struct Shape {
+    common: ShapeId,
     /// What tells the pod from others of `common`, and the rows on which it does.
-    pub(super) own: Option<(ShapeId, Vec<NodeIndex>)>,
+    own: Option<(ShapeId, Vec<NodeIndex>)>,
 }
 
 impl Engine {
@@ -279,7 +279,7 @@ impl Engine {
         answer.map(|choice| choice.listing(&fresh, &scope, lists))
     }
 
-    pub(super) fn prepare(&self, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {
+    fn prepare(&self, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {
         self.prepare_despite(cycle, profile, 0)
     }
 
@@ -415,7 +415,7 @@ impl Engine {
     }
 
     /// What the pod has in common with others, unless it shares nothing.
-    pub(super) fn shape(&self, scope: &Scope<'_>, profile: usize) -> Option<Shape> {
+    fn shape(&self, scope: &Scope<'_>, profile: usize) -> Option<Shape> {
         let pod = scope.cycle.pod;
         let rows = scope.special_rows();
         let rows = rows.filter(|rows| rows.len() <= special::MAX_ROWS);

@@ -186,7 +186,7 @@ impl Engine {
     }
 
     /// The plugins of the profile that let pods in by what others have.
-    pub(super) fn admissions(&self, profile: usize) -> PluginSet {
+    fn admissions(&self, profile: usize) -> PluginSet {
         let instances = self.profiles[profile].post_filter.iter();
         let those = instances.filter(|at| {
             let last_resort = self.plugins[**at].last_resort();
