@@ -1,22 +1,30 @@
 //! A whole cluster in this process: what `koord up` and `koord demo` start.
 
+mod node_side;
+mod objects;
+
+use objects::create;
+pub(crate) use objects::first_objects;
+pub use objects::{
+    CONFIG_NAME, CONFIG_NAMESPACE, QUICK_REPORT, config_data, descheduler_config, quick_config,
+};
+
 use crate::exported;
 use crate::place::{self, Claim, Groups};
 use crate::placement::Targets;
 use anyhow::{Context as _, Result, anyhow};
 use futures::future::BoxFuture;
-use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
-use k8s_openapi::api::scheduling::v1::PriorityClass;
-use koord_api::labels;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use koord_apiserver::{ApiServer, Config, Storage};
 use koord_app::Context;
 use koord_app::admin::{Admin, Exposure};
 use koord_app::flags::Selection;
 use koord_host::CgroupPath;
-use koord_kube::api::{DeleteParams, ListParams, PostParams};
+use koord_kube::api::{DeleteParams, ListParams};
 use koord_kube::{Api, Client, ResourceExt as _};
 use koordlet::gates::Gate;
 use koordlet::states::{Driver, Layout};
+use node_side::NodeSide;
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -24,11 +32,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
-
-/// Namespace and name of the ConfigMap that drives the manager.
-pub const CONFIG_NAMESPACE: &str = "koordinator-system";
-/// See [`CONFIG_NAMESPACE`].
-pub const CONFIG_NAME: &str = "slo-controller-config";
 
 /// Name of the ConfigMap, in [`CONFIG_NAMESPACE`], that says where the parts of a local cluster are
 /// to be asked: `node` (a name), `scheduler`, `descheduler` and `koordlet` (URLs, empty when not served).
@@ -596,116 +599,6 @@ fn is_ready(node: &Node) -> Option<String> {
 /// How long a part may take to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Gives the API server the logs of the node's containers, and runs commands in them.
-struct NodeSide {
-    logs: koord_node::Logs,
-    execs: koord_node::Execs,
-    /// The only node that has any.
-    node: String,
-    client: OnceLock<Client>,
-}
-
-impl NodeSide {
-    /// Why a pod has no log here, when it is not this machine that runs it.
-    async fn elsewhere(&self, namespace: &str, pod: &str) -> Option<String> {
-        let client = self.client.get()?;
-        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-        let found = pods.get_opt(pod).await.ok()??;
-        let node = found.spec?.node_name?;
-        if node == self.node {
-            return None;
-        }
-        let nodes: Api<Node> = Api::all(client.clone());
-        let simulated = nodes.get_opt(&node).await.ok()?;
-        Some(match simulated {
-            Some(node) if koord_sim::is_simulated(&node) => format!(
-                "pod {pod} is on {}, a simulated node: nothing runs there, so there is neither a log nor a place for a command. \
-                 With nodeSelector {}: \"true\" it runs on this machine ({})",
-                node.name_any(),
-                koord_node::HOST_LABEL,
-                self.node
-            ),
-            Some(_) => format!("pod {pod} is on node {node}, which this koord up does not run"),
-            None => format!("pod {pod} is on node {node}, which is gone"),
-        })
-    }
-}
-
-impl koord_apiserver::PodLogs for NodeSide {
-    fn logs<'a>(
-        &'a self,
-        namespace: &'a str,
-        pod: &'a str,
-        container: &'a str,
-        options: koord_apiserver::LogOptions,
-    ) -> BoxFuture<'a, Result<koord_apiserver::LogStream, String>> {
-        let options = koord_node::LogOptions {
-            follow: options.follow,
-            tail_lines: options.tail_lines,
-            since_seconds: options.since_seconds,
-            now: None,
-            since_time: options.since_time,
-            limit_bytes: options.limit_bytes,
-            timestamps: options.timestamps,
-            previous: options.previous,
-        };
-        Box::pin(async move {
-            if let Some(why) = self.elsewhere(namespace, pod).await {
-                return Err(why);
-            }
-            self.logs.open(namespace, pod, container, options).await
-        })
-    }
-}
-
-impl koord_apiserver::PodExec for NodeSide {
-    fn check<'a>(
-        &'a self,
-        namespace: &'a str,
-        pod: &'a str,
-        container: &'a str,
-    ) -> BoxFuture<'a, Result<(), String>> {
-        Box::pin(async move {
-            if let Some(why) = self.elsewhere(namespace, pod).await {
-                return Err(why);
-            }
-            self.execs.check(namespace, pod, container)
-        })
-    }
-
-    fn start<'a>(
-        &'a self,
-        namespace: &'a str,
-        pod: &'a str,
-        container: &'a str,
-        options: koord_apiserver::ExecOptions,
-    ) -> BoxFuture<'a, Result<koord_apiserver::ExecSession, String>> {
-        let options = koord_node::ExecOptions {
-            command: options.command,
-            stdin: options.stdin,
-            tty: options.tty,
-        };
-        Box::pin(async move {
-            let session = self.execs.start(namespace, pod, container, options).await?;
-            let koord_node::Session {
-                stdin,
-                output,
-                exit,
-                terminal,
-            } = session;
-            Ok(koord_apiserver::ExecSession {
-                stdin,
-                output,
-                exit: Box::pin(exit.wait()),
-                resize: terminal.map(|terminal| {
-                    let resize = move |columns, rows| terminal.resize(columns, rows);
-                    Box::new(resize) as Box<dyn Fn(u16, u16) + Send + Sync>
-                }),
-            })
-        })
-    }
-}
-
 type Running = BoxFuture<'static, Result<()>>;
 
 fn running<E>(future: BoxFuture<'static, Result<(), E>>) -> Running
@@ -718,114 +611,6 @@ where
 /// rustls refuses to guess a crypto provider; the first caller chooses.
 pub fn install_crypto_provider() {
     let _ = rustls::crypto::ring::default_provider().install_default();
-}
-
-/// The objects that a Koordinator installation brings along: priority classes and the manager's
-/// ConfigMap. Existing ones stay as the user left them.
-pub(crate) async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
-    let classes: Api<PriorityClass> = Api::all(client.clone());
-    for class in koord_api::priority_class_values() {
-        let class: PriorityClass = serde_json::from_value(class).context("PriorityClass")?;
-        let name = class.name_any();
-        create(&classes, &class)
-            .await
-            .with_context(|| format!("PriorityClass {name}"))?;
-    }
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), CONFIG_NAMESPACE);
-    let map: ConfigMap = serde_json::from_value(json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": CONFIG_NAME, "namespace": CONFIG_NAMESPACE, "labels": {
-            // Sends its writes to the webhook.
-            labels::CONFIGMAP_TYPE: labels::CONFIGMAP_TYPE_SLO_CONTROLLER,
-        }},
-        "data": config_data(slo_config),
-    }))
-    .context("ConfigMap")?;
-    create(&maps, &map)
-        .await
-        .context("ConfigMap slo-controller-config")?;
-    tell_the_webhook(&maps)
-        .await
-        .context("ConfigMap slo-controller-config")
-}
-
-/// Gives settings of an older start the label by which the webhook that checks them selects. Whoever
-/// gave it another value meant that.
-async fn tell_the_webhook(maps: &Api<ConfigMap>) -> Result<()> {
-    let found = maps.get_metadata(CONFIG_NAME).await?.metadata;
-    let label = labels::CONFIGMAP_TYPE;
-    if found
-        .labels
-        .is_none_or(|labels| !labels.contains_key(label))
-    {
-        let value = labels::CONFIGMAP_TYPE_SLO_CONTROLLER;
-        let patch = json!({"metadata": {"labels": {label: value}}});
-        koord_kube::patch::merge(maps, CONFIG_NAME, &patch).await?;
-    }
-    Ok(())
-}
-
-/// The `data` of the ConfigMap: each key's value as JSON text.
-#[must_use]
-pub fn config_data(slo_config: &Value) -> Value {
-    let texts = slo_config.as_object().into_iter().flatten();
-    texts
-        .map(|(key, value)| (key.clone(), Value::String(value.to_string())))
-        .collect()
-}
-
-async fn create<K>(api: &Api<K>, object: &K) -> Result<()>
-where
-    K: koord_kube::kube_core::Resource + Clone + std::fmt::Debug,
-    K: serde::Serialize + serde::de::DeserializeOwned,
-{
-    match api.create(&PostParams::default(), object).await {
-        Ok(_) => Ok(()),
-        Err(error) if koord_kube::patch::is_status(&error, 409) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Between two NodeMetric reports where somebody waits for the first one.
-pub const QUICK_REPORT: Duration = Duration::from_secs(2);
-
-/// What `koord up` and the demo configure: co-location on, with intervals of seconds instead of
-/// minutes, because nobody waits minutes for a first impression.
-#[must_use]
-pub fn quick_config() -> Value {
-    json!({
-        "colocation-config": {
-            "enable": true,
-            "metricAggregateDurationSeconds": 30,
-            "metricAggregatePolicy": {"durations": ["30s", "5m", "30m"]},
-            "metricReportIntervalSeconds": 2,
-            "updateTimeThresholdSeconds": 10,
-            "cpuReclaimThresholdPercent": 60,
-            "memoryReclaimThresholdPercent": 65,
-        },
-        "resource-threshold-config": {
-            "clusterStrategy": {
-                "enable": true,
-                "cpuSuppressThresholdPercent": 65,
-                "cpuSuppressPolicy": "cfsQuota",
-            },
-        },
-    })
-}
-
-/// How the descheduler runs when nobody says otherwise: as the ConfigMap of its manifests has it, with which no
-/// strategy is on.
-///
-/// # Errors
-/// Never, as a test shows.
-pub fn descheduler_config() -> Result<koord_descheduler::config::Configuration> {
-    const MANIFEST: &str = include_str!("../../../deploy/descheduler/config.yaml");
-    let map: ConfigMap = serde_saphyr::from_str(MANIFEST).context("deploy/descheduler")?;
-    let data = map.data.unwrap_or_default();
-    let text = data
-        .get("koord-descheduler-config")
-        .context("deploy/descheduler: koord-descheduler-config")?;
-    Ok(koord_descheduler::config::Configuration::parse(text)?)
 }
 
 /// The directory of `koord up` when none is given. A cluster in memory has another, so that it

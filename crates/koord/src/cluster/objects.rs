@@ -1,0 +1,123 @@
+//! What a Koordinator installation brings along: objects, and the settings of a first start.
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use koord_api::labels;
+use koord_kube::api::PostParams;
+use koord_kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Namespace and name of the ConfigMap that drives the manager.
+pub const CONFIG_NAMESPACE: &str = "koordinator-system";
+/// See [`CONFIG_NAMESPACE`].
+pub const CONFIG_NAME: &str = "slo-controller-config";
+
+/// The objects that a Koordinator installation brings along: priority classes and the manager's
+/// ConfigMap. Existing ones stay as the user left them.
+pub(crate) async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
+    let classes: Api<PriorityClass> = Api::all(client.clone());
+    for class in koord_api::priority_class_values() {
+        let class: PriorityClass = serde_json::from_value(class).context("PriorityClass")?;
+        let name = class.name_any();
+        create(&classes, &class)
+            .await
+            .with_context(|| format!("PriorityClass {name}"))?;
+    }
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), CONFIG_NAMESPACE);
+    let map: ConfigMap = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": CONFIG_NAME, "namespace": CONFIG_NAMESPACE, "labels": {
+            // Sends its writes to the webhook.
+            labels::CONFIGMAP_TYPE: labels::CONFIGMAP_TYPE_SLO_CONTROLLER,
+        }},
+        "data": config_data(slo_config),
+    }))
+    .context("ConfigMap")?;
+    create(&maps, &map)
+        .await
+        .context("ConfigMap slo-controller-config")?;
+    tell_the_webhook(&maps)
+        .await
+        .context("ConfigMap slo-controller-config")
+}
+
+/// Gives settings of an older start the label by which the webhook that checks them selects. Whoever
+/// gave it another value meant that.
+async fn tell_the_webhook(maps: &Api<ConfigMap>) -> Result<()> {
+    let found = maps.get_metadata(CONFIG_NAME).await?.metadata;
+    let label = labels::CONFIGMAP_TYPE;
+    if found
+        .labels
+        .is_none_or(|labels| !labels.contains_key(label))
+    {
+        let value = labels::CONFIGMAP_TYPE_SLO_CONTROLLER;
+        let patch = json!({"metadata": {"labels": {label: value}}});
+        koord_kube::patch::merge(maps, CONFIG_NAME, &patch).await?;
+    }
+    Ok(())
+}
+
+/// The `data` of the ConfigMap: each key's value as JSON text.
+#[must_use]
+pub fn config_data(slo_config: &Value) -> Value {
+    let texts = slo_config.as_object().into_iter().flatten();
+    texts
+        .map(|(key, value)| (key.clone(), Value::String(value.to_string())))
+        .collect()
+}
+
+pub(super) async fn create<K>(api: &Api<K>, object: &K) -> Result<()>
+where
+    K: koord_kube::kube_core::Resource + Clone + std::fmt::Debug,
+    K: serde::Serialize + serde::de::DeserializeOwned,
+{
+    match api.create(&PostParams::default(), object).await {
+        Ok(_) => Ok(()),
+        Err(error) if koord_kube::patch::is_status(&error, 409) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Between two NodeMetric reports where somebody waits for the first one.
+pub const QUICK_REPORT: Duration = Duration::from_secs(2);
+
+/// What `koord up` and the demo configure: co-location on, with intervals of seconds instead of
+/// minutes, because nobody waits minutes for a first impression.
+#[must_use]
+pub fn quick_config() -> Value {
+    json!({
+        "colocation-config": {
+            "enable": true,
+            "metricAggregateDurationSeconds": 30,
+            "metricAggregatePolicy": {"durations": ["30s", "5m", "30m"]},
+            "metricReportIntervalSeconds": 2,
+            "updateTimeThresholdSeconds": 10,
+            "cpuReclaimThresholdPercent": 60,
+            "memoryReclaimThresholdPercent": 65,
+        },
+        "resource-threshold-config": {
+            "clusterStrategy": {
+                "enable": true,
+                "cpuSuppressThresholdPercent": 65,
+                "cpuSuppressPolicy": "cfsQuota",
+            },
+        },
+    })
+}
+
+/// How the descheduler runs when nobody says otherwise: as the ConfigMap of its manifests has it, with which no
+/// strategy is on.
+///
+/// # Errors
+/// Never, as a test shows.
+pub fn descheduler_config() -> Result<koord_descheduler::config::Configuration> {
+    const MANIFEST: &str = include_str!("../../../../deploy/descheduler/config.yaml");
+    let map: ConfigMap = serde_saphyr::from_str(MANIFEST).context("deploy/descheduler")?;
+    let data = map.data.unwrap_or_default();
+    let text = data
+        .get("koord-descheduler-config")
+        .context("deploy/descheduler: koord-descheduler-config")?;
+    Ok(koord_descheduler::config::Configuration::parse(text)?)
+}
