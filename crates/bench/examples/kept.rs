@@ -3,12 +3,14 @@
 //! whole (without managedFields) and as it is kept.
 
 use anyhow::{Context as _, Result};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};
 use koord_api::scheduling::{Device, Reservation};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange};
+use koord_scheduler::state::Alike;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::any::Any;
@@ -19,7 +21,11 @@ use std::sync::Arc;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const KINDS: [&str; 7] = [
+/// Twenty of each workload, all on nodes.
+const PODS: &str = "pods.v1.";
+
+const KINDS: [&str; 8] = [
+    PODS,
     "persistentvolumeclaims.v1.",
     "persistentvolumes.v1.",
     "volumeattachments.v1.storage.k8s.io",
@@ -46,6 +52,7 @@ fn object(kind: &str, number: usize) -> Value {
         "name": format!("data-{number}"), "uid": format!("00000000-0000-4000-8000-{number:012}"),
         "resourceVersion": format!("{number}")});
     match kind {
+        PODS => pod(number),
         "persistentvolumeclaims.v1." => json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
             "metadata": meta(number, json!({"pv.kubernetes.io/bind-completed": "yes",
                 "pv.kubernetes.io/bound-by-controller": "yes",
@@ -134,6 +141,53 @@ fn object(kind: &str, number: usize) -> Value {
     }
 }
 
+/// As a Deployment's controller, the scheduler and a kubelet make it.
+fn pod(number: usize) -> Value {
+    let workload = number / 20;
+    let owner = format!("web-{workload}-6d4cf56db6");
+    let mut meta = meta(
+        number,
+        json!({"cni.projectcalico.org/podIP": format!("10.0.{}.{}/32", number / 200, number % 200),
+            "prometheus.io/scrape": "true", "prometheus.io/port": "8080"}),
+    );
+    meta["generateName"] = json!(format!("{owner}-"));
+    meta["labels"] = json!({"app.kubernetes.io/name": format!("web-{workload}"),
+        "app.kubernetes.io/instance": "main", "pod-template-hash": "6d4cf56db6",
+        "koordinator.sh/qosClass": "LS"});
+    meta["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner,
+        "uid": format!("00000000-0000-4000-9000-{workload:012}"), "controller": true,
+        "blockOwnerDeletion": true}]);
+    let time = "2026-01-01T00:00:00Z";
+    let condition =
+        |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": time});
+    let lost = |kind: &str| {
+        json!({"key": format!("node.kubernetes.io/{kind}"), "operator": "Exists",
+            "effect": "NoExecute", "tolerationSeconds": 300})
+    };
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": meta,
+        "spec": {"schedulerName": "koord-scheduler", "priority": 9000, "priorityClassName": "koord-prod",
+            "nodeName": format!("node-{:05}", number % 5000), "serviceAccountName": "default",
+            "dnsPolicy": "ClusterFirst", "restartPolicy": "Always", "enableServiceLinks": true,
+            "preemptionPolicy": "PreemptLowerPriority", "terminationGracePeriodSeconds": 30,
+            "containers": [{"name": "c", "image": "registry.example/team/program:1.2.3",
+                "imagePullPolicy": "IfNotPresent", "args": ["--verbose", "--port=80"],
+                "env": (0..20).map(|at| json!({"name": format!("SETTING_{at}"),
+                    "value": "something of some length"})).collect::<Vec<_>>(),
+                "livenessProbe": {"httpGet": {"path": "/healthz", "port": 80}},
+                "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets"}],
+                "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}}}],
+            "tolerations": [lost("not-ready"), lost("unreachable")],
+            "volumes": [{"name": "token", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "token"}}]}}]},
+        "status": {"phase": "Running", "qosClass": "Burstable", "startTime": time,
+            "podIP": format!("10.0.{}.{}", number / 200, number % 200), "hostIP": "192.168.0.1",
+            "conditions": ["PodScheduled", "Initialized", "ContainersReady", "Ready"].map(condition),
+            "containerStatuses": [{"name": "c", "image": "registry.example/team/program:1.2.3",
+                "imageID": format!("registry.example/team/program@sha256:{:064}", 1), "ready": true,
+                "containerID": format!("containerd://{number:064}"), "restartCount": 0,
+                "state": {"running": {"startedAt": time}}}]}})
+}
+
 type Held = Vec<Arc<dyn Any + Send + Sync>>;
 
 /// Reads `count` objects from their JSON, as informers do, and holds what of them is kept.
@@ -159,8 +213,26 @@ fn read<K: DeserializeOwned + Any + Send + Sync>(
     (0..count).map(one).collect()
 }
 
+/// The same of pods.
+fn read_pods(count: usize, whole: bool, alike: &Alike) -> Result<Held> {
+    let table = ResourceTable::new();
+    let one = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
+        let object: Pod = serde_json::from_str(&text(&pod(number)))?;
+        Ok(if whole {
+            Arc::new(object)
+        } else {
+            Arc::new(alike.read(object, &table))
+        })
+    };
+    (0..count).map(one).collect()
+}
+
 /// The bytes that each of many objects takes.
 fn measure(kind: &str, whole: bool) -> Result<f64> {
+    let alike = Alike::default();
+    if kind == PODS {
+        return of_many(|count| read_pods(count, whole, &alike));
+    }
     let plugins = koord_plugins::registry().factories;
     let mut watches = plugins.into_iter().flat_map(|factory| {
         let plugin = (factory.build)(None, &BuildContext::default());
@@ -168,7 +240,7 @@ fn measure(kind: &str, whole: bool) -> Result<f64> {
     });
     let watch = watches.find(|watch| watch.kind() == kind);
     let watch = watch.with_context(|| format!("{kind} is not watched"))?;
-    let hold = |count| match kind {
+    of_many(|count| match kind {
         "persistentvolumeclaims.v1." => read::<PersistentVolumeClaim>(&watch, count, whole),
         "persistentvolumes.v1." => read::<PersistentVolume>(&watch, count, whole),
         "volumeattachments.v1.storage.k8s.io" => read::<VolumeAttachment>(&watch, count, whole),
@@ -178,7 +250,10 @@ fn measure(kind: &str, whole: bool) -> Result<f64> {
         }
         "devices.v1alpha1.scheduling.koordinator.sh" => read::<Device>(&watch, count, whole),
         _ => read::<NodeResourceTopology>(&watch, count, whole),
-    };
+    })
+}
+
+fn of_many(hold: impl Fn(usize) -> Result<Held>) -> Result<f64> {
     // What a few take is what the program and the allocator take.
     let few = hold(100)?;
     let before = koord_bench::rss_mib();

@@ -18,14 +18,13 @@ pub use scenario::{Scenario, UnknownScenario};
 pub use usage::{cpu, cpu_of, rss_mib, rss_mib_of};
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::Reservation;
 use koord_scheduler::config::{Configuration, PluginArgs};
 use koord_scheduler::engine::{BindRequest, Engine, EngineOptions, Output};
 use koord_scheduler::framework::{
     BindPlan, BuildContext, ObjectChange, ProfileError, Profiles, Registry, Verb, Write,
 };
-use koord_scheduler::state::{PodInfo, SeenPod};
+use koord_scheduler::state::{Alike, PodInfo};
 use rustc_hash::FxHashMap;
 use scenario::{Fixture, Step};
 use serde::Serialize;
@@ -254,7 +253,9 @@ struct Run {
     reservations: FxHashMap<String, Reservation>,
     exporters: Option<Exporters>,
     /// In order.
-    placed: Vec<Arc<Pod>>,
+    /// Uids.
+    placed: Vec<Arc<str>>,
+    alike: Alike,
     attempts: usize,
     gave_up: bool,
 }
@@ -296,11 +297,12 @@ impl Run {
         if let Some(exporters) = &mut exporters {
             exporters.reading = Duration::ZERO;
         }
+        let alike = Alike::default();
         for mut pod in fixture.bound() {
             if exporters.is_some() {
                 stream::start(&mut pod);
             }
-            let pod = SeenPod::new(pod, engine.resources());
+            let pod = alike.read(pod, engine.resources());
             engine.pod_seen(&pod, now);
         }
         let mut run = Self {
@@ -314,6 +316,7 @@ impl Run {
             reservations: FxHashMap::default(),
             exporters,
             placed: Vec::new(),
+            alike,
             attempts: 0,
             gave_up: false,
         };
@@ -364,8 +367,8 @@ impl Run {
             Step::Leaves(pod) => self.timed(|engine| engine.pod_deleted(pod, now)),
             Step::Object(change) => self.object(change),
             Step::PodGone(number) => {
-                if let Some(pod) = self.placed.get(*number).cloned() {
-                    self.timed(|engine| engine.pod_deleted(&pod, now));
+                if let Some(uid) = self.placed.get(*number).cloned() {
+                    self.timed(|engine| engine.pod_left(&uid, now));
                 }
             }
         }
@@ -460,15 +463,16 @@ impl Run {
             stream::start(&mut pod);
             exporters.runs(&pod);
         }
-        let pod = Arc::new(pod);
-        self.placed.push(pod.clone());
-        self.timed(|engine| engine.pod_applied(pod, now));
+        self.placed.push(uid);
+        // As in the daemon, where informers read what they are told of.
+        let pod = self.alike.read(pod, self.engine.resources());
+        self.timed(|engine| engine.pod_seen(&pod, now));
     }
 
     fn evict(&mut self, victims: &[Arc<PodInfo>]) {
         let now = self.now;
         for victim in victims {
-            self.timed(|engine| engine.pod_deleted(&victim.object, now));
+            self.timed(|engine| engine.pod_left(&victim.uid, now));
         }
     }
 

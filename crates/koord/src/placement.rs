@@ -5,21 +5,18 @@
 //! are the pod that will come in its place. [ADR 12](../../../docs/adr/0012-targets-by-the-scheduler.md) has why.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use koord_api::annotations;
 use koord_app::Context;
 use koord_descheduler::framework::{Placement, Why};
 use koord_descheduler::state::{PodInfo, Shape, Snapshot};
 use koord_kube::Client;
-use koord_model::resources::{self, Amounts, ResourceTable};
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::Engine;
 use koord_scheduler::framework::Registry;
 use koord_scheduler::state::PodInfo as Known;
 use koord_scheduler::{Follower, Options};
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// No node takes what would replace the pod.
@@ -91,7 +88,7 @@ impl Placement for Targets {
         let Some(known) = engine.booked_pod(&pod.uid) else {
             return unknown("the pod is on no node as far as the scheduler would know");
         };
-        let mut next = object(pod, known, engine.resources());
+        let mut next = object(pod, known);
         let ours = |name: &str| engine.profiles().iter().any(|profile| profile.name == name);
         // Other schedulers' rules are not known; ours are the nearest there is.
         if let Some(spec) = next
@@ -135,61 +132,33 @@ pub fn registry() -> Registry {
     registry
 }
 
-/// What will come in place of `pod`. What it needs is in `known` already; containers stand for all that else is
-/// read of them.
-fn object(pod: &PodInfo, known: &Known, table: &ResourceTable) -> Pod {
-    let mut object = (*known.object).clone();
+/// What will come in place of `pod`. Of containers, `known` has what they take, and `pod` the images.
+fn object(pod: &PodInfo, known: &Known) -> Pod {
+    let mut object = known.named_object();
     if let Some(annotations) = &mut object.metadata.annotations {
         annotations.retain(|key, _| !DECIDED.contains(&key.as_str()));
     }
     object.status = None;
     let shape: &Shape = &pod.shape;
     let spec = object.spec.get_or_insert_default();
-    let mut containers: Vec<Container> = std::mem::take(&mut spec.containers);
-    let images = shape
-        .images
-        .iter()
-        .enumerate()
-        .map(|(at, image)| Container {
-            name: format!("image-{at}"),
-            image: Some(image.clone()),
-            ..Container::default()
-        });
-    containers.extend(images);
-    containers.push(Container {
-        name: "all".to_owned(),
-        resources: Some(ResourceRequirements {
-            requests: list(&known.requests, table),
-            limits: list(&known.limits, table),
-            ..ResourceRequirements::default()
-        }),
-        ..Container::default()
-    });
+    // Which container has which image matters to nobody.
+    let init = spec.init_containers.iter_mut().flatten();
+    let containers = spec.containers.iter_mut().chain(init);
+    for (container, image) in containers.zip(&shape.images) {
+        container.image = Some(image.clone());
+    }
     let some = |empty: bool| (!empty).then_some(());
     *spec = PodSpec {
-        containers,
         node_name: None,
         scheduler_name: Some(shape.scheduler_name.clone()),
         node_selector: some(shape.node_selector.is_empty()).map(|()| shape.node_selector.clone()),
         affinity: shape.affinity.clone(),
         tolerations: some(shape.tolerations.is_empty()).map(|()| shape.tolerations.clone()),
         topology_spread_constraints: some(shape.spread.is_empty()).map(|()| shape.spread.clone()),
-        // They are among the requests.
-        overhead: None,
-        resources: None,
         scheduling_gates: None,
         ..std::mem::take(spec)
     };
     object
-}
-
-fn list(amounts: &Amounts, table: &ResourceTable) -> Option<BTreeMap<String, Quantity>> {
-    let named = amounts.iter().map(|(id, amount)| {
-        let amount = resources::shown(id, amount);
-        (table.name(id).to_string(), Quantity(amount))
-    });
-    let named: BTreeMap<_, _> = named.collect();
-    (!named.is_empty()).then_some(named)
 }
 
 #[cfg(test)]

@@ -220,6 +220,11 @@ impl Amounts {
         self.set(id, self.get(id).saturating_add(amount));
     }
 
+    /// Gives back room for more.
+    pub fn shrink_to_fit(&mut self) {
+        self.0.shrink_to_fit();
+    }
+
     /// Adds every amount of `other`.
     pub fn add_all(&mut self, other: &Self) {
         for (id, amount) in other.iter() {

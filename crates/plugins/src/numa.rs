@@ -542,8 +542,8 @@ impl Bookkeeping for Numa {
         view: View<'_>,
         fx: &mut Effects,
     ) {
-        let of = |pod: &PodInfo| pod.object.metadata.annotations.clone();
-        if old.node == new.node && of(old) == of(new) {
+        let [was, is] = [old, new].map(|pod| &pod.object.metadata.annotations);
+        if old.node == new.node && was == is {
             return;
         }
         if self.read(new, node, view, fx) {

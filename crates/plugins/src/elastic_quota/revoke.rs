@@ -138,8 +138,6 @@ impl ElasticQuotas {
 /// Sorts the more important pod first: by priority, then by how long it runs.
 fn importance(charge: &Charge) -> (Reverse<i32>, Timestamp, &str) {
     let pod = &charge.info;
-    let status = pod.object.status.as_ref();
-    let started = status.and_then(|status| status.start_time.as_ref());
-    let started = started.map_or(Timestamp::MAX, |time| time.0);
+    let started = pod.started.unwrap_or(Timestamp::MAX);
     (Reverse(pod.priority), started, &pod.uid)
 }

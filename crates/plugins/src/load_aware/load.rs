@@ -275,7 +275,7 @@ impl Load {
         shares.sort_by(|a, b| (a.assigned, &a.pod.uid).cmp(&(b.assigned, &b.pod.uid)));
         let pods = shares
             .iter()
-            .map(|share| json!({"timestamp": share.assigned, "pod": *share.pod.object}));
+            .map(|share| json!({"timestamp": share.assigned, "pod": share.pod.named_object()}));
         let mut out = json!({"pods": pods.collect::<Vec<_>>()});
         let standing = &self.standing;
         if standing.report.is_some() {

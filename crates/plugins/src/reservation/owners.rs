@@ -1,6 +1,5 @@
 //! Who may use a reservation: owner terms, shared between reservations and found by what a pod has.
 
-use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{ReservationControllerReference, ReservationOwner};
 use koord_api::selector;
 use koord_scheduler::state::PodInfo;
@@ -117,7 +116,7 @@ impl Owners {
         let mut found: Vec<SpecId> = Vec::new();
         let mut look = |key: &Key| {
             for id in self.by_key.get(key).into_iter().flatten() {
-                let known = |spec: &Spec| spec.terms.iter().any(|term| matches(term, &pod.object));
+                let known = |spec: &Spec| spec.terms.iter().any(|term| matches(term, pod));
                 if !found.contains(id) && self.specs.get(id).is_some_and(known) {
                     found.push(*id);
                 }
@@ -192,38 +191,36 @@ pub(super) fn check(owners: &[ReservationOwner]) -> Result<(), String> {
 
 /// Whether `pod` matches any of `owners`.
 pub(super) fn is_owner(owners: &[ReservationOwner], pod: &PodInfo) -> bool {
-    owners.iter().any(|term| matches(term, &pod.object))
+    owners.iter().any(|term| matches(term, pod))
 }
 
 /// Whether every set part of `term` matches `pod`. A term with nothing set matches all pods.
-fn matches(term: &ReservationOwner, pod: &Pod) -> bool {
-    let meta = &pod.metadata;
+fn matches(term: &ReservationOwner, pod: &PodInfo) -> bool {
+    let meta = &pod.object.metadata;
     let object = term.object.as_ref().is_none_or(|object| {
         let same = |wanted: &Option<String>, found: Option<&str>| {
             wanted
                 .as_deref()
                 .is_none_or(|wanted| wanted.is_empty() || Some(wanted) == found)
         };
-        same(&object.uid, meta.uid.as_deref())
-            && same(&object.name, meta.name.as_deref())
-            && same(&object.namespace, meta.namespace.as_deref())
+        same(&object.uid, Some(&pod.uid))
+            && same(&object.name, Some(&pod.name))
+            && same(&object.namespace, Some(&pod.namespace))
             // Only pods are compared, whatever the kind says.
             && same(&object.api_version, Some("v1"))
     });
     let controller = |wanted: &ReservationControllerReference| {
         let same = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
-        same(
-            &wanted.namespace,
-            meta.namespace.as_deref().unwrap_or_default(),
-        ) && meta.owner_references.iter().flatten().any(|owner| {
-            wanted
-                .controller
-                .is_none_or(|c| owner.controller == Some(c))
-                && same(&wanted.uid, &owner.uid)
-                && same(&wanted.name, &owner.name)
-                && same(&wanted.kind, &owner.kind)
-                && same(&wanted.api_version, &owner.api_version)
-        })
+        same(&wanted.namespace, &pod.namespace)
+            && meta.owner_references.iter().flatten().any(|owner| {
+                wanted
+                    .controller
+                    .is_none_or(|c| owner.controller == Some(c))
+                    && same(&wanted.uid, &owner.uid)
+                    && same(&wanted.name, &owner.name)
+                    && same(&wanted.kind, &owner.kind)
+                    && same(&wanted.api_version, &owner.api_version)
+            })
     };
     let labels = || {
         let empty = std::collections::BTreeMap::new();
@@ -242,7 +239,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn pod() -> PodInfo {
-        let pod: Pod = serde_json::from_value(json!({
+        let pod = serde_json::from_value(json!({
             "metadata": {"name": "web-1", "namespace": "shop", "uid": "u1",
                 "labels": {"app": "web", "tier": "front"},
                 "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web",

@@ -105,7 +105,7 @@ fn pod_info(pod: &PodInfo) -> Value {
         )
     };
     json!({
-        "Pod": *pod.object,
+        "Pod": pod.named_object(),
         "RequiredAffinityTerms": required(
             near.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref()),
         ),

@@ -14,12 +14,20 @@ impl Engine {
     pub fn pod_seen(&mut self, pod: &SeenPod, now: Timestamp) {
         match pod {
             SeenPod::Pod(info) => self.info_applied(info.clone(), now),
-            SeenPod::Broken(pod, error) => self.pod_broken(pod, &error.to_string(), now),
+            SeenPod::Broken(broken) => {
+                let (pod, error) = &**broken;
+                self.pod_broken(pod, &error.to_string(), now);
+            }
         }
     }
 
-    /// A pod was created or changed.
+    /// A pod was created or changed. Of a bound one, what informers keep is kept.
     pub fn pod_applied(&mut self, pod: Arc<Pod>, now: Timestamp) {
+        let spec = pod.spec.as_ref();
+        if spec.is_some_and(|spec| spec.node_name.is_some()) {
+            let seen = SeenPod::new(Arc::unwrap_or_clone(pod), &self.resources);
+            return self.pod_seen(&seen, now);
+        }
         let info = match PodInfo::new(pod.clone(), &self.resources) {
             Ok(info) => Arc::new(info),
             Err(error) => {
@@ -47,6 +55,11 @@ impl Engine {
         } else {
             self.pod_pending(info, now);
         }
+    }
+
+    /// The pod with this uid was deleted.
+    pub fn pod_left(&mut self, uid: &str, now: Timestamp) {
+        self.info_removed(uid, now);
     }
 
     /// A pod was deleted.

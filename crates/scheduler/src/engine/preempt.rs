@@ -583,9 +583,7 @@ pub(super) fn importance(pod: &PodInfo) -> (Reverse<i32>, Timestamp, &str) {
 }
 
 fn started(pod: &PodInfo) -> Timestamp {
-    let status = pod.object.status.as_ref();
-    let start = status.and_then(|status| status.start_time.as_ref());
-    start.map_or(Timestamp::MAX, |time| time.0)
+    pod.started.unwrap_or(Timestamp::MAX)
 }
 
 /// The order in which `pods`, the most important first, are spared: those whose eviction breaks a

@@ -129,11 +129,11 @@ impl Engine {
 
 /// What takes the room that `pod` does and means nothing else to anybody.
 fn keeper_of(pod: &PodInfo) -> PodInfo {
-    let meta = &pod.object.metadata;
+    let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
     let object = Pod {
         metadata: ObjectMeta {
-            namespace: meta.namespace.clone(),
-            name: meta.name.clone(),
+            namespace: Some(namespace.clone()),
+            name: Some(name.clone()),
             uid: Some(format!("{}/leaving", pod.uid)),
             ..ObjectMeta::default()
         },
@@ -141,9 +141,9 @@ fn keeper_of(pod: &PodInfo) -> PodInfo {
     };
     let reference = ObjectReference {
         kind: Some("Pod".to_owned()),
-        namespace: meta.namespace.clone(),
-        name: meta.name.clone(),
-        uid: meta.uid.clone(),
+        namespace: Some(namespace),
+        name: Some(name),
+        uid: Some(pod.uid.to_string()),
         ..ObjectReference::default()
     };
     let mut keeper = pod.without_node(Arc::new(object)).holding_for(reference);

@@ -228,7 +228,15 @@ fn target(write: &Write) -> Arc<str> {
 pub(super) fn reference(pod: &PodInfo) -> ObjectReference {
     match pod.booked() {
         Booked::Holder(object) => object.clone(),
-        Booked::Pod(pod) => koord_kube::events::reference(&*pod.object),
+        Booked::Pod(pod) => ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            name: Some(pod.name.to_string()),
+            namespace: Some(pod.namespace.to_string()),
+            uid: Some(pod.uid.to_string()),
+            resource_version: pod.resource_version.as_deref().map(str::to_owned),
+            field_path: None,
+        },
     }
 }
 

@@ -155,7 +155,7 @@ fn tell(engine: &mut Engine, message: Message, clock: &Clock) {
     let now = clock.now();
     match message {
         Message::Pod(Change::Applied { new, .. }) => engine.pod_seen(&new, now),
-        Message::Pod(Change::Deleted(last)) => engine.pod_deleted(last.object(), now),
+        Message::Pod(Change::Deleted(last)) => engine.pod_left(last.uid(), now),
         Message::Node(Change::Applied { new, .. }) => engine.node_applied(new, now),
         Message::Node(Change::Deleted(last)) => {
             let name = last.metadata.name.as_deref().unwrap_or_default();

@@ -30,7 +30,7 @@ use crate::debug::{DebugHandle, Question};
 use crate::engine::{Engine, EngineOptions, Failure, Near, Outcome, Output};
 use crate::framework::{BuildContext, ObjectChange, ProfileError, Profiles, Registry};
 use crate::metrics::{Digested, Metrics, PluginMetrics};
-use crate::state::SeenPod;
+use crate::state::{Alike, SeenPod};
 use binder::Writer;
 use desk::{Desk, Notes, Refused};
 use discard::Discard;
@@ -471,6 +471,7 @@ fn watch_all(
     watch::forward(source.clone(), slim, false, node);
     let transform = transform::pods(gates);
     let resources = profiles.resources.clone();
+    let alike = Alike::default();
     let victims_shown = config.shows_victims();
     let read = move |mut pod| {
         if !shown {
@@ -480,7 +481,7 @@ fn watch_all(
         if victims_shown {
             SeenPod::whole(pod, &resources)
         } else {
-            SeenPod::new(pod, &resources)
+            alike.read(pod, &resources)
         }
     };
     watch::forward(source.clone(), read, false, pod);
@@ -506,8 +507,7 @@ struct Watching {
 
 /// Whether the pod says where it is.
 fn is_bound(pod: &SeenPod) -> bool {
-    let spec = pod.object().spec.as_ref();
-    spec.is_some_and(|spec| spec.node_name.is_some())
+    pod.node().is_some()
 }
 
 /// The task that owns the engine.
@@ -642,9 +642,9 @@ impl Owner {
             Message::Pod(Change::Applied { old, new }) => {
                 let bound = is_bound(&new);
                 let was_bound = old.as_deref().is_some_and(is_bound);
-                let uid = new.object().metadata.uid.as_deref();
+                let uid = new.uid();
                 if bound && !was_bound {
-                    self.debug.settled(uid.unwrap_or_default());
+                    self.debug.settled(uid);
                 }
                 self.engine.pod_seen(&new, now);
                 let label = match (bound, old.is_some()) {
@@ -657,10 +657,10 @@ impl Owner {
                 label
             }
             Message::Pod(Change::Deleted(last)) => {
-                let uid = last.object().metadata.uid.as_deref().unwrap_or_default();
+                let uid = last.uid();
                 self.debug.settled(uid);
                 self.writer.gone(uid);
-                self.engine.pod_deleted(last.object(), now);
+                self.engine.pod_left(uid, now);
                 // Whatever became of it, nobody places it any more.
                 self.monitor.end(uid);
                 let label = if is_bound(&last) {

@@ -1,11 +1,13 @@
 //! What the engine knows: pods as compact values, nodes as columns.
 
+mod alike;
 mod facets;
 mod node;
 mod pod;
 mod seen;
 mod store;
 
+pub use alike::Alike;
 pub use node::{NodeInfo, NodeProblem};
 pub use pod::{Booked, PodError, PodInfo};
 pub use seen::SeenPod;

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerStatus, ObjectReference, Pod, PodSpec, PodStatus, ResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::priority::PriorityClass;
 use koord_api::requests::{self, Place};
 use koord_model::resources::{self, Amounts, CPU, MEMORY, ResourceId, ResourceTable};
@@ -49,7 +50,8 @@ pub enum Booked<'a> {
 /// A pod, parsed.
 #[derive(Debug, Clone)]
 pub struct PodInfo {
-    /// The object, as the informer holds it.
+    /// The object, as the informer holds it: of a bound pod, what it means to others and nothing that is its
+    /// own, so that pods that mean the same share it. [`PodInfo::named_object`] says which pod it is.
     pub object: Arc<Pod>,
     /// `metadata.uid`.
     pub uid: Arc<str>,
@@ -57,6 +59,8 @@ pub struct PodInfo {
     pub namespace: Arc<str>,
     /// `metadata.name`.
     pub name: Arc<str>,
+    /// `metadata.resourceVersion`.
+    pub resource_version: Option<Box<str>>,
     /// `spec.priority`, 0 when unset.
     pub priority: i32,
     /// Koordinator's priority class, defaulted.
@@ -74,6 +78,8 @@ pub struct PodInfo {
     pub nominated: Option<Arc<str>>,
     /// `metadata.creationTimestamp`.
     pub created: Timestamp,
+    /// `status.startTime`.
+    pub started: Option<Timestamp>,
     /// When the `PodScheduled` condition became true.
     pub scheduled_at: Option<Timestamp>,
     /// When the `Initialized` condition became true.
@@ -112,8 +118,10 @@ impl PodInfo {
         let spec = pod.spec.as_ref().ok_or(PodError::Missing("spec"))?;
         let status = pod.status.as_ref();
         let running = Running::of(status);
-        let requests = combined(spec, &running, table, Counted::Requests)?;
-        let limits = combined(spec, &running, table, Counted::Limits)?;
+        let mut requests = combined(spec, &running, table, Counted::Requests)?;
+        let mut limits = combined(spec, &running, table, Counted::Limits)?;
+        requests.shrink_to_fit();
+        limits.shrink_to_fit();
         let scoring = combined(spec, &running, table, Counted::Scoring)?;
         let since = |kind: &str| {
             status
@@ -132,6 +140,7 @@ impl PodInfo {
             uid,
             name,
             namespace,
+            resource_version: meta.resource_version.as_deref().map(Box::from),
             priority: spec.priority.unwrap_or(0),
             priority_class: koord_api::priority::of_pod_with_default(&pod),
             requests,
@@ -143,6 +152,9 @@ impl PodInfo {
                 .creation_timestamp
                 .as_ref()
                 .map_or(Timestamp::UNIX_EPOCH, |t| t.0),
+            started: status
+                .and_then(|s| s.start_time.as_ref())
+                .map(|time| time.0),
             scheduled_at: since("PodScheduled"),
             initialized_at: since("Initialized"),
             gates: spec
@@ -182,6 +194,7 @@ impl PodInfo {
             object,
             node: None,
             nominated: None,
+            started: None,
             scheduled_at: None,
             initialized_at: None,
             gates: Vec::new(),
@@ -211,6 +224,27 @@ impl PodInfo {
     #[must_use]
     pub fn spec(&self) -> Option<&PodSpec> {
         self.object.spec.as_ref()
+    }
+
+    /// The object with what is its own and was taken out of it, for whoever shows or sends it.
+    #[must_use]
+    pub fn named_object(&self) -> Pod {
+        let mut object = (*self.object).clone();
+        let time = |at: Timestamp| Some(Time(at));
+        let meta = &mut object.metadata;
+        meta.name.get_or_insert_with(|| self.name.to_string());
+        meta.uid.get_or_insert_with(|| self.uid.to_string());
+        meta.resource_version = self.resource_version.as_deref().map(str::to_owned);
+        if self.created != Timestamp::UNIX_EPOCH {
+            meta.creation_timestamp = time(self.created);
+        }
+        if let Some(spec) = &mut object.spec {
+            spec.node_name = self.node.as_deref().map(str::to_owned);
+        }
+        if let Some(started) = self.started {
+            object.status.get_or_insert_default().start_time = time(started);
+        }
+        object
     }
 
     /// `spec.schedulerName`, `default-scheduler` when unset.
@@ -468,6 +502,12 @@ mod tests {
         .unwrap();
         // max(500 + 1000 + 300, 300 + 2000) + 10
         assert_eq!(info.requests.get(CPU), 2310);
+    }
+
+    #[test]
+    fn it_is_small_enough_for_a_hundred_thousand() {
+        assert!(size_of::<PodInfo>() <= 384);
+        assert!(size_of::<crate::state::SeenPod>() <= 16);
     }
 
     #[test]

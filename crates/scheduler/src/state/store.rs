@@ -408,13 +408,9 @@ impl NodeStore {
 
 /// Whether the search for victims may see the pod in another light.
 fn ranks_differently(old: &PodInfo, new: &PodInfo) -> bool {
-    let started = |pod: &PodInfo| {
-        let status = pod.object.status.as_ref();
-        status.and_then(|status| status.start_time.clone())
-    };
     old.priority != new.priority
         || old.object.metadata.annotations != new.object.metadata.annotations
-        || started(old) != started(new)
+        || old.started != new.started
 }
 
 fn index(row: usize) -> NodeIndex {

@@ -13,7 +13,7 @@ use koord_scheduler::Follower;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{Engine, EngineOptions, Output};
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange, ProfileError, Profiles};
-use koord_scheduler::state::SeenPod;
+use koord_scheduler::state::Alike;
 use rustc_hash::FxHashMap;
 use serde_json::json;
 use std::collections::VecDeque;
@@ -100,6 +100,8 @@ pub(super) struct Cluster {
     pub(super) minute: u64,
     pub(super) now: Timestamp,
     shapes: Shapes,
+    /// What pods share in the engine.
+    alike: Alike,
     nodes: Vec<Arc<NodeInfo>>,
     /// Cores that nodes used in the last minutes.
     used: Vec<VecDeque<f64>>,
@@ -128,6 +130,7 @@ impl Cluster {
             workloads: Vec::new(),
             by_uid: FxHashMap::default(),
             shapes,
+            alike: Alike::default(),
             rng: fastrand::Rng::with_seed(15),
         };
         cluster.with_engine(|cluster, engine| cluster.fill(nodes, pods, engine));
@@ -214,7 +217,7 @@ impl Cluster {
         let before = koord_bench::rss_mib();
         for (at, line) in self.lines.iter().enumerate() {
             let pod = self.pod(at, line.workload, line.kind, 0, line.node);
-            let seen = SeenPod::new(pod, engine.resources());
+            let seen = self.alike.read(pod, engine.resources());
             engine.pod_seen(&seen, self.now);
         }
         self.engine_mib = koord_bench::rss_mib() - before;
@@ -274,7 +277,7 @@ impl Cluster {
 
     /// The same, which the scheduler sees as well.
     fn read(&self, pod: Pod, engine: &mut Engine) -> Arc<PodInfo> {
-        let seen = SeenPod::new(pod.clone(), engine.resources());
+        let seen = self.alike.read(pod.clone(), engine.resources());
         engine.pod_seen(&seen, self.now);
         self.info(pod)
     }

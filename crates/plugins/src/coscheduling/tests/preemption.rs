@@ -52,7 +52,7 @@ impl World {
     /// The first of those that are to go is gone.
     fn one_leaves(&mut self) {
         let victim = self.evicted.remove(0);
-        self.delete(&victim.object);
+        self.delete(&victim.named_object());
     }
 
     fn all_leave(&mut self) {
@@ -725,14 +725,14 @@ fn what_a_gang_was_promised_in_vain_others_may_take() {
         "v-n1" => (gone, stays),
         _ => (stays, gone),
     };
-    world.delete(&gone.object);
+    world.delete(&gone.named_object());
     let never = json!({"spec": {"preemptionPolicy": "Never"}});
     world.apply(sized(pod("x", never), 2, 0));
     world.later(5);
     assert!(world.bound.is_empty(), "n1 is promised: {:?}", world.bound);
     // Now that one may not go any more, and the gang is tried because the member has changed.
     let key = "scheduling.koordinator.sh/disable-preemptible";
-    world.apply(labelled((*stays.object).clone(), key, "true"));
+    world.apply(labelled(stays.named_object(), key, "true"));
     let changed = labelled(world.pods["m2"].clone(), "changed", "yes");
     world.apply(changed);
     // What is written now is seen late: who waits is woken by what was decided.
@@ -845,7 +845,7 @@ fn a_gang_awaits_those_of_its_quota_on_other_nodes() {
     assert_eq!(world.nominated["m1"], "n1");
     // It terminates, and its budget is used up: the other one would be less harmful.
     world.engine.object_changed(&budget("q2", 0), at(0));
-    let mut going = (*world.evicted[0].object).clone();
+    let mut going = world.evicted[0].named_object();
     let since = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0));
     going.metadata.deletion_timestamp = Some(since);
     world.apply(going);

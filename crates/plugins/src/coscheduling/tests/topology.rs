@@ -115,7 +115,7 @@ fn a_gang_makes_room_in_one_place() {
         let nodes = if victims.is_empty() { &[][..] } else { &nodes };
         assert_eq!(promised, nodes.iter().copied().collect());
         for old in std::mem::take(&mut world.evicted) {
-            world.delete(&old.object);
+            world.delete(&old.named_object());
         }
         world.later(60);
         let nodes = ["node-1", "node-8", "node-2", "node-7"];

@@ -164,7 +164,11 @@ impl Serialize for Victims<'_> {
             let pods: Vec<_> = proposal.victims.iter().map(uid).collect();
             map.serialize_entry("Pods", &pods)?;
         } else {
-            let pods: Vec<&Pod> = proposal.victims.iter().map(|pod| &*pod.object).collect();
+            let pods: Vec<Pod> = proposal
+                .victims
+                .iter()
+                .map(|pod| pod.named_object())
+                .collect();
             map.serialize_entry("Pods", &pods)?;
         }
         map.serialize_entry("NumPDBViolations", &proposal.violations)?;
