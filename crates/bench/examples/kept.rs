@@ -160,6 +160,7 @@ fn pod(number: usize) -> Value {
     let time = "2026-01-01T00:00:00Z";
     let condition =
         |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": time});
+    let conditions = ["PodScheduled", "Initialized", "ContainersReady", "Ready"].map(condition);
     let lost = |kind: &str| {
         json!({"key": format!("node.kubernetes.io/{kind}"), "operator": "Exists",
             "effect": "NoExecute", "tolerationSeconds": 300})
@@ -181,7 +182,7 @@ fn pod(number: usize) -> Value {
                 {"serviceAccountToken": {"path": "token"}}]}}]},
         "status": {"phase": "Running", "qosClass": "Burstable", "startTime": time,
             "podIP": format!("10.0.{}.{}", number / 200, number % 200), "hostIP": "192.168.0.1",
-            "conditions": ["PodScheduled", "Initialized", "ContainersReady", "Ready"].map(condition),
+            "conditions": conditions,
             "containerStatuses": [{"name": "c", "image": "registry.example/team/program:1.2.3",
                 "imageID": format!("registry.example/team/program@sha256:{:064}", 1), "ready": true,
                 "containerID": format!("containerd://{number:064}"), "restartCount": 0,
