@@ -3,6 +3,7 @@
 use crate::framework::{Ask, Evictor, Filter, Framework, Intent, Plan, Profile, Strategy, Why};
 use crate::state::{NodeInfo, NodeUsage, PodInfo, Shapes, Snapshot};
 use jiff::Timestamp;
+use koord_api::scheduling::PodMigrationJob;
 use koord_model::resources::ResourceTable;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<Arc<NodeInfo>>,
     pub(crate) pods: Vec<Arc<PodInfo>>,
     pub(crate) usage: Vec<Arc<NodeUsage>>,
+    pub(crate) jobs: Vec<Arc<PodMigrationJob>>,
 }
 
 impl Default for World {
@@ -25,6 +27,7 @@ impl Default for World {
             nodes: Vec::new(),
             pods: Vec::new(),
             usage: Vec::new(),
+            jobs: Vec::new(),
         }
     }
 }
@@ -115,6 +118,10 @@ impl World {
         snapshot.usage = usage
             .map(|usage| (usage.name.clone(), usage.clone()))
             .collect();
+        snapshot.jobs.clone_from(&self.jobs);
+        snapshot
+            .jobs
+            .sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
         snapshot
     }
 }

@@ -7,6 +7,7 @@ use super::{
 use crate::migration::plugin::Migrations;
 use crate::state::{NodeInfo, PodInfo, Snapshot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelector};
+use koord_api::scheduling::PodMigrationJob;
 use koord_api::selector;
 use std::mem;
 use std::sync::Arc;
@@ -288,6 +289,17 @@ impl<'a> Cycle<'a> {
     pub fn promised(&self) -> Option<&Arc<str>> {
         match self.shared.plan.actions.last() {
             Some(Action::Move(planned)) => planned.target.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The job that moves the pod that was put into the plan last, if one does.
+    pub fn job(&mut self) -> Option<&mut PodMigrationJob> {
+        match self.shared.plan.actions.last_mut() {
+            Some(Action::Move(planned)) => match &mut planned.intent {
+                Some(Intent::Job(job)) => Some(job),
+                _ => None,
+            },
             _ => None,
         }
     }

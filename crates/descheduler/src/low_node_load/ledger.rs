@@ -1,13 +1,17 @@
 //! What was moved lately: no pod is moved twice within an hour, and what was moved is expected where it goes before any
-//! report tells of it.
+//! report tells of it. The job that moves a pod tells whether it went: what stayed is not expected anywhere, and its
+//! workload pauses, longer with each failure.
 //!
 //! It is the memory of one process. A new leader begins without.
+
+mod outcome;
 
 use super::load::{Load, Side, Watched, is_prod};
 use crate::framework::Why;
 use crate::state::{NodeUsage, PodInfo, Snapshot};
 use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::Amounts;
+use outcome::Outcome;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
@@ -16,6 +20,9 @@ pub(super) const REST: SignedDuration = SignedDuration::from_hours(1);
 /// How long a move takes at most: a pod that is still where it was may be moved then, and one that came is believed to
 /// use what is reported of it.
 pub(super) const SETTLE: SignedDuration = SignedDuration::from_mins(5);
+/// How long the pods of a workload are left alone after a job of one has failed: twice as long with each that fails, at
+/// most [`SETTLE`].
+const PAUSE: SignedDuration = SignedDuration::from_secs(10);
 /// Times of objects are whole seconds.
 const SECOND: SignedDuration = SignedDuration::from_secs(1);
 
@@ -27,6 +34,13 @@ struct Entry {
     uid: Arc<str>,
     key: Key,
     at: Timestamp,
+    /// The job's name, if one moves it.
+    job: Option<Arc<str>>,
+    outcome: Outcome,
+    /// When it went, as far as that is known, or else `at`.
+    moved: Timestamp,
+    /// How many moves of its workload would have failed in a row with this one.
+    attempt: u32,
     from: Arc<str>,
     /// Where it is expected, and once it is there, where it is.
     to: Option<Arc<str>>,
@@ -36,6 +50,33 @@ struct Entry {
     prod: bool,
     /// Whether the pod is still where it was.
     there: bool,
+    /// Whether it is there, and is being deleted.
+    deleting: bool,
+}
+
+impl Entry {
+    /// Whether reports tell all there is to know of it.
+    fn is_settled(&self, now: Timestamp) -> bool {
+        self.outcome != Outcome::Moves && now.duration_since(self.moved) >= SETTLE
+    }
+}
+
+/// Moves of one workload that failed.
+#[derive(Debug, Clone, Copy)]
+struct Failure {
+    /// How many in a row.
+    attempt: u32,
+    /// When the last one did.
+    at: Timestamp,
+}
+
+impl Failure {
+    /// When the next move may be tried.
+    fn over(&self) -> Timestamp {
+        let doubled = 1_i32 << self.attempt.saturating_sub(1).min(10);
+        let pause = PAUSE.saturating_mul(doubled).min(SETTLE);
+        self.at.saturating_add(pause).unwrap_or(self.at)
+    }
 }
 
 /// Moves of the last hour, the oldest first.
@@ -45,6 +86,7 @@ pub(super) struct Ledger {
     /// When the first move of those was that are made anew by this controller.
     keys: FxHashMap<Key, Timestamp>,
     uids: FxHashMap<Arc<str>, usize>,
+    failures: FxHashMap<Key, Failure>,
     /// Which entries concern a node: of those that are settled, none.
     leaving: FxHashMap<Arc<str>, Vec<usize>>,
     coming: FxHashMap<Arc<str>, Vec<usize>>,
@@ -61,26 +103,24 @@ impl Ledger {
     /// A cycle begins: looks what became of what was moved.
     pub(super) fn begin(&mut self, snapshot: &Snapshot) {
         let now = snapshot.now;
+        let is_recent = |at: Timestamp| now.duration_since(at) < REST;
+        self.failures.retain(|_, failure| is_recent(failure.at));
         self.entries
-            .retain(|entry| now.duration_since(entry.at) < REST);
+            .retain(|entry| entry.outcome == Outcome::Moves || is_recent(entry.moved));
         for index in [&mut self.leaving, &mut self.coming] {
             index.clear();
         }
-        self.keys.clear();
-        self.uids.clear();
+        self.index();
         if self.entries.is_empty() {
             return;
         }
-        for (at, entry) in self.entries.iter_mut().enumerate() {
-            let first = self.keys.entry(entry.key.clone()).or_insert(entry.at);
-            *first = entry.at.min(*first);
-            self.uids.insert(entry.uid.clone(), at);
-            (entry.there, entry.came) = (false, None);
+        let newest = self.find(snapshot);
+        if self.judge(snapshot) {
+            self.index();
         }
-        self.look(snapshot);
+        self.match_with(newest);
         for (at, entry) in self.entries.iter().enumerate() {
-            let settled = now.duration_since(entry.at) >= SETTLE;
-            if settled {
+            if entry.is_settled(now) {
                 continue;
             }
             if entry.there {
@@ -92,19 +132,28 @@ impl Ledger {
         }
     }
 
-    /// Finds the pods that were moved, and those that came in their place.
-    fn look(&mut self, snapshot: &Snapshot) {
-        let mut waiting: FxHashMap<Key, Vec<usize>> = FxHashMap::default();
-        for (at, entry) in self.entries.iter().enumerate().rev() {
-            waiting.entry(entry.key.clone()).or_default().push(at);
+    fn index(&mut self) {
+        self.keys.clear();
+        self.uids.clear();
+        for (at, entry) in self.entries.iter().enumerate() {
+            let first = self.keys.entry(entry.key.clone()).or_insert(entry.at);
+            *first = entry.at.min(*first);
+            self.uids.insert(entry.uid.clone(), at);
         }
-        let mut newest: Vec<&Arc<PodInfo>> = Vec::new();
+    }
+
+    /// Finds the pods that were moved, and returns those that may have come in their place.
+    fn find<'a>(&mut self, snapshot: &'a Snapshot) -> Vec<&'a Arc<PodInfo>> {
+        for entry in &mut self.entries {
+            (entry.there, entry.deleting, entry.came) = (false, false, None);
+        }
+        let mut newest = Vec::new();
         for pod in snapshot.pods.iter().filter(|pod| pod.is_active()) {
             if let Some(at) = self.uids.get(&pod.uid)
                 && let Some(entry) = self.entries.get_mut(*at)
             {
                 if pod.node.as_ref() == Some(&entry.from) {
-                    entry.there = true;
+                    (entry.there, entry.deleting) = (true, pod.deleting);
                 } else {
                     entry.to.clone_from(&pod.node);
                     entry.came = Some(pod.clone());
@@ -112,6 +161,59 @@ impl Ledger {
             } else if pod.node.is_some() && self.first(pod).is_some() {
                 newest.push(pod);
             }
+        }
+        newest
+    }
+
+    /// Asks the jobs what became of their pods. Whether any of them stayed, and is no move any more.
+    fn judge(&mut self, snapshot: &Snapshot) -> bool {
+        let before = self.entries.len();
+        let failures = &mut self.failures;
+        self.entries.retain_mut(|entry| {
+            let Some(name) = &entry.job else { return true };
+            let stays = entry.there && !entry.deleting;
+            let job = snapshot.job(name);
+            match job {
+                Some(job) => {
+                    entry.outcome = outcome::of(job, stays);
+                    entry.moved = outcome::went(job).unwrap_or(entry.at).max(entry.at);
+                }
+                // It was never made, or somebody has deleted it.
+                None if entry.outcome == Outcome::Moves && stays => entry.outcome = Outcome::Stays,
+                None if entry.outcome == Outcome::Moves => entry.outcome = Outcome::Went,
+                None => {}
+            }
+            match entry.outcome {
+                Outcome::Moves => {}
+                Outcome::Went => {
+                    let before = failures.get(&entry.key);
+                    if before.is_some_and(|failure| failure.at <= entry.moved) {
+                        failures.remove(&entry.key);
+                    }
+                }
+                Outcome::Stays => {
+                    let ended = job.and_then(|job| outcome::ended(job));
+                    let at = ended.unwrap_or(entry.at).max(entry.at);
+                    let attempt = entry.attempt;
+                    let known = failures.entry(entry.key.clone());
+                    let known = known.or_insert(Failure { attempt, at });
+                    *known = Failure {
+                        attempt: attempt.max(known.attempt),
+                        at: at.max(known.at),
+                    };
+                    return false;
+                }
+            }
+            true
+        });
+        self.entries.len() < before
+    }
+
+    /// Matches pods that are new with moves that nothing came of yet.
+    fn match_with(&mut self, mut newest: Vec<&Arc<PodInfo>>) {
+        let mut waiting: FxHashMap<Key, Vec<usize>> = FxHashMap::default();
+        for (at, entry) in self.entries.iter().enumerate().rev() {
+            waiting.entry(entry.key.clone()).or_default().push(at);
         }
         newest.sort_by(|a, b| (a.created, &a.uid).cmp(&(b.created, &b.uid)));
         let mut taken = FxHashSet::default();
@@ -155,17 +257,19 @@ impl Ledger {
     pub(super) fn allows(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
         let moved = self.uids.get(&pod.uid).and_then(|at| self.entries.get(*at));
         if let Some(entry) = moved {
-            let ago = now.duration_since(entry.at).as_secs();
             if pod.node.as_ref() != Some(&entry.from) {
+                let ago = now.duration_since(entry.moved).as_secs();
                 let said = format!("it was moved {ago} s ago, and once an hour is enough");
                 return Err(Why::new("MovedLately", said));
             }
-            if now.duration_since(entry.at) < SETTLE {
+            if !entry.is_settled(now) {
+                let ago = now.duration_since(entry.at).as_secs();
                 let said = format!("its move was asked for {ago} s ago");
                 return Err(Why::new("MovesAlready", said));
             }
             return Ok(());
         }
+        self.is_over(pod, now)?;
         let Some(first) = self.first(pod) else {
             return Ok(());
         };
@@ -174,25 +278,60 @@ impl Ledger {
         Err(Why::new("MovedLately", said))
     }
 
-    /// `pod`, which uses `usage`, is moved, to `to` if that is known.
+    /// Whether no move of the workload of `pod` has failed lately.
+    fn is_over(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        let failure = match pod.controller() {
+            Some(owner) => self.failures.get(&owner.uid),
+            None => self.failures.get(&key(pod)),
+        };
+        let Some(failure) = failure.filter(|failure| now < failure.over()) else {
+            return Ok(());
+        };
+        let ago = now.duration_since(failure.at).as_secs();
+        let left = failure.over().duration_since(now).as_secs().max(1);
+        let said = match failure.attempt {
+            1 => format!("a move of its workload failed {ago} s ago: the next in {left} s"),
+            times => format!(
+                "{times} moves of its workload failed in a row, the last {ago} s ago: the next in {left} s"
+            ),
+        };
+        Err(Why::new("MoveFailed", said))
+    }
+
+    /// `pod`, which uses `usage`, is moved by `job`, if one does it, to `to` if that is known.
     pub(super) fn record(
         &mut self,
         pod: &PodInfo,
         usage: &Amounts,
         to: Option<Arc<str>>,
+        job: Option<&str>,
         now: Timestamp,
     ) {
         let Some(from) = pod.node.clone() else { return };
+        let key = key(pod);
+        let failed = self.failures.get(&key);
+        let attempt = failed.map_or(0, |failure| failure.attempt);
         let entry = Entry {
             uid: pod.uid.clone(),
-            key: key(pod),
+            key,
             at: now,
+            outcome: match job {
+                Some(_) => Outcome::Moves,
+                None => Outcome::Went,
+            },
+            job: job.map(Arc::from),
+            moved: now,
+            attempt: attempt.saturating_add(1),
             from,
             to,
             came: None,
             usage: usage.clone(),
             prod: is_prod(pod),
             there: true,
+            deleting: false,
         };
         let (from, to) = (entry.from.clone(), entry.to.clone());
         // The order stays that of time but for what is tried again, which is the latest of its pod.

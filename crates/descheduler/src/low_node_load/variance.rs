@@ -313,7 +313,10 @@ impl<'a> Pass<'_, 'a> {
         }
         if !self.args.dry_run && !self.cycle.is_dry() {
             let now = self.cycle.snapshot().now;
-            self.ledger.record(&movable.pod, movable.metric, to, now);
+            let job = self.cycle.job().and_then(|job| job.metadata.name.clone());
+            let job = job.as_deref();
+            self.ledger
+                .record(&movable.pod, movable.metric, to, job, now);
         }
         Ok(())
     }

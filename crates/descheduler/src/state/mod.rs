@@ -118,6 +118,13 @@ impl Snapshot {
         self.nodes.get(at.ok()?)
     }
 
+    /// The job of this name.
+    #[must_use]
+    pub fn job(&self, name: &str) -> Option<&Arc<PodMigrationJob>> {
+        let name_of = |job: &Arc<PodMigrationJob>| job.metadata.name.as_deref().cmp(&Some(name));
+        self.jobs.get(self.jobs.binary_search_by(name_of).ok()?)
+    }
+
     /// The pod of this name.
     #[must_use]
     pub fn pod(&self, namespace: &str, name: &str) -> Option<&Arc<PodInfo>> {

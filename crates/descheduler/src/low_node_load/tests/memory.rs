@@ -5,11 +5,11 @@ use crate::framework::Placement;
 use crate::testing::moved;
 use jiff::SignedDuration;
 
-fn thresholds() -> Value {
+pub(super) fn thresholds() -> Value {
     json!({"lowThresholds": {"cpu": 45}, "highThresholds": {"cpu": 65}})
 }
 
-fn of_owner(owner: &str, created: &str) -> Value {
+pub(super) fn of_owner(owner: &str, created: &str) -> Value {
     json!({"metadata": {
         "creationTimestamp": created,
         "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true}],
@@ -17,10 +17,10 @@ fn of_owner(owner: &str, created: &str) -> Value {
 }
 
 /// A node: its name, CPU in milli that no pod uses, and pods with what they use.
-type Described<'a> = (&'a str, i64, &'a [(&'a str, i64)]);
+pub(super) type Described<'a> = (&'a str, i64, &'a [(&'a str, i64)]);
 
 /// Nodes with a report each.
-fn world(nodes: &[Described<'_>]) -> World {
+pub(super) fn world(nodes: &[Described<'_>]) -> World {
     let mut world = World::default();
     for (node, _, pods) in nodes {
         world.node(node, json!({}));
@@ -36,7 +36,7 @@ fn world(nodes: &[Described<'_>]) -> World {
     world
 }
 
-fn report(world: &mut World, nodes: &[Described<'_>]) {
+pub(super) fn report(world: &mut World, nodes: &[Described<'_>]) {
     world.usage.clear();
     for (node, system, pods) in nodes {
         let pods: Vec<_> = pods

@@ -11,6 +11,7 @@ mod detect;
 mod helpers;
 mod memory;
 mod notes;
+mod outcomes;
 mod simulated;
 mod solving;
 mod table;

@@ -1,0 +1,59 @@
+//! What a job says of its pod.
+
+use crate::migration::{Stage, stage, status, step};
+use jiff::Timestamp;
+use koord_api::scheduling::pod_migration_job_conditions as conditions;
+use koord_api::scheduling::pod_migration_job_reasons as reasons;
+use koord_api::scheduling::{PodMigrationJob, PodMigrationJobCondition, PodMigrationJobPhase};
+
+/// What became of a pod that was to be moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Its job has not ended.
+    Moves,
+    /// It went; of a pod without a job that is believed.
+    Went,
+    /// Its job has ended, and it was not evicted.
+    Stays,
+}
+
+fn eviction(job: &PodMigrationJob) -> Option<&PodMigrationJobCondition> {
+    status::condition(job.status.as_ref()?, conditions::EVICTION)
+}
+
+/// What became of the pod of `job`, which is `there` or is not.
+pub(super) fn of(job: &PodMigrationJob, there: bool) -> Outcome {
+    if stage(job) != Stage::Ended {
+        return Outcome::Moves;
+    }
+    let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
+    if phase == Some(&PodMigrationJobPhase::Succeeded) {
+        return Outcome::Went;
+    }
+    match eviction(job) {
+        Some(one) if one.status == "True" => Outcome::Went,
+        // The job says so before it evicts.
+        Some(one) if one.reason == reasons::EVICTING && !there => Outcome::Went,
+        _ => Outcome::Stays,
+    }
+}
+
+/// When the pod of `job` began to go, if it did.
+pub(super) fn went(job: &PodMigrationJob) -> Option<Timestamp> {
+    let eviction = eviction(job)?;
+    let goes = eviction.status == "True" || eviction.reason == reasons::EVICTING;
+    let since = eviction.last_transition_time.as_ref();
+    since.filter(|_| goes).map(|time| time.0)
+}
+
+/// When `job`, which has failed, did so at the earliest: nothing in it says that exactly.
+pub(super) fn ended(job: &PodMigrationJob) -> Option<Timestamp> {
+    let status = job.status.as_ref()?;
+    if status.reason == reasons::TIMEOUT {
+        return step::deadline(job);
+    }
+    let times = status.conditions.iter();
+    let times = times.filter_map(|one| one.last_transition_time.as_ref());
+    let created = job.metadata.creation_timestamp.as_ref();
+    times.chain(created).map(|time| time.0).max()
+}

@@ -1,0 +1,252 @@
+//! What jobs tell of the pods that they move.
+
+use super::memory::{Described, of_owner, report, thresholds, world};
+use super::*;
+use crate::framework::{Ask, Evictor, Intent};
+use crate::migration::args::MigrationControllerArgs;
+use crate::migration::plugin::Migrations;
+use crate::testing::moved;
+use jiff::SignedDuration;
+use koord_api::scheduling::PodMigrationJob;
+use koord_api::scheduling::pod_migration_job_reasons as reasons;
+use std::sync::Arc;
+
+/// Makes jobs of all that is asked for.
+#[derive(Debug)]
+struct Jobs(Migrations);
+
+impl Evictor for Jobs {
+    fn name(&self) -> &'static str {
+        "Jobs"
+    }
+    fn evict(&mut self, snapshot: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why> {
+        Ok(Intent::Job(Box::new(self.0.job(snapshot, ask))))
+    }
+}
+
+/// A descheduler and its cluster.
+pub(super) struct Board {
+    pub(super) world: World,
+    framework: Framework,
+}
+
+pub(super) fn framework_with_jobs(args: Value) -> Framework {
+    let mut framework = framework(args);
+    let migrations = Migrations::new(
+        "test",
+        "one",
+        MigrationControllerArgs::default().completed(),
+    );
+    framework.profiles[0].evictor = Box::new(Jobs(migrations));
+    framework
+}
+
+impl Board {
+    pub(super) fn new(nodes: &[Described<'_>]) -> Self {
+        Self {
+            world: world(nodes),
+            framework: framework_with_jobs(thresholds()),
+        }
+    }
+
+    /// Runs a cycle and makes the jobs that it wants.
+    pub(super) fn cycle(&mut self) -> Plan {
+        let plan = self.framework.run(&self.world.snapshot());
+        for planned in plan.moves() {
+            let Some(Intent::Job(job)) = &planned.intent else {
+                panic!("{planned:?}")
+            };
+            let mut job = (**job).clone();
+            let name = job.metadata.name.clone().unwrap();
+            let made = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.world.now);
+            job.metadata.creation_timestamp = Some(made);
+            job.metadata.uid = Some(format!("uid-{name}"));
+            let mut others = self.world.jobs.iter();
+            assert!(others.all(|one| one.metadata.name.as_ref() != Some(&name)));
+            self.world.jobs.push(Arc::new(job));
+        }
+        plan
+    }
+
+    /// Whom a cycle moves.
+    pub(super) fn moves(&mut self) -> Vec<String> {
+        moved(&self.cycle())
+    }
+
+    /// The newest job has this status now.
+    pub(super) fn says(&mut self, status: Value) {
+        let job = self.world.jobs.last_mut().unwrap();
+        let mut changed = PodMigrationJob::clone(job);
+        changed.status = Some(serde_json::from_value(status).unwrap());
+        *job = Arc::new(changed);
+    }
+
+    /// The newest job fails, and its pod is where it was.
+    pub(super) fn fails(&mut self) {
+        self.says(
+            json!({"phase": "Failed", "reason": reasons::FORBIDDEN_MIGRATE_POD,
+            "message": "Reservation is already bound by another Pod"}),
+        );
+    }
+
+    pub(super) fn wait(&mut self, seconds: i64) {
+        self.world.now += SignedDuration::from_secs(seconds);
+    }
+}
+
+const HOT: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
+
+#[test]
+fn a_pod_whose_job_failed_is_free_again_after_a_pause_that_grows() {
+    let mut board = Board::new(HOT);
+    assert_eq!(board.moves(), ["p1"]);
+    let mut pauses = Vec::new();
+    while pauses.len() < 8 {
+        board.fails();
+        let begun = board.world.now;
+        loop {
+            report(&mut board.world, HOT);
+            let plan = board.cycle();
+            if !moved(&plan).is_empty() {
+                break;
+            }
+            assert_eq!(kept(&plan, "p1"), ["MoveFailed"]);
+            board.wait(1);
+        }
+        pauses.push(board.world.now.duration_since(begun).as_secs());
+    }
+    assert_eq!(pauses, [10, 20, 40, 80, 160, 300, 300, 300]);
+}
+
+#[test]
+fn a_job_that_was_never_made_is_as_one_that_failed() {
+    let mut board = Board::new(HOT);
+    for pause in [10, 20] {
+        assert_eq!(board.moves(), ["p1"]);
+        board.world.jobs.clear();
+        board.wait(pause - 1);
+        let plan = board.cycle();
+        assert_eq!(kept(&plan, "p1"), ["MoveFailed"]);
+        board.wait(1);
+    }
+    assert_eq!(board.moves(), ["p1"]);
+}
+
+#[test]
+fn the_other_pods_of_its_workload_pause_with_it_and_others_do_not() {
+    let nodes: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
+    let mut board = Board::new(nodes);
+    assert_eq!(board.moves(), ["p1"]);
+    board.fails();
+    let old = "2026-01-01T00:00:00Z";
+    board.world.pod("p2", "a", of_owner("rs-p1", old));
+    board.world.pod("q", "a", of_owner("rs-q", old));
+    let all: &[Described<'_>] = &[
+        ("a", 800, &[("p1", 1000), ("p2", 1000), ("q", 400)]),
+        ("b", 100, &[]),
+    ];
+    report(&mut board.world, all);
+    let plan = board.cycle();
+    assert_eq!(moved(&plan), ["q"]);
+    assert_eq!(kept(&plan, "p1"), ["MoveFailed"]);
+    assert_eq!(kept(&plan, "p2"), ["MoveFailed"]);
+}
+
+#[test]
+fn what_was_to_come_is_not_expected_any_more_once_its_job_failed() {
+    // With p1 node b is full.
+    let nodes: &[Described<'_>] = &[
+        ("a", 1000, &[("p1", 1700)]),
+        ("b", 900, &[]),
+        ("c", 1000, &[("q1", 1650)]),
+    ];
+    let mut board = Board::new(nodes);
+    assert_eq!(board.moves(), ["p1"]);
+    let of_a = |plan: &Plan| notes(plan, "a");
+    let plan = board.cycle();
+    assert!(
+        moved(&plan).is_empty() && of_a(&plan).is_empty(),
+        "{plan:?}"
+    );
+    board.fails();
+    let plan = board.cycle();
+    assert_eq!(of_a(&plan)[0], "hot: cpu usage 67.50% > threshold 65.00%");
+    assert_eq!(moved(&plan), ["q1"], "b takes it");
+}
+
+#[test]
+fn a_job_that_ends_after_the_eviction_has_moved_its_pod() {
+    let timeout = |evicted: &str, reason: &str| {
+        json!({"phase": "Failed", "reason": reasons::TIMEOUT, "conditions": [
+            {"type": "Eviction", "status": evicted, "reason": reason, "lastTransitionTime": "2026-01-01T12:04:00Z"}]})
+    };
+    let turned: &[Described<'_>] = &[("a", 100, &[]), ("b", 1800, &[("p2", 1000)])];
+    for (evicted, reason) in [
+        ("True", reasons::EVICT_COMPLETE),
+        ("False", reasons::EVICTING),
+    ] {
+        let mut board = Board::new(HOT);
+        assert_eq!(board.moves(), ["p1"]);
+        board.says(timeout(evicted, reason));
+        board.world.pods.clear();
+        board.wait(300);
+        let created = board.world.now.to_string();
+        board.world.pod("p2", "b", of_owner("rs-p1", &created));
+        report(&mut board.world, turned);
+        assert_eq!(kept(&board.cycle(), "p2"), ["MovedLately"], "{reason}");
+        // An hour from when it went, which was 240 s after it was asked for.
+        for (wait, goes) in [(3539, false), (1, true)] {
+            board.wait(wait);
+            report(&mut board.world, turned);
+            assert_eq!(!board.moves().is_empty(), goes, "{reason}");
+        }
+    }
+    // One that was not evicted, and went by itself, is no move.
+    let mut board = Board::new(HOT);
+    assert_eq!(board.moves(), ["p1"]);
+    board.says(timeout("False", reasons::FAILED_EVICT));
+    board.world.pods.clear();
+    board.wait(900);
+    let created = board.world.now.to_string();
+    board.world.pod("p2", "b", of_owner("rs-p1", &created));
+    report(&mut board.world, turned);
+    assert_eq!(board.moves(), ["p2"]);
+}
+
+#[test]
+fn a_move_that_succeeds_ends_the_row_of_failures() {
+    let nodes: &[Described<'_>] = &[("a", 800, &[("p1", 1000), ("p2", 1000)]), ("b", 100, &[])];
+    let mut board = Board::new(nodes);
+    board.world.pods.clear();
+    for pod in ["p1", "p2"] {
+        let of = of_owner("rs", "2026-01-01T00:00:00Z");
+        board.world.pod(pod, "a", of);
+    }
+    for pause in [10, 20, 40] {
+        assert_eq!(board.moves().len(), 1);
+        board.fails();
+        board.wait(pause);
+    }
+    assert_eq!(board.moves(), ["p2"]);
+    board.says(json!({"phase": "Succeeded"}));
+    board.world.pods.retain(|pod| &*pod.name != "p2");
+    let rest: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
+    report(&mut board.world, rest);
+    assert_eq!(board.moves(), ["p1"]);
+    board.fails();
+    board.wait(9);
+    assert_eq!(kept(&board.cycle(), "p1"), ["MoveFailed"]);
+    board.wait(1);
+    assert_eq!(board.moves(), ["p1"]);
+}
+
+#[test]
+fn as_long_as_a_job_runs_its_pod_moves() {
+    let mut board = Board::new(HOT);
+    assert_eq!(board.moves(), ["p1"]);
+    board.says(json!({"phase": "Running"}));
+    board.wait(600);
+    let hotter: &[Described<'_>] = &[("a", 2700, &[("p1", 1000)]), ("b", 100, &[])];
+    report(&mut board.world, hotter);
+    assert_eq!(kept(&board.cycle(), "p1"), ["MovesAlready"]);
+}
