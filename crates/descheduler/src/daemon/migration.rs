@@ -25,6 +25,7 @@ mod arbiter;
 
 use super::desk::{Desk, Task};
 use super::view::View;
+use crate::low_node_load::remembered;
 use crate::migration::args::MigrationControllerArgs;
 use crate::migration::plugin::Migrations;
 use crate::migration::step::{self, Next, Settings, step};
@@ -129,17 +130,23 @@ impl Controller {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Works until it is dropped.
+    /// Sees what the last leader has written that has not been seen here.
+    pub(super) async fn catch_up(&self) {
+        if self.migrations.is_empty() {
+            return;
+        }
+        while let Err(error) = self.refresh().await {
+            tracing::warn!(%error, "PodMigrationJobs cannot be listed");
+            tokio::time::sleep(BACKOFF[0]).await;
+        }
+    }
+
+    /// Works until it is dropped, once it has caught up.
     pub(super) async fn run(&self) {
         if self.migrations.is_empty() {
             return future::pending().await;
         }
         self.view.hub.tell(Some(self.desk.clone()));
-        // The last leader may have written what has not been seen here.
-        while let Err(error) = self.refresh().await {
-            tracing::warn!(%error, "PodMigrationJobs cannot be listed");
-            tokio::time::sleep(BACKOFF[0]).await;
-        }
         for job in self.view.jobs.all() {
             self.desk.job(&job);
         }
@@ -375,7 +382,8 @@ impl Controller {
         }
     }
 
-    /// Deletes jobs that are old, in whatever phase, and their reservations.
+    /// Deletes jobs that are old, in whatever phase, and their reservations. A job that the next leader has to know of
+    /// stays without its reservation.
     async fn swept(&self) -> Result<(), Error> {
         let now = self.clock.now();
         for job in self.view.jobs.all() {
@@ -394,12 +402,18 @@ impl Controller {
             if age < life {
                 continue;
             }
+            let is_kept = remembered(&job).is_some_and(|until| now < until);
             let options = job.spec.reservation_options.as_ref();
             if let Some(named) = options.and_then(|options| options.reservation_ref.as_ref())
                 && let Some(name) = &named.name
+                // Who is kept is swept again and again.
+                && (!is_kept || self.view.reservation(name).is_some())
             {
                 let uid = named.uid.clone().filter(|uid| !uid.is_empty());
                 self.unreserve(name, uid).await?;
+            }
+            if is_kept {
+                continue;
             }
             let name = job.metadata.name.as_deref().unwrap_or_default();
             let params = only(job.metadata.uid.clone());

@@ -189,7 +189,6 @@ impl Leader {
             () = stop.cancelled() => return Ok(()),
             () = self.view.settled() => {}
         }
-        self.last.set_reading(false);
         // A dry run leaves jobs alone, whoever made them.
         let migrations = match framework.dry_run {
             true => Vec::new(),
@@ -203,6 +202,11 @@ impl Leader {
             framework.without_claims,
             (self.events.clone(), clock, counts),
         );
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = controller.catch_up() => {}
+        }
+        self.last.set_reading(false);
         tokio::select! {
             ended = Box::pin(self.cycles(framework, stop)) => ended,
             () = Box::pin(controller.run()) => Ok(()),

@@ -4,6 +4,7 @@ use super::desk::Hub;
 use super::jobs::{Jobs, Newer};
 use super::mirror::Mirror;
 use super::workloads::Workloads;
+use crate::migration::{Stage, stage};
 use crate::state::{NodeInfo, NodeUsage, Owner, PodError, PodInfo, Shapes, Snapshot};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim, Pod};
@@ -246,11 +247,11 @@ impl View {
         snapshot
     }
 
-    /// What matters to jobs: their pods, other pods of the same owners, and those owners.
+    /// What matters to jobs that have not ended: their pods, other pods of the same owners, and those owners.
     pub(super) async fn about_jobs(&self, now: Timestamp) -> Snapshot {
         let jobs = self.jobs.all();
         let (mut names, mut uids) = (FxHashSet::default(), FxHashSet::default());
-        for job in &jobs {
+        for job in jobs.iter().filter(|job| stage(job) != Stage::Ended) {
             let pod = &job.spec.pod_ref;
             let text = |text: &Option<String>| text.clone().unwrap_or_default();
             names.insert((text(&pod.namespace), text(&pod.name)));

@@ -2,14 +2,17 @@
 //! report tells of it. The job that moves a pod tells whether it went: what stayed is not expected anywhere, and its
 //! workload pauses, longer with each failure.
 //!
-//! It is the memory of one process. A new leader begins without.
+//! What is known of a move stands in its job, too, so that the next leader knows it. Of what is moved without a job, the
+//! process alone knows.
 
+mod memo;
 mod outcome;
 
 use super::load::{Load, Side, Watched, is_prod};
 use crate::framework::Why;
 use crate::state::{NodeUsage, PodInfo, Snapshot};
 use jiff::{SignedDuration, Timestamp};
+use koord_api::scheduling::PodMigrationJob;
 use koord_model::resources::Amounts;
 use outcome::Outcome;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -86,6 +89,8 @@ pub(super) struct Ledger {
     /// When the first move of those was that are made anew by this controller.
     keys: FxHashMap<Key, Timestamp>,
     uids: FxHashMap<Arc<str>, usize>,
+    /// Names of the jobs that were read, or that are of this process.
+    read: FxHashSet<Arc<str>>,
     failures: FxHashMap<Key, Failure>,
     /// Which entries concern a node: of those that are settled, none.
     leaving: FxHashMap<Arc<str>, Vec<usize>>,
@@ -99,14 +104,21 @@ fn key(pod: &PodInfo) -> Key {
     }
 }
 
+/// Until when the next leader has to know of `job`, if it moved a pod.
+pub(crate) fn remembered(job: &PodMigrationJob) -> Option<Timestamp> {
+    let went = memo::is_in(job) && outcome::of(job, false) == Outcome::Went;
+    let created = job.metadata.creation_timestamp.as_ref()?.0;
+    let moved = outcome::went(job).unwrap_or(created);
+    moved.checked_add(REST).ok().filter(|_| went)
+}
+
 impl Ledger {
     /// A cycle begins: looks what became of what was moved.
     pub(super) fn begin(&mut self, snapshot: &Snapshot) {
         let now = snapshot.now;
         let is_recent = |at: Timestamp| now.duration_since(at) < REST;
         self.failures.retain(|_, failure| is_recent(failure.at));
-        self.entries
-            .retain(|entry| entry.outcome == Outcome::Moves || is_recent(entry.moved));
+        self.read(snapshot);
         for index in [&mut self.leaving, &mut self.coming] {
             index.clear();
         }
@@ -142,41 +154,61 @@ impl Ledger {
         }
     }
 
+    /// Reads jobs that are not known yet: those of former leaders, when this one begins.
+    fn read(&mut self, snapshot: &Snapshot) {
+        let before = self.entries.len();
+        for job in snapshot.jobs.iter().filter(|job| memo::is_in(job)) {
+            let name = job.metadata.name.as_deref().unwrap_or_default();
+            if !self.read.contains(name) {
+                self.read.insert(name.into());
+                self.entries.extend(memo::read(job, &snapshot.table));
+            }
+        }
+        if self.entries.len() > before {
+            self.entries.sort_by_key(|entry| entry.at);
+        }
+        self.read.retain(|name| snapshot.job(name).is_some());
+    }
+
     /// Finds the pods that were moved, and returns those that may have come in their place.
     fn find<'a>(&mut self, snapshot: &'a Snapshot) -> Vec<&'a Arc<PodInfo>> {
-        for entry in &mut self.entries {
-            (entry.there, entry.deleting, entry.came) = (false, false, None);
-        }
+        let mut found = FxHashMap::default();
         let mut newest = Vec::new();
         for pod in snapshot.pods.iter().filter(|pod| pod.is_active()) {
-            if let Some(at) = self.uids.get(&pod.uid)
-                && let Some(entry) = self.entries.get_mut(*at)
-            {
-                if pod.node.as_ref() == Some(&entry.from) {
-                    (entry.there, entry.deleting) = (true, pod.deleting);
-                } else {
-                    entry.to.clone_from(&pod.node);
-                    entry.came = Some(pod.clone());
-                }
+            if self.uids.contains_key(&pod.uid) {
+                found.insert(pod.uid.clone(), pod);
             } else if pod.node.is_some() && self.first(pod).is_some() {
                 newest.push(pod);
             }
         }
+        for entry in &mut self.entries {
+            let pod = found.get(&entry.uid);
+            let there = pod.filter(|pod| pod.node.as_ref() == Some(&entry.from));
+            entry.there = there.is_some();
+            entry.deleting = there.is_some_and(|pod| pod.deleting);
+            entry.came = None;
+        }
         newest
     }
 
-    /// Asks the jobs what became of their pods. Whether any of them stayed, and is no move any more.
+    /// Asks the jobs what became of their pods. Whether any of them is no move any more, or was one too long ago.
     fn judge(&mut self, snapshot: &Snapshot) -> bool {
         let before = self.entries.len();
+        let is_recent = |entry: &Entry| snapshot.now.duration_since(entry.moved) < REST;
         let failures = &mut self.failures;
         self.entries.retain_mut(|entry| {
-            let Some(name) = &entry.job else { return true };
+            let Some(name) = &entry.job else {
+                return is_recent(entry);
+            };
             let stays = entry.there && !entry.deleting;
             let job = snapshot.job(name);
             match job {
                 Some(job) => {
                     entry.outcome = outcome::of(job, stays);
                     entry.moved = outcome::went(job).unwrap_or(entry.at).max(entry.at);
+                    if let Some(node) = outcome::goes_to(job) {
+                        entry.to = Some(node.into());
+                    }
                 }
                 // It was never made, or somebody has deleted it.
                 None if entry.outcome == Outcome::Moves && stays => entry.outcome = Outcome::Stays,
@@ -184,12 +216,13 @@ impl Ledger {
                 None => {}
             }
             match entry.outcome {
-                Outcome::Moves => {}
+                Outcome::Moves => true,
                 Outcome::Went => {
                     let before = failures.get(&entry.key);
                     if before.is_some_and(|failure| failure.at <= entry.moved) {
                         failures.remove(&entry.key);
                     }
+                    is_recent(entry)
                 }
                 Outcome::Stays => {
                     let ended = job.and_then(|job| outcome::ended(job));
@@ -201,10 +234,9 @@ impl Ledger {
                         attempt: attempt.max(known.attempt),
                         at: at.max(known.at),
                     };
-                    return false;
+                    false
                 }
             }
-            true
         });
         self.entries.len() < before
     }
@@ -301,15 +333,16 @@ impl Ledger {
         Err(Why::new("MoveFailed", said))
     }
 
-    /// `pod`, which uses `usage`, is moved by `job`, if one does it, to `to` if that is known.
+    /// `pod`, which uses `usage`, is moved by `job`, if one does it, to `to` if that is known. The job remembers it.
     pub(super) fn record(
         &mut self,
         pod: &PodInfo,
         usage: &Amounts,
         to: Option<Arc<str>>,
-        job: Option<&str>,
-        now: Timestamp,
+        job: Option<&mut PodMigrationJob>,
+        snapshot: &Snapshot,
     ) {
+        let now = snapshot.now;
         let Some(from) = pod.node.clone() else { return };
         let key = key(pod);
         let failed = self.failures.get(&key);
@@ -322,7 +355,9 @@ impl Ledger {
                 Some(_) => Outcome::Moves,
                 None => Outcome::Went,
             },
-            job: job.map(Arc::from),
+            job: job
+                .as_ref()
+                .and_then(|job| job.metadata.name.as_deref().map(Arc::from)),
             moved: now,
             attempt: attempt.saturating_add(1),
             from,
@@ -333,6 +368,10 @@ impl Ledger {
             there: true,
             deleting: false,
         };
+        if let Some(job) = job {
+            memo::write(&entry, job, &snapshot.table);
+        }
+        self.read.extend(entry.job.clone());
         let (from, to) = (entry.from.clone(), entry.to.clone());
         // The order stays that of time but for what is tried again, which is the latest of its pod.
         let at = match self.uids.get(&pod.uid).copied() {

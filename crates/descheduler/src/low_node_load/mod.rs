@@ -25,6 +25,7 @@ use crate::state::NodeInfo;
 use detector::Detectors;
 use koord_api::selector;
 use ledger::Ledger;
+pub(crate) use ledger::remembered;
 use load::{Class, Load, Row, Side, Watched, set_bounds};
 use pass::Pass;
 use rustc_hash::FxHashSet;

@@ -312,11 +312,10 @@ impl<'a> Pass<'_, 'a> {
             self.receive(to, movable, field);
         }
         if !self.args.dry_run && !self.cycle.is_dry() {
-            let now = self.cycle.snapshot().now;
-            let job = self.cycle.job().and_then(|job| job.metadata.name.clone());
-            let job = job.as_deref();
+            let snapshot = self.cycle.snapshot();
+            let job = self.cycle.job();
             self.ledger
-                .record(&movable.pod, movable.metric, to, job, now);
+                .record(&movable.pod, movable.metric, to, job, snapshot);
         }
         Ok(())
     }

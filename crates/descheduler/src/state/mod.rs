@@ -5,6 +5,7 @@ mod pod;
 mod usage;
 
 pub use node::NodeInfo;
+pub(crate) use node::amounts;
 pub use pod::{
     Claims, Condition, ContainerInfo, ContainerKind, ContainerState, Owner, Phase, PodError,
     PodInfo, Shape, Shapes, kept_annotation,

@@ -86,7 +86,7 @@ impl NodeInfo {
 }
 
 /// `list` with the numbers of `table`: CPU in milli, everything else in units.
-pub(super) fn amounts(list: &ResourceList, table: &ResourceTable) -> Amounts {
+pub(crate) fn amounts(list: &ResourceList, table: &ResourceTable) -> Amounts {
     let mut out = Amounts::new();
     for (name, quantity) in list {
         let id = table.intern(name);

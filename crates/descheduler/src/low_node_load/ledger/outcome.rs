@@ -57,3 +57,9 @@ pub(super) fn ended(job: &PodMigrationJob) -> Option<Timestamp> {
     let created = job.metadata.creation_timestamp.as_ref();
     times.chain(created).map(|time| time.0).max()
 }
+
+/// Where room for what comes in the place of the pod of `job` is reserved, if it is.
+pub(super) fn goes_to(job: &PodMigrationJob) -> Option<&str> {
+    let node = &job.status.as_ref()?.node_name;
+    (!node.is_empty()).then_some(node)
+}

@@ -7,6 +7,7 @@ use crate::migration::args::MigrationControllerArgs;
 use crate::migration::plugin::Migrations;
 use crate::testing::moved;
 use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::scheduling::PodMigrationJob;
 use koord_api::scheduling::pod_migration_job_reasons as reasons;
 use std::sync::Arc;
@@ -22,6 +23,17 @@ impl Evictor for Jobs {
     fn evict(&mut self, snapshot: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why> {
         Ok(Intent::Job(Box::new(self.0.job(snapshot, ask))))
     }
+}
+
+/// As an API server keeps it.
+pub(super) fn made(job: &PodMigrationJob, now: jiff::Timestamp) -> PodMigrationJob {
+    let mut job = job.clone();
+    let name = job.metadata.name.clone().unwrap();
+    // Times of objects are whole seconds.
+    let now = jiff::Timestamp::from_second(now.as_second()).unwrap();
+    job.metadata.creation_timestamp = Some(Time(now));
+    job.metadata.uid = Some(format!("uid-{name}"));
+    job
 }
 
 /// A descheduler and its cluster.
@@ -49,6 +61,11 @@ impl Board {
         }
     }
 
+    /// Another process leads from now on.
+    pub(super) fn take_over(&mut self) {
+        self.framework = framework_with_jobs(thresholds());
+    }
+
     /// Runs a cycle and makes the jobs that it wants.
     pub(super) fn cycle(&mut self) -> Plan {
         let plan = self.framework.run(&self.world.snapshot());
@@ -56,13 +73,9 @@ impl Board {
             let Some(Intent::Job(job)) = &planned.intent else {
                 panic!("{planned:?}")
             };
-            let mut job = (**job).clone();
-            let name = job.metadata.name.clone().unwrap();
-            let made = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.world.now);
-            job.metadata.creation_timestamp = Some(made);
-            job.metadata.uid = Some(format!("uid-{name}"));
+            let job = made(job, self.world.now);
             let mut others = self.world.jobs.iter();
-            assert!(others.all(|one| one.metadata.name.as_ref() != Some(&name)));
+            assert!(others.all(|one| one.metadata.name != job.metadata.name));
             self.world.jobs.push(Arc::new(job));
         }
         plan
@@ -87,6 +100,16 @@ impl Board {
             json!({"phase": "Failed", "reason": reasons::FORBIDDEN_MIGRATE_POD,
             "message": "Reservation is already bound by another Pod"}),
         );
+    }
+
+    /// The newest job remembers this of its move.
+    fn writes(&mut self, text: &str) {
+        let job = self.world.jobs.last_mut().unwrap();
+        let mut changed = PodMigrationJob::clone(job);
+        let annotations = changed.metadata.annotations.as_mut().unwrap();
+        let known = annotations.insert("descheduler.koordinator.sh/load-move".into(), text.into());
+        assert!(known.is_some());
+        *job = Arc::new(changed);
     }
 
     pub(super) fn wait(&mut self, seconds: i64) {
@@ -249,4 +272,149 @@ fn as_long_as_a_job_runs_its_pod_moves() {
     let hotter: &[Described<'_>] = &[("a", 2700, &[("p1", 1000)]), ("b", 100, &[])];
     report(&mut board.world, hotter);
     assert_eq!(kept(&board.cycle(), "p1"), ["MovesAlready"]);
+}
+
+/// p1 went from a to b, where p2 runs in its place, and b is hot now.
+fn turned(board: &mut Board) {
+    board.world.pods.clear();
+    let created = board.world.now.to_string();
+    board.world.pod("p2", "b", of_owner("rs-p1", &created));
+    report_turned(board);
+}
+
+fn report_turned(board: &mut Board) {
+    let turned: &[Described<'_>] = &[("a", 100, &[]), ("b", 1800, &[("p2", 1000)])];
+    report(&mut board.world, turned);
+}
+
+#[test]
+fn the_next_leader_knows_what_the_last_one_moved() {
+    let mut board = Board::new(HOT);
+    assert_eq!(board.moves(), ["p1"]);
+    board.take_over();
+    assert_eq!(
+        kept(&board.cycle(), "p1"),
+        Vec::<&str>::new(),
+        "a is not hot without it"
+    );
+    board.says(json!({"phase": "Succeeded", "nodeName": "b"}));
+    board.wait(600);
+    turned(&mut board);
+    board.take_over();
+    assert_eq!(kept(&board.cycle(), "p2"), ["MovedLately"]);
+    // The hour does not begin anew.
+    board.wait(2999);
+    report_turned(&mut board);
+    board.take_over();
+    assert_eq!(kept(&board.cycle(), "p2"), ["MovedLately"]);
+    board.wait(1);
+    report_turned(&mut board);
+    board.take_over();
+    assert_eq!(board.moves(), ["p2"]);
+}
+
+#[test]
+fn the_next_leader_expects_what_moves_where_the_last_one_sent_it() {
+    // With p1 node b is full, and c is hot.
+    let nodes: &[Described<'_>] = &[
+        ("a", 1000, &[("p1", 1700)]),
+        ("b", 900, &[]),
+        ("c", 1000, &[("q1", 1650)]),
+        ("d", 2000, &[]),
+    ];
+    let mut board = Board::new(nodes);
+    assert_eq!(board.moves(), ["p1"]);
+    board.take_over();
+    let plan = board.cycle();
+    assert!(
+        moved(&plan).is_empty() && notes(&plan, "a").is_empty(),
+        "{plan:?}"
+    );
+    // The scheduler has put its reservation somewhere else.
+    board.says(json!({"phase": "Running", "nodeName": "d"}));
+    board.take_over();
+    assert_eq!(board.moves(), ["q1"], "to b");
+}
+
+#[test]
+fn the_next_leader_goes_on_with_a_row_of_failures() {
+    let mut board = Board::new(HOT);
+    for pause in [10, 20, 40, 80] {
+        assert_eq!(board.moves(), ["p1"]);
+        board.fails();
+        board.wait(pause - 1);
+        report(&mut board.world, HOT);
+        board.take_over();
+        assert_eq!(kept(&board.cycle(), "p1"), ["MoveFailed"]);
+        board.wait(1);
+    }
+    // Those from before are swept; the newest one tells how many there were.
+    board.moves();
+    board.fails();
+    board.world.jobs.drain(..board.world.jobs.len() - 1);
+    board.take_over();
+    board.wait(159);
+    assert_eq!(kept(&board.cycle(), "p1"), ["MoveFailed"]);
+    board.wait(1);
+    report(&mut board.world, HOT);
+    assert_eq!(board.moves(), ["p1"]);
+}
+
+#[test]
+fn what_people_write_into_jobs_does_no_harm() {
+    for text in [
+        "",
+        "{}",
+        "[]",
+        r#"{"workload":"rs-p1","node":"a","usage":{"cpu":"-9"},"attempt":-1}"#,
+        r#"{"workload":"rs-p1","node":"a","usage":{"cpu":"much"}}"#,
+        r#"{"workload":"rs-p1","node":"a","usage":{"cpu":"-9","memory":"1e30","none":"1"},"attempt":4294967295}"#,
+    ] {
+        let mut board = Board::new(HOT);
+        board.moves();
+        board.fails();
+        board.writes(text);
+        board.take_over();
+        board.wait(300);
+        report(&mut board.world, HOT);
+        assert_eq!(board.moves(), ["p1"], "{text}");
+    }
+}
+
+#[test]
+fn nothing_uses_less_than_nothing() {
+    let mut board = Board::new(HOT);
+    board.moves();
+    board.writes(r#"{"workload":"rs-p1","node":"a","target":"b","usage":{"cpu":"-9"}}"#);
+    board.take_over();
+    let plan = board.cycle();
+    let said = &notes(&plan, "a")[0];
+    assert!(said.contains(" 70.00%"), "{said}");
+}
+
+#[test]
+fn jobs_are_kept_as_long_as_their_pods_rest() {
+    let mut board = Board::new(HOT);
+    board.moves();
+    let mut until = |status: Value| {
+        board.says(status);
+        remembered(board.world.jobs.last().unwrap()).map(|until| until.to_string())
+    };
+    let at_four = |status: &str, reason: &str| json!([{"type": "Eviction", "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T12:04:00Z"}]);
+    let done = until(json!({"phase": "Succeeded"}));
+    assert_eq!(done.as_deref(), Some("2026-01-01T13:00:00Z"));
+    for (phase, status, reason) in [
+        ("Succeeded", "True", reasons::EVICT_COMPLETE),
+        ("Failed", "True", reasons::EVICT_COMPLETE),
+        ("Failed", "False", reasons::EVICTING),
+    ] {
+        let done = until(json!({"phase": phase, "conditions": at_four(status, reason)}));
+        assert_eq!(done.as_deref(), Some("2026-01-01T13:04:00Z"), "{phase}");
+    }
+    let refused = at_four("False", reasons::FAILED_EVICT);
+    assert_eq!(
+        until(json!({"phase": "Failed", "conditions": refused})),
+        None
+    );
+    assert_eq!(until(json!({"phase": "Running"})), None);
 }

@@ -574,3 +574,34 @@ pub(crate) async fn a_users_own_reservation_is_used() {
     );
     running.stop().await;
 }
+
+/// The job of a move that is remembered outlives others, and its reservation does not.
+#[tokio::test(start_paused = true)]
+pub(crate) async fn a_job_that_the_next_leader_has_to_know_of_is_not_swept_yet() {
+    let cluster = Cluster::start(1).await;
+    let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
+    let pods = cluster.pods().await;
+    let begun = cluster.clock.now();
+    let ttl = json!({"ttl": "5m"});
+    for (name, pod) in [("plain", &pods[0]), ("kept", &pods[1])] {
+        cluster.ask(name, &name_of(pod), ttl.clone()).await;
+    }
+    let memo = json!({"workload": "w", "node": "hot", "usage": {"cpu": "1"}}).to_string();
+    let memo = json!({"metadata": {"annotations": {"descheduler.koordinator.sh/load-move": memo}}});
+    let jobs = cluster.all::<PodMigrationJob>();
+    koord_kube::patch::merge(&jobs, "kept", &memo)
+        .await
+        .unwrap();
+    for name in ["plain", "kept"] {
+        assert_eq!(cluster.end_of(name).await.0, "Succeeded");
+    }
+    let minutes = || cluster.clock.now().duration_since(begun).as_mins();
+    let names = async || -> Vec<_> {
+        let jobs = cluster.jobs().await.into_iter();
+        jobs.filter_map(|job| job.metadata.name).collect()
+    };
+    let is_gone = async || names().await == ["kept"] && cluster.reservations().await.is_empty();
+    cluster.until("the plain one is gone", is_gone).await;
+    assert!((10..=12).contains(&minutes()), "{}", minutes());
+    running.stop().await;
+}
