@@ -105,10 +105,10 @@ pub struct Condition {
     pub consecutive_normalities: u32,
 }
 
-/// Which of the pods go that matter equally little.
+/// Which of the pods go that matter equally little. Each goes once an hour at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum VictimSelection {
-    /// Those that even the load of nodes out most, each once an hour at most, and only while what goes fits what takes.
+    /// Those that even the load of nodes out most, and only while what goes fits what takes.
     #[default]
     Variance,
     /// Upstream's: the one whose use is closest to what has to go, with upstream's accounts.

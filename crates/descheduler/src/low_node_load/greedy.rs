@@ -1,5 +1,6 @@
 //! Upstream's choice: of pods that matter equally little the one whose use is closest to what has to go. Its accounts are
-//! kept as well: a pod that fits a cold node counts there for the rest of the cycle, whether it goes or not.
+//! kept as well: a pod that fits a cold node counts there for the rest of the cycle, whether it goes or not. But here, too,
+//! what was moved rests for an hour.
 
 use super::load::{Row, Side};
 use super::pass::{Candidate, Pass};
@@ -93,9 +94,10 @@ impl<'a> Pass<'_, 'a> {
                 continue;
             }
             moved += 1;
-            let Some(metric) = metrics.get(&pod.uid) else {
-                continue;
-            };
+            let metric = metrics.get(&pod.uid).copied();
+            let to = self.cycle.promised().cloned();
+            self.remember(pod, metric.unwrap_or(&Amounts::new()), to);
+            let Some(metric) = metric else { continue };
             let sides: &[Side] = match side {
                 Side::Node => &[Side::Node],
                 Side::Prod => &[Side::Node, Side::Prod],
@@ -108,7 +110,7 @@ impl<'a> Pass<'_, 'a> {
     /// Whether `candidate` may go, and if it has to fit, does: it counts on the node that it fits then.
     fn removable(&mut self, side: Side, targets: &[usize], candidate: &Candidate<'a>) -> bool {
         let pod = candidate.pod;
-        if !self.admits(pod) {
+        if !self.admits(pod) || !self.has_rested(pod) {
             return false;
         }
         if !self.args.node_fit {

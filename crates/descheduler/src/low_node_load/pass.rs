@@ -120,6 +120,28 @@ impl<'a> Pass<'_, 'a> {
         }
     }
 
+    /// Whether no move of `pod`, or of what it came in the place of, was lately; otherwise it is among those that stay.
+    pub(super) fn has_rested(&mut self, pod: &Arc<PodInfo>) -> bool {
+        let now = self.cycle.snapshot().now;
+        match self.ledger.allows(pod, now) {
+            Ok(()) => true,
+            Err(why) => {
+                self.cycle.keep(pod, why);
+                false
+            }
+        }
+    }
+
+    /// `pod`, which was put into the plan last, goes, `to` a node if that is known.
+    pub(super) fn remember(&mut self, pod: &PodInfo, metric: &Amounts, to: Option<Arc<str>>) {
+        if self.args.dry_run || self.cycle.is_dry() {
+            return;
+        }
+        let snapshot = self.cycle.snapshot();
+        let job = self.cycle.job();
+        self.ledger.record(pod, metric, to, job, snapshot);
+    }
+
     /// Whether it is time to leave `source`.
     pub(super) fn stop(&mut self, side: Side, source: usize, budget: &[i64]) -> Option<Stop> {
         let load = self.loads.get(source)?;

@@ -155,16 +155,11 @@ impl<'a> Pass<'_, 'a> {
 
     /// The pods of `source` that may go, who matters least first.
     fn movable(&mut self, side: Side, source: usize, refusals: &mut Refusals) -> Vec<Movable<'a>> {
-        let now = self.cycle.snapshot().now;
         let mut metrics = FxHashMap::default();
         let mut pods = Vec::new();
         for candidate in self.candidates(source, side) {
             let pod = candidate.pod;
-            if !self.admits(pod) {
-                continue;
-            }
-            if let Err(why) = self.ledger.allows(pod, now) {
-                self.cycle.keep(pod, why);
+            if !self.admits(pod) || !self.has_rested(pod) {
                 continue;
             }
             let Some(metric) = candidate.metric else {
@@ -311,12 +306,7 @@ impl<'a> Pass<'_, 'a> {
         if let Some(to) = &to {
             self.receive(to, movable, field);
         }
-        if !self.args.dry_run && !self.cycle.is_dry() {
-            let snapshot = self.cycle.snapshot();
-            let job = self.cycle.job();
-            self.ledger
-                .record(&movable.pod, movable.metric, to, job, snapshot);
-        }
+        self.remember(&movable.pod, movable.metric, to);
         Ok(())
     }
 

@@ -49,9 +49,18 @@ pub(super) fn report(world: &mut World, nodes: &[Described<'_>]) {
 
 #[test]
 fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
+    rests("Variance");
+}
+
+#[test]
+fn it_rests_with_upstreams_choice_too() {
+    rests("Greedy");
+}
+
+fn rests(how: &str) {
     let hot: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
     let mut world = world(hot);
-    let mut framework = framework(thresholds());
+    let mut framework = framework(merged(thresholds(), json!({"victimSelection": how})));
     assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
     // Its successor runs on b, which is hot now for other reasons, and a is cold.
     world.pods.clear();
