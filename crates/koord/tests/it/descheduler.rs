@@ -1,6 +1,8 @@
 //! koord-descheduler in a whole cluster: a hot node is relieved, each pod's new place reserved before it goes; and the
 //! program as manifests start it.
 
+mod deaths;
+
 use crate::harness::{PATIENCE, Up, exclusive};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};

@@ -19,3 +19,4 @@ mod runtime;
 mod script;
 mod topology;
 mod up;
+mod wire;

@@ -65,11 +65,6 @@ impl Aim {
     }
 }
 
-/// Whether the request changes what the runs are about: elections and events are not.
-pub(super) fn writes(method: &Method, path: &str) -> bool {
-    *method != Method::GET && !path.contains("/leases") && !path.contains("/events")
-}
-
 impl Moment {
     /// Whether a write may be the last at this moment. Of a gang's members it depends on the others.
     pub(super) fn is(self, method: &Method, path: &str) -> bool {

@@ -1,0 +1,501 @@
+//! Leaders that are real processes, started as manifests do with targets asked for, and killed at drawn moments in the
+//! middle of migrations: with a write on its way to the API server, or done and not answered. The server, simulated
+//! nodes and koord's scheduler are in this process, the deschedulers talk to the server over a socket each.
+//!
+//! `KOORD_DESCHEDULER_DEATHS` is how many there are, 6 otherwise, and `KOORD_SEED` where drawing begins;
+//! docs/measurements.md has a recorded run.
+
+mod process;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase, Reservation};
+use koord_api::slo::NodeMetric;
+use koord_api::{Quantity, resources};
+use koord_apiserver::{ApiServer, Config};
+use koord_app::{Clock, Context};
+use koord_descheduler::migration::{Stage, annotation, stage};
+use koord_kube::api::{ListParams, PostParams};
+use koord_kube::{Api, Change, Client, Informer, Scope, patch};
+use process::{Aim, Process, Shared};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::mpsc::Receiver;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// How long anything may take on a busy machine before it is called broken.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const NODES: usize = 7;
+/// The first nodes have all pods in the beginning.
+const HOT: usize = 3;
+const CPUS: i64 = 32;
+/// Workloads, pods of each, and milli-CPUs that a pod uses: 80 % of the first nodes.
+const WORKLOADS: (usize, usize, u32) = (9, 8, 1060);
+const PODS: usize = WORKLOADS.0 * WORKLOADS.1;
+/// Percent.
+const HIGH: i64 = 65;
+/// No pod shall be sent there, by the scheduler's configuration that the descheduler has.
+const FORBIDDEN: &str = "sim-6";
+
+const GLOBALLY: usize = 4;
+const PER_NODE: usize = 2;
+const PER_WORKLOAD: usize = 1;
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().expect("a number"))
+}
+
+fn phase(job: &PodMigrationJob) -> Option<&PodMigrationJobPhase> {
+    job.status.as_ref()?.phase.as_ref()
+}
+
+fn unfinished(jobs: &[PodMigrationJob]) -> usize {
+    let all = jobs.iter();
+    all.filter(|job| stage(job) != Stage::Ended).count()
+}
+
+async fn holder(client: &Client) -> Option<String> {
+    let leases: Api<Lease> = Api::default_namespaced(client.clone());
+    let lease = leases.get_opt("koord-descheduler").await.unwrap();
+    lease?.spec?.holder_identity
+}
+
+fn descheduler() -> Value {
+    json!({
+        "apiVersion": "descheduler/v1alpha2",
+        "kind": "DeschedulerConfiguration",
+        "leaderElection": {"resourceNamespace": "default"},
+        "healthzBindAddress": "127.0.0.1:0",
+        "metricsBindAddress": "127.0.0.1:0",
+        "deschedulingInterval": "500ms",
+        "profiles": [{
+            "plugins": {"balance": {"enabled": [{"name": "LowNodeLoad"}]}},
+            "pluginConfig": [
+                {"name": "MigrationController", "args": {
+                    "defaultJobMode": "ReservationFirst",
+                    "evictQPS": 100, "evictBurst": 10,
+                    "maxConcurrentReconciles": 2,
+                    "maxMigratingGlobally": GLOBALLY,
+                    "maxMigratingPerNode": PER_NODE,
+                    "maxMigratingPerWorkload": PER_WORKLOAD,
+                    "objectLimiters": {"workload": {"duration": "0s"}},
+                    "arbitrationArgs": {"interval": "100ms"},
+                }},
+                {"name": "LowNodeLoad", "args": {
+                    "lowThresholds": {"cpu": 55, "memory": 80},
+                    "highThresholds": {"cpu": HIGH, "memory": 90},
+                    "anomalyCondition": {"consecutiveAbnormalities": 1, "consecutiveNormalities": 1},
+                }},
+            ],
+        }],
+    })
+}
+
+fn scheduler() -> Value {
+    let not_there =
+        json!({"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [FORBIDDEN]});
+    json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{"schedulerName": "koord-scheduler", "pluginConfig": [{"name": "NodeAffinity", "args": {
+            "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "NodeAffinityArgs",
+            "addedAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [not_there]}]}},
+        }}]}],
+    })
+}
+
+/// Objects of one kind as they are, told of by their changes.
+struct Seen<K> {
+    changes: Receiver<Change<K>>,
+    all: BTreeMap<String, Arc<K>>,
+}
+
+impl<K> Seen<K>
+where
+    K: koord_kube::kube_core::Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+{
+    fn start(client: &Client, stop: &CancellationToken) -> Self {
+        let informer = Informer::<K>::start(client.clone(), Scope::default(), stop.clone());
+        Self {
+            changes: informer.changes,
+            all: BTreeMap::new(),
+        }
+    }
+
+    /// The next change.
+    async fn next(&mut self) {
+        let change = self.changes.recv().await.expect("the informer goes on");
+        let name = |object: &Arc<K>| object.meta().name.clone().unwrap_or_default();
+        match change {
+            Change::Applied { new, .. } => {
+                self.all.insert(name(&new), new);
+            }
+            Change::Deleted(last) => {
+                self.all.remove(&name(&last));
+            }
+            Change::Synced => {}
+        }
+    }
+
+    async fn until(&mut self, what: &str, is: impl Fn(&BTreeMap<String, Arc<K>>) -> bool) {
+        let wait = async {
+            while !is(&self.all) {
+                self.next().await;
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, wait).await;
+        assert!(waited.is_ok(), "waited in vain for {what}: {:?}", self.all);
+    }
+}
+
+fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+fn runs(pod: &Pod) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    pod.metadata.deletion_timestamp.is_none() && phase == Some("Running")
+}
+
+fn all_run(pods: &BTreeMap<String, Arc<Pod>>) -> bool {
+    pods.len() == PODS && pods.values().all(|pod| runs(pod))
+}
+
+/// Milli-CPUs that a node uses.
+fn used(metric: &NodeMetric) -> Option<i64> {
+    let status = metric.status.as_ref()?;
+    let node = status.node_metric.as_ref()?.node_usage.as_ref()?;
+    Some(node.resources.get(resources::CPU)?.milli_value())
+}
+
+fn is_hot(metric: &NodeMetric) -> Option<bool> {
+    Some(used(metric)? > CPUS * 1000 * HIGH / 100)
+}
+
+struct Cluster {
+    shared: Arc<Shared>,
+    client: Client,
+    pods: Seen<Pod>,
+    metrics: Seen<NodeMetric>,
+    jobs: Seen<PodMigrationJob>,
+    /// Nodes of the pods of the beginning, by UID.
+    first: BTreeMap<String, String>,
+    context: Context,
+    _stop: DropGuard,
+}
+
+impl Cluster {
+    /// Nodes of which the first are hot, and all pods run.
+    async fn start(spared: Arc<AtomicBool>) -> Self {
+        let server = ApiServer::open(Config::memory(Clock::system()))
+            .await
+            .unwrap();
+        server.install_crds(koord_api::crd_values()).await.unwrap();
+        let client = koord_kube::client::in_process(server.service());
+        let context = Context::new();
+        let stop = context.shutdown.clone();
+        let mut nodes = Seen::<Node>::start(&client, &stop);
+        let mut cluster = Self {
+            shared: Arc::new(Shared {
+                server: server.service(),
+                client: client.clone(),
+                spared,
+                evictions: Mutex::default(),
+                exceeded: Mutex::default(),
+            }),
+            pods: Seen::start(&client, &stop),
+            metrics: Seen::start(&client, &stop),
+            jobs: Seen::start(&client, &stop),
+            client,
+            first: BTreeMap::new(),
+            context,
+            _stop: stop.drop_guard(),
+        };
+        let mut template = koord_sim::NodeTemplate::default();
+        let cpus = Quantity::from_value(CPUS);
+        template.capacity.insert(resources::CPU.to_owned(), cpus);
+        let options = koord_sim::Options {
+            nodes: NODES,
+            template,
+            sample_interval: Duration::from_millis(500),
+            ..koord_sim::Options::default()
+        };
+        let (client, context) = (cluster.client.clone(), cluster.context.clone());
+        tokio::spawn(async move { koord_sim::run(options, client, context).await.unwrap() });
+        nodes.until("nodes", |nodes| nodes.len() == NODES).await;
+        cluster.fill(&nodes.all).await;
+        cluster
+    }
+
+    async fn fill(&mut self, nodes: &BTreeMap<String, Arc<Node>>) {
+        let metrics: Api<NodeMetric> = Api::all(self.client.clone());
+        for name in nodes.keys() {
+            let metric = json!({"metadata": {"name": name}, "spec": {"metricCollectPolicy": {
+                "aggregateDurationSeconds": 2, "reportIntervalSeconds": 1}}});
+            let metric = serde_json::from_value(metric).unwrap();
+            metrics
+                .create(&PostParams::default(), &metric)
+                .await
+                .unwrap();
+        }
+        let late: Vec<_> = nodes.keys().skip(HOT).cloned().collect();
+        let close = async |closed: bool| {
+            for name in &late {
+                let change = json!({"spec": {"unschedulable": closed}});
+                patch::merge_node(&self.client, name, &change)
+                    .await
+                    .unwrap();
+            }
+        };
+        close(true).await;
+        let options = koord_scheduler::Options {
+            leader_elect: false,
+            ..koord_scheduler::Options::new(koord_plugins::registry())
+        };
+        let (client, context) = (self.client.clone(), self.context.clone());
+        tokio::spawn(async move {
+            koord_scheduler::run(options, client, context)
+                .await
+                .unwrap()
+        });
+        let deployments: Api<Deployment> = Api::default_namespaced(self.client.clone());
+        let (count, replicas, uses) = WORKLOADS;
+        for at in 0..count {
+            let name = format!("w{at}");
+            let labels = json!({"app": name});
+            let deployment = serde_json::from_value(json!({
+                "metadata": {"name": name},
+                "spec": {"replicas": replicas, "selector": {"matchLabels": labels}, "template": {
+                    "metadata": {"labels": labels, "annotations": {
+                        koord_sim::usage::KWOK_CPU_ANNOTATION: format!("{uses}m"),
+                        koord_sim::usage::KWOK_MEMORY_ANNOTATION: "1Gi"}},
+                    "spec": {"schedulerName": "koord-scheduler", "terminationGracePeriodSeconds": 0,
+                        "containers": [{"name": "c", "image": "c",
+                            "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}]},
+                }},
+            }))
+            .unwrap();
+            let params = PostParams::default();
+            deployments.create(&params, &deployment).await.unwrap();
+        }
+        self.pods.until("pods", all_run).await;
+        let hot = |metrics: &BTreeMap<String, Arc<NodeMetric>>| {
+            let hot = metrics.values().filter(|one| is_hot(one) == Some(true));
+            hot.count() == HOT && metrics.values().all(|one| used(one).is_some())
+        };
+        self.metrics.until("hot nodes", hot).await;
+        let placed = self.pods.all.values().map(|pod| {
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            (uid, node_of(pod).unwrap_or_default().to_owned())
+        });
+        self.first = placed.collect();
+        close(false).await;
+    }
+
+    /// Waits until no node is hot and nothing moves; limits hold all the way.
+    async fn settled(&mut self) {
+        let wait = async {
+            loop {
+                let hot = self.metrics.all.values();
+                let cool = hot.clone().all(|one| is_hot(one) == Some(false));
+                let jobs = self.jobs.all.values();
+                let mut jobs = jobs.map(|job| stage(job));
+                if cool && all_run(&self.pods.all) && jobs.all(|one| one == Stage::Ended) {
+                    return;
+                }
+                tokio::select! {
+                    () = self.pods.next() => {}
+                    () = self.metrics.next() => {}
+                    () = self.jobs.next() => self.within_limits(),
+                }
+            }
+        };
+        // Dropped and begun again with each death: what matters is that something goes on.
+        if tokio::time::timeout(PATIENCE, wait).await.is_err() {
+            let states = self.jobs.all.values().map(|job| &job.status);
+            panic!("nodes stay hot: {:#?}", states.collect::<Vec<_>>());
+        }
+    }
+
+    /// What holds at any time; the other limits are about pods, and are looked at when a job may begin.
+    fn within_limits(&self) {
+        let live: Vec<_> = self.jobs.all.values().collect();
+        let uid = |job: &PodMigrationJob| job.spec.pod_ref.uid.clone().unwrap_or_default();
+        let mut pods = BTreeSet::new();
+        for job in live.iter().filter(|job| stage(job) != Stage::Ended) {
+            assert!(pods.insert(uid(job)), "two jobs of {:?}", job.spec.pod_ref);
+        }
+        let begun: Vec<_> = live
+            .iter()
+            .filter(|job| stage(job) == Stage::Begun)
+            .collect();
+        assert!(begun.len() <= GLOBALLY, "{} have begun", begun.len());
+    }
+
+    /// What has come of it, once nobody works any more.
+    async fn check(&self) -> usize {
+        let exceeded = self.shared.exceeded.lock().unwrap().clone();
+        assert!(exceeded.is_empty(), "{exceeded:?}");
+        let evictions = self.shared.evictions.lock().unwrap().clone();
+        assert!(evictions.iter().all(|one| one.reserved), "{evictions:?}");
+        let jobs = process::jobs(&self.client).await;
+        let pods: Api<Pod> = Api::default_namespaced(self.client.clone());
+        let pods = pods.list(&ListParams::default()).await.unwrap().items;
+        assert!(pods.len() == PODS && pods.iter().all(runs), "{pods:?}");
+        let there: BTreeSet<_> = pods
+            .iter()
+            .filter_map(|pod| pod.metadata.uid.clone())
+            .collect();
+        let (mut moved, mut failed) = (BTreeSet::new(), 0);
+        for job in &jobs {
+            let uid = job.spec.pod_ref.uid.clone().unwrap_or_default();
+            assert!(self.first.contains_key(&uid), "moved twice: {job:?}");
+            let memo = annotation(job, "descheduler.koordinator.sh/load-move").expect("a memo");
+            let memo: Value = serde_json::from_str(memo).unwrap();
+            let target = memo["target"].as_str().expect("a target");
+            assert_ne!(
+                target, FORBIDDEN,
+                "--scheduler-config says that none goes there"
+            );
+            match phase(job) {
+                Some(PodMigrationJobPhase::Succeeded) => {
+                    assert!(!there.contains(&uid), "not moved: {job:?}");
+                    assert!(moved.insert(uid), "moved twice: {job:?}");
+                    let new = job
+                        .status
+                        .as_ref()
+                        .and_then(|status| status.pod_ref.clone());
+                    let new = new.and_then(|pod| pod.uid).expect("who came");
+                    assert!(there.contains(&new), "{job:?}");
+                }
+                Some(PodMigrationJobPhase::Failed) => {
+                    assert!(
+                        there.contains(&uid) || moved.contains(&uid),
+                        "lost: {job:?}"
+                    );
+                    failed += 1;
+                }
+                other => panic!("{other:?}: {job:?}"),
+            }
+        }
+        // Whoever is gone has a job that says so, and was evicted with room reserved.
+        let gone: BTreeSet<_> = self
+            .first
+            .keys()
+            .filter(|uid| !there.contains(*uid))
+            .cloned()
+            .collect();
+        assert_eq!(gone, moved);
+        let evicted: BTreeSet<_> = evictions.into_iter().map(|one| one.uid).collect();
+        assert!(moved.is_subset(&evicted));
+        // Every reservation was used, or is gone.
+        let held: Api<Reservation> = Api::all(self.client.clone());
+        for one in held.list(&ListParams::default()).await.unwrap().items {
+            let owners = one.status.clone().unwrap_or_default().current_owners;
+            assert_eq!(owners.len(), 1, "{one:?}");
+        }
+        println!("{} pods moved, {failed} jobs failed", moved.len());
+        moved.len()
+    }
+}
+
+/// What was seen of all deaths.
+struct Record {
+    wanted: usize,
+    random: fastrand::Rng,
+    deaths: usize,
+    fell: BTreeMap<String, usize>,
+    left: usize,
+    spared: Arc<AtomicBool>,
+}
+
+impl Record {
+    fn note(&mut self, death: Option<process::Death>) {
+        let Some(death) = death else {
+            self.left += 1;
+            assert!(self.left <= 3 + self.deaths, "leaders do not stay");
+            return;
+        };
+        death.fell_where_intended();
+        self.deaths += 1;
+        println!("death {}: {death:?}", self.deaths);
+        *self.fell.entry(death.last).or_default() += 1;
+        self.spared
+            .store(self.deaths >= self.wanted, Ordering::SeqCst);
+    }
+
+    /// One cluster, whose leaders die until no node is hot. There are always two.
+    async fn cluster(&mut self, dir: &Path) -> usize {
+        let mut cluster = Cluster::start(self.spared.clone()).await;
+        let shared = cluster.shared.clone();
+        let start = async |random: &mut fastrand::Rng| {
+            Process::start(&shared, dir, Aim::draw(random)).await
+        };
+        let mut one = start(&mut self.random).await;
+        let mut other = start(&mut self.random).await;
+        loop {
+            tokio::select! {
+                death = one.died() => {
+                    self.note(death);
+                    one = start(&mut self.random).await;
+                }
+                death = other.died() => {
+                    self.note(death);
+                    other = start(&mut self.random).await;
+                }
+                () = cluster.settled() => break,
+            }
+        }
+        one.stop().await;
+        other.stop().await;
+        cluster.check().await
+    }
+}
+
+#[test]
+fn leaders_that_are_killed_in_the_middle_of_migrations_leave_nothing_wrong() {
+    let begun = std::time::Instant::now();
+    koord::cluster::install_crypto_provider();
+    let dir = tempfile::tempdir().unwrap();
+    super::write(dir.path(), "descheduler.json", &descheduler());
+    super::write(dir.path(), "scheduler.json", &scheduler());
+    let wanted = usize::try_from(number("KOORD_DESCHEDULER_DEATHS", 6)).unwrap();
+    let mut record = Record {
+        wanted,
+        random: fastrand::Rng::with_seed(number("KOORD_SEED", 1)),
+        deaths: 0,
+        fell: BTreeMap::new(),
+        left: 0,
+        spared: Arc::default(),
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (mut clusters, mut moves) = (0, 0);
+    while record.deaths < wanted {
+        assert!(clusters <= wanted, "leaders do not die: {:?}", record.fell);
+        moves += runtime.block_on(Box::pin(record.cluster(dir.path())));
+        clusters += 1;
+    }
+    println!(
+        "{} deaths in {clusters} clusters and {moves} moves, {:?}; {} ended by themselves; {:.0} s",
+        record.deaths,
+        record.fell,
+        record.left,
+        begun.elapsed().as_secs_f64(),
+    );
+}

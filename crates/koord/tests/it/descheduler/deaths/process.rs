@@ -1,0 +1,298 @@
+//! A koord-descheduler that is a process, and when it dies.
+
+use super::{PER_NODE, PER_WORKLOAD, holder, unfinished};
+use crate::wire::{self, Wire, elects, writes};
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use http::Request;
+use k8s_openapi::api::core::v1::Pod;
+use koord_api::scheduling::{PodMigrationJob, Reservation, ReservationPhase};
+use koord_descheduler::migration::{PASSED, Stage, stage};
+use koord_kube::api::ListParams;
+use koord_kube::{Api, Client};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio_util::sync::DropGuard;
+
+/// When a leader dies: with so many writes while a job is unfinished.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Aim {
+    at: u64,
+    /// Whether the last write is done; its answer is never heard.
+    arrives: bool,
+}
+
+impl Aim {
+    pub(super) fn draw(random: &mut fastrand::Rng) -> Self {
+        Self {
+            at: random.u64(1..=12),
+            arrives: random.bool(),
+        }
+    }
+}
+
+/// An eviction that was asked for, and not as a dry run.
+#[derive(Debug, Clone)]
+pub(super) struct Eviction {
+    pub(super) uid: String,
+    /// Whether room was reserved for what comes in the pod's place, and nobody had it.
+    pub(super) reserved: bool,
+}
+
+/// What all descheduler processes of a cluster share.
+pub(super) struct Shared {
+    pub(super) server: Router,
+    pub(super) client: Client,
+    /// Nobody shall die any more.
+    pub(super) spared: Arc<AtomicBool>,
+    pub(super) evictions: Mutex<Vec<Eviction>>,
+    /// Limits that were exceeded.
+    pub(super) exceeded: Mutex<Vec<String>>,
+}
+
+/// What is known of a leader that was killed.
+#[derive(Debug)]
+pub(super) struct Death {
+    status: ExitStatus,
+    /// Who led, and who it was that died.
+    holder: Option<String>,
+    identity: Option<String>,
+    /// Jobs that had not ended.
+    pub(super) unfinished: usize,
+    /// Its last write: kind and sub-resource.
+    pub(super) last: String,
+}
+
+impl Death {
+    /// It led, and died in the middle of a migration.
+    pub(super) fn fell_where_intended(&self) {
+        assert_eq!(self.status.signal(), Some(9), "{self:?}");
+        assert!(
+            self.identity.is_some() && self.identity == self.holder,
+            "it did not lead: {self:?}"
+        );
+        assert!(self.unfinished > 0, "nothing was under way: {self:?}");
+    }
+}
+
+struct Tap {
+    wire: Wire,
+    shared: Arc<Shared>,
+    aim: Aim,
+    counted: AtomicU64,
+    death: Mutex<Option<oneshot::Sender<Death>>>,
+}
+
+impl Tap {
+    async fn pass(self: Arc<Self>, request: Request<Body>) -> Response {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        if self.wire.is_cut() {
+            return std::future::pending().await;
+        }
+        if elects(&method, &path) {
+            return self.wire.elected(request).await;
+        }
+        if !writes(&method, &path) {
+            return self.wire.serve(request).await;
+        }
+        let (head, body) = request.into_parts();
+        let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+        let turn = self.wire.turn.lock().await;
+        if self.wire.is_cut() {
+            drop(turn);
+            return std::future::pending().await;
+        }
+        let written: Value = serde_json::from_slice(&body).unwrap_or_default();
+        if path.ends_with("/eviction") {
+            self.see(&written).await;
+        }
+        if !written["metadata"]["annotations"][PASSED].is_null()
+            && path.contains("/podmigrationjobs/")
+        {
+            self.begins(&written).await;
+        }
+        let last = self.is_last(&written).await;
+        let request = Request::from_parts(head, Body::from(body));
+        if !last {
+            return self.wire.serve(request).await;
+        }
+        self.wire.cut();
+        drop(turn);
+        // This call ends with the connection, and the connection with the process.
+        tokio::spawn(self.clone().shoot(request));
+        std::future::pending().await
+    }
+
+    /// A job may begin: holds limits against pods that move and are there.
+    async fn begins(&self, written: &Value) {
+        let pods: Api<Pod> = Api::default_namespaced(self.shared.client.clone());
+        let pods = pods.list(&ListParams::default()).await.unwrap().items;
+        let jobs = jobs(&self.shared.client).await;
+        let begun = jobs.iter().filter(|job| stage(job) == Stage::Begun);
+        let uids = begun.filter_map(|job| job.spec.pod_ref.uid.as_deref());
+        let mut uids: BTreeSet<_> = uids.collect();
+        uids.extend(written["spec"]["podRef"]["uid"].as_str());
+        let (mut nodes, mut workloads) = (BTreeMap::new(), BTreeMap::new());
+        for pod in pods {
+            if !uids.contains(pod.metadata.uid.as_deref().unwrap_or_default()) {
+                continue;
+            }
+            let workload = pod.metadata.labels.unwrap_or_default().remove("app");
+            let node = pod.spec.and_then(|spec| spec.node_name);
+            *workloads.entry(workload).or_insert(0) += 1;
+            *nodes.entry(node).or_insert(0) += 1;
+        }
+        let within = nodes.values().all(|all| *all <= PER_NODE)
+            && workloads.values().all(|all| *all <= PER_WORKLOAD);
+        if !within {
+            let said = format!("{nodes:?} {workloads:?}");
+            self.shared.exceeded.lock().unwrap().push(said);
+        }
+    }
+
+    /// Notes what an eviction is asked for with.
+    async fn see(&self, written: &Value) {
+        if !written["deleteOptions"]["dryRun"].is_null() {
+            return;
+        }
+        let uid = written["deleteOptions"]["preconditions"]["uid"].as_str();
+        let uid = uid.expect("the pod that is meant and no other").to_owned();
+        let jobs = jobs(&self.shared.client).await;
+        let held: Api<Reservation> = Api::all(self.shared.client.clone());
+        let held = held.list(&ListParams::default()).await.unwrap().items;
+        let of = jobs
+            .iter()
+            .filter(|job| job.spec.pod_ref.uid.as_deref() == Some(&uid));
+        let mut named = of.filter_map(|job| {
+            let options = job.spec.reservation_options.as_ref()?;
+            options.reservation_ref.as_ref()?.uid.clone()
+        });
+        let is_free = |one: &Reservation| {
+            let status = one.status.clone().unwrap_or_default();
+            status.phase == Some(ReservationPhase::Available)
+                && !status.node_name.is_empty()
+                && status.current_owners.is_empty()
+        };
+        let reserved = named.any(|uid| {
+            let mut all = held.iter();
+            all.any(|one| one.metadata.uid.as_ref() == Some(&uid) && is_free(one))
+        });
+        let eviction = Eviction { uid, reserved };
+        self.shared.evictions.lock().unwrap().push(eviction);
+    }
+
+    /// Whether the process shall die with this write: a job is unfinished, and will be.
+    async fn is_last(&self, written: &Value) -> bool {
+        if self.shared.spared.load(Ordering::SeqCst) {
+            return false;
+        }
+        let left = unfinished(&jobs(&self.shared.client).await);
+        let ends = matches!(
+            written["status"]["phase"].as_str(),
+            Some("Succeeded" | "Failed")
+        );
+        let left = left - usize::from(left > 0 && ends && self.aim.arrives);
+        left > 0 && self.counted.fetch_add(1, Ordering::SeqCst) + 1 == self.aim.at
+    }
+
+    /// Kills the process with `request` on its way.
+    async fn shoot(self: Arc<Self>, request: Request<Body>) {
+        let path = request.uri().path().to_owned();
+        let method = request.method().clone();
+        if self.aim.arrives {
+            drop(self.wire.serve(request).await);
+        }
+        let status = self.wire.kill();
+        let kinds = ["podmigrationjobs", "reservations", "pods"];
+        let kind = kinds.into_iter().find(|kind| path.contains(kind));
+        let part = ["/status", "/eviction"];
+        let part = part.into_iter().find(|part| path.ends_with(part));
+        let death = Death {
+            status,
+            // Nobody else leads yet: the lease has not run out.
+            holder: holder(&self.shared.client).await,
+            identity: self.wire.identity(),
+            unfinished: unfinished(&jobs(&self.shared.client).await),
+            last: format!(
+                "{method} {}{}",
+                kind.unwrap_or(&path),
+                part.unwrap_or_default()
+            ),
+        };
+        if let Some(teller) = self.death.lock().unwrap().take() {
+            // Nobody may listen any more.
+            drop(teller.send(death));
+        }
+    }
+}
+
+pub(super) async fn jobs(client: &Client) -> Vec<PodMigrationJob> {
+    let jobs: Api<PodMigrationJob> = Api::all(client.clone());
+    jobs.list(&ListParams::default()).await.unwrap().items
+}
+
+pub(super) struct Process {
+    tap: Arc<Tap>,
+    died: oneshot::Receiver<Death>,
+    _serving: DropGuard,
+}
+
+impl Process {
+    /// Starts a descheduler that has a socket of its own.
+    pub(super) async fn start(shared: &Arc<Shared>, dir: &Path, aim: Aim) -> Self {
+        let (death, died) = oneshot::channel();
+        let tap = Arc::new(Tap {
+            wire: Wire::new(shared.server.clone()),
+            shared: shared.clone(),
+            aim,
+            counted: AtomicU64::new(0),
+            death: Mutex::new(Some(death)),
+        });
+        let pass = tap.clone();
+        let router =
+            Router::new().fallback(move |request: Request<Body>| pass.clone().pass(request));
+        let (kubeconfig, serving) = wire::listen(dir, router).await;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_koord-descheduler"));
+        let command = command.arg("--kubeconfig").arg(&kubeconfig);
+        let command = command.arg("--config").arg(dir.join("descheduler.json"));
+        let command = command.arg("--scheduler-config");
+        let command = command.arg(dir.join("scheduler.json"));
+        let command = command.args(["--find-targets", "--secure-port=0"]);
+        tap.wire.start(command.args([
+            "--leader-elect-lease-duration=2s",
+            "--leader-elect-renew-deadline=1600ms",
+            "--leader-elect-retry-period=100ms",
+        ]));
+        Self {
+            tap,
+            died,
+            _serving: serving,
+        }
+    }
+
+    /// Waits for its death. A leader whose lease runs out on a busy machine ends by itself: `None`.
+    pub(super) async fn died(&mut self) -> Option<Death> {
+        loop {
+            let pause = tokio::time::sleep(Duration::from_millis(200));
+            tokio::select! {
+                death = &mut self.died => return Some(death.unwrap()),
+                () = pause => {}
+            }
+            if self.tap.wire.has_left() {
+                return None;
+            }
+        }
+    }
+
+    pub(super) async fn stop(self) {
+        self.tap.wire.stop().await;
+    }
+}

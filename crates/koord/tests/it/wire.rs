@@ -1,0 +1,154 @@
+//! A program that is a process, and the socket on which it can be watched and shot.
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use http::{Method, Request};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::net::TcpListener;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tower::ServiceExt;
+
+/// Whether the request changes what runs are about: elections and events are not.
+pub(crate) fn writes(method: &Method, path: &str) -> bool {
+    *method != Method::GET && !path.contains("/leases") && !path.contains("/events")
+}
+
+/// Whether it is a write of the lease.
+pub(crate) fn elects(method: &Method, path: &str) -> bool {
+    *method != Method::GET && path.contains("/leases")
+}
+
+pub(crate) struct Wire {
+    server: Router,
+    /// Writes reach the server one after the other: what is there when the process dies is known.
+    pub(crate) turn: tokio::sync::Mutex<()>,
+    dead: AtomicBool,
+    /// By what it wrote into the lease.
+    identity: Mutex<Option<String>>,
+    child: Mutex<Option<Child>>,
+}
+
+impl Wire {
+    pub(crate) fn new(server: Router) -> Self {
+        Self {
+            server,
+            turn: tokio::sync::Mutex::new(()),
+            dead: AtomicBool::new(false),
+            identity: Mutex::new(None),
+            child: Mutex::new(None),
+        }
+    }
+
+    /// Starts the program, which nobody has talked to yet.
+    pub(crate) fn start(&self, command: &mut Command) {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+        let child = command.env("RUST_LOG", "error").spawn().unwrap();
+        *self.child.lock().unwrap() = Some(child);
+    }
+
+    /// Nothing of what it says arrives any more.
+    pub(crate) fn cut(&self) {
+        self.dead.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        self.dead.load(Ordering::SeqCst)
+    }
+
+    /// Whether the process is there, as far as anybody has looked.
+    pub(crate) fn is_there(&self) -> bool {
+        self.child.lock().unwrap().is_some()
+    }
+
+    pub(crate) async fn serve(&self, request: Request<Body>) -> Response {
+        let answer = self.server.clone().oneshot(request).await;
+        answer.unwrap_or_else(|never| match never {})
+    }
+
+    /// Reads from a write of the lease who the process is.
+    pub(crate) async fn elected(&self, request: Request<Body>) -> Response {
+        let (parts, body) = request.into_parts();
+        let bytes = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+        let lease: Value = serde_json::from_slice(&bytes).unwrap();
+        // Who leaves writes nobody.
+        if let Some(holder) = lease["spec"]["holderIdentity"].as_str()
+            && !holder.is_empty()
+        {
+            *self.identity.lock().unwrap() = Some(holder.to_owned());
+        }
+        self.serve(Request::from_parts(parts, Body::from(bytes)))
+            .await
+    }
+
+    pub(crate) fn identity(&self) -> Option<String> {
+        self.identity.lock().unwrap().clone()
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(&self) -> ExitStatus {
+        let child = self.child.lock().unwrap().take();
+        let mut child = child.expect("it was alive: it wrote");
+        child.kill().unwrap();
+        child.wait().unwrap()
+    }
+
+    /// Whether it has ended by itself, which only who loses a lease does.
+    pub(crate) fn has_left(&self) -> bool {
+        let mut child = self.child.lock().unwrap();
+        let ended = child.as_mut().map(|child| child.try_wait().unwrap());
+        let Some(Some(status)) = ended else {
+            return false;
+        };
+        assert_eq!(status.code(), Some(1), "it left because it lost its lease");
+        *child = None;
+        true
+    }
+
+    /// Asks it to leave, and it leaves in order.
+    pub(crate) async fn stop(&self) {
+        let child = self.child.lock().unwrap().take();
+        let mut child = child.expect("it is alive");
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let status = tokio::task::spawn_blocking(move || child.wait().unwrap());
+        let status = status.await.unwrap();
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.lock().unwrap().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A socket whose calls `router` answers, and a kubeconfig in `dir` that names it.
+pub(crate) async fn listen(dir: &Path, router: Router) -> (PathBuf, DropGuard) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let kubeconfig = dir.join(format!("{port}.yaml"));
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+         clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n\
+         users: [{{name: u, user: {{}}}}]\n\
+         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n"
+    );
+    std::fs::write(&kubeconfig, text).unwrap();
+    let stop = CancellationToken::new();
+    let serving = stop.clone().drop_guard();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            ended = axum::serve(listener, router) => ended.unwrap(),
+        }
+    });
+    (kubeconfig, serving)
+}
