@@ -118,10 +118,8 @@ impl PodInfo {
         let spec = pod.spec.as_ref().ok_or(PodError::Missing("spec"))?;
         let status = pod.status.as_ref();
         let running = Running::of(status);
-        let mut requests = combined(spec, &running, table, Counted::Requests)?;
-        let mut limits = combined(spec, &running, table, Counted::Limits)?;
-        requests.shrink_to_fit();
-        limits.shrink_to_fit();
+        let requests = combined(spec, &running, table, Counted::Requests)?;
+        let limits = combined(spec, &running, table, Counted::Limits)?;
         let scoring = combined(spec, &running, table, Counted::Scoring)?;
         let since = |kind: &str| {
             status

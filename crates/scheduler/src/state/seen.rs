@@ -64,6 +64,8 @@ impl Alike {
             if let Some(object) = Arc::get_mut(&mut info.object) {
                 slim(object);
             }
+            info.requests.shrink_to_fit();
+            info.limits.shrink_to_fit();
             info.object = self.object(std::mem::take(&mut info.object));
             info.namespace = self.name(std::mem::take(&mut info.namespace));
             info.node = info.node.take().map(|node| self.name(node));
