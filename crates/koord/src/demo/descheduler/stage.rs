@@ -14,7 +14,7 @@ use koord_app::{Clock, Context};
 use koord_descheduler::config::Configuration;
 use koord_descheduler::{daemon, registry};
 use koord_kube::api::PostParams;
-use koord_kube::{Api, Client, Informer, Scope, patch};
+use koord_kube::{Api, Client, Informer, ObjectKey, Scope, patch};
 use koord_sim::NodeTemplate;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -146,13 +146,15 @@ impl Stage {
 
     /// Waits for the nodes, and has all of them report what they use; in a cluster that is the manager's.
     async fn measured(&mut self) -> Result<()> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
+        let stop = self.context.shutdown.clone();
+        let mut nodes = Informer::<Node>::start(self.client.clone(), Scope::default(), stop);
         let metrics: Api<NodeMetric> = Api::all(self.client.clone());
         let names = self.setup.nodes.clone();
         let make = async {
             for name in &names {
-                while nodes.get_opt(name).await?.is_none() {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
+                let key = ObjectKey::new("", name.as_str());
+                while nodes.store.get(&key).is_none() {
+                    nodes.changes.recv().await.context("no news of nodes")?;
                 }
                 let metric = json!({"metadata": {"name": name}, "spec": {"metricCollectPolicy": {
                     "aggregateDurationSeconds": 2, "reportIntervalSeconds": 1}}});
@@ -190,10 +192,10 @@ impl Stage {
                 .context(name)?;
         }
         let wanted = self.setup.pods;
-        let pods = &self.pods.store;
+        let pods = &mut self.pods;
         let all_run = async {
-            while running(&pods.list()) < wanted {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+            while running(&pods.store.list()) < wanted {
+                pods.changes.recv().await.context("no news of pods")?;
             }
             Ok(())
         };
