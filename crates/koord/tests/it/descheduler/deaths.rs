@@ -244,16 +244,6 @@ impl Cluster {
     }
 
     async fn fill(&mut self, nodes: &BTreeMap<String, Arc<Node>>) {
-        let metrics: Api<NodeMetric> = Api::all(self.client.clone());
-        for name in nodes.keys() {
-            let metric = json!({"metadata": {"name": name}, "spec": {"metricCollectPolicy": {
-                "aggregateDurationSeconds": 2, "reportIntervalSeconds": 1}}});
-            let metric = serde_json::from_value(metric).unwrap();
-            metrics
-                .create(&PostParams::default(), &metric)
-                .await
-                .unwrap();
-        }
         let late: Vec<_> = nodes.keys().skip(HOT).cloned().collect();
         let close = async |closed: bool| {
             for name in &late {
@@ -295,6 +285,17 @@ impl Cluster {
             deployments.create(&params, &deployment).await.unwrap();
         }
         self.pods.until("pods", all_run).await;
+        // What nodes use is told only now: placed by it, as reports come, pods would not be spread evenly.
+        let metrics: Api<NodeMetric> = Api::all(self.client.clone());
+        for name in nodes.keys() {
+            let metric = json!({"metadata": {"name": name}, "spec": {"metricCollectPolicy": {
+                "aggregateDurationSeconds": 2, "reportIntervalSeconds": 1}}});
+            let metric = serde_json::from_value(metric).unwrap();
+            metrics
+                .create(&PostParams::default(), &metric)
+                .await
+                .unwrap();
+        }
         let hot = |metrics: &BTreeMap<String, Arc<NodeMetric>>| {
             let hot = metrics.values().filter(|one| is_hot(one) == Some(true));
             hot.count() == HOT && metrics.values().all(|one| used(one).is_some())
