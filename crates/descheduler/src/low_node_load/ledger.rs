@@ -75,7 +75,7 @@ struct Failure {
 
 impl Failure {
     /// When the next move may be tried.
-    fn over(&self) -> Timestamp {
+    fn pause_ends(&self) -> Timestamp {
         let doubled = 1_i32 << self.attempt.saturating_sub(1).min(10);
         let pause = PAUSE.saturating_mul(doubled).min(SETTLE);
         self.at.saturating_add(pause).unwrap_or(self.at)
@@ -101,6 +101,14 @@ fn key(pod: &PodInfo) -> Key {
     match pod.controller() {
         Some(owner) => owner.uid.clone(),
         None => format!("{}/{}", pod.namespace, pod.name).into(),
+    }
+}
+
+/// What `all` has of the workload of `pod`.
+fn of_workload<'a, T>(all: &'a FxHashMap<Key, T>, pod: &PodInfo) -> Option<&'a T> {
+    match pod.controller() {
+        Some(owner) => all.get(&owner.uid),
+        None => all.get(&key(pod)),
     }
 }
 
@@ -275,10 +283,7 @@ impl Ledger {
         if self.keys.is_empty() {
             return None;
         }
-        let at = match pod.controller() {
-            Some(owner) => self.keys.get(&owner.uid),
-            None => self.keys.get(&key(pod)),
-        };
+        let at = of_workload(&self.keys, pod);
         at.copied().filter(|at| *at <= pod.created + SECOND)
     }
 
@@ -301,7 +306,7 @@ impl Ledger {
             }
             return Ok(());
         }
-        self.is_over(pod, now)?;
+        self.no_pause(pod, now)?;
         let Some(first) = self.first(pod) else {
             return Ok(());
         };
@@ -310,20 +315,17 @@ impl Ledger {
         Err(Why::new("MovedLately", said))
     }
 
-    /// Whether no move of the workload of `pod` has failed lately.
-    fn is_over(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
+    /// Whether the workload of `pod` does not pause after a move that failed.
+    fn no_pause(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
         if self.failures.is_empty() {
             return Ok(());
         }
-        let failure = match pod.controller() {
-            Some(owner) => self.failures.get(&owner.uid),
-            None => self.failures.get(&key(pod)),
-        };
-        let Some(failure) = failure.filter(|failure| now < failure.over()) else {
+        let failure = of_workload(&self.failures, pod);
+        let Some(failure) = failure.filter(|failure| now < failure.pause_ends()) else {
             return Ok(());
         };
         let ago = now.duration_since(failure.at).as_secs();
-        let left = failure.over().duration_since(now).as_secs().max(1);
+        let left = failure.pause_ends().duration_since(now).as_secs().max(1);
         let said = match failure.attempt {
             1 => format!("a move of its workload failed {ago} s ago: the next in {left} s"),
             times => format!(

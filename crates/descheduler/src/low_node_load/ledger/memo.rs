@@ -60,7 +60,18 @@ pub(super) fn is_in(job: &PodMigrationJob) -> bool {
 
 /// What stands in `job`, if that is a move. People may have changed it.
 pub(super) fn read(job: &PodMigrationJob, table: &ResourceTable) -> Option<Entry> {
-    let memo: Memo = serde_json::from_str(annotation(job, LOAD_MOVE)?).ok()?;
+    let text = annotation(job, LOAD_MOVE)?;
+    let memo: Memo = match serde_json::from_str(text) {
+        Ok(memo) => memo,
+        Err(error) => {
+            let job = job.metadata.name.as_deref().unwrap_or_default();
+            tracing::warn!(
+                job,
+                "annotation {LOAD_MOVE} is ignored, so that its pod may be moved again: {error}: {text:?}"
+            );
+            return None;
+        }
+    };
     let at = job.metadata.creation_timestamp.as_ref()?.0;
     let mut usage = amounts(&memo.usage, table);
     for (id, amount) in usage.clone().iter() {
