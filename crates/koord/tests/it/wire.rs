@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::ServiceExt;
 
@@ -107,6 +109,21 @@ impl Wire {
         assert_eq!(status.code(), Some(1), "it left because it lost its lease");
         *child = None;
         true
+    }
+
+    /// Waits until it was killed, or has left by itself: `None`.
+    pub(crate) async fn died<T>(&self, killed: &mut oneshot::Receiver<T>) -> Option<T> {
+        loop {
+            // Nobody tells of who leaves.
+            let pause = tokio::time::sleep(Duration::from_millis(200));
+            tokio::select! {
+                death = &mut *killed => return Some(death.unwrap()),
+                () = pause => {}
+            }
+            if self.has_left() {
+                return None;
+            }
+        }
     }
 
     /// Asks it to leave, and it leaves in order. Where the machine is busy, it may have lost its lease and left

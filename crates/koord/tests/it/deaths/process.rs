@@ -15,7 +15,6 @@ use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -266,16 +265,7 @@ impl Process {
 
     /// Waits for its death. A leader whose lease runs out on a busy machine ends by itself: `None`.
     pub(super) async fn died(&mut self) -> Option<Death> {
-        loop {
-            let pause = tokio::time::sleep(Duration::from_millis(200));
-            tokio::select! {
-                death = &mut self.died => return Some(death.unwrap()),
-                () = pause => {}
-            }
-            if self.tap.wire.has_left() {
-                return None;
-            }
-        }
+        self.tap.wire.died(&mut self.died).await
     }
 
     /// Asks it to leave, and it leaves in order.

@@ -18,7 +18,6 @@ use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio_util::sync::DropGuard;
 
@@ -280,16 +279,7 @@ impl Process {
 
     /// Waits for its death. A leader whose lease runs out on a busy machine ends by itself: `None`.
     pub(super) async fn died(&mut self) -> Option<Death> {
-        loop {
-            let pause = tokio::time::sleep(Duration::from_millis(200));
-            tokio::select! {
-                death = &mut self.died => return Some(death.unwrap()),
-                () = pause => {}
-            }
-            if self.tap.wire.has_left() {
-                return None;
-            }
-        }
+        self.tap.wire.died(&mut self.died).await
     }
 
     pub(super) async fn stop(self) {
