@@ -252,8 +252,7 @@ struct Run {
     numbers: FxHashMap<String, usize>,
     reservations: FxHashMap<String, Reservation>,
     exporters: Option<Exporters>,
-    /// In order.
-    /// Uids.
+    /// Uids, in order.
     placed: Vec<Arc<str>>,
     alike: Alike,
     attempts: usize,

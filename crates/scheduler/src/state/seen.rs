@@ -115,18 +115,16 @@ fn slim(pod: &mut Pod) {
     pod.metadata = ObjectMeta {
         namespace: meta.namespace,
         labels: meta.labels,
-        annotations: meta.annotations.map(without_network),
+        annotations: meta
+            .annotations
+            .map(without_network)
+            .filter(|all| !all.is_empty()),
         owner_references: meta.owner_references,
         generation: meta.generation,
         deletion_timestamp: meta.deletion_timestamp,
         deletion_grace_period_seconds: meta.deletion_grace_period_seconds,
         ..ObjectMeta::default()
     };
-    pod.metadata.annotations = pod
-        .metadata
-        .annotations
-        .take()
-        .filter(|all| !all.is_empty());
     if let Some(spec) = &mut pod.spec {
         spec.node_name = None;
         spec.hostname = None;
