@@ -172,18 +172,21 @@ async fn pods_outlive_a_restart_of_the_runtime_but_not_of_the_node() {
     world.in_phase("also", "Running").await;
     containerd.kill();
     containerd.start_again();
-    let options = ExecOptions {
-        command: ["sh", "-c", "echo said; touch /go; exit 4"]
-            .map(str::to_owned)
-            .to_vec(),
+    let command = |line: &str| ExecOptions {
+        command: ["sh", "-c", line].map(str::to_owned).to_vec(),
         ..ExecOptions::default()
     };
-    let mut session = execs.start("default", "stays", "c", options).await.unwrap();
+    let said = command("echo said; exit 4");
+    let mut session = execs.start("default", "stays", "c", said).await.unwrap();
     let (is_error, text) = session.output.recv().await.unwrap();
     assert_eq!((is_error, &text[..]), (false, &b"said\n"[..]));
     assert_eq!(session.exit.wait().await, Ok(4));
+    // This one lets the container end, and may be killed with it before it has ended itself.
+    let go = command("touch /go");
+    let going = execs.start("default", "stays", "c", go).await.unwrap();
     let stays = world.in_phase("stays", "Failed").await;
     assert_eq!(state(&stays)["terminated"]["exitCode"], 7);
+    drop(going);
 
     // The next run finds what the last one left, although it is told of no runtime.
     node.crash(world.dir.path()).await;
