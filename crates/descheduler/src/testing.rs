@@ -148,6 +148,19 @@ impl Evictor for Anything {
     }
 }
 
+/// Only shows what it would do.
+#[derive(Debug)]
+pub(crate) struct OnlyShows;
+
+impl Evictor for OnlyShows {
+    fn name(&self) -> &'static str {
+        "OnlyShows"
+    }
+    fn evict(&mut self, _: &Snapshot, _: &Ask<'_>) -> Result<Intent, Why> {
+        Ok(Intent::Nothing)
+    }
+}
+
 /// Lets everything go but pods of these names.
 #[derive(Debug)]
 pub(crate) struct AllBut(pub(crate) &'static [&'static str]);

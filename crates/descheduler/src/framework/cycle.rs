@@ -293,6 +293,13 @@ impl<'a> Cycle<'a> {
         }
     }
 
+    /// Whether the pod that was put into the plan last goes, rather than that it would go is shown.
+    #[must_use]
+    pub fn goes(&self) -> bool {
+        let last = self.shared.plan.actions.last();
+        matches!(last, Some(Action::Move(planned)) if planned.is_real())
+    }
+
     /// The job that moves the pod that was put into the plan last, if one does.
     pub fn job(&mut self) -> Option<&mut PodMigrationJob> {
         match self.shared.plan.actions.last_mut() {
@@ -343,10 +350,13 @@ impl<'a> Cycle<'a> {
         self.shared.plan.actions.len()
     }
 
-    /// As [`Cycle::act`], before everything that was put into the plan since `place` was asked for.
+    /// As [`Cycle::act`], before everything that was put into the plan since `place` was asked for; nothing if that
+    /// has moves that are only shown.
     pub fn act_at(&mut self, place: usize, action: Action) {
-        if !self.shared.dry_run {
-            let actions = &mut self.shared.plan.actions;
+        let actions = &mut self.shared.plan.actions;
+        let mut since = actions.iter().skip(place);
+        let only_shown = |action: &Action| matches!(action, Action::Move(one) if !one.is_real());
+        if !self.shared.dry_run && !since.any(only_shown) {
             actions.insert(place.min(actions.len()), action);
         }
     }

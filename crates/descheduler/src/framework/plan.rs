@@ -55,6 +55,14 @@ pub struct Move {
     pub drains: Option<Arc<str>>,
 }
 
+impl Move {
+    /// Whether its pod goes, rather than that it would go is shown.
+    #[must_use]
+    pub fn is_real(&self) -> bool {
+        matches!(self.intent, Some(Intent::Job(_) | Intent::Evict(_)))
+    }
+}
+
 /// What a plan asks for, in order.
 #[derive(Debug, Clone)]
 pub enum Action {

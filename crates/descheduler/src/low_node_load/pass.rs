@@ -134,7 +134,7 @@ impl<'a> Pass<'_, 'a> {
 
     /// `pod`, which was put into the plan last, goes, `to` a node if that is known.
     pub(super) fn remember(&mut self, pod: &PodInfo, metric: &Amounts, to: Option<Arc<str>>) {
-        if self.args.dry_run || self.cycle.is_dry() {
+        if !self.cycle.goes() {
             return;
         }
         let snapshot = self.cycle.snapshot();

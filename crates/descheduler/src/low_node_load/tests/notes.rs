@@ -1,7 +1,7 @@
 //! What is said when nothing moves.
 
 use super::*;
-use crate::testing::moved;
+use crate::testing::{OnlyShows, moved};
 use jiff::SignedDuration;
 
 /// A node that uses 3 of 4 CPUs and one that uses nearly none.
@@ -157,6 +157,20 @@ fn a_dry_run_shows_what_would_go_and_remembers_nothing() {
             let plan = framework.run(&world.snapshot());
             assert_eq!(moved(&plan).len(), 1, "{how}");
             assert!(plan.moves().all(|planned| planned.intent.is_none()));
+        }
+    }
+}
+
+#[test]
+fn what_an_evictor_only_shows_is_not_believed_to_have_gone() {
+    let world = hot_and_cold();
+    for how in ["Greedy", "Variance"] {
+        let mut framework = framework(merged(thresholds(), json!({"victimSelection": how})));
+        framework.profiles[0].evictor = Box::new(OnlyShows);
+        for cycle in 0..2 {
+            let plan = framework.run(&world.snapshot());
+            assert_eq!(moved(&plan).len(), 1, "{how}, cycle {cycle}");
+            assert!(notes(&plan, "hot")[0].starts_with("hot"), "{how}");
         }
     }
 }

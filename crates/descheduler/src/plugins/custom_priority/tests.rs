@@ -1,7 +1,7 @@
 use super::*;
 use crate::framework::{Framework, Plan};
 use crate::registry::Registry;
-use crate::testing::{AllBut, World, balancing, merged, moved};
+use crate::testing::{AllBut, OnlyShows, World, balancing, merged, moved};
 use serde_json::{Value, json};
 
 /// Gold before silver before bronze, with what `over` says.
@@ -425,6 +425,11 @@ fn nothing_is_touched_in_a_dry_run_nor_if_a_node_is_not_cleared() {
         let mut whole = framework(json!({"mode": mode, "autoCordon": true}), &[]);
         whole.dry_run = true;
         assert!(cordoned(&whole.run(&world.snapshot())).is_empty());
+        let mut shows = framework(json!({"mode": mode, "autoCordon": true}), &[]);
+        shows.profiles[0].evictor = Box::new(OnlyShows);
+        let plan = shows.run(&world.snapshot());
+        assert_eq!(moved(&plan), ["p1", "p2"]);
+        assert!(cordoned(&plan).is_empty(), "{mode}");
     }
     let mut limited = framework(json!({"mode": "DrainNode", "autoCordon": true}), &[]);
     limited.limits.total = Some(1);
