@@ -118,6 +118,7 @@ impl Framework {
             for filter in &mut profile.filters {
                 filter.begin(snapshot);
             }
+            profile.evictor.begin(snapshot);
         }
         let points: [Point; 2] = [
             |profile| &mut profile.deschedule,
@@ -363,14 +364,13 @@ impl<'a> Cycle<'a> {
 
     fn intend(&mut self, ask: &Ask<'_>) -> Result<(Option<Intent>, Option<Arc<str>>), Why> {
         self.shared.limiter.allows(ask.pod)?;
+        self.evictor.admits(self.snapshot, ask.pod)?;
         let target = match &mut self.shared.placement {
             Some(placement) => Some(placement.promise(self.snapshot, ask.pod)?),
             None => None,
         };
-        if self.shared.dry_run {
-            return Ok((None, target));
-        }
-        Ok((Some(self.evictor.evict(self.snapshot, ask)?), target))
+        let intent = self.evictor.evict(self.snapshot, ask)?;
+        Ok((Some(intent).filter(|_| !self.shared.dry_run), target))
     }
 
     fn planned(

@@ -91,7 +91,18 @@ pub struct Ask<'a> {
 pub trait Evictor: Debug + Send {
     /// The plugin's name, as in the configuration.
     fn name(&self) -> &'static str;
-    /// What has to be done for the pod to go. Filters have agreed by now.
+    /// A new cycle begins.
+    fn begin(&mut self, _snapshot: &Snapshot) {}
+    /// Whether `pod` would go at all: asked before it is promised room, which nobody else gets then. Filters have
+    /// agreed by now.
+    ///
+    /// # Errors
+    /// It would not, and why.
+    fn admits(&self, _snapshot: &Snapshot, _pod: &PodInfo) -> Result<(), Why> {
+        Ok(())
+    }
+    /// What has to be done for the pod to go, after [`Evictor::admits`] let it. It counts from then on, also in a dry
+    /// run, where nothing comes of the answer.
     ///
     /// # Errors
     /// It does not, and why.

@@ -139,7 +139,7 @@ impl Plugin {
         answer
     }
 
-    fn admits(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn judge(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
         self.with(snapshot, |known, rules| {
             rules.is_first(&known.census, pod)?;
             rules.is_reservable(pod)?;
@@ -150,7 +150,8 @@ impl Plugin {
                 known.budgets.check(pod)?;
             }
             Ok(())
-        })
+        })?;
+        self.shared.allows(pod, snapshot.now)
     }
 
     fn count(&self, snapshot: &Snapshot, pod: &Arc<PodInfo>) {
@@ -181,7 +182,7 @@ impl Filter for Plugin {
     }
 
     fn filter(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
-        self.admits(snapshot, pod)
+        self.judge(snapshot, pod)
     }
 
     fn pre_evict(
@@ -225,13 +226,18 @@ impl Evictor for Plugin {
         NAME
     }
 
+    fn admits(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+        if self.shared.args.dry_run {
+            return Ok(());
+        }
+        // Once more: others may have been put into the plan since the strategy asked.
+        self.judge(snapshot, pod)
+    }
+
     fn evict(&mut self, snapshot: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why> {
         if self.shared.args.dry_run {
             return Ok(Intent::Nothing);
         }
-        // Once more: others may have been put into the plan since the strategy asked.
-        self.admits(snapshot, ask.pod)?;
-        self.shared.allows(ask.pod, snapshot.now)?;
         self.count(snapshot, ask.pod);
         Ok(Intent::Job(Box::new(self.shared.job(snapshot, ask))))
     }

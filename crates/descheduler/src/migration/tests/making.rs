@@ -1,8 +1,9 @@
 use super::*;
-use crate::framework::{Ask, Intent};
+use crate::framework::{Ask, Cycle, Intent, Placement, Strategy, StrategyError, Why};
 use crate::migration::evict::{self, Policy};
 use crate::migration::plugin::{self, Migrations};
 use crate::migration::reservation;
+use crate::state::PodInfo;
 use crate::testing::World;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -158,9 +159,13 @@ fn asked(args: Value, over: Value) -> Result<Intent, &'static str> {
         delete_options: None,
     };
     let evictor = built.evict.as_mut().unwrap();
-    let first = evictor.evict(&snapshot, &ask).map_err(|why| why.rule);
+    let mut asked = || {
+        evictor.admits(&snapshot, &pod)?;
+        evictor.evict(&snapshot, &ask)
+    };
+    let first = asked().map_err(|why| why.rule);
     if matches!(first, Ok(Intent::Job(_))) {
-        let again = evictor.evict(&snapshot, &ask).unwrap_err();
+        let again = asked().unwrap_err();
         assert_eq!(again.rule, "ExistingJob", "once in a cycle");
     }
     first
@@ -324,4 +329,67 @@ fn a_pod_that_a_budget_keeps_gets_no_job() {
     assert_eq!(asked(2, json!({})), [Ok(()); 3]);
     // Who is deleted, or asked to go, goes whatever budgets say.
     assert_eq!(asked(0, json!({"evictionPolicy": "Delete"})), [Ok(()); 3]);
+}
+
+/// Has room for one pod in each cycle.
+#[derive(Debug, Default)]
+struct OneSlot(bool);
+
+impl Placement for OneSlot {
+    fn begin(&mut self, _: &Snapshot) {
+        self.0 = true;
+    }
+    fn promise(&mut self, _: &Snapshot, _: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
+        match std::mem::take(&mut self.0) {
+            true => Ok("cold".into()),
+            false => Err(Why::new("NoTarget", "no node is left")),
+        }
+    }
+}
+
+/// Wants every pod gone, in order, whatever filters say.
+#[derive(Debug)]
+struct All;
+
+impl Strategy for All {
+    fn name(&self) -> &'static str {
+        "All"
+    }
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        for pod in &cycle.snapshot().pods {
+            let _ = cycle.evict(pod, "why not");
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn who_gets_no_job_takes_no_room_from_others() {
+    let mut world = World::default();
+    world.node("hot", json!({}));
+    world.node("cold", json!({}));
+    let limited = world.pod("limited", "hot", json!({}));
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "v", "uid": "v", "controller": true}]);
+    world.pod(
+        "other",
+        "hot",
+        json!({"metadata": {"ownerReferences": owner}}),
+    );
+    let mut snapshot = world.snapshot();
+    for uid in ["rs", "v"] {
+        super::replicas(&mut snapshot, uid, 10);
+    }
+    for dry_run in [false, true] {
+        let mut framework = crate::testing::balancing(Box::new(All), Vec::new());
+        let built = plugin::build(super::args(json!({})), "profile");
+        framework.profiles[0].evictor = built.evict.unwrap();
+        framework.profiles[0].filters.extend(built.filter);
+        framework.placement = Some(Box::new(OneSlot::default()));
+        framework.dry_run = dry_run;
+        framework.migrations()[0].count(&snapshot, &limited, snapshot.now);
+        let plan = framework.run(&snapshot);
+        let kept: Vec<_> = plan.kept.iter().map(|kept| kept.why.rule).collect();
+        assert_eq!(kept, ["WorkloadLimiter"]);
+        assert_eq!(crate::testing::moved(&plan), ["other"]);
+    }
 }
