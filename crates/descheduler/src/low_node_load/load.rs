@@ -28,8 +28,18 @@ pub(super) struct Resource {
     prod_low: f64,
     pub(super) prod_high: f64,
     pub(super) weight: i64,
-    /// Whether the configuration has thresholds for it.
-    pub(super) given: bool,
+    /// Whether the configuration has thresholds for it, and whether for pods of class prod.
+    given: [bool; 2],
+}
+
+impl Resource {
+    /// Whether there are thresholds by which it counts on `side`.
+    pub(super) fn is_given(&self, side: Side) -> bool {
+        match side {
+            Side::Node => self.given[0],
+            Side::Prod => self.given[1],
+        }
+    }
 }
 
 /// What a pool looks at.
@@ -74,6 +84,9 @@ impl Watched {
                 None => (without, without),
             }
         };
+        let has = |map: &Option<Thresholds>, name: &str| {
+            map.as_ref().is_some_and(|map| map.contains_key(name))
+        };
         let weight = |name: &str| {
             let weights = pool.resource_weights.as_ref();
             weights
@@ -87,10 +100,7 @@ impl Watched {
             Resource {
                 id: table.intern(&name),
                 weight: weight(&name),
-                given: maps
-                    .into_iter()
-                    .flatten()
-                    .any(|map| map.contains_key(&name)),
+                given: [&maps[..], &maps[2..]].map(|maps| maps.iter().any(|map| has(map, &name))),
                 low,
                 high,
                 prod_low,

@@ -1,10 +1,11 @@
 //! Which pod should go where, so that the load of nodes evens out most for one eviction.
 //!
-//! What is lowered is the sum over nodes and resources of weight · (used ÷ has − mean)². Of all pairs of a pod and a node
+//! What is lowered is the sum over nodes and resources of weight · (used ÷ has − mean)², where for pods of class prod that
+//! leave nodes which are hot of prod, used is what such pods use. Of all pairs of a pod and a node
 //! that takes it, the best one is found by looking at the nodes from the emptiest on, and at no more than [`NEAR`] of them
 //! that take the pod; the work is counted, and ends when it is used up.
 
-use super::load::Row;
+use super::load::{Row, Side};
 
 /// How many nodes that take a pod are looked at for it: they come in order, so the best is nearly always among the first.
 pub(super) const NEAR: usize = 8;
@@ -60,6 +61,8 @@ impl Work {
 /// Nodes that take pods.
 #[derive(Debug, Clone)]
 pub(super) struct Bins {
+    /// Whose use is to be even.
+    side: Side,
     bins: Vec<Bin>,
     weights: Vec<f64>,
     mean: Vec<f64>,
@@ -76,9 +79,12 @@ impl Bin {
         }
     }
 
-    fn shares(&self) -> impl Iterator<Item = f64> + '_ {
-        self.used
-            .iter()
+    fn shares(&self, side: Side) -> impl Iterator<Item = f64> + '_ {
+        let used = match side {
+            Side::Node => &self.used,
+            Side::Prod => &self.prod,
+        };
+        used.iter()
             .enumerate()
             .map(|(at, used)| self.share(*used, at))
     }
@@ -108,9 +114,10 @@ impl Bin {
 }
 
 impl Bins {
-    /// `weights` and the `mean` share of each resource, over all nodes that are to be even.
-    pub(super) fn new(bins: Vec<Bin>, weights: Vec<f64>, mean: Vec<f64>) -> Self {
+    /// What is used of `side` is to be even: `weights` and the `mean` share of each resource, over all nodes.
+    pub(super) fn new(side: Side, bins: Vec<Bin>, weights: Vec<f64>, mean: Vec<f64>) -> Self {
         let mut out = Self {
+            side,
             levels: Vec::new(),
             order: (0..bins.len()).collect(),
             bins,
@@ -125,7 +132,7 @@ impl Bins {
     }
 
     fn level(&self, bin: &Bin) -> f64 {
-        let shares = bin.shares().zip(&self.weights);
+        let shares = bin.shares(self.side).zip(&self.weights);
         shares.map(|(share, weight)| share * weight).sum()
     }
 
@@ -152,8 +159,10 @@ impl Bins {
     /// By how much the sum falls when `item` goes from `source` to `bin`.
     pub(super) fn gain(&self, source: &Bin, bin: &Bin, item: &Item) -> f64 {
         let resources = self.weights.iter().zip(&self.mean).zip(&item.usage);
-        let resources = resources.zip(source.shares().zip(bin.shares())).enumerate();
+        let shares = source.shares(self.side).zip(bin.shares(self.side));
         resources
+            .zip(shares)
+            .enumerate()
             .map(|(at, (((weight, mean), usage), (from, to)))| {
                 let (less, more) = (source.share(*usage, at), bin.share(*usage, at));
                 let falls = less * (2.0 * (from - mean) - less);

@@ -99,7 +99,7 @@ impl<'a> Pass<'_, 'a> {
         targets: &[usize],
         budget: &mut Row,
     ) {
-        let mut field = self.field(targets);
+        let mut field = self.field(side, targets);
         for source in sources {
             let there = self.candidates(*source, side).len();
             let mut movable = self.movable(side, *source, &mut field.refusals);
@@ -113,7 +113,7 @@ impl<'a> Pass<'_, 'a> {
     }
 
     /// Nodes that take pods, and what is even: the mean over all nodes of the pool.
-    fn field(&self, targets: &[usize]) -> Field {
+    fn field(&self, side: Side, targets: &[usize]) -> Field {
         let bins = targets
             .iter()
             .filter_map(|place| self.loads.get(*place))
@@ -121,7 +121,9 @@ impl<'a> Pass<'_, 'a> {
         // What has no thresholds does not matter.
         let weight = |at: usize| {
             let resource = self.watched.resources.get(at)?;
-            resource.given.then_some(resource.weight.max(0) as f64)
+            resource
+                .is_given(side)
+                .then_some(resource.weight.max(0) as f64)
         };
         let resources = 0..self.watched.resources.len();
         let weights = resources
@@ -129,11 +131,7 @@ impl<'a> Pass<'_, 'a> {
             .map(|at| weight(at).unwrap_or(0.0))
             .collect();
         let mean = resources.map(|at| {
-            let sum: f64 = self
-                .loads
-                .iter()
-                .map(|load| load.percent(Side::Node, at))
-                .sum();
+            let sum: f64 = self.loads.iter().map(|load| load.percent(side, at)).sum();
             sum / 100.0 / self.loads.len().max(1) as f64
         });
         let named = self.loads.iter().enumerate();
@@ -145,7 +143,7 @@ impl<'a> Pass<'_, 'a> {
             }
         }
         Field {
-            bins: Bins::new(bins.collect(), weights, mean.collect()),
+            bins: Bins::new(side, bins.collect(), weights, mean.collect()),
             places: targets.to_vec(),
             nodes,
             refusals: Refusals::default(),

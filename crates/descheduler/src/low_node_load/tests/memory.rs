@@ -316,3 +316,44 @@ fn a_node_that_takes_no_pods_is_not_cold() {
         assert!(moved(&plan).is_empty() && plan.kept.is_empty(), "{how}");
     }
 }
+
+/// A node that is hot of prod beside two that are full of batch: what all pods use would be less even.
+#[test]
+fn pods_of_prod_go_where_prod_uses_little_though_all_pods_use_more_there() {
+    let class =
+        |class: &str| json!({"metadata": {"labels": {"koordinator.sh/priority-class": class}}});
+    let mut world = World::default();
+    for (node, prod, batch) in [("a", 4, 0), ("b", 0, 1), ("c", 0, 1)] {
+        world.node(node, json!({}));
+        let mut pods = Vec::new();
+        for at in 0..prod {
+            pods.push((format!("p{at}"), "koord-prod", "600m"));
+        }
+        for at in 0..batch {
+            pods.push((format!("{node}-batch{at}"), "koord-batch", "2200m"));
+            pods.push((format!("{node}-prod{at}"), "koord-prod", "400m"));
+        }
+        for (name, of, _) in &pods {
+            world.pod(name, node, class(of));
+        }
+        let used: Vec<_> = pods
+            .iter()
+            .map(|(name, _, cpu)| (name.as_str(), json!({"cpu": cpu})))
+            .collect();
+        world.usage(node, json!({}), json!({}), &used);
+    }
+    let args = json!({
+        "lowThresholds": {"cpu": 45}, "highThresholds": {"cpu": 85},
+        "prodLowThresholds": {"cpu": 30}, "prodHighThresholds": {"cpu": 50},
+    });
+    for how in ["Greedy", "Variance"] {
+        let args = merged(args.clone(), json!({"victimSelection": how}));
+        let plan = framework(args).run(&world.snapshot());
+        assert_eq!(moved(&plan).len(), 1, "{how}: {:?}", plan.notes);
+        assert!(moved(&plan)[0].starts_with('p'), "{how}");
+    }
+    // No node takes one that would be hot with it.
+    let tight = merged(args, json!({"highThresholds": {"cpu": 75}}));
+    let plan = framework(tight).run(&world.snapshot());
+    assert_eq!(moved(&plan), Vec::<String>::new());
+}
