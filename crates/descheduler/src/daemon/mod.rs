@@ -243,7 +243,7 @@ impl Leader {
             let plan = framework.run(&snapshot);
             (framework, snapshot, plan)
         });
-        let (framework, snapshot, plan) = decide.await?;
+        let (mut framework, snapshot, plan) = decide.await?;
         timer.observe_duration();
         // Said once, and not in each cycle again; nobody misses a cycle that looks for nothing.
         let before = self.last.get().and_then(|report| report.error.clone());
@@ -252,6 +252,7 @@ impl Leader {
             tracing::warn!(error, "the cycle ended early");
         }
         let outcomes = apply::apply((&self.client, &self.view), &snapshot, &plan, stop).await;
+        framework.learn(&snapshot, &plan, &outcomes);
         if !framework.dry_run {
             self.say(&plan, &outcomes);
         }

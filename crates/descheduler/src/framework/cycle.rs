@@ -2,7 +2,7 @@
 
 use super::{
     Action, Ask, Evictor, Filter, Intent, Kept, Limiter, Limits, Move, Note, Placement, Plan,
-    Profile, Strategy, StrategyError, Why,
+    Profile, Refused, Strategy, StrategyError, Why,
 };
 use crate::migration::plugin::Migrations;
 use crate::state::{NodeInfo, PodInfo, Snapshot};
@@ -27,6 +27,8 @@ pub struct Framework {
     pub without_claims: bool,
     /// Who knows where pods can go; without anybody, whoever evicts finds out.
     pub placement: Option<Box<dyn Placement>>,
+    /// Whose moves failed lately.
+    pub refused: Refused,
 }
 
 /// What a strategy sees, and may ask for.
@@ -45,6 +47,7 @@ pub struct Cycle<'a> {
 #[derive(Debug, Default)]
 struct Shared {
     limiter: Limiter,
+    refused: Refused,
     placement: Option<Box<dyn Placement>>,
     dry_run: bool,
     plan: Plan,
@@ -80,10 +83,12 @@ impl Framework {
     pub fn run(&mut self, snapshot: &Snapshot) -> Plan {
         let mut shared = Shared {
             limiter: Limiter::new(self.limits),
+            refused: mem::take(&mut self.refused),
             placement: self.placement.take(),
             dry_run: self.dry_run,
             plan: Plan::default(),
         };
+        shared.refused.begin(snapshot.now);
         if let Err(problem) = self.all(snapshot, &mut shared) {
             shared.plan.error = Some(problem);
         }
@@ -91,7 +96,14 @@ impl Framework {
             placement.end();
         }
         self.placement = shared.placement;
+        self.refused = shared.refused;
         shared.plan
+    }
+
+    /// What became of `plan`, which was made of `snapshot`: outcomes in the order of its actions. Pods whose moves
+    /// failed pause.
+    pub fn learn(&mut self, snapshot: &Snapshot, plan: &Plan, outcomes: &[Result<String, String>]) {
+        self.refused.learn(plan, outcomes, snapshot.now);
     }
 
     /// Whether anybody reads [`Snapshot::storage_classes`].
@@ -364,6 +376,7 @@ impl<'a> Cycle<'a> {
 
     fn intend(&mut self, ask: &Ask<'_>) -> Result<(Option<Intent>, Option<Arc<str>>), Why> {
         self.shared.limiter.allows(ask.pod)?;
+        self.shared.refused.allows(ask.pod)?;
         self.evictor.admits(self.snapshot, ask.pod)?;
         let target = match &mut self.shared.placement {
             Some(placement) => Some(placement.promise(self.snapshot, ask.pod)?),

@@ -6,10 +6,12 @@
 mod cycle;
 mod limits;
 mod plan;
+mod refused;
 
 pub use cycle::{Cycle, Framework};
 pub use limits::{Limiter, Limits};
 pub use plan::{Action, Intent, Kept, Move, Note, Plan, Why};
+pub use refused::Refused;
 
 use crate::migration::plugin::Migrations;
 use crate::state::{NodeInfo, PodInfo, Snapshot};

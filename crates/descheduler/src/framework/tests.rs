@@ -1,5 +1,6 @@
 use super::*;
 use crate::testing::{Anything, World, balancing, moved};
+use jiff::SignedDuration;
 use serde_json::json;
 
 /// Wants every pod gone.
@@ -165,4 +166,76 @@ fn who_finds_no_place_stays() {
         );
         assert_eq!(plan.kept[0].why.rule, "NoTarget");
     }
+}
+
+/// What comes of a plan if the moves of these pods fail.
+fn outcomes(plan: &Plan, failing: &[&str]) -> Vec<Result<String, String>> {
+    let outcome = |action: &Action| match action {
+        Action::Move(planned) if failing.contains(&&*planned.pod.name) => {
+            Err("eviction: denied".to_owned())
+        }
+        _ => Ok("is evicted".to_owned()),
+    };
+    plan.actions.iter().map(outcome).collect()
+}
+
+#[test]
+fn who_is_refused_for_ever_does_not_use_up_what_may_go_in_a_cycle() {
+    let mut world = two_nodes();
+    let mut framework = balancing(Box::new(All), vec![Box::new(Anything)]);
+    framework.limits.total = Some(1);
+    let failing = ["no", "p1"];
+    let mut asked = Vec::new();
+    for _ in 0..12 {
+        let snapshot = world.snapshot();
+        let plan = framework.run(&snapshot);
+        framework.learn(&snapshot, &plan, &outcomes(&plan, &failing));
+        asked.push(moved(&plan).join(" "));
+        world.now += SignedDuration::from_secs(10);
+    }
+    // They pause for one cycle, then for two, then for four.
+    let expected = [
+        "no", "p1", "no", "p1", "p2", "no", "p1", "p2", "p2", "p2", "no", "p1",
+    ];
+    assert_eq!(asked, expected);
+    let plan = framework.run(&world.snapshot());
+    let why = plan.kept.iter().find(|kept| &*kept.pod.name == "no");
+    assert_eq!(
+        why.map(|kept| kept.why.to_string()).as_deref(),
+        Some("MoveRefused: its move failed 4 times in a row: not again for 7 cycles")
+    );
+    // An hour later nothing is remembered, and with what succeeds nothing is from then on.
+    world.now += SignedDuration::from_hours(1);
+    assert_eq!(moved(&framework.run(&world.snapshot())), ["no"]);
+}
+
+#[test]
+fn what_was_not_tried_for_another_one_does_not_pause() {
+    /// Clears node `a`.
+    #[derive(Debug)]
+    struct Clears;
+    impl Strategy for Clears {
+        fn name(&self) -> &'static str {
+            "Clears"
+        }
+        fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+            for pod in cycle.snapshot().active_on("a") {
+                let _ = cycle.evict_with(pod, "", None, Some("a".into()));
+            }
+            Ok(())
+        }
+    }
+    let world = two_nodes();
+    let mut framework = balancing(Box::new(Clears), Vec::new());
+    let snapshot = world.snapshot();
+    let plan = framework.run(&snapshot);
+    assert_eq!(moved(&plan), ["no", "p1", "p2"]);
+    framework.learn(&snapshot, &plan, &outcomes(&plan, &["p1", "p2"]));
+    let plan = framework.run(&snapshot);
+    assert_eq!(moved(&plan), ["no", "p2"]);
+    // What was only shown did not fail.
+    framework.dry_run = true;
+    let plan = framework.run(&snapshot);
+    framework.learn(&snapshot, &plan, &outcomes(&plan, &["no"]));
+    assert!(moved(&framework.run(&snapshot)).contains(&"no".to_owned()));
 }

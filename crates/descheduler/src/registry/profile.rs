@@ -5,7 +5,7 @@ use crate::config::{
     ConfigError, Configuration, MIGRATION_CONTROLLER, PluginArgs, PluginRef, PluginSet,
     ProfileConfig, merged, refuse,
 };
-use crate::framework::{Framework, Limits, Profile};
+use crate::framework::{Framework, Limits, Profile, Refused};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -176,6 +176,7 @@ impl Completed {
             dry_run: config.dry_run,
             without_claims: false,
             placement: None,
+            refused: Refused::default(),
         })
     }
 }

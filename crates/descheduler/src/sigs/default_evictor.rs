@@ -7,7 +7,7 @@ pub(super) use args::{Args, check};
 
 use super::room::Room;
 use crate::framework::{Ask, Evictor, Filter, Intent, Why};
-use crate::rules::{Evictable, overrides};
+use crate::rules::{Budgets, Evictable, overrides};
 use crate::state::{NodeInfo, PodInfo, Snapshot};
 use args::{Protection, Threshold};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -246,15 +246,27 @@ fn has_budget(snapshot: &Snapshot, pod: &PodInfo) -> bool {
 }
 
 /// Evicts.
-#[derive(Debug)]
-pub(super) struct DefaultEvictor;
+#[derive(Debug, Default)]
+pub(super) struct DefaultEvictor {
+    /// What the API server would refuse takes nobody's place among those that may go in a cycle.
+    budgets: Budgets,
+}
 
 impl Evictor for DefaultEvictor {
     fn name(&self) -> &'static str {
         NAME
     }
 
+    fn begin(&mut self, snapshot: &Snapshot) {
+        self.budgets = Budgets::new(snapshot);
+    }
+
+    fn admits(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+        self.budgets.check(pod)
+    }
+
     fn evict(&mut self, _: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why> {
+        self.budgets.count(ask.pod);
         Ok(Intent::Evict(ask.delete_options.cloned()))
     }
 }

@@ -62,7 +62,7 @@ pub(crate) fn register(registry: Registry) -> Registry {
         default_evictor::check,
         |args, _| {
             Ok(Built {
-                evict: Some(Box::new(default_evictor::DefaultEvictor)),
+                evict: Some(Box::<default_evictor::DefaultEvictor>::default()),
                 filter: Some(Box::new(default_evictor::DefaultEvictorFilter::new(args)?)),
                 ..Built::default()
             })

@@ -292,3 +292,50 @@ fn a_node_takes_as_many_pods_as_it_says() {
         "NodeFit: no other node has room: 1 too many pods, 1 unschedulable"
     );
 }
+
+#[test]
+fn who_a_budget_keeps_does_not_use_up_what_may_go_in_a_cycle() {
+    let pod = |at: &str, app: &str| {
+        json!({"metadata": {"creationTimestamp": at, "labels": {"app": app}}, "owner": "ReplicaSet/r",
+               "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}})
+    };
+    let mut case = case(
+        json!([["a", "4", "4G", "10"]]),
+        json!([
+            [
+                "kept1 kept2",
+                "a",
+                "-",
+                "-",
+                pod("2026-01-01T10:00:00Z", "kept")
+            ],
+            ["free", "a", "-", "-", pod("2026-01-01T11:00:00Z", "free")],
+        ]),
+    );
+    let budget = |left: i32| {
+        json!([{"metadata": {"name": "b", "namespace": "default", "generation": 1},
+                "spec": {"selector": {"matchLabels": {"app": "kept"}}},
+                "status": {"disruptionsAllowed": left, "observedGeneration": 1, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1}}])
+    };
+    let run = |case: &Value, total: u64, dry_run: bool| {
+        let args = json!({"maxPodLifeTimeSeconds": 600});
+        let mut framework = framework("PodLifeTime", &args, &json!({})).unwrap();
+        framework.limits.total = Some(total);
+        framework.dry_run = dry_run;
+        framework.run(&snapshot(&world(case), case))
+    };
+    for dry_run in [false, true] {
+        case["pdbs"] = budget(0);
+        let plan = run(&case, 1, dry_run);
+        assert_eq!(gone(&plan), ["free"]);
+        assert_eq!(
+            kept(&plan),
+            ["kept1 PodDisruptionBudget", "kept2 PodDisruptionBudget"]
+        );
+        // What goes in the cycle uses it up.
+        case["pdbs"] = budget(1);
+        let plan = run(&case, 3, dry_run);
+        assert_eq!(gone(&plan), ["free", "kept1"]);
+        assert_eq!(kept(&plan), ["kept2 PodDisruptionBudget"]);
+    }
+}
