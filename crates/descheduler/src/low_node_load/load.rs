@@ -4,18 +4,14 @@
 
 use super::args::{Pool, Thresholds};
 use super::ledger::Ledger;
-use crate::state::{NodeInfo, NodeUsage, PodInfo, Snapshot};
-use jiff::{SignedDuration, Timestamp};
+use crate::state::{Doubt, NodeInfo, PodInfo, Snapshot, possible};
 use koord_api::priority::PriorityClass;
-use koord_model::resources::{Amounts, PODS, ResourceId, ResourceTable, shown};
+use koord_model::resources::{Amounts, PODS, ResourceId, ResourceTable};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// Amounts of the resources of a pool, in its order: CPU in milli, everything else in units.
 pub(super) type Row = Vec<i64>;
-
-/// A node that is said to use so many times what it has does not: its report is wrong.
-const ABSURD: i64 = 10;
 
 /// One resource that a pool looks at.
 #[derive(Debug, Clone, PartialEq)]
@@ -219,11 +215,9 @@ impl<'a> Load<'a> {
         watched: &Watched,
         expiration: i64,
         ledger: Option<&Ledger>,
-    ) -> Result<Self, String> {
-        let Some(report) = snapshot.usage.get(&node.name) else {
-            return Err("there is no NodeMetric of it".to_owned());
-        };
-        believable(report, snapshot.now, expiration)?;
+    ) -> Result<Self, Doubt> {
+        let report = snapshot.usage.get(&node.name).ok_or_else(Doubt::none)?;
+        report.believable(snapshot.now, expiration)?;
         let pods: Vec<_> = snapshot.active_on(&node.name).collect();
         let name = |pod: &'a Arc<PodInfo>| (&*pod.namespace, &*pod.name);
         let places: FxHashMap<_, _> = pods
@@ -269,21 +263,12 @@ impl<'a> Load<'a> {
         Ok(load)
     }
 
-    fn refuse_absurd(&self, watched: &Watched) -> Result<(), String> {
-        for (at, resource) in watched.resources.iter().enumerate() {
-            let (Some(used), Some(has)) = (self.usage.get(at), self.capacity.get(at)) else {
-                continue;
-            };
-            let absurd = *used < 0 || (*has > 0 && *used / ABSURD > *has);
-            if absurd {
-                let (name, id) = (&resource.name, resource.id);
-                let (used, has) = (shown(id, *used), shown(id, *has));
-                return Err(format!(
-                    "its NodeMetric says it uses {name} {used} of {has}"
-                ));
-            }
-        }
-        Ok(())
+    fn refuse_absurd(&self, watched: &Watched) -> Result<(), Doubt> {
+        let both = self.usage.iter().zip(&self.capacity);
+        let mut all = watched.resources.iter().zip(both);
+        all.try_for_each(|(resource, (used, has))| {
+            possible(&resource.name, resource.id, *used, *has)
+        })
     }
 
     fn count_pods(&mut self, watched: &Watched) {
@@ -420,29 +405,6 @@ impl<'a> Load<'a> {
             (false, false, false) => Class::Middle,
         }
     }
-}
-
-/// Whether a report is to be believed at all.
-fn believable(report: &NodeUsage, now: Timestamp, expiration: i64) -> Result<(), String> {
-    if report.node.is_none() {
-        return Err("its NodeMetric has no status.nodeMetric".to_owned());
-    }
-    let Some(updated) = report.updated else {
-        return Err("its NodeMetric has no status.updateTime".to_owned());
-    };
-    let age = now.duration_since(updated);
-    let limit = SignedDuration::from_secs(expiration);
-    if age >= limit {
-        let (age, limit) = (age.as_secs(), limit.as_secs());
-        return Err(format!(
-            "its NodeMetric is {age} s old, and is not believed after {limit} s"
-        ));
-    }
-    if age <= -limit {
-        let ahead = age.as_secs().saturating_neg();
-        return Err(format!("its NodeMetric is of {ahead} s in the future"));
-    }
-    Ok(())
 }
 
 /// `percent` of `of`, cut off.

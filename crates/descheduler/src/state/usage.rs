@@ -1,10 +1,10 @@
 //! What a node and its pods use, as its koordlet says.
 
 use super::node::amounts;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use koord_api::priority::PriorityClass;
 use koord_api::slo::{NodeMetric, ResourceMap};
-use koord_model::resources::{Amounts, ResourceTable};
+use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use std::sync::Arc;
 
 /// What of a NodeMetric is kept.
@@ -39,7 +39,90 @@ pub struct PodUsage {
     pub usage: Amounts,
 }
 
+/// Why what is reported of a node is not used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}")]
+pub struct Doubt {
+    /// In few words, the same for all nodes of which it is so.
+    pub problem: &'static str,
+    /// For people.
+    pub detail: String,
+}
+
+/// What may be wrong with reports.
+pub mod doubt {
+    /// There is none.
+    pub const NONE: &str = "has no NodeMetric";
+    /// It has no time.
+    pub const NO_TIME: &str = "its NodeMetric has no status.updateTime";
+    /// It says nothing.
+    pub const EMPTY: &str = "its NodeMetric has no status.nodeMetric";
+    /// It is too old.
+    pub const OLD: &str = "its NodeMetric is too old to be believed";
+    /// It is of the future.
+    pub const AHEAD: &str = "its NodeMetric is of a time to come";
+    /// It says what cannot be.
+    pub const ABSURD: &str = "its NodeMetric says what cannot be";
+}
+
+/// A node that is said to use so many times what it has does not: its report is wrong.
+const ABSURD: i64 = 10;
+
+impl Doubt {
+    /// There is no report.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::new(doubt::NONE, "there is no NodeMetric of it")
+    }
+
+    fn new(problem: &'static str, detail: impl Into<String>) -> Self {
+        let detail = detail.into();
+        Self { problem, detail }
+    }
+}
+
+/// Whether a node that has `has` of resource `name` may use `used`.
+///
+/// # Errors
+/// It cannot.
+pub fn possible(name: &str, id: ResourceId, used: i64, has: i64) -> Result<(), Doubt> {
+    if used >= 0 && (has <= 0 || used / ABSURD <= has) {
+        return Ok(());
+    }
+    let (used, has) = (shown(id, used), shown(id, has));
+    let said = format!("its NodeMetric says it uses {name} {used} of {has}");
+    Err(Doubt::new(doubt::ABSURD, said))
+}
+
 impl NodeUsage {
+    /// Whether it is to be believed at all `now`, when reports expire after so many seconds.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn believable(&self, now: Timestamp, expiration: i64) -> Result<(), Doubt> {
+        let no = |problem, said: String| Err(Doubt::new(problem, said));
+        if self.node.is_none() {
+            return no(doubt::EMPTY, doubt::EMPTY.to_owned());
+        }
+        let Some(updated) = self.updated else {
+            return no(doubt::NO_TIME, doubt::NO_TIME.to_owned());
+        };
+        let age = now.duration_since(updated);
+        let limit = SignedDuration::from_secs(expiration);
+        if age >= limit {
+            let (age, limit) = (age.as_secs(), limit.as_secs());
+            let said =
+                format!("its NodeMetric is {age} s old, and is not believed after {limit} s");
+            return no(doubt::OLD, said);
+        }
+        if age <= -limit {
+            let ahead = age.as_secs().saturating_neg();
+            let said = format!("its NodeMetric is of {ahead} s in the future");
+            return no(doubt::AHEAD, said);
+        }
+        Ok(())
+    }
+
     /// Reads `metric`, numbering its resources in `table`.
     #[must_use]
     pub fn new(metric: NodeMetric, table: &ResourceTable) -> Self {

@@ -1,7 +1,7 @@
 //! How full nodes are.
 
 use super::args::Thresholds;
-use crate::state::{NodeInfo, PodInfo, Snapshot};
+use crate::state::{Doubt, NodeInfo, PodInfo, Snapshot, possible};
 use koord_model::resources::{Amounts, PODS, ResourceId, shown};
 use rustc_hash::FxHashMap;
 
@@ -37,7 +37,7 @@ impl<'a> Usages<'a> {
     ///
     /// # Errors
     /// Nobody knows, and why.
-    pub(super) fn of_node(&self, node: &NodeInfo) -> Result<Amounts, String> {
+    pub(super) fn of_node(&self, node: &NodeInfo) -> Result<Amounts, Doubt> {
         let mut used = self.zero();
         let mut pods = 0;
         for pod in self.snapshot.active_on(&node.name) {
@@ -68,21 +68,17 @@ impl<'a> Usages<'a> {
         Ok(used)
     }
 
-    fn report(&self, node: &NodeInfo) -> Result<&'a Amounts, String> {
-        let report = self
-            .snapshot
-            .usage
-            .get(&node.name)
-            .ok_or("there is no NodeMetric")?;
-        let updated = report.updated.ok_or("its NodeMetric was never updated")?;
-        let age = self.snapshot.now.duration_since(updated).as_secs();
-        if age > EXPIRES {
-            return Err(format!(
-                "its NodeMetric is {age} s old, which is more than {EXPIRES} s"
-            ));
+    fn report(&self, node: &NodeInfo) -> Result<&'a Amounts, Doubt> {
+        let report = self.snapshot.usage.get(&node.name);
+        let report = report.ok_or_else(Doubt::none)?;
+        report.believable(self.snapshot.now, EXPIRES)?;
+        // What is believable has one.
+        let used = report.node.as_ref().ok_or_else(Doubt::none)?;
+        for id in &self.resources {
+            let name = self.snapshot.table.name(*id);
+            possible(&name, *id, used.get(*id), node.allocatable.get(*id))?;
         }
-        let used = report.node.as_ref();
-        used.ok_or_else(|| "its NodeMetric has no nodeUsage".to_owned())
+        Ok(used)
     }
 
     fn zero(&self) -> Amounts {

@@ -197,8 +197,8 @@ fn nodes_without_a_fresh_report_are_not_looked_at() {
     assert_eq!(kept(&plan), ["q NodeRelieved"]);
     let notes: Vec<_> = plan.notes.iter().map(|note| note.text.as_str()).collect();
     for expected in [
-        "not looked at: its NodeMetric is 181 s old, which is more than 180 s",
-        "not looked at: there is no NodeMetric",
+        "not looked at: its NodeMetric is 181 s old, and is not believed after 180 s",
+        "not looked at: there is no NodeMetric of it",
         "over-utilized: cpu 87.50% > 50.00%; cpu 87.50%, memory 0.00%, pods 20.00%",
     ] {
         assert!(notes.contains(&expected), "{notes:#?}");
@@ -337,5 +337,52 @@ fn who_a_budget_keeps_does_not_use_up_what_may_go_in_a_cycle() {
         let plan = run(&case, 3, dry_run);
         assert_eq!(gone(&plan), ["free", "kept1"]);
         assert_eq!(kept(&plan), ["kept2 PodDisruptionBudget"]);
+    }
+}
+
+#[test]
+fn nodes_whose_report_cannot_be_so_are_not_looked_at() {
+    let case = case(
+        json!([
+            ["ahead", "4", "4G", "10"],
+            ["cold", "4", "4G", "10"],
+            ["huge", "4", "4G", "10"],
+            ["less", "4", "4G", "10"]
+        ]),
+        json!([["p q", "ahead", "-", "-", {"owner": "ReplicaSet/r"}]]),
+    );
+    let mut world = world(&case);
+    let used = |cpu: &str| json!({"cpu": cpu, "memory": "0"});
+    world.usage("cold", used("0"), json!({}), &[]);
+    world.usage("huge", used("1000000"), json!({}), &[]);
+    world.usage("less", used("-1"), json!({}), &[]);
+    let now = world.now;
+    world.now = "2027-01-01T12:00:00Z".parse().unwrap();
+    world.usage("ahead", used("3500m"), json!({}), &[("p", used("2"))]);
+    world.now = now;
+    let args = json!({"thresholds": {"cpu": 20}, "targetThresholds": {"cpu": 50},
+                      "metricsUtilization": {"source": "KubernetesMetrics"}});
+    let mut framework = framework("LowNodeUtilization", &args, &json!({})).unwrap();
+    let plan = framework.run(&world.snapshot());
+    assert!(gone(&plan).is_empty(), "{:?}", plan.notes);
+    for (node, expected) in [
+        (
+            "ahead",
+            "not looked at: its NodeMetric is of 31536000 s in the future",
+        ),
+        (
+            "huge",
+            "not looked at: its NodeMetric says it uses cpu 1M of 4",
+        ),
+        (
+            "less",
+            "not looked at: its NodeMetric says it uses cpu -1 of 4",
+        ),
+    ] {
+        let said = plan
+            .notes
+            .iter()
+            .any(|note| note.node.as_deref() == Some(node) && note.text == expected);
+        assert!(said, "{node}: {:#?}", plan.notes);
     }
 }
