@@ -65,6 +65,11 @@ impl Detector {
         self.abnormal
     }
 
+    /// Nothing is known of how it was now: a row ends, and what it is taken for stays until its time is over.
+    pub(super) fn gap(&mut self) {
+        (self.normal, self.abnormal) = (0, 0);
+    }
+
     /// If it is taken for wrong, it no longer is.
     pub(super) fn reset(&mut self) {
         if self.wrong_until.is_some() {
@@ -82,6 +87,22 @@ impl Detectors {
     /// Forgets all nodes but these.
     pub(super) fn keep(&mut self, uids: &FxHashSet<&Arc<str>>) {
         self.0.retain(|(_, uid), _| uids.contains(uid));
+    }
+
+    /// Of all nodes but these nothing is known in this cycle, in any pool.
+    pub(super) fn know_only(&mut self, uids: &FxHashSet<&Arc<str>>) {
+        let unknown = self
+            .0
+            .iter_mut()
+            .filter(|((_, uid), _)| !uids.contains(uid));
+        unknown.for_each(|(_, detector)| detector.gap());
+    }
+
+    /// Nothing is known of it in this cycle.
+    pub(super) fn is_unknown(&mut self, pool: usize, uid: &Arc<str>) {
+        if let Some(detector) = self.0.get_mut(&(pool, uid.clone())) {
+            detector.gap();
+        }
     }
 
     /// A node of `pool` is over its thresholds. Whether it has been for long enough.

@@ -83,8 +83,11 @@ impl Strategy for LowNodeLoad {
         }
         let snapshot = cycle.snapshot();
         let uids = snapshot.nodes.iter().map(|node| &node.uid).collect();
-        self.node_detectors.keep(&uids);
-        self.prod_detectors.keep(&uids);
+        let ready = cycle.nodes().iter().map(|node| &node.uid).collect();
+        for detectors in [&mut self.node_detectors, &mut self.prod_detectors] {
+            detectors.keep(&uids);
+            detectors.know_only(&ready);
+        }
         self.ledger.begin(snapshot);
         let mut round = Round::default();
         let pools = std::mem::take(&mut self.pools);
@@ -144,7 +147,7 @@ impl LowNodeLoad {
             return cycle.note(None, format!("pool {name}: no node is left for it"));
         }
         let watched = Watched::new(pool, &cycle.snapshot().table);
-        let mut loads = self.loads(cycle, &nodes, &watched, round);
+        let mut loads = self.loads(cycle, at, &nodes, &watched, round);
         set_bounds(&mut loads, &watched);
         let classes = Classes::new(&loads);
         self.cool(cycle, at, pool, &loads, &classes);
@@ -229,8 +232,9 @@ impl LowNodeLoad {
 
     /// Reads what nodes use; who cannot be read is skipped, and that is said once.
     fn loads<'a>(
-        &self,
+        &mut self,
         cycle: &mut Cycle<'a>,
+        at: usize,
         nodes: &[&'a Arc<NodeInfo>],
         watched: &Watched,
         round: &mut Round,
@@ -246,6 +250,8 @@ impl LowNodeLoad {
             match Load::read(snapshot, node, watched, expiration, ledger) {
                 Ok(load) => loads.push(load),
                 Err(why) => {
+                    self.node_detectors.is_unknown(at, &node.uid);
+                    self.prod_detectors.is_unknown(at, &node.uid);
                     if round.skipped.insert(node.name.clone()) {
                         cycle.note(Some(&node.name), format!("not looked at: {why}"));
                     }

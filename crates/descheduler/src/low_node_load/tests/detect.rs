@@ -129,3 +129,40 @@ fn a_node_is_remembered_as_long_as_it_exists() {
     assert!(!detectors.is_over(1, &old, now(), &condition));
     assert_eq!(detectors.times(1, &old), 1);
 }
+
+#[test]
+fn cycles_in_which_nothing_is_known_of_a_node_end_a_row() {
+    use super::memory::{Described, report, thresholds, world};
+    let nodes: &[Described<'_>] = &[
+        ("a", 1800, &[("p1", 1000)]),
+        ("b", 100, &[]),
+        ("c", 100, &[]),
+    ];
+    let condition = json!({"anomalyCondition": {"consecutiveAbnormalities": 5}});
+    for gap in ["no report", "not ready"] {
+        let mut world = world(nodes);
+        let mut framework = framework(merged(thresholds(), condition.clone()));
+        for cycle in 1..=10 {
+            let mut now = world.clone();
+            report(&mut now, nodes);
+            if cycle == 4 && gap == "no report" {
+                now.usage.retain(|usage| &*usage.name != "a");
+            } else if cycle == 4 {
+                now.nodes.retain(|node| &*node.name != "a");
+                now.node(
+                    "a",
+                    json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}),
+                );
+            }
+            let plan = framework.run(&now.snapshot());
+            let goes = !crate::testing::moved(&plan).is_empty();
+            assert_eq!(
+                goes,
+                cycle == 10,
+                "{gap}, cycle {cycle}: {:?}",
+                notes(&plan, "a")
+            );
+            world.now += SignedDuration::from_secs(10);
+        }
+    }
+}
