@@ -1,7 +1,7 @@
 //! What the last cycle did, and why it did not do more: for people, by node.
 
-use crate::framework::{Action, Plan};
-use crate::state::Snapshot;
+use crate::framework::{Action, Finding, Plan};
+use crate::state::{Snapshot, doubt};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -39,6 +39,9 @@ pub struct NodeReport {
     /// Whether every strategy that does waits whether it stays so.
     #[serde(skip_serializing_if = "is_false", default)]
     pub early: bool,
+    /// Whether a strategy did not look at it, because of what is wrong with what is known of it.
+    #[serde(skip_serializing_if = "is_false", default)]
+    pub skipped: bool,
     /// What is wrong with it, or with what is known of it.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub problems: Vec<String>,
@@ -102,12 +105,11 @@ impl Report {
             if !node.ready {
                 problems.push("is not ready".to_owned());
             }
-            match snapshot.usage.get(&node.name).map(|usage| usage.updated) {
-                None => problems.push("has no NodeMetric".to_owned()),
-                Some(None) => problems.push("its NodeMetric has no status.updateTime".to_owned()),
-                Some(Some(at)) if at > snapshot.now => {
-                    problems.push(format!("its NodeMetric is of {at}, which is to come"));
-                }
+            let usage = snapshot.usage.get(&node.name);
+            match usage.map(|usage| usage.updated) {
+                None => problems.push(doubt::NONE.to_owned()),
+                Some(None) => problems.push(doubt::NO_TIME.to_owned()),
+                Some(Some(at)) if at > snapshot.now => problems.push(doubt::AHEAD.to_owned()),
                 Some(Some(_)) => {}
             }
             let problems = NodeReport {
@@ -124,6 +126,12 @@ impl Report {
                     if note.is_hot() {
                         of.early = note.is_early() && (of.early || !of.hot);
                         of.hot = true;
+                    }
+                    if let Finding::Skipped(problem) = note.finding {
+                        of.skipped = true;
+                        if !of.problems.iter().any(|known| known == problem) {
+                            of.problems.push(problem.to_owned());
+                        }
                     }
                     of.notes.push(text);
                 }
@@ -210,6 +218,11 @@ mod tests {
                 strategy: "S",
                 node: Some("a".into()),
                 text: (*text).to_owned(),
+                finding: match *text {
+                    text if text == waits => Finding::Early,
+                    text if text == long => Finding::Hot,
+                    _ => Finding::Other,
+                },
             };
             let plan = Plan {
                 notes: texts.iter().map(note).collect(),
@@ -263,12 +276,21 @@ mod tests {
             kept: (0..7).map(kept).collect(),
             ..Plan::default()
         };
-        for (node, text) in [(Some("a".into()), "hot: 71%"), (None, "no node is cold")] {
+        for (node, text, finding) in [
+            (Some("a".into()), "hot: 71%", Finding::Hot),
+            (None, "no node is cold", Finding::Other),
+            (
+                Some("b".into()),
+                "not looked at: it has none",
+                Finding::Skipped(doubt::NONE),
+            ),
+        ] {
             plan.notes.push(Note {
                 profile: "profile".into(),
                 strategy: "S",
                 node,
                 text: text.to_owned(),
+                finding,
             });
         }
         let outcomes = [Ok("is evicted".to_owned()), Err("eviction: 429".to_owned())];
@@ -293,7 +315,8 @@ mod tests {
         let kept = &a.kept["S: DaemonSet"];
         assert_eq!((kept.count, kept.pods.len()), (7, NAMED));
         assert_eq!(kept.pods[0], "default/q: no 0");
-        assert!(a.problems[0].contains("which is to come"), "{a:?}");
+        assert_eq!(a.problems, ["its NodeMetric is of a time to come"]);
+        assert!(report.nodes["b"].skipped && !a.skipped);
         assert_eq!(
             report.nodes["b"].problems,
             ["is not ready", "has no NodeMetric"]

@@ -1,11 +1,11 @@
 //! One cycle, and what a strategy sees of it.
 
 use super::{
-    Action, Ask, Evictor, Filter, Intent, Kept, Limiter, Limits, Move, Note, Placement, Plan,
-    Profile, Refused, Strategy, StrategyError, Why,
+    Action, Ask, Evictor, Filter, Finding, Intent, Kept, Limiter, Limits, Move, Note, Placement,
+    Plan, Profile, Refused, Strategy, StrategyError, Why,
 };
 use crate::migration::plugin::Migrations;
-use crate::state::{NodeInfo, PodInfo, Snapshot};
+use crate::state::{Doubt, NodeInfo, PodInfo, Snapshot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelector};
 use koord_api::scheduling::PodMigrationJob;
 use koord_api::selector;
@@ -342,11 +342,28 @@ impl<'a> Cycle<'a> {
 
     /// Something to say about a node, or about all of them.
     pub fn note(&mut self, node: Option<&Arc<str>>, text: impl Into<String>) {
+        self.found(node, text.into(), Finding::Other);
+    }
+
+    /// `node` is too hot, perhaps not yet for long enough.
+    pub fn hot(&mut self, node: &Arc<str>, text: impl Into<String>, early: bool) {
+        let finding = if early { Finding::Early } else { Finding::Hot };
+        self.found(Some(node), text.into(), finding);
+    }
+
+    /// `node` is not looked at.
+    pub fn skip(&mut self, node: &Arc<str>, why: &Doubt) {
+        let text = format!("not looked at: {why}");
+        self.found(Some(node), text, Finding::Skipped(why.problem));
+    }
+
+    fn found(&mut self, node: Option<&Arc<str>>, text: String, finding: Finding) {
         self.shared.plan.notes.push(Note {
             profile: self.profile.clone(),
             strategy: self.strategy,
             node: node.cloned(),
-            text: text.into(),
+            text,
+            finding,
         });
     }
 

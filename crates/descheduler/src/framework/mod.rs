@@ -10,7 +10,7 @@ mod refused;
 
 pub use cycle::{Cycle, Framework};
 pub use limits::{Limiter, Limits};
-pub use plan::{Action, Intent, Kept, Move, Note, Plan, Why};
+pub use plan::{Action, Finding, Intent, Kept, Move, Note, Plan, Why};
 pub use refused::Refused;
 
 use crate::migration::plugin::Migrations;

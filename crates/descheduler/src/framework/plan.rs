@@ -110,20 +110,35 @@ pub struct Note {
     pub node: Option<Arc<str>>,
     /// For people: `hot: cpu usage 71.00% > threshold 65.00%, 2 of 5 cycles`.
     pub text: String,
+    /// What it means to others.
+    pub finding: Finding,
+}
+
+/// What a note says of a node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Finding {
+    /// Something for people alone.
+    #[default]
+    Other,
+    /// It is too hot, so that somebody may ask why nothing is moved from it.
+    Hot,
+    /// It is too hot, but not yet for long enough.
+    Early,
+    /// It was not looked at: this is wrong with what is known of it, the same for all of which it is.
+    Skipped(&'static str),
 }
 
 impl Note {
-    /// Whether it says of a node that it is too hot, so that somebody may ask why nothing is moved from it: the text
-    /// begins so.
+    /// Whether it says of a node that it is too hot.
     #[must_use]
     pub fn is_hot(&self) -> bool {
-        self.node.is_some() && self.text.starts_with("hot")
+        matches!(self.finding, Finding::Hot | Finding::Early)
     }
 
-    /// Whether it says that a node is too hot, but not yet for long enough: the text ends with `2 of 5 cycles`.
+    /// Whether it says that a node is too hot, but not yet for long enough.
     #[must_use]
     pub fn is_early(&self) -> bool {
-        self.is_hot() && self.text.ends_with(" cycles")
+        self.finding == Finding::Early
     }
 }
 

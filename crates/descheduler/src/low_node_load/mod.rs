@@ -147,7 +147,7 @@ impl LowNodeLoad {
             return cycle.note(None, format!("pool {name}: no node is left for it"));
         }
         let watched = Watched::new(pool, &cycle.snapshot().table);
-        let mut loads = self.loads(cycle, at, &nodes, &watched, round);
+        let mut loads = self.loads(cycle, (at, pool), &nodes, &watched, round);
         set_bounds(&mut loads, &watched);
         let classes = Classes::new(&loads);
         self.cool(cycle, at, pool, &loads, &classes);
@@ -230,11 +230,11 @@ impl LowNodeLoad {
         round.processed.extend(hot);
     }
 
-    /// Reads what nodes use; who cannot be read is skipped, and that is said once.
+    /// Reads what nodes use; who cannot be read is skipped, and that is said once of each.
     fn loads<'a>(
         &mut self,
         cycle: &mut Cycle<'a>,
-        at: usize,
+        (at, pool): (usize, &Pool),
         nodes: &[&'a Arc<NodeInfo>],
         watched: &Watched,
         round: &mut Round,
@@ -246,6 +246,7 @@ impl LowNodeLoad {
             VictimSelection::Greedy => None,
         };
         let mut loads = Vec::with_capacity(nodes.len());
+        let mut unread = None;
         for node in nodes {
             match Load::read(snapshot, node, watched, expiration, ledger) {
                 Ok(load) => loads.push(load),
@@ -253,10 +254,19 @@ impl LowNodeLoad {
                     self.node_detectors.is_unknown(at, &node.uid);
                     self.prod_detectors.is_unknown(at, &node.uid);
                     if round.skipped.insert(node.name.clone()) {
-                        cycle.note(Some(&node.name), format!("not looked at: {why}"));
+                        cycle.skip(&node.name, &why);
                     }
+                    unread.get_or_insert((node, why));
                 }
             }
+        }
+        if let Some((node, why)) = unread {
+            let (pool, name) = (&pool.name, &node.name);
+            let (unread, there) = (nodes.len() - loads.len(), nodes.len());
+            let said = format!(
+                "pool {pool}: {unread} of {there} nodes are not looked at, as node {name}: {why}"
+            );
+            cycle.note(None, said);
         }
         loads
     }
@@ -311,13 +321,13 @@ impl LowNodeLoad {
             };
             let (node, said) = (load.node, load.hot(side, watched));
             if detectors.is_over(at, &node.uid, now, &condition) {
-                cycle.note(Some(&node.name), format!("hot: {said}"));
+                cycle.hot(&node.name, format!("hot: {said}"), false);
                 long.push(*place);
             } else {
                 let times = detectors.times(at, &node.uid);
                 let needed = condition.consecutive_abnormalities.saturating_add(1);
                 let said = format!("hot: {said}, {times} of {needed} cycles");
-                cycle.note(Some(&node.name), said);
+                cycle.hot(&node.name, said, true);
             }
         }
         long

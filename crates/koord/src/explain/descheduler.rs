@@ -15,6 +15,8 @@ use std::fmt::Write as _;
 const WHO: &str = "the descheduler";
 /// Nodes that are named where many have the same to be said of them.
 const NAMED: usize = 5;
+/// Problems of nodes that are listed, those of most nodes first.
+const MOST_PROBLEMS: usize = 10;
 /// Migrations that are listed, of those under way and of those that failed.
 const MOST_JOBS: usize = 20;
 
@@ -208,16 +210,24 @@ fn render(report: &Report, node: Option<&str>) -> String {
         one(&mut out, "", &report.elsewhere);
     }
     problems(&mut out, all());
-    let others = report.nodes.len() - told.len();
-    if others > 0 {
+    let others = all().filter(|(_, node)| !node.hot && node.actions.is_empty());
+    let (skipped, cool): (Vec<_>, Vec<_>) = others.partition(|(_, node)| node.skipped);
+    let cool = match cool.len() {
+        0 => None,
+        1 => Some("1 other node is not hot".to_owned()),
+        n => Some(format!("{n} other nodes are not hot")),
+    };
+    let skipped = match skipped.len() {
+        0 => None,
+        1 => Some("1 node was not looked at".to_owned()),
+        n => Some(format!("{n} nodes were not looked at")),
+    };
+    let said: Vec<_> = cool.into_iter().chain(skipped).collect();
+    if !said.is_empty() {
         let _ = writeln!(
             out,
-            "{} not hot: `koord explain descheduler NODE` has what was found there",
-            if others == 1 {
-                "1 other node is".to_owned()
-            } else {
-                format!("{others} other nodes are")
-            }
+            "{}: `koord explain descheduler NODE` has what was found there",
+            said.join(", ")
         );
     }
     out
@@ -259,6 +269,9 @@ fn problems<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a Node
             found.entry(problem).or_default().push(name);
         }
     }
+    let mut found: Vec<_> = found.into_iter().collect();
+    found.sort_by(|a, b| b.1.len().cmp(&a.1.len()).then(a.0.cmp(b.0)));
+    let rest = found.split_off(found.len().min(MOST_PROBLEMS));
     for (problem, nodes) in found {
         let some = nodes
             .iter()
@@ -272,6 +285,11 @@ fn problems<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a Node
             "{}: {problem} ({some}{more})",
             many(nodes.len(), "node")
         );
+    }
+    if !rest.is_empty() {
+        let nodes: BTreeSet<_> = rest.iter().flat_map(|(_, nodes)| nodes).collect();
+        let (problems, nodes) = (rest.len(), many(nodes.len(), "node"));
+        let _ = writeln!(out, "{nodes}: {problems} other problems");
     }
 }
 
@@ -340,7 +358,7 @@ mod tests {
                 },
                 "b": {"hot": true, "notes": ["p/LowNodeLoad: hot"], "kept": {"LowNodeLoad: DaemonSet": kept(1, &["d/u: is of DaemonSet x"])}},
                 "c": {"problems": ["has no NodeMetric"]},
-                "d": {"problems": ["has no NodeMetric"]},
+                "d": {"problems": ["has no NodeMetric"], "skipped": true},
             },
             "elsewhere": {},
         });
@@ -371,8 +389,36 @@ node b is hot
   kept:
     LowNodeLoad: DaemonSet  1 pod  d/u: is of DaemonSet x
 2 nodes: has no NodeMetric (c, d)
-2 other nodes are not hot: `koord explain descheduler NODE` has what was found there
+1 other node is not hot, 1 node was not looked at: `koord explain descheduler NODE` has what was found there
 "
+        );
+    }
+
+    #[test]
+    fn a_cluster_of_which_nothing_is_known_is_not_called_cool() {
+        let mut report = Report::default();
+        for at in 0..5000 {
+            let unknown = NodeReport {
+                skipped: true,
+                problems: vec![
+                    "has no NodeMetric".to_owned(),
+                    format!("is odd in way {at}"),
+                ],
+                ..NodeReport::default()
+            };
+            report.nodes.insert(format!("n{at:04}"), unknown);
+        }
+        let text = render(&report, None);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 1 + MOST_PROBLEMS + 2, "{text}");
+        assert_eq!(
+            lines[1],
+            "5000 nodes: has no NodeMetric (n0000, n0001, n0002, n0003, n0004, ...)"
+        );
+        assert_eq!(lines[11], "4991 nodes: 4991 other problems");
+        assert!(
+            lines[12].starts_with("5000 nodes were not looked at: "),
+            "{text}"
         );
     }
 

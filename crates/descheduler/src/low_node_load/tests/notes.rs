@@ -195,3 +195,38 @@ fn what_moves_already_is_not_moved_again() {
     }
     assert_eq!(moved(&framework.run(&world.snapshot())).len(), 1);
 }
+
+#[test]
+fn a_pool_says_of_how_many_nodes_nothing_is_known() {
+    let mut world = hot_and_cold();
+    let plan = framework(thresholds()).run(&world.snapshot());
+    assert!(plan.notes.iter().all(|note| note.node.is_some()));
+    world.usage.pop();
+    let pools = json!({"nodePools": [{"name": "again"}]});
+    let plan = framework(merged(thresholds(), pools)).run(&world.snapshot());
+    let said = "1 of 2 nodes are not looked at, as node hot: there is no NodeMetric of it";
+    let nothing = "no node is hot; 1 of 2 are cold";
+    let expected = [DEFAULT_POOL, "again"]
+        .map(|pool| [said, nothing].map(|said| format!("pool {pool}: {said}")));
+    assert_eq!(notes(&plan, ""), expected.concat());
+    assert_eq!(
+        notes(&plan, "hot"),
+        ["not looked at: there is no NodeMetric of it"]
+    );
+    world.usage.clear();
+    world.now -= SignedDuration::from_secs(400);
+    let old = hot_and_cold();
+    for usage in old.usage {
+        let mut usage = (*usage).clone();
+        usage.updated = Some(world.now);
+        world.usage.push(Arc::new(usage));
+    }
+    world.now += SignedDuration::from_secs(400);
+    let snapshot = world.snapshot();
+    let plan = framework(thresholds()).run(&snapshot);
+    let report = crate::report::Report::new(&snapshot, &plan, &[], false);
+    for node in ["cold", "hot"] {
+        let node = &report.nodes[node];
+        assert_eq!(node.problems, ["its NodeMetric is too old to be believed"]);
+    }
+}

@@ -73,7 +73,7 @@ impl Strategy for LowNodeUtilization {
                 under.push(node);
             } else if let Some(which) = node.percent.above(&high) {
                 let which = node.percent.compared(snapshot, which, &high);
-                cycle.note(Some(name), format!("over-utilized: {which}; {shown}"));
+                cycle.hot(name, format!("over-utilized: {which}; {shown}"), false);
                 over.push(node);
             } else if node.node.unschedulable && node.percent.is_below(&low) {
                 cycle.note(
@@ -188,7 +188,7 @@ fn measured<'a>(cycle: &mut Cycle<'a>, usages: &Usages<'_>) -> Vec<Node<'a>> {
                 used,
                 limit: Amounts::new(),
             }),
-            Err(why) => cycle.note(Some(&node.name), format!("not looked at: {why}")),
+            Err(why) => cycle.skip(&node.name, &why),
         }
     }
     nodes

@@ -341,6 +341,20 @@ fn who_a_budget_keeps_does_not_use_up_what_may_go_in_a_cycle() {
 }
 
 #[test]
+fn an_over_utilized_node_is_one_of_which_people_hear_why_nothing_goes() {
+    let pods = json!([["p q", "a", "2", "-", {"owner": "ReplicaSet/r"}]]);
+    let nodes = json!([["a", "4", "4G", "10"], ["b", "4", "4G", "10"]]);
+    let args =
+        json!({"thresholds": {"cpu": 20}, "targetThresholds": {"cpu": 60}, "numberOfNodes": 1});
+    let plan = plan("LowNodeUtilization", args, json!({}), &case(nodes, pods));
+    assert!(gone(&plan).is_empty());
+    let hot: Vec<_> = plan.notes.iter().filter(|note| note.is_hot()).collect();
+    assert_eq!(hot.len(), 1, "{:?}", plan.notes);
+    assert_eq!(hot[0].node.as_deref(), Some("a"));
+    assert!(!hot[0].is_early());
+}
+
+#[test]
 fn nodes_whose_report_cannot_be_so_are_not_looked_at() {
     let case = case(
         json!([
