@@ -207,6 +207,19 @@ fn inherit(own: &mut Option<Thresholds>, top: &Option<Thresholds>) {
 }
 
 impl Condition {
+    /// How long a node is taken for one that has been hot for long.
+    pub(super) fn timeout(&self) -> GoDuration {
+        let given = Some(self.timeout).filter(|timeout| timeout.as_nanos() > 0);
+        given.unwrap_or(BY_DEFAULT.timeout)
+    }
+
+    /// With a timeout of two cycles at least, of which one comes every `interval`.
+    pub(super) fn lasting(mut self, interval: GoDuration) -> Self {
+        let two = GoDuration::from_nanos(interval.as_nanos().saturating_mul(2));
+        self.timeout = self.timeout().max(two);
+        self
+    }
+
     /// With `other`'s numbers in the place of those that are 0.
     fn or(mut self, other: Self) -> Self {
         if self.consecutive_abnormalities == 0 {

@@ -7,9 +7,6 @@ use jiff::{SignedDuration, Timestamp};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// How long something is taken for wrong without a timeout.
-const TIMEOUT: SignedDuration = SignedDuration::from_secs(60);
-
 /// What is known of one thing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Detector {
@@ -34,12 +31,7 @@ impl Detector {
         }
         if self.wrong_until.is_none() {
             if !normal && self.abnormal > condition.consecutive_abnormalities {
-                let timeout = SignedDuration::from_nanos(condition.timeout.as_nanos());
-                let timeout = if timeout.is_positive() {
-                    timeout
-                } else {
-                    TIMEOUT
-                };
+                let timeout = SignedDuration::from_nanos(condition.timeout().as_nanos());
                 let until = now.checked_add(timeout).unwrap_or(Timestamp::MAX);
                 *self = Self {
                     wrong_until: Some(until),

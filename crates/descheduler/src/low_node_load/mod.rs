@@ -23,6 +23,7 @@ use crate::framework::{Cycle, Strategy, StrategyError};
 use crate::rules::{Choice, Fit};
 use crate::state::NodeInfo;
 use detector::Detectors;
+use koord_api::duration::GoDuration;
 use koord_api::selector;
 use ledger::Ledger;
 pub(crate) use ledger::remembered;
@@ -57,6 +58,18 @@ impl LowNodeLoad {
             prod_detectors: Detectors::default(),
             ledger: Ledger::default(),
         }
+    }
+
+    /// For cycles that come every `interval`: a node that has been hot for long is taken for one in the next cycle,
+    /// too, and does not have to be hot for long anew before each round.
+    #[must_use]
+    pub fn every(mut self, interval: GoDuration) -> Self {
+        for pool in &mut self.pools {
+            if let Some(condition) = &mut pool.anomaly_condition {
+                *condition = condition.lasting(interval);
+            }
+        }
+        self
     }
 }
 

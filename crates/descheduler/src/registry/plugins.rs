@@ -22,7 +22,10 @@ pub(super) fn all() -> Registry {
             low_node_load::NAME,
             true,
             low_node_load::Args::check,
-            |args, _| Ok(Built::balancing(LowNodeLoad::new(args))),
+            |args, about| {
+                let interval = about.config.descheduling_interval;
+                Ok(Built::balancing(LowNodeLoad::new(args).every(interval)))
+            },
         )
         .with::<CustomPriorityArgs>(
             custom_priority::NAME,

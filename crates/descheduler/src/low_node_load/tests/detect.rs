@@ -130,6 +130,60 @@ fn a_node_is_remembered_as_long_as_it_exists() {
     assert_eq!(detectors.times(1, &old), 1);
 }
 
+/// A descheduler with this interval, of whose pods one goes in each cycle, and the cycles in which one went.
+fn rounds(interval: &str, between: SignedDuration, condition: Value) -> Vec<usize> {
+    use super::memory::{Described, report, world};
+    let pods: Vec<_> = (0..9).map(|at| (format!("p{at}"), 100)).collect();
+    let pods: Vec<_> = pods
+        .iter()
+        .map(|(name, cpu)| (name.as_str(), *cpu))
+        .collect();
+    let nodes: &[Described<'_>] = &[("a", 3000, &pods), ("b", 100, &[])];
+    let mut world = world(nodes);
+    let only = json!({"disabled": [{"name": "*"}], "enabled": [{"name": "DefaultEvictor"}]});
+    let args = merged(
+        super::memory::thresholds(),
+        json!({"anomalyCondition": condition}),
+    );
+    let config = json!({
+        "apiVersion": "descheduler/v1alpha2", "kind": "DeschedulerConfiguration",
+        "deschedulingInterval": interval, "maxNoOfPodsToEvictTotal": 1,
+        "profiles": [{
+            "plugins": {"balance": {"enabled": [{"name": "LowNodeLoad"}]}, "evict": only, "filter": only},
+            "pluginConfig": [{"name": "LowNodeLoad", "args": args}],
+        }],
+    });
+    let config = crate::config::Configuration::parse(&config.to_string()).unwrap();
+    let completed = crate::registry::Registry::in_tree()
+        .complete(config)
+        .unwrap();
+    let mut framework = completed.build().unwrap();
+    let mut went = Vec::new();
+    for cycle in 1..=8 {
+        report(&mut world, nodes);
+        if !crate::testing::moved(&framework.run(&world.snapshot())).is_empty() {
+            went.push(cycle);
+        }
+        world.now += between;
+    }
+    went
+}
+
+#[test]
+fn a_node_that_has_been_hot_for_long_is_so_in_the_next_cycle_too() {
+    let (two, secs) = (
+        json!({"consecutiveAbnormalities": 2}),
+        SignedDuration::from_secs,
+    );
+    assert_eq!(rounds("2m", secs(120), two.clone()), [3, 4, 5, 8]);
+    // Cycles come a little late.
+    assert_eq!(rounds("2m", secs(121), two.clone()), [3, 4, 7, 8]);
+    // What is longer than that stands.
+    let long = merged(two.clone(), json!({"timeout": "7m"}));
+    assert_eq!(rounds("2m", secs(121), long), [3, 4, 5, 6]);
+    assert_eq!(rounds("10s", secs(10), two), [3, 4, 5, 6, 7, 8]);
+}
+
 #[test]
 fn cycles_in_which_nothing_is_known_of_a_node_end_a_row() {
     use super::memory::{Described, report, thresholds, world};
