@@ -161,6 +161,22 @@ impl Evictor for OnlyShows {
     }
 }
 
+/// Evicts all but pods of these names.
+#[derive(Debug)]
+pub(crate) struct Refuses(pub(crate) &'static [&'static str]);
+
+impl Evictor for Refuses {
+    fn name(&self) -> &'static str {
+        "Refuses"
+    }
+    fn evict(&mut self, _: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why> {
+        if self.0.contains(&&*ask.pod.name) {
+            return Err(Why::new("Refuses", "is named"));
+        }
+        Ok(Intent::Evict(None))
+    }
+}
+
 /// Lets everything go but pods of these names.
 #[derive(Debug)]
 pub(crate) struct AllBut(pub(crate) &'static [&'static str]);

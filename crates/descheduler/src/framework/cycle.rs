@@ -329,6 +329,17 @@ impl<'a> Cycle<'a> {
         self.planned(pod, reason.into(), None, None, None);
     }
 
+    /// Whether `verdict` lets `pod` go; otherwise it is among those that stay.
+    pub fn judged(&mut self, pod: &Arc<PodInfo>, verdict: Result<(), Why>) -> bool {
+        match verdict {
+            Ok(()) => true,
+            Err(why) => {
+                self.keep(pod, why);
+                false
+            }
+        }
+    }
+
     /// `pod` was looked at and stays.
     pub fn keep(&mut self, pod: &Arc<PodInfo>, why: Why) {
         let kept = Kept {
@@ -424,15 +435,5 @@ impl<'a> Cycle<'a> {
             .plan
             .actions
             .push(Action::Move(Box::new(planned)));
-    }
-
-    fn judged(&mut self, pod: &Arc<PodInfo>, verdict: Result<(), Why>) -> bool {
-        match verdict {
-            Ok(()) => true,
-            Err(why) => {
-                self.keep(pod, why);
-                false
-            }
-        }
     }
 }

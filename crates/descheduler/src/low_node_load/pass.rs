@@ -111,25 +111,13 @@ impl<'a> Pass<'_, 'a> {
 
     /// Whether arguments and filters let `pod` go; who may not is among those that stay.
     pub(super) fn admits(&mut self, pod: &Arc<PodInfo>) -> bool {
-        match self.choice.admits(pod) {
-            Ok(()) => self.cycle.filter(pod),
-            Err(why) => {
-                self.cycle.keep(pod, why);
-                false
-            }
-        }
+        self.cycle.judged(pod, self.choice.admits(pod)) && self.cycle.filter(pod)
     }
 
     /// Whether no move of `pod`, or of what it came in the place of, was lately; otherwise it is among those that stay.
     pub(super) fn has_rested(&mut self, pod: &Arc<PodInfo>) -> bool {
         let now = self.cycle.snapshot().now;
-        match self.ledger.allows(pod, now) {
-            Ok(()) => true,
-            Err(why) => {
-                self.cycle.keep(pod, why);
-                false
-            }
-        }
+        self.cycle.judged(pod, self.ledger.allows(pod, now))
     }
 
     /// `pod`, which was put into the plan last, goes, `to` a node if that is known.

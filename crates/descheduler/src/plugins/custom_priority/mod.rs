@@ -72,7 +72,7 @@ impl CustomPriority {
     fn candidates(&self, cycle: &mut Cycle<'_>, node: &NodeInfo) -> Vec<Arc<PodInfo>> {
         let mut pods = Vec::new();
         for pod in cycle.snapshot().active_on(&node.name) {
-            if self.choice.admits(pod).is_ok() && cycle.filter(pod) {
+            if cycle.judged(pod, self.choice.admits(pod)) && cycle.filter(pod) {
                 pods.push(pod.clone());
             }
         }
@@ -150,6 +150,9 @@ impl CustomPriority {
                 }
                 let text = format!("is not drained: {pod} fits no cheaper node: {reasons}");
                 cycle.note(Some(&node.name), text);
+                for other in pods.iter().filter(|other| other.uid != pod.uid) {
+                    cycle.keep(other, stays(pod));
+                }
                 cycle.keep(pod, Why::new("NodeFit", reasons));
                 return;
             };
@@ -164,12 +167,15 @@ impl CustomPriority {
             return;
         }
         let place = cycle.place();
-        for pod in &pods {
+        for (at, pod) in pods.iter().enumerate() {
             let drains = Some(node.name.clone());
             if let Err(why) = cycle.evict_with(pod, reason.clone(), None, drains) {
                 // The node is not cleared, so it stays schedulable.
                 let text = format!("is not drained completely: {pod} stays: {why}");
                 cycle.note(Some(&node.name), text);
+                for other in pods.iter().skip(at + 1) {
+                    cycle.keep(other, stays(pod));
+                }
                 return;
             }
         }
@@ -181,6 +187,14 @@ impl CustomPriority {
             cycle.act_at(place, cordon);
         }
     }
+}
+
+/// Why other pods of its node stay when `pod` does.
+fn stays(pod: &PodInfo) -> Why {
+    Why::new(
+        "NodeStays",
+        format!("its node cannot be cleared, as {pod} stays"),
+    )
 }
 
 impl Strategy for CustomPriority {

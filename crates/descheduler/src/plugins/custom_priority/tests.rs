@@ -459,3 +459,40 @@ fn a_node_that_takes_no_pods_already_is_not_cordoned_again() {
         framework(json!({"mode": "DrainNode", "autoCordon": true}), &[]).run(&world.snapshot());
     assert_eq!((moved(&plan).len(), cordoned(&plan).len()), (1, 0));
 }
+
+fn kept(plan: &Plan) -> Vec<String> {
+    let kept = plan.kept.iter();
+    let mut kept: Vec<_> = kept
+        .map(|kept| format!("{} {}", kept.pod.name, kept.why.rule))
+        .collect();
+    kept.sort();
+    kept
+}
+
+#[test]
+fn each_pod_that_stays_has_a_reason() {
+    let mut world = world();
+    for name in ["p1", "p2", "p3"] {
+        world.pod(name, "s1", asks("450m", "100"));
+    }
+    for mode in ["BestEffort", "DrainNode"] {
+        let args = |over: Value| merged(json!({"mode": mode}), over);
+        let others = args(json!({"evictableNamespaces": {"exclude": ["default"]}}));
+        let plan = framework(others, &[]).run(&world.snapshot());
+        assert_eq!(
+            kept(&plan),
+            ["p1 Namespaces", "p2 Namespaces", "p3 Namespaces"]
+        );
+        let labels = json!({"podSelectors": [{"selector": {"matchLabels": {"app": "b"}}}]});
+        let plan = framework(args(labels), &[]).run(&world.snapshot());
+        assert_eq!(kept(&plan)[0], "p1 PodSelectors");
+    }
+    let mut limited = framework(json!({"mode": "DrainNode"}), &[]);
+    limited.limits.total = Some(1);
+    let plan = limited.run(&world.snapshot());
+    assert_eq!(kept(&plan), ["p2 MaxNoOfPodsToEvictTotal", "p3 NodeStays"]);
+    world.pod("p4", "s1", asks("450m", "100"));
+    let plan = framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot());
+    let expected = ["p1 NodeStays", "p2 NodeStays", "p3 NodeStays", "p4 NodeFit"];
+    assert_eq!(kept(&plan), expected);
+}

@@ -163,7 +163,7 @@ fn imbalance(node: &NodeInfo, requested: &Requested, resources: &[ResourceId]) -
 }
 
 /// A pod, and what its node's imbalance is without it.
-struct Best<'a> {
+struct Candidate<'a> {
     pod: &'a Arc<PodInfo>,
     after: f64,
 }
@@ -176,8 +176,8 @@ impl FragmentationAware {
         Self { args, choice }
     }
 
-    /// The pod of `node` without which there is the least imbalance; the first of several.
-    fn best<'a>(
+    /// The pods of `node` that may go, the one without which there is the least imbalance first.
+    fn candidates<'a>(
         &self,
         cycle: &mut Cycle<'a>,
         node: &NodeInfo,
@@ -185,10 +185,10 @@ impl FragmentationAware {
         before: f64,
         resources: &[ResourceId],
         fit: Option<(&Fit, &[Arc<NodeInfo>])>,
-    ) -> Option<Best<'a>> {
-        let mut best: Option<Best<'a>> = None;
+    ) -> Vec<Candidate<'a>> {
+        let mut candidates = Vec::new();
         for pod in cycle.snapshot().active_on(&node.name) {
-            if self.choice.admits(pod).is_err() || !cycle.filter(pod) {
+            if !cycle.judged(pod, self.choice.admits(pod)) || !cycle.filter(pod) {
                 continue;
             }
             let after = imbalance(node, &requested.without(pod), resources);
@@ -207,12 +207,38 @@ impl FragmentationAware {
                 cycle.keep(pod, Why::new("NodeFit", fit.reasons(pod, nodes)));
                 continue;
             }
-            if best.as_ref().is_none_or(|best| after < best.after) {
-                best = Some(Best { pod, after });
-            }
+            candidates.push(Candidate { pod, after });
         }
-        best
+        candidates.sort_by(|a, b| a.after.total_cmp(&b.after));
+        candidates
     }
+
+    /// Lets a pod go, if it may; whether it does.
+    fn go(
+        &self,
+        cycle: &mut Cycle<'_>,
+        Candidate { pod, after }: &Candidate<'_>,
+        before: f64,
+    ) -> bool {
+        if !cycle.pre_evict(pod) {
+            return false;
+        }
+        let gain = before - after;
+        let reason = format!(
+            "fragmentation reduction: stdBefore={before:.4} stdAfter={after:.4} gain={gain:.4}"
+        );
+        if self.args.dry_run {
+            cycle.pretend(pod, reason);
+            return true;
+        }
+        cycle.evict(pod, reason).is_ok()
+    }
+}
+
+/// Why a pod stays when `gone` goes.
+fn second(gone: &PodInfo) -> Why {
+    let said = format!("one pod of a node goes in a cycle, and {gone} evens it out more");
+    Why::new("OnePerNode", said)
 }
 
 impl Strategy for FragmentationAware {
@@ -245,22 +271,14 @@ impl Strategy for FragmentationAware {
                 Some(&node.name),
                 format!("imbalance {before:.4} > threshold {threshold:.4}"),
             );
-            let best = self.best(cycle, node, &requested, before, &resources, fit);
-            let Some(Best { pod, after }) = best else {
-                continue;
-            };
-            if !cycle.pre_evict(pod) {
-                continue;
-            }
-            let gain = before - after;
-            let reason = format!(
-                "fragmentation reduction: stdBefore={before:.4} stdAfter={after:.4} gain={gain:.4}"
-            );
-            if self.args.dry_run {
-                cycle.pretend(pod, reason);
-            } else {
-                // Why it stays is in the plan.
-                let _ = cycle.evict(pod, reason);
+            let candidates = self.candidates(cycle, node, &requested, before, &resources, fit);
+            let mut gone = None;
+            for candidate in &candidates {
+                match gone {
+                    Some(gone) => cycle.keep(candidate.pod, second(gone)),
+                    None if self.go(cycle, candidate, before) => gone = Some(candidate.pod),
+                    None => {}
+                }
             }
         }
         Ok(())

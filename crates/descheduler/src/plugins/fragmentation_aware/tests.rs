@@ -376,3 +376,45 @@ fn what_a_pod_takes_along_can_be_good_or_bad() {
     );
     assert!(of(&[a.clone(), b]) < of(&[a]));
 }
+
+#[test]
+fn each_pod_that_stays_has_a_reason_and_the_next_best_goes_for_one_that_may_not() {
+    let mut world = world();
+    for (name, cpu) in [("best", "2"), ("next", "1500m"), ("last", "500m")] {
+        world.pod(name, "node1", asks(cpu, "10"));
+    }
+    world.pod(
+        "other",
+        "node1",
+        merged(
+            asks("10m", "10"),
+            json!({"metadata": {"namespace": "other"}}),
+        ),
+    );
+    let args = json!({"nodeFit": false, "evictableNamespaces": {"exclude": ["other"]}});
+    let run = |evictor: Option<Box<dyn crate::framework::Evictor>>| {
+        let mut framework = framework(args.clone());
+        if let Some(evictor) = evictor {
+            framework.profiles[0].evictor = evictor;
+        }
+        let plan = framework.run(&world.snapshot());
+        let kept = plan.kept.iter();
+        let mut kept: Vec<_> = kept
+            .map(|kept| format!("{} {}", kept.pod.name, kept.why.rule))
+            .collect();
+        kept.sort();
+        (moved(&plan), kept)
+    };
+    let (goes, kept) = run(None);
+    assert_eq!(goes, ["best"]);
+    assert_eq!(
+        kept,
+        ["last OnePerNode", "next OnePerNode", "other Namespaces"]
+    );
+    let (goes, kept) = run(Some(Box::new(crate::testing::Refuses(&["best"]))));
+    assert_eq!(goes, ["next"]);
+    assert_eq!(
+        kept,
+        ["best Refuses", "last OnePerNode", "other Namespaces"]
+    );
+}

@@ -11,7 +11,7 @@ mod rank;
 pub use args::{How, ScaleDownBinPackArgs};
 pub use rank::{NodePods, RankedNode, rank};
 
-use crate::framework::{Action, Cycle, Strategy, StrategyError};
+use crate::framework::{Action, Cycle, Strategy, StrategyError, Why};
 use crate::rules::{Choice, DELETION_COST};
 use crate::state::{NodeInfo, PodInfo};
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl ScaleDownBinPack {
     fn sorted_out(&self, cycle: &mut Cycle<'_>, node: &Arc<NodeInfo>) -> NodePods {
         let mut pods = NodePods::of(node);
         for pod in cycle.snapshot().active_on(&node.name) {
-            let list = if self.choice.admits(pod).is_ok() && cycle.filter(pod) {
+            let list = if cycle.judged(pod, self.choice.admits(pod)) && cycle.filter(pod) {
                 &mut pods.eligible
             } else if self.is_target(pod) {
                 &mut pods.skipped
@@ -116,11 +116,9 @@ impl ScaleDownBinPack {
         let mut left = most;
         for pod in ranked.iter().flat_map(|node| &node.pods.eligible) {
             if left == 0 {
-                cycle.note(
-                    None,
-                    format!("maxPodsToEvict: {most} pods go, which are all that may"),
-                );
-                return;
+                let said = format!("{most} pods go, which are all that may");
+                cycle.keep(pod, Why::new("MaxPodsToEvict", said));
+                continue;
             }
             if cycle.evict(pod, "scale-down binpack").is_ok() {
                 left -= 1;

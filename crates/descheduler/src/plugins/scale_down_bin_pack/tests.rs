@@ -467,3 +467,20 @@ fn a_dry_run_writes_nothing() {
         assert!(plan.moves().all(|planned| planned.intent.is_none()));
     }
 }
+
+#[test]
+fn each_pod_that_stays_has_a_reason() {
+    let mut world = world(&["node1", "node2"]);
+    for name in ["a", "b"] {
+        world.pod(name, "node1", labelled("x", "1", "1Gi"));
+    }
+    world.pod("c", "node1", labelled("y", "1", "1Gi"));
+    let over = json!({
+        "strategy": "EvictDirectly", "maxPodsToEvict": 1,
+        "podSelectors": [{"name": "x", "selector": {"matchLabels": {"app": "x"}}}],
+    });
+    let plan = framework(over, &[]).run(&world.snapshot());
+    assert_eq!(moved(&plan).len(), 1);
+    let kept: Vec<_> = plan.kept.iter().map(|kept| kept.why.rule).collect();
+    assert_eq!(kept, ["PodSelectors", "MaxPodsToEvict"]);
+}
