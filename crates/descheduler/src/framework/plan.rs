@@ -23,7 +23,28 @@ impl Why {
         let detail = detail.into();
         Self { rule, detail }
     }
+
+    /// Whether the pod may go by itself when other moves are over, though nothing about it changes.
+    #[must_use]
+    pub fn is_temporary(&self) -> bool {
+        TEMPORARY.contains(&self.rule)
+    }
 }
+
+/// Rules of the moment.
+const TEMPORARY: [&str; 11] = [
+    "ExistingJob",
+    "MaxMigratingGlobally",
+    "MaxMigratingPerNamespace",
+    "MaxMigratingPerNode",
+    "MaxMigratingPerWorkload",
+    "MaxUnavailablePerWorkload",
+    "MoveRefused",
+    "NamespaceLimiter",
+    "PodDisruptionBudget",
+    "WorkloadLimiter",
+    "WorkloadUnknown",
+];
 
 /// What has to be done for a pod to go.
 #[derive(Debug, Clone, PartialEq)]

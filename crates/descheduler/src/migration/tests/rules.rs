@@ -43,6 +43,10 @@ impl Setting {
         let begun = Census::new(&snapshot, |job| stage(job) == Stage::Begun);
         let free = rules.is_free(&snapshot, &owned, &begun, pod);
         assert_eq!(rules.is_free(&snapshot, &owned, &all, pod), free);
+        assert!(
+            free.as_ref().err().is_none_or(Why::is_temporary),
+            "{free:?}"
+        );
         free
     }
 }

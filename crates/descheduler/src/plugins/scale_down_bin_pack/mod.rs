@@ -71,7 +71,8 @@ impl ScaleDownBinPack {
     fn sorted_out(&self, cycle: &mut Cycle<'_>, node: &Arc<NodeInfo>) -> NodePods {
         let mut pods = NodePods::of(node);
         for pod in cycle.snapshot().active_on(&node.name) {
-            let list = if cycle.judged(pod, self.choice.admits(pod)) && cycle.filter(pod) {
+            let chosen = cycle.judged(pod, self.choice.admits(pod));
+            let list = if chosen && self.may_go(cycle, pod) {
                 &mut pods.eligible
             } else if self.is_target(pod) {
                 &mut pods.skipped
@@ -81,6 +82,14 @@ impl ScaleDownBinPack {
             list.push(pod.clone());
         }
         pods
+    }
+
+    /// Whether filters let `pod` go. Ranks are about what may be long after this cycle: who may not go for the moment
+    /// has one, too, or a rank would change with each job that begins and ends.
+    fn may_go(&self, cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>) -> bool {
+        let verdict = cycle.admits(pod);
+        let passes = |why: &Why| self.args.strategy == How::CalculateOnly && why.is_temporary();
+        verdict.as_ref().is_err_and(passes) || cycle.judged(pod, verdict)
     }
 
     /// Whether `pod` is meant by the selectors. As upstream has it, an entry without a selector means all pods here,

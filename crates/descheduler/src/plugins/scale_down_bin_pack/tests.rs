@@ -1,5 +1,5 @@
 use super::*;
-use crate::framework::{Framework, Plan};
+use crate::framework::{Framework, Plan, Why};
 use crate::registry::Registry;
 use crate::testing::{AllBut, World, balancing, moved};
 use serde_json::{Value, json};
@@ -466,6 +466,51 @@ fn a_dry_run_writes_nothing() {
         assert!(costs(&plan).is_empty());
         assert!(plan.moves().all(|planned| planned.intent.is_none()));
     }
+}
+
+/// Does not let `b` go for the moment.
+#[derive(Debug)]
+struct Busy(bool);
+
+impl crate::framework::Filter for Busy {
+    fn name(&self) -> &'static str {
+        "Busy"
+    }
+    fn filter(&self, _: &crate::state::Snapshot, pod: &PodInfo) -> Result<(), Why> {
+        match self.0 && &*pod.name == "b" {
+            true => Err(Why::new(
+                "MaxMigratingPerNode",
+                "2 pods of it move already, 2 may",
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn who_may_not_go_for_the_moment_keeps_its_rank() {
+    let mut world = world(&["node1", "node2"]);
+    for (name, node) in [
+        ("a", "node1"),
+        ("b", "node1"),
+        ("c", "node2"),
+        ("d", "node2"),
+        ("e", "node2"),
+    ] {
+        world.pod(name, node, asks("1", "1Gi"));
+    }
+    let run = |busy: bool, over: Value| {
+        let strategy = ScaleDownBinPack::new(args(over));
+        let plan = balancing(Box::new(strategy), vec![Box::new(Busy(busy))]).run(&world.snapshot());
+        (costs(&plan), moved(&plan))
+    };
+    let (free, _) = run(false, json!({}));
+    assert_eq!(free.len(), 5);
+    assert_eq!(run(true, json!({})).0, free);
+    // Where pods are evicted it stays.
+    let evict = json!({"strategy": "EvictDirectly", "maxPodsToEvict": 5});
+    assert!(run(false, evict.clone()).1.contains(&"b".to_owned()));
+    assert!(!run(true, evict).1.contains(&"b".to_owned()));
 }
 
 #[test]
