@@ -149,9 +149,21 @@ impl ResourceTable {
     }
 }
 
-/// `quantity` of resource `id` in that resource's unit, rounded up.
+/// The most of one resource that a single pod, node or part of a node asks for or has (8 Pi). What an object
+/// says beyond is nonsense, and counts as this much: a thousand of those can be added and taken away again,
+/// and the sums are exact.
+pub const MOST: i64 = 1 << 53;
+
+/// `quantity` of resource `id` in that resource's unit, rounded up, of a single pod, node or part of a node:
+/// never beyond [`MOST`].
 #[must_use]
 pub fn amount(id: ResourceId, quantity: &Quantity) -> i64 {
+    amount_of_many(id, quantity).clamp(-MOST, MOST)
+}
+
+/// The same of what many of them have together, such as a quota's limit.
+#[must_use]
+pub fn amount_of_many(id: ResourceId, quantity: &Quantity) -> i64 {
     if id == CPU {
         quantity.milli_value()
     } else {
@@ -218,6 +230,13 @@ impl Amounts {
     /// Adds to the amount of `id`, saturating.
     pub fn add(&mut self, id: ResourceId, amount: i64) {
         self.set(id, self.get(id).saturating_add(amount));
+    }
+
+    /// Holds every amount within [`MOST`], as those of a single pod are.
+    pub fn bound(&mut self) {
+        for (_, amount) in &mut self.0 {
+            *amount = (*amount).clamp(-MOST, MOST);
+        }
     }
 
     /// Gives back room for more.
@@ -345,5 +364,23 @@ mod tests {
         let half: Quantity = "500m".parse().unwrap();
         assert_eq!(amount(CPU, &half), 500);
         assert_eq!(amount(MEMORY, &half), 1);
+    }
+
+    #[test]
+    fn nonsense_counts_as_the_most_that_one_can_have_and_a_quota_may_say_more() {
+        for (text, one, many) in [
+            ("8Pi", MOST, MOST),
+            ("9Pi", MOST, 9 << 50),
+            ("8Ei", MOST, i64::MAX),
+            ("-8Ei", -MOST, -i64::MAX),
+        ] {
+            let quantity: Quantity = text.parse().unwrap();
+            assert_eq!(amount(MEMORY, &quantity), one, "{text}");
+            assert_eq!(amount_of_many(MEMORY, &quantity), many, "{text}");
+        }
+        let mut sum = Amounts::from_iter([(CPU, i64::MAX), (MEMORY, 7), (PODS, i64::MIN)]);
+        sum.bound();
+        let expected = [(CPU, MOST), (MEMORY, 7), (PODS, -MOST)];
+        assert_eq!(sum, Amounts::from_iter(expected));
     }
 }

@@ -4,6 +4,7 @@
 //! image does not attract all pods. That share moves with every node, hence a volatile plugin; but
 //! an image that few nodes have cannot reach a point, and such pods cost nothing.
 
+use koord_model::resources;
 use koord_scheduler::framework::{
     Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, Normalize, Plugin, Points,
     PreScore, State, View, Volatile,
@@ -162,7 +163,7 @@ impl Bookkeeping for ImageLocality {
             for name in image.names.iter().flatten() {
                 let known = self.images.entry(name.clone()).or_default();
                 if known.nodes == 0 {
-                    known.size = image.size_bytes.unwrap_or(0);
+                    known.size = image.size_bytes.unwrap_or(0).clamp(0, resources::MOST);
                 }
                 known.set(row, true);
                 now.push(name.clone());

@@ -1,6 +1,6 @@
 //! Amounts of device resources, per device.
 
-use crate::resources::canonical;
+use crate::resources::{MOST, canonical};
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_api::resources as names;
 
@@ -162,7 +162,7 @@ impl Units {
         let mut out = Self::NONE;
         for (name, quantity) in list {
             if let Some(resource) = DeviceResource::parse(name) {
-                out.set(resource, quantity.value());
+                out.set(resource, quantity.value().clamp(-MOST, MOST));
             }
         }
         out

@@ -1,7 +1,7 @@
 //! Amounts on NUMA nodes: splitting a request, amplification, scores.
 
 use super::NumaMask;
-use crate::resources::{Amounts, CPU, ResourceId, percent};
+use crate::resources::{Amounts, CPU, MOST, ResourceId, percent};
 
 /// In which steps CPU may be split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,12 +67,11 @@ pub fn split(
     }
 }
 
-/// `amount` times `ratio`, rounded up; unchanged by ratios up to 1.
+/// `amount` times `ratio`, rounded up, at most [`MOST`]; unchanged by ratios up to 1.
 #[must_use]
 pub fn amplify(amount: i64, ratio: f64) -> i64 {
     if ratio > 1.0 {
-        // Saturates; amounts are far below 2^53.
-        (amount as f64 * ratio).ceil() as i64
+        ((amount as f64 * ratio).ceil() as i64).min(MOST)
     } else {
         amount
     }

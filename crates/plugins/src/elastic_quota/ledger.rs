@@ -7,15 +7,12 @@ use jiff::{SignedDuration, Timestamp};
 use koord_api::labels;
 use koord_api::quota::DEFAULT_QUOTA;
 use koord_model::quota::{Forest, Side};
-use koord_model::resources::{Amounts, ResourceTable, amount};
+use koord_model::resources::{Amounts, MOST, ResourceTable, amount};
 use koord_scheduler::state::PodInfo;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
-
-/// The most of one resource that one pod is charged: sums over any number of pods stay exact.
-const CAP: i64 = 1 << 53;
 
 /// A pod and what it is charged.
 #[derive(Debug, Clone)]
@@ -94,7 +91,7 @@ impl Ledger {
         }
         amounts
             .iter()
-            .map(|(id, amount)| (id, amount.clamp(0, CAP)))
+            .map(|(id, amount)| (id, amount.clamp(0, MOST)))
             .collect()
     }
 

@@ -6,7 +6,7 @@ use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
 use koord_api::{annotations, labels};
 use koord_model::quota::{Spec, is_zero};
-use koord_model::resources::{Amounts, ResourceTable, amount};
+use koord_model::resources::{Amounts, ResourceTable, amount_of_many};
 use koord_scheduler::framework::Problem;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -173,7 +173,7 @@ pub(super) fn amounts(list: &ResourceList, table: &ResourceTable) -> Amounts {
     list.iter()
         .map(|(name, quantity)| {
             let id = table.intern(name);
-            (id, amount(id, quantity))
+            (id, amount_of_many(id, quantity))
         })
         .collect()
 }

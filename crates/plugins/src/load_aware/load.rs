@@ -120,7 +120,9 @@ impl Dims {
             };
             let id = table.get(real);
             let of = |amounts: &resources::Amounts| id.map_or(0, |id| amounts.get(id));
-            estimate::estimate(of(&pod.requests), of(&pod.limits), factor, fallback)
+            // A pod may name a factor of its own.
+            let estimate = estimate::estimate(of(&pod.requests), of(&pod.limits), factor, fallback);
+            estimate.clamp(-resources::MOST, resources::MOST)
         };
         self.names.iter().zip(&self.factors).map(one).collect()
     }

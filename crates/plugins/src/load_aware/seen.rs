@@ -8,6 +8,7 @@ use koord_api::duration::GoDuration;
 use koord_api::priority::PriorityClass;
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_api::slo::{NodeMetric, ResourceMap};
+use koord_model::resources::MOST;
 use koord_scheduler::Mirrored;
 use std::sync::Arc;
 
@@ -43,12 +44,14 @@ impl Amounts {
     }
 }
 
-/// `quantity` of resource `name`: in milli-cores for `cpu`, else in the resource's unit, rounded up.
+/// `quantity` of resource `name`: in milli-cores for `cpu`, else in the resource's unit, rounded up; of a node
+/// or a pod, so never beyond [`MOST`].
 pub(super) fn amount(name: &str, quantity: &Quantity) -> i64 {
-    match name {
+    let amount = match name {
         "cpu" => quantity.milli_value(),
         _ => quantity.value(),
-    }
+    };
+    amount.clamp(-MOST, MOST)
 }
 
 /// Amounts by kind, like `p95`.

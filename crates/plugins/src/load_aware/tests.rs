@@ -144,6 +144,38 @@ fn usage_plus_estimate_is_held_against_the_threshold() {
 }
 
 #[test]
+fn a_report_of_more_than_there_can_be_is_a_full_node() {
+    for (cpu, rest, expected) in [
+        ("1E", json!({}), HOT),
+        ("9223372036854775807", json!({}), HOT),
+        (
+            "1",
+            json!({"nodeMetric": {"nodeUsage": {"resources": {"memory": "8Ei"}}}}),
+            "0/1 nodes are available: 1 node(s) memory usage exceed threshold.",
+        ),
+    ] {
+        let report = metric("n", cpu, rest);
+        assert_eq!(answer(json!({}), json!({}), report, 10), expected);
+    }
+    let aggregated =
+        json!({"aggregated": {"usageThresholds": {"cpu": 65}, "usageAggregationType": "p95"}});
+    let window = json!([{"duration": "5m", "usage": {"p95": {"resources": {"cpu": "1E"}}}}]);
+    let report = metric(
+        "n",
+        "1",
+        json!({"nodeMetric": {"aggregatedNodeUsages": window}}),
+    );
+    assert_eq!(answer(aggregated, json!({}), report, 10), HOT_AGGREGATED);
+    // A pod that says of itself that it uses all there is.
+    let mut engine = engine(json!({"allowCustomizeEstimation": true}));
+    engine.node_applied(node("n", json!({})), at(0));
+    engine.object_changed(&metric("n", "1", json!({})), at(0));
+    let own = json!({"metadata": {"annotations": {
+        "scheduling.koordinator.sh/load-estimated-scaling-factors": r#"{"cpu":9223372036854775807}"#}}});
+    assert_eq!(place(&mut engine, pod("p", own), 10), HOT);
+}
+
+#[test]
 fn an_expired_report_refuses_passes_or_is_used_as_configured() {
     let report = || metric("n", "90", json!({}));
     let expired = "0/1 nodes are available: 1 node(s) nodeMetric expired.";

@@ -18,6 +18,7 @@ mod gang;
 mod inspection;
 mod kubelets;
 mod metrics;
+mod nonsense;
 mod numa;
 mod one_write;
 mod oracle;

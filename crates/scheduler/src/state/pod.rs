@@ -385,6 +385,7 @@ fn combined(
             total.add(id, amount);
         }
     }
+    total.bound();
     Ok(total)
 }
 

@@ -378,15 +378,17 @@ impl NodeStore {
         column(&mut self.allocatable, id, self.rows.len())[node.row()] = amount;
     }
 
+    /// Adds what `pod` takes, or takes it away. No sum of bounded amounts comes near the ends of `i64`; if one
+    /// did, it would come back from there, which a saturated one does not.
     fn book(&mut self, node: NodeIndex, pod: &PodInfo, sign: i64) {
         let rows = self.rows.len();
         for (id, amount) in pod.requests.iter() {
             let cell = &mut column(&mut self.requested, id, rows)[node.row()];
-            *cell = cell.saturating_add(sign * amount);
+            *cell = cell.wrapping_add(sign * amount);
         }
         column(&mut self.requested, PODS, rows)[node.row()] += sign;
         for (total, amount) in self.scoring[node.row()].iter_mut().zip(pod.scoring) {
-            *total = total.saturating_add(sign * amount);
+            *total = total.wrapping_add(sign * amount);
         }
     }
 
@@ -437,3 +439,6 @@ fn column(columns: &mut Vec<Vec<i64>>, id: ResourceId, rows: usize) -> &mut Vec<
     }
     &mut columns[id.index()]
 }
+
+#[cfg(test)]
+mod tests;

@@ -65,6 +65,31 @@ fn the_reference_example_of_topology_aware_scheduling() {
 }
 
 #[test]
+fn numa_nodes_that_say_they_have_more_than_there_can_be_take_pods_together() {
+    for policy_name in ["Restricted", "BestEffort"] {
+        let mut engine = engine(json!({}));
+        let node = TWO.node("n", policy(policy_name), json!({}), TWO.cpus());
+        engine.node_applied(node, now());
+        let change = TWO.topology("n", json!([]), json!({}));
+        let mut object = (*change.new.downcast::<NodeResourceTopology>().unwrap()).clone();
+        for zone in &mut object.spec.zones {
+            for resource in zone.resources.iter_mut().filter(|r| r.name == "memory") {
+                resource.allocatable = "8Ei".parse().unwrap();
+            }
+        }
+        let change = ObjectChange {
+            new: Arc::new(object),
+            ..change
+        };
+        engine.object_changed(&change, now());
+        // More CPUs than one of them has.
+        let given = place(&mut engine, pod("p", "12", json!({})));
+        let both = "n 0: cpu 6, memory 512Mi | 1: cpu 6, memory 512Mi";
+        assert_eq!(given, both, "{policy_name}");
+    }
+}
+
+#[test]
 fn bound_cpus_come_from_the_agreed_numa_nodes() {
     let mut engine = one(policy("SingleNUMANode"));
     assert_eq!(

@@ -1,0 +1,81 @@
+//! The books are those of the pods that are there, whatever others asked for and in whatever order they went.
+
+use super::*;
+use k8s_openapi::api::core::v1::Pod;
+use koord_model::resources::{CPU, MEMORY, ResourceTable};
+use proptest::prelude::*;
+use serde_json::json;
+
+fn pod(name: &str, requests: &[(&str, &str)], table: &ResourceTable) -> Arc<PodInfo> {
+    let requests: serde_json::Map<_, _> = requests
+        .iter()
+        .map(|(name, amount)| ((*name).to_owned(), json!(amount)))
+        .collect();
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": name, "uid": name},
+        "spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}
+    }))
+    .unwrap();
+    Arc::new(PodInfo::new(Arc::new(pod), table).unwrap())
+}
+
+#[test]
+fn a_pod_that_asks_for_all_there_is_leaves_the_others_booked() {
+    let table = ResourceTable::new();
+    let mut store = NodeStore::default();
+    let node = store.add_pod("n", pod("a", &[("memory", "100Gi")], &table));
+    store.add_pod("n", pod("b", &[("memory", "8Ei")], &table));
+    store.add_pod("n", pod("c", &[("memory", "8Ei"), ("cpu", "1E")], &table));
+    assert!(store.requested(node, MEMORY) > 100 << 30);
+    store.remove_pod(node, "b");
+    store.remove_pod(node, "c");
+    assert_eq!(store.requested(node, MEMORY), 100 << 30);
+    assert_eq!(store.requested(node, CPU), 0);
+    // The default of what says nothing.
+    assert_eq!(store.requested_for_scoring(node), [100, 100 << 30]);
+}
+
+proptest! {
+    #[test]
+    fn what_is_booked_is_what_the_pods_there_ask_for(
+        // Which of ten pods comes, goes or changes, and what it asks for.
+        steps in prop::collection::vec((0_u8..10, 0_u8..3, 0_usize..6, 0_usize..6), 1..60),
+    ) {
+        let cpus = ["0", "100m", "7", "1E", "9223372036854775807", "-1E"];
+        let memories = ["0", "1", "100Gi", "7Ei", "8Ei", "-8Ei"];
+        let table = ResourceTable::new();
+        let mut store = NodeStore::default();
+        let mut there = std::collections::BTreeMap::new();
+        // It keeps the row.
+        let node = store.add_pod("n", pod("stays", &[], &table));
+        for (number, what, cpu, memory) in steps {
+            let name = number.to_string();
+            let asks = [("cpu", cpus[cpu]), ("memory", memories[memory])];
+            let new = pod(&name, &asks, &table);
+            match (there.contains_key(&name), what) {
+                (true, 0) => {
+                    store.remove_pod(node, &name);
+                    there.remove(&name);
+                }
+                (true, _) => {
+                    store.update_pod(node, new.clone());
+                    there.insert(name, new);
+                }
+                (false, _) => {
+                    store.add_pod("n", new.clone());
+                    there.insert(name, new);
+                }
+            }
+            for resource in [CPU, MEMORY] {
+                let sum = there.values().map(|pod| i128::from(pod.requests.get(resource))).sum::<i128>();
+                prop_assert_eq!(i128::from(store.requested(node, resource)), sum);
+            }
+            let scoring = |at: usize| {
+                let sum = there.values().map(|pod| i128::from(pod.scoring[at])).sum::<i128>();
+                sum + [100, 200 << 20][at]
+            };
+            let is = store.requested_for_scoring(node).map(i128::from);
+            prop_assert_eq!(is, [scoring(0), scoring(1)]);
+        }
+    }
+}
