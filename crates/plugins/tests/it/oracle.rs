@@ -1,6 +1,9 @@
 //! The engine against a scheduler that knows only the rules (`rules.rs`): which nodes can take each
 //! pod that waits, where the best of them is, who is evicted for whom. The runs are fixed by their
 //! seeds, and assert that they came to what they are about.
+//!
+//! In some of them an extender has a say, which agrees with everything: it is shown the nodes that the
+//! engine decides among, whatever is remembered of them, and they are held against the rules too.
 
 mod aligned;
 mod draw;
@@ -9,7 +12,9 @@ mod rules;
 use draw::{Draw, render};
 use jiff::Timestamp;
 use koord_scheduler::config::Configuration;
-use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
+use koord_scheduler::engine::{
+    Advice, Advised, BindError, Consultation, Engine, EngineOptions, Output, Question,
+};
 use koord_scheduler::framework::{BuildContext, Profiles};
 use rules::{Cluster, Fit, Pod};
 use serde_json::{Value, json};
@@ -21,12 +26,16 @@ const START: i64 = 1_700_000_000;
 /// How often the runs came to what they are about.
 #[derive(Debug, Default)]
 struct Reached {
-    /// Feasible sets compared that were neither empty nor all.
+    /// Feasible sets compared that were neither empty nor all, judged for the comparison.
     sets: u32,
+    /// The same of those from which a pod was decided.
+    offers: u32,
     best: u32,
     refused: u32,
     over_quota: u32,
     into_reservation: u32,
+    /// Of those, on a node that has room for the pod only as what is reserved is restored to it.
+    restored: u32,
     beside_reservation: u32,
     preempted: u32,
     conflicts: u32,
@@ -38,14 +47,19 @@ struct Reached {
     busy: u32,
 }
 
+/// How many there are of them.
+const STATES: usize = 16;
+
 impl Reached {
-    fn counts(&self) -> [u32; 14] {
+    fn counts(&self) -> [u32; STATES] {
         [
             self.sets,
+            self.offers,
             self.best,
             self.refused,
             self.over_quota,
             self.into_reservation,
+            self.restored,
             self.beside_reservation,
             self.preempted,
             self.conflicts,
@@ -60,10 +74,14 @@ impl Reached {
 }
 
 /// All of Koordinator's plugins filter; three of the scores whose figures the rules state.
-fn engine(cached: bool) -> Engine {
+fn engine(cached: bool, shows: bool) -> Engine {
+    let extender = json!({
+        "urlPrefix": "http://nobody.invalid", "filterVerb": "filter", "nodeCacheCapable": true
+    });
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
+        "extenders": if shows { vec![extender] } else { Vec::new() },
         "profiles": [{
             "schedulerName": "koord-scheduler",
             "plugins": {
@@ -180,7 +198,9 @@ impl Run {
         for _ in 0..200 {
             self.compare();
             let Some(outcome) = self.engine.schedule_one(self.now()) else {
-                self.outputs();
+                if self.outputs() {
+                    continue;
+                }
                 return;
             };
             let name = outcome.pod.name.to_string();
@@ -248,15 +268,46 @@ impl Run {
             let only = fit.from.iter().next().cloned().unwrap();
             self.cluster.owns.insert(name.clone(), only);
             self.reached.into_reservation += 1;
+            self.reached.restored += u32::from(!fit.plain);
         } else if !self.cluster.reservations.is_empty() {
             self.reached.beside_reservation += 1;
         }
     }
 
-    /// What came out beside the decision, and what became of pods that waited for their gang.
-    fn outputs(&mut self) {
+    /// The nodes that a pod is decided among.
+    fn shown(&mut self, consultation: &Consultation) {
+        let Question::Nodes(nodes) = &consultation.question else {
+            panic!("{}: {consultation:?}", self.what);
+        };
+        let name = consultation.pod.name.to_string();
+        let pod = &self.cluster.pods[&name];
+        let is: BTreeSet<&str> = nodes.iter().map(|node| &*node.name).collect();
+        let fits = self.cluster.feasible(pod);
+        let fits: BTreeSet<&str> = fits.keys().map(String::as_str).collect();
+        let nominated = self.cluster.nominated.get(&name).map(String::as_str);
+        // Where room was made for it, nothing else is looked at.
+        if let Some(node) = nominated.filter(|node| fits.contains(node)) {
+            assert_eq!(is, BTreeSet::from([node]), "{}: {pod:?}", self.what);
+        } else {
+            let what = &self.what;
+            assert_eq!(is, fits, "{what}: {pod:?} in {:#?}", self.cluster);
+            let some = is.len() < self.cluster.nodes.len();
+            self.reached.offers += u32::from(some);
+        }
+        let advice = Advice::Nodes(Ok(Advised::default()));
+        self.engine.consulted(&name, consultation.ticket, advice);
+    }
+
+    /// What came out beside the decision, and what became of pods that waited for their gang. Whether
+    /// anybody asked for advice, and got it.
+    fn outputs(&mut self) -> bool {
+        let mut asked = false;
         for output in self.engine.take_outputs() {
             match output {
+                Output::Consult(consultation) => {
+                    self.shown(&consultation);
+                    asked = true;
+                }
                 Output::Bind(bind) => {
                     let name = bind.pod.name.to_string();
                     let annotations = &bind.patch.annotations;
@@ -300,6 +351,7 @@ impl Run {
             self.reached.partial_gangs += 1;
         }
         self.gangs();
+        asked
     }
 
     /// Nobody is bound before so many of its gang have a place.
@@ -414,9 +466,9 @@ impl Run {
     }
 }
 
-fn run(seed: u64, cached: bool) -> Reached {
+fn run(seed: u64, cached: bool, shows: bool) -> Reached {
     let mut run = Run {
-        engine: engine(cached),
+        engine: engine(cached, shows),
         cluster: Cluster::default(),
         draw: Draw::new(seed),
         assumed: BTreeMap::new(),
@@ -439,9 +491,9 @@ fn run(seed: u64, cached: bool) -> Reached {
 /// The engine that remembers, and the one that does not.
 #[test]
 fn pods_go_where_the_rules_say() {
-    let mut total = [0; 14];
+    let mut total = [0; STATES];
     for seed in 0..48 {
-        let reached = run(seed, seed % 3 != 0);
+        let reached = run(seed, seed % 3 != 0, seed % 3 == 2);
         for (sum, count) in total.iter_mut().zip(reached.counts()) {
             *sum += count;
         }
