@@ -1,0 +1,220 @@
+//! What members were promised: who may take it, and when it is forgotten.
+
+use super::*;
+
+#[test]
+fn what_is_left_of_a_gang_keeps_nobody_out() {
+    let mut world = World::full(2, 2, 1);
+    let pods = members(2, 2, 2, &json!({}));
+    for pod in &pods {
+        world.apply(pod.clone());
+    }
+    world.run();
+    assert_eq!(world.nominated.len(), 2);
+    world.all_leave();
+    world.delete(&pods[0]);
+    let never = json!({"spec": {"preemptionPolicy": "Never"}});
+    for name in ["x", "y"] {
+        world.apply(sized(pod(name, never.clone()), 2, 1000));
+    }
+    world.later(60);
+    assert_eq!(world.bound(), ["x", "y"]);
+    assert!(!world.nominated.contains_key("m2"), "{:?}", world.nominated);
+}
+
+/// The engine sees late what it wrote: a member was promised room, and then was not any more.
+#[test]
+fn what_was_taken_back_does_not_come_back_with_an_old_status() {
+    let mut world = World::full(2, 2, 1);
+    world.echo = false;
+    let pods = members(2, 2, 2, &json!({}));
+    for pod in &pods {
+        world.apply(pod.clone());
+    }
+    world.run();
+    assert_eq!(world.nominated.len(), 2);
+    world.all_leave();
+    world.delete(&pods[0]);
+    world.run();
+    assert!(world.nominated.is_empty(), "{:?}", world.nominated);
+    let expected = ["m2", "m2"].map(str::to_owned);
+    let said: Vec<String> = world.echoes.iter().map(|(pod, _)| pod.clone()).collect();
+    assert_eq!(said, expected, "{:?}", world.echoes);
+    // First comes the promise.
+    assert!(world.one_echo());
+    let never = json!({"spec": {"preemptionPolicy": "Never"}});
+    for name in ["x", "y"] {
+        world.apply(sized(pod(name, never.clone()), 2, 1000));
+    }
+    world.later(60);
+    assert_eq!(world.bound(), ["x", "y"], "{:?}", world.conditions);
+}
+
+/// A leader before this one promised members room.
+#[test]
+fn promises_of_before_are_kept_for_gangs_that_can_start_and_for_no_others() {
+    let promised = |pod: &Pod, node: &str| {
+        let mut pod = pod.clone();
+        pod.status.get_or_insert_default().nominated_node_name = Some(node.to_owned());
+        pod
+    };
+    let pods = members(2, 2, 2, &json!({}));
+    for is_whole in [false, true] {
+        let mut world = World::full(2, 2, 1);
+        // One of the victims is still there.
+        world.delete(&plain("v1", "n1", 2, 1));
+        world.apply(promised(&pods[0], "n1"));
+        let never = json!({"spec": {"preemptionPolicy": "Never"}});
+        world.apply(sized(pod("x", never), 2, 1000));
+        if is_whole {
+            world.apply(promised(&pods[1], "n2"));
+            let mut going = plain("v2", "n2", 2, 1);
+            let since = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0));
+            going.metadata.deletion_timestamp = Some(since);
+            let condition = json!([{"type": "DisruptionTarget", "status": "True",
+                "reason": "PreemptionByScheduler"}]);
+            going.status.get_or_insert_default().conditions =
+                serde_json::from_value(condition).unwrap();
+            world.apply(going);
+        }
+        world.later(60);
+        let node = world.engine.nominated_node("m1").map(|node| &**node);
+        match is_whole {
+            true => {
+                assert_eq!((world.bound.len(), node), (0, Some("n1")));
+                world.delete(&plain("v2", "n2", 2, 1));
+                world.later(60);
+                assert_eq!(world.bound(), ["m1", "m2"]);
+            }
+            false => {
+                assert_eq!((world.bound(), node), (vec!["x"], None));
+                let said = &world.pods["m1"]
+                    .status
+                    .as_ref()
+                    .unwrap()
+                    .nominated_node_name;
+                assert_eq!(*said, None, "it is told");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_gang_was_promised_in_vain_others_may_take() {
+    let mut world = evicting();
+    for (node, cores) in [("n1", 2), ("n2", 4)] {
+        world.node(node, cores);
+        world.apply(plain(&format!("v-{node}"), node, cores, 1));
+    }
+    // The larger one is tried first, and fails alone.
+    let mut pods = members(2, 2, 2, &json!({}));
+    pods[1] = sized(pods[1].clone(), 4, 1001);
+    for pod in pods {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!(world.victims(), ["v-n1", "v-n2"], "{:?}", world.conditions);
+    let (gone, stays) = (world.evicted[0].clone(), world.evicted[1].clone());
+    let (gone, stays) = match &*gone.name {
+        "v-n1" => (gone, stays),
+        _ => (stays, gone),
+    };
+    world.delete(&gone.named_object());
+    let never = json!({"spec": {"preemptionPolicy": "Never"}});
+    world.apply(sized(pod("x", never), 2, 0));
+    world.later(5);
+    assert!(world.bound.is_empty(), "n1 is promised: {:?}", world.bound);
+    // Now that one may not go any more, and the gang is tried because the member has changed.
+    let key = "scheduling.koordinator.sh/disable-preemptible";
+    world.apply(labelled(stays.named_object(), key, "true"));
+    let changed = labelled(world.pods["m2"].clone(), "changed", "yes");
+    world.apply(changed);
+    // What is written now is seen late: who waits is woken by what was decided.
+    world.echo = false;
+    world.later(60);
+    let said = (&world.nominated, &world.conditions, &world.explained);
+    assert!(world.nominated.is_empty(), "{said:?}");
+    assert_eq!(world.bound(), ["x"]);
+}
+
+#[test]
+fn members_do_not_outrank_each_other() {
+    let mut world = World::full(1, 6, 1);
+    // Who was promised room there and is less important loses it.
+    let mut low = sized(pod("low", json!({})), 1, 2);
+    low.status.get_or_insert_default().nominated_node_name = Some("n1".to_owned());
+    world.apply(low);
+    let mut pods = members(3, 3, 2, &json!({}));
+    for (pod, priority) in pods.iter_mut().zip([5, 7, 10]) {
+        pod.spec.as_mut().unwrap().priority = Some(priority);
+    }
+    for pod in pods {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!(world.victims(), ["v1"]);
+    assert_eq!(world.engine.nominated_node("low"), None);
+    for uid in ["m1", "m2", "m3"] {
+        let node = world.engine.nominated_node(uid);
+        assert_eq!(node.map(|node| &**node), Some("n1"), "{uid}");
+        assert_eq!(world.nominated.get(uid).map(String::as_str), Some("n1"));
+    }
+    world.all_leave();
+    let never = json!({"spec": {"preemptionPolicy": "Never"}});
+    world.apply(sized(pod("x", never), 2, 5));
+    world.later(60);
+    assert_eq!(world.bound(), ["m1", "m2", "m3"]);
+}
+
+#[test]
+fn nobody_goes_where_mates_elsewhere_may_be_in_the_way() {
+    let affinity = |key: &str| {
+        let term = json!({"topologyKey": key, "labelSelector": {"matchLabels": {"app": "a"}}});
+        let terms = json!({"requiredDuringSchedulingIgnoredDuringExecution": [term]});
+        json!({"affinity": {"podAntiAffinity": terms}})
+    };
+    let spread = |when: &'static str| {
+        move |key: &str| {
+            json!({"topologySpreadConstraints": [{"topologyKey": key, "maxSkew": 1,
+                "whenUnsatisfiable": when, "labelSelector": {"matchLabels": {"app": "a"}}}]})
+        }
+    };
+    type Rule<'a> = &'a dyn Fn(&str) -> Value;
+    let (hard, soft) = (spread("DoNotSchedule"), spread("ScheduleAnyway"));
+    let rows: [(&str, Rule<'_>, &str, usize); 5] = [
+        ("InterPodAffinity", &affinity, "zone", 0),
+        ("InterPodAffinity", &affinity, "kubernetes.io/hostname", 2),
+        // Both in zone a, and nobody in b.
+        ("PodTopologySpread", &hard, "zone", 0),
+        ("PodTopologySpread", &hard, "kubernetes.io/hostname", 2),
+        ("PodTopologySpread", &soft, "zone", 2),
+    ];
+    for (plugin, rule, key, victims) in rows {
+        let context = BuildContext::default();
+        let args = json!({"enablePreemption": true});
+        let mut world = world_with(&[plugin], args, &context);
+        for (name, zone, priority) in [("n1", "a", 1), ("n2", "a", 1), ("n3", "b", 2000)] {
+            let node: Node = serde_json::from_value(json!({
+                "metadata": {"name": name, "uid": name,
+                    "labels": {"zone": zone, "kubernetes.io/hostname": name}},
+                "status": {"allocatable": {"cpu": "2", "pods": "10"}}
+            }))
+            .unwrap();
+            world.engine.node_applied(Arc::new(node), at(0));
+            world.apply(plain(&format!("v-{name}"), name, 2, priority));
+        }
+        for pod in members(2, 2, 2, &json!({})) {
+            let mut spec = serde_json::to_value(&pod.spec).unwrap();
+            for (field, said) in rule(key).as_object().unwrap() {
+                spec[field] = said.clone();
+            }
+            let spec = serde_json::from_value(spec).unwrap();
+            world.apply(labelled(Pod { spec, ..pod }, "app", "a"));
+        }
+        world.run();
+        let gone = world.victims();
+        let said = &world.conditions;
+        assert_eq!(gone.len(), victims, "{plugin} {key}: {gone:?} {said:?}");
+        assert_eq!(world.nominated.len(), victims, "{plugin} {key}");
+    }
+}

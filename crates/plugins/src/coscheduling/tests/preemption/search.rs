@@ -1,0 +1,183 @@
+//! Plans for little clusters, beside all ways to place pods on them.
+
+use super::*;
+
+struct Dice(u64);
+
+impl Dice {
+    /// Below `sides`.
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).unwrap() % sides
+    }
+}
+
+/// A cluster of little nodes: cores, and the pods there by cores, priority and whether they may go.
+type Cluster = Vec<(usize, Vec<(usize, usize, bool)>)>;
+
+/// How many of the wanted sizes, from the first on or in any order, can be placed on nodes with so many
+/// cores, all ways tried.
+fn most(free: &[usize], sizes: &[usize], strict: bool) -> usize {
+    let Some((size, rest)) = sizes.split_first() else {
+        return 0;
+    };
+    let without = if strict { 0 } else { most(free, rest, strict) };
+    let placed = (0..free.len())
+        .filter(|node| free[*node] >= *size)
+        .map(|node| {
+            let mut left = free.to_vec();
+            left[node] -= size;
+            1 + most(&left, rest, strict)
+        });
+    placed.max().unwrap_or(0).max(without)
+}
+
+/// Free cores where all have gone that may go, up to a priority.
+fn free(cluster: &Cluster, up_to: Option<usize>) -> Vec<usize> {
+    let nodes = cluster.iter().map(|(cores, pods)| {
+        let stay = pods
+            .iter()
+            .filter(|(_, priority, may)| !may || up_to.is_none_or(|up_to| *priority > up_to));
+        cores - stay.map(|(cores, ..)| cores).sum::<usize>()
+    });
+    nodes.collect()
+}
+
+#[test]
+fn plans_are_those_that_a_plain_search_allows() {
+    // Nobody went; all fit anyway; some had to go; on several nodes; not all of them; too many asked.
+    let mut seen = [0; 6];
+    for seed in 0..1000 {
+        let mut dice = Dice(seed);
+        let cluster: Cluster = (0..1 + dice.roll(3))
+            .map(|_| {
+                let cores = 2 + dice.roll(5);
+                let mut left = cores;
+                let mut pods = Vec::new();
+                for _ in 0..dice.roll(4) {
+                    let size = (1 + dice.roll(3)).min(left);
+                    if size > 0 {
+                        left -= size;
+                        pods.push((size, dice.roll(4), dice.roll(5) > 0));
+                    }
+                }
+                (cores, pods)
+            })
+            .collect();
+        let count = 1 + dice.roll(4);
+        let alike = dice.roll(3) > 0;
+        let first = 1 + dice.roll(3);
+        let sizes: Vec<usize> = (0..count)
+            .map(|_| if alike { first } else { 1 + dice.roll(3) })
+            .collect();
+        let strict = dice.roll(2) == 0;
+        let mut world = evicting();
+        for (nth, (cores, pods)) in cluster.iter().enumerate() {
+            world.node(&format!("n{nth}"), *cores);
+            for (at, (size, priority, may)) in pods.iter().enumerate() {
+                let name = format!("v{nth}-{at}");
+                let pod = plain(
+                    &name,
+                    &format!("n{nth}"),
+                    *size,
+                    i32::try_from(*priority).unwrap(),
+                );
+                let key = "scheduling.koordinator.sh/disable-preemptible";
+                world.apply(if *may {
+                    pod
+                } else {
+                    labelled(pod, key, "true")
+                });
+            }
+        }
+        let mode = if strict { "Strict" } else { "NonStrict" };
+        let pods = members(count, count, 1, &json!({"mode": mode}));
+        for (pod, size) in pods.into_iter().zip(&sizes) {
+            world.apply(sized(pod, *size, 1000));
+        }
+        world.run();
+        let case = format!("seed {seed}: {cluster:?}, {mode} {sizes:?}");
+        let now = most(&free(&cluster, None), &sizes, false) == count;
+        let then = most(&free(&cluster, Some(3)), &sizes, false) == count;
+        let victims: Vec<String> = world
+            .victims()
+            .iter()
+            .map(|name| (*name).to_owned())
+            .collect();
+        if !then {
+            seen[0] += 1;
+            assert!(
+                victims.is_empty() && world.bound.is_empty(),
+                "{case}: {victims:?}"
+            );
+            // Those of a lenient gang that have a place wait in it.
+            assert_eq!(world.nominated.len(), world.booked().1, "{case}");
+            continue;
+        }
+        if world.bound.len() == count {
+            seen[1] += 1;
+            assert!(now && victims.is_empty(), "{case}");
+            continue;
+        }
+        assert!(world.bound.is_empty(), "{case}");
+        if victims.is_empty() {
+            // Of unlike ones, the first may take what the last needs.
+            assert!(!alike, "{case}: a place was overlooked");
+            seen[5] += 1;
+            continue;
+        }
+        assert!(!(now && alike), "{case}: {victims:?} went for nothing");
+        assert_eq!(world.nominated.len(), count, "{case}");
+        // On each node: who was placed there fits without the victims, and with any one of them does not.
+        let mut nodes = BTreeSet::new();
+        let mut highest = None;
+        for (nth, (cores, pods)) in cluster.iter().enumerate() {
+            let here = |(pod, _): &(&String, &String)| pod[1..].parse::<usize>().unwrap() - 1;
+            let placed = world
+                .nominated
+                .iter()
+                .filter(|(_, node)| **node == format!("n{nth}"));
+            let placed: usize = placed.map(|it| sizes[here(&it)]).sum();
+            let goes = |at: usize| victims.contains(&format!("v{nth}-{at}"));
+            let stay = pods.iter().enumerate().filter(|(at, _)| !goes(*at));
+            let left = cores - stay.map(|(_, (size, ..))| size).sum::<usize>();
+            assert!(placed <= left, "{case}: {:?}", world.nominated);
+            for (at, (size, priority, may)) in pods.iter().enumerate().filter(|(at, _)| goes(*at)) {
+                assert!(*may, "{case}: v{nth}-{at} was spared");
+                assert!(placed > left - size, "{case}: v{nth}-{at} went for nothing");
+                highest = highest.max(Some(*priority));
+                nodes.insert(nth);
+            }
+        }
+        if alike {
+            let needed =
+                (0..4).find(|up_to| most(&free(&cluster, Some(*up_to)), &sizes, false) == count);
+            assert_eq!(highest, needed, "{case}: {victims:?}");
+        }
+        seen[2] += 1;
+        seen[3] += usize::from(nodes.len() > 1);
+        let all = cluster
+            .iter()
+            .flat_map(|(_, pods)| pods)
+            .filter(|(.., may)| *may);
+        seen[4] += usize::from(victims.len() < all.count());
+        let promised = world.nominated.clone();
+        if dice.roll(2) == 0 {
+            world.all_leave();
+            world.later(60);
+            assert_eq!(world.bound, promised, "{case}: {:?}", world.conditions);
+            continue;
+        }
+        // With some gone, members may swap places: nobody else has to go, and nobody is left out.
+        for _ in 0..victims.len() {
+            world.one_leaves();
+            world.later(60);
+        }
+        assert!(world.evicted.is_empty(), "{case}: {:?}", world.victims());
+        assert_eq!(world.bound.len(), count, "{case}: {:?}", world.conditions);
+    }
+    assert!(seen.iter().all(|times| *times >= 3), "{seen:?}");
+}
