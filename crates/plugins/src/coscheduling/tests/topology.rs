@@ -515,3 +515,18 @@ fn layers_that_are_no_line_are_reported_once() {
     world.run();
     assert_eq!(world.statuses().len(), 1);
 }
+
+#[test]
+fn who_asks_for_no_topology_is_held_to_no_place() {
+    // Three on each spine.
+    let mut world = eight(|node| usize::from(node != "node-1" && node != "node-3"));
+    let names = ["p1", "p2", "p3", "p4"];
+    for name in names {
+        world.apply(annotated(name, "a", 4, json!({})));
+    }
+    world.run();
+    assert_eq!(world.bound(), names);
+    world.apply(pod("x", json!({})));
+    world.run();
+    assert_eq!(world.bound(), ["p1", "p2", "p3", "p4", "x"]);
+}

@@ -344,6 +344,9 @@ fn reservations_find_their_node() {
     let required = json!({"metadata": {"labels": {koord_api::labels::RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}},
         "spec": {"preAllocation": true}});
     let pre = || json!({"spec": {"preAllocation": true}});
+    let containers = json!([{"name": "c", "resources": {"requests": {"cpu": "100"}}}]);
+    let large =
+        json!({"spec": {"preAllocation": true, "template": {"spec": {"containers": containers}}}});
     let (conflict, elsewhere) = (POLICY_CONFLICT, OTHER_NODE);
     #[rustfmt::skip]
     let rows = [
@@ -355,6 +358,7 @@ fn reservations_find_their_node() {
         ("aligned beside restricted", "Restricted", "Aligned", none(), "fits"),
         ("restricted beside aligned", "Aligned", "Restricted", none(), "fits"),
         ("pre-allocation, with nobody to take in", "Restricted", "Restricted", pre(), "fits"),
+        ("pre-allocation, with nobody to take in and no room", "Restricted", "Restricted", large, "fits"),
         ("pre-allocation that must be one", "-", "Restricted", required, crate::reservation::ahead::NO_POD),
     ];
     for (name, there, policy, change, expected) in rows {
@@ -365,6 +369,9 @@ fn reservations_find_their_node() {
         let bench = bench.reservation("r", policy, "cpu=4", change).settle();
         assert_eq!(bench.place("r"), expected, "{name}");
     }
+    // It has nothing to say of a pod of none.
+    let bench = Bench::new(ROOM).settle();
+    assert_eq!(bench.judge(pod_value("p", "", json!({})), &[]), "fits");
     // Without a template there is nothing to place.
     let bench = Bench::new(ROOM).reservation(
         "r",
@@ -544,12 +551,12 @@ fn conditions_count_reservations_by_what_kept_them() {
         PodSide::new(&pod, vec![1], &table).unwrap()
     };
     const OTHER: &[&str] = &["node(s) didn't match the requested node name"];
-    type Found = Vec<(usize, Result<(), Unmatched>)>;
+    type Judged = Vec<(usize, Result<(), Unmatched>)>;
     type Row<'a> = (
         &'a str,
         bool,
         bool,
-        Found,
+        Judged,
         &'a [(usize, &'a [&'a str])],
         &'a str,
     );
