@@ -2,8 +2,8 @@
 //!
 //! It has gathered everything there is, so that it need not list it again. But a watch may be broken or
 //! stall without a word, and who decides on an older view books what somebody else has. So the API
-//! server is asked once more, after the lease is won, for the versions of all objects: whoever is behind
-//! them waits a little, and then lists anew.
+//! server is asked once more, after the lease is won, for the versions of all objects, until it answers:
+//! whoever is behind them waits a little, and then lists anew.
 
 use koord_kube::api::{ListParams, PartialObjectMeta};
 use koord_kube::{Api, Change, Client, Informer, Mirrored, ObjectKey};
@@ -19,8 +19,13 @@ use tokio_util::sync::CancellationToken;
 const SETTLE: Duration = Duration::from_millis(500);
 /// How long a watch that is behind may take to show what the API server has.
 const CATCH_UP: Duration = Duration::from_secs(2);
-/// How long the API server may take to say what it has.
-const ANSWER: Duration = Duration::from_secs(60);
+/// How long the API server may take over a page of what it has.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How long to wait before it is asked again that did not answer: twice as long each time, at most
+/// `LONGEST_PAUSE`.
+const PAUSE: Duration = Duration::from_millis(500);
+/// See `PAUSE`.
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// Objects in an answer.
 const PAGE: u32 = 5_000;
 
@@ -45,7 +50,8 @@ where
     let mut out = Listed::default();
     let mut page = ListParams::default().limit(PAGE);
     loop {
-        let answer = match api.list_metadata(&page).await {
+        let answer = timeout(ANSWER, api.list_metadata(&page)).await;
+        let answer = match answer.map_err(|late| koord_kube::Error::Service(late.into()))? {
             // The kind is not installed: there are no objects of it.
             Err(koord_kube::Error::Api(status)) if status.code == 404 => return Ok(out),
             answer => answer?,
@@ -82,6 +88,25 @@ where
         return listed::<O>(client).await;
     }
     Ok(found)
+}
+
+/// Asks until there is an answer. Who has none knows nothing of how old its view is: to go on with it
+/// would be to book on what the replica that died had booked already.
+async fn answered<F>(listed: impl Fn() -> F) -> Listed
+where
+    F: Future<Output = Result<Listed, koord_kube::Error>>,
+{
+    let mut pause = PAUSE;
+    loop {
+        match listed().await {
+            Ok(listed) => return listed,
+            Err(error) => {
+                tracing::warn!(%error, "what there is cannot be listed; no pod is placed before");
+            }
+        }
+        sleep(pause).await;
+        pause = LONGEST_PAUSE.min(2 * pause);
+    }
 }
 
 /// Whether the version that was `seen` is not older than the one that is `wanted`. Versions of a kind's
@@ -219,27 +244,29 @@ impl<V: Mirrored> Feed<V> {
 
     /// Listens until this replica leads and knows what the API server has then; that, as changes.
     /// `listed` asks what it has; `anew` starts the informer again, which then delivers everything.
-    pub(super) async fn gather(
+    pub(super) async fn gather<F>(
         &mut self,
         leads: CancellationToken,
-        listed: impl Future<Output = Result<Listed, koord_kube::Error>>,
+        listed: impl Fn() -> F,
         anew: impl Fn() -> Informer<V>,
-    ) -> Option<Vec<Change<V>>> {
+    ) -> Option<Vec<Change<V>>>
+    where
+        F: Future<Output = Result<Listed, koord_kube::Error>>,
+    {
         let mut gathered = Gathered::new();
         let settled = async {
             leads.cancelled().await;
             sleep(SETTLE).await;
         };
         self.listen(&mut gathered, settled, |_| false).await?;
-        if let Ok(Ok(listed)) = timeout(ANSWER, listed).await {
-            // A first list takes as long as it takes.
-            let never = std::future::pending();
-            self.listen(&mut gathered, never, |gathered| gathered.synced)
-                .await?;
-            gathered.compare(&listed);
-            self.listen(&mut gathered, sleep(CATCH_UP), Gathered::is_current)
-                .await?;
-        }
+        let listed = answered(listed).await;
+        // A first list takes as long as it takes.
+        let never = std::future::pending();
+        self.listen(&mut gathered, never, |gathered| gathered.synced)
+            .await?;
+        gathered.compare(&listed);
+        self.listen(&mut gathered, sleep(CATCH_UP), Gathered::is_current)
+            .await?;
         if gathered.is_current() {
             return Some(gathered.into_changes());
         }

@@ -116,7 +116,8 @@ impl Watch {
         Self {
             start: |kind, source| {
                 let (client, shutdown) = (source.client.clone(), source.shutdown.clone());
-                let listed = takeover::listed_either::<K, O>(client.clone());
+                let asked = client.clone();
+                let listed = move || takeover::listed_either::<K, O>(asked.clone());
                 let start = move || {
                     let keep = |object: K| V::from(object);
                     let (client, scope) = (client.clone(), Scope::default());
@@ -247,7 +248,8 @@ pub(crate) fn forward<K, V: Mirrored>(
         + 'static,
 {
     let (client, shutdown) = (source.client.clone(), source.shutdown.clone());
-    let listed = takeover::listed::<K>(client.clone());
+    let asked = client.clone();
+    let listed = move || takeover::listed::<K>(asked.clone());
     let start = move || {
         let (client, scope) = (client.clone(), Scope::default());
         Informer::start_kept(client, scope, keep.clone(), shutdown.clone())
@@ -259,18 +261,26 @@ pub(crate) fn forward<K, V: Mirrored>(
 /// replica leads, beginning with what there is then, for which `listed` asks. A kind that is `optional`
 /// counts as listed when the API server does not have it: a cluster without a custom resource has none
 /// of its objects, and those that come later are changes like any other.
-fn feed<V: Mirrored>(
+fn feed<V: Mirrored, F>(
     source: Source,
     start: impl Fn() -> Informer<V> + Send + 'static,
-    listed: impl Future<Output = Result<takeover::Listed, koord_kube::Error>> + Send + 'static,
+    listed: impl Fn() -> F + Send + 'static,
     optional: bool,
     wrap: impl Fn(Change<V>) -> Message + Send + 'static,
-) {
-    let Source { sender, leads, .. } = source;
+) where
+    F: Future<Output = Result<takeover::Listed, koord_kube::Error>> + Send + 'static,
+{
+    let Source {
+        sender,
+        leads,
+        shutdown,
+        ..
+    } = source;
     let mut feed = Feed::new(start(), optional);
     tokio::spawn(async move {
         if !leads.is_cancelled() {
-            let Some(gathered) = feed.gather(leads, listed, start).await else {
+            let gathered = feed.gather(leads, listed, start);
+            let Some(Some(gathered)) = shutdown.run_until_cancelled(gathered).await else {
                 return;
             };
             for change in gathered {

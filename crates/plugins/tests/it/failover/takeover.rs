@@ -1,6 +1,6 @@
 //! What happens around the moment at which leaders change.
 
-use super::wire::{Fuse, Which, any_write};
+use super::wire::{Fuse, Lost, Which, any_write};
 use super::world::{World, name_of, node_of, pod};
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
@@ -163,41 +163,49 @@ async fn members_that_wait_for_their_gang_wait_anew_and_not_for_ever() {
 
 #[tokio::test(start_paused = true)]
 async fn a_standby_whose_watch_stalls_books_on_nothing_older_than_its_lease() {
-    let what = "a watch of pods that shows nothing";
-    let world = World::bare(1).await;
-    // The leader's bindings take their time, so that the standby sees both pods waiting.
-    let leaders = Fuse::slow(vec![(
-        |_, path| path.ends_with("/binding"),
-        Duration::from_secs(3),
-    )]);
-    let first = world.schedule("one", leaders.clone());
-    world.leader("one").await;
-    let mut pods = world.pods().await;
-    for name in ["first-0", "second-0"] {
-        let big = pod(name, json!({}), json!({"cpu": "10"}));
-        world.put::<Pod>(big).await;
+    // What becomes of the lists with which it asks how old its view is.
+    let rows: [(&str, &[Lost]); 3] = [
+        ("answered", &[]),
+        ("reset", &[Lost::Reset; 3]),
+        ("unanswered", &[Lost::Silence]),
+    ];
+    for (what, lists) in rows {
+        let world = World::bare(1).await;
+        // The leader's bindings take their time, so that the standby sees both pods waiting.
+        let leaders = Fuse::slow(vec![(
+            |_, path| path.ends_with("/binding"),
+            Duration::from_secs(3),
+        )]);
+        let first = world.schedule("one", leaders.clone());
+        world.leader("one").await;
+        let mut pods = world.pods().await;
+        for name in ["first-0", "second-0"] {
+            let big = pod(name, json!({}), json!({"cpu": "10"}));
+            world.put::<Pod>(big).await;
+        }
+        let standbys = Fuse::stalled("/pods", lists);
+        let second = world.schedule("two", standbys.clone());
+        while !standbys.has_stalled() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let bound = |pods: &[Pod]| pods.iter().filter(|pod| node_of(pod).is_some()).count();
+        assert_eq!(
+            bound(&world.list::<Pod>().await),
+            0,
+            "{what}: it saw a binding"
+        );
+        pods.until(what, &[("first", 0, 1)]).await;
+        first.kill(&leaders).await;
+        world.leader("two").await;
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        world.fits(what).await;
+        assert!(standbys.has_lost_all(), "{what}");
+        // It listens again.
+        let api: Api<Pod> = Api::namespaced(world.client(), "default");
+        api.delete("first-0", &DeleteParams::default().grace_period(0))
+            .await
+            .unwrap();
+        pods.until(what, &[("second", 0, 1)]).await;
+        second.stop().await;
     }
-    let standbys = Fuse::stalled("/pods");
-    let second = world.schedule("two", standbys.clone());
-    while !standbys.has_stalled() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    let bound = |pods: &[Pod]| pods.iter().filter(|pod| node_of(pod).is_some()).count();
-    assert_eq!(
-        bound(&world.list::<Pod>().await),
-        0,
-        "{what}: it saw a binding"
-    );
-    pods.until(what, &[("first", 0, 1)]).await;
-    first.kill(&leaders).await;
-    world.leader("two").await;
-    tokio::time::sleep(Duration::from_secs(60)).await;
-    world.fits(what).await;
-    // It listens again.
-    let api: Api<Pod> = Api::namespaced(world.client(), "default");
-    api.delete("first-0", &DeleteParams::default().grace_period(0))
-        .await
-        .unwrap();
-    pods.until(what, &[("second", 0, 1)]).await;
-    second.stop().await;
 }

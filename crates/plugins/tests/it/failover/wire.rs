@@ -42,6 +42,15 @@ pub(super) fn eviction(method: &Method, path: &str) -> bool {
     method == Method::DELETE && path.contains("/pods/")
 }
 
+/// How a request is lost.
+#[derive(Clone, Copy)]
+pub(super) enum Lost {
+    /// The connection is reset.
+    Reset,
+    /// There is never an answer.
+    Silence,
+}
+
 /// What becomes of requests; blows with a certain one.
 pub(super) struct Fuse {
     at: i64,
@@ -56,6 +65,8 @@ pub(super) struct Fuse {
     delays: Vec<(Which, Duration)>,
     /// Of which objects, by the end of the path, the first watch never shows anything.
     stalls: Mutex<Option<&'static str>>,
+    /// What becomes of the lists of those objects after that, the last first.
+    lists: Mutex<(&'static str, Vec<Lost>)>,
     /// When the first and the last write reached the server.
     written: Mutex<Option<[Instant; 2]>>,
 }
@@ -76,6 +87,7 @@ impl Fuse {
             leaseless: AtomicBool::new(false),
             delays: Vec::new(),
             stalls: Mutex::default(),
+            lists: Mutex::default(),
             written: Mutex::default(),
         }
     }
@@ -93,10 +105,11 @@ impl Fuse {
     }
 
     /// Never blows; the first watch of the objects whose path ends so shows nothing, as if its
-    /// connection were half open.
-    pub(super) fn stalled(plural: &'static str) -> Arc<Self> {
+    /// connection were half open, and then as many of their lists as `lists` has are lost.
+    pub(super) fn stalled(plural: &'static str, lists: &[Lost]) -> Arc<Self> {
         Arc::new(Self {
             stalls: Mutex::new(Some(plural)),
+            lists: Mutex::new((plural, lists.iter().rev().copied().collect())),
             ..Self::plain(i64::MAX, any_write, true)
         })
     }
@@ -110,6 +123,21 @@ impl Fuse {
         let mut stalls = self.stalls.lock().unwrap();
         let meant = |plural: &mut &str| query.contains("watch=true") && path.ends_with(*plural);
         stalls.take_if(meant).is_some()
+    }
+
+    /// Whether a list of the objects whose watch stalls is lost, and how.
+    fn loses(&self, path: &str, query: &str) -> Option<Lost> {
+        let (plural, lists) = &mut *self.lists.lock().unwrap();
+        let meant = !query.contains("watch=true") && path.ends_with(*plural);
+        if meant && self.has_stalled() {
+            return lists.pop();
+        }
+        None
+    }
+
+    /// Whether all lists were lost that were to be.
+    pub(super) fn has_lost_all(&self) -> bool {
+        self.lists.lock().unwrap().1.is_empty()
     }
 
     pub(super) async fn blown(&self) {
@@ -189,8 +217,15 @@ where
             return async move { Err(dead()) }.boxed();
         }
         let (mut inner, fuse) = (self.inner.clone(), self.fuse.clone());
-        let stalls = fuse.stalls(&path, request.uri().query().unwrap_or_default());
+        let query = request.uri().query().unwrap_or_default();
+        let stalls = fuse.stalls(&path, query);
+        let lost = fuse.loses(&path, query);
         async move {
+            match lost {
+                Some(Lost::Reset) => return Err(dead()),
+                Some(Lost::Silence) => std::future::pending::<()>().await,
+                None => {}
+            }
             if stalls {
                 std::future::pending::<()>().await;
             }
