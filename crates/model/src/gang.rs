@@ -114,8 +114,21 @@ struct Member {
     key: Arc<str>,
     own: Option<Arc<Spec>>,
     stage: Stage,
+    /// Whether it could be placed, were it not already.
+    ready: bool,
     phase: Phase,
     owners: Arc<str>,
+}
+
+impl Member {
+    /// What it is when it gives back what it holds.
+    fn unplaced(&self) -> Stage {
+        if self.ready {
+            Stage::Pending
+        } else {
+            Stage::Idle
+        }
+    }
 }
 
 /// A gang; read it through [`Gangs`].
@@ -286,6 +299,7 @@ impl Gangs {
             key: seen.key,
             own: own.clone(),
             stage,
+            ready: seen.ready,
             phase: seen.phase,
             owners: seen.owners.into(),
         };

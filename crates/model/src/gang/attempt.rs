@@ -137,7 +137,7 @@ impl Gangs {
         let Some(member) = gang.members.get(&uid) else {
             return;
         };
-        let (group, strict) = (gang.group.clone(), gang.strict());
+        let (group, strict, unplaced) = (gang.group.clone(), gang.strict(), member.unplaced());
         let attempted = self.attempt.as_ref().is_some_and(|a| a.group == group);
         match member.stage {
             Stage::Held(_) | Stage::Going => {}
@@ -147,19 +147,26 @@ impl Gangs {
         }
         let name = member.key.split('/').next_back().unwrap_or_default();
         let reason = format!("Gang {id:?} gets rejected due to Pod {name:?} in Unreserve");
-        gang.set(&uid, Stage::Pending);
+        gang.set(&uid, unplaced);
         self.changed.insert(id.clone());
         self.settle_binding(&group);
-        if passes || !strict {
-            return;
+        let comes_back = unplaced == Stage::Pending;
+        if !passes && strict {
+            let fresh = self.end_attempt_of(&group);
+            if let Some(members) = self.groups.get_mut(&group) {
+                members.failure = Some(reason.as_str().into());
+                if comes_back {
+                    let before = members.representative.replace(uid.clone());
+                    moves.regate.extend(before.filter(|before| *before != uid));
+                }
+            }
+            self.give_up(&group, &reason, fresh, moves);
         }
-        let fresh = self.end_attempt_of(&group);
-        if let Some(members) = self.groups.get_mut(&group) {
-            members.failure = Some(reason.as_str().into());
-            let before = members.representative.replace(uid.clone());
-            moves.regate.extend(before.filter(|before| *before != uid));
+        if !comes_back {
+            // It is not in the queue any more: another stands for those that are left, if they suffice.
+            self.review(&group, None, false, moves);
+            self.review_others(&id, &group, false, moves);
         }
-        self.give_up(&group, &reason, fresh, moves);
     }
 
     /// A member is bound.
@@ -272,9 +279,12 @@ impl Gangs {
             self.changed.insert(id.clone());
             let held: Vec<Arc<str>> = gang.held.values().cloned().collect();
             for uid in held {
-                let stage = gang.members.get(&uid).map(|member| member.stage);
-                gang.set(&uid, Stage::Pending);
-                let list = if stage == Some(Stage::Held(fresh)) && fresh != 0 {
+                let Some(member) = gang.members.get(&uid) else {
+                    continue;
+                };
+                let (stage, unplaced) = (member.stage, member.unplaced());
+                gang.set(&uid, unplaced);
+                let list = if stage == Stage::Held(fresh) && fresh != 0 {
                     &mut moves.rollback
                 } else {
                     &mut moves.reject

@@ -306,6 +306,46 @@ fn a_standby_lets_the_rest_pass_when_it_sees_the_first_member_bound() {
     assert!(moves.activate.is_empty(), "{:?}", moves.activate);
 }
 
+/// Deleted while it waits or is bound, and kept by a finalizer: it is in nobody's queue.
+#[test]
+fn a_member_that_goes_neither_counts_nor_stands_for_others_when_it_gives_back() {
+    for (what, placed) in [("held", 2), ("on its way", 3)] {
+        let mut gangs = Gangs::default();
+        let mut moves = Moves::default();
+        gangs.declare(
+            &"ns/a".into(),
+            Some(described(3, "only-waiting", &["ns/a"])),
+            &mut moves,
+        );
+        let names = ["a0", "a1", "a2"];
+        for name in names {
+            gangs.observe(seen(name, "ns/a", None, false), &mut moves);
+        }
+        for name in &names[..placed] {
+            gangs.permit(name, &mut moves);
+        }
+        let gone = Seen {
+            ready: false,
+            ..seen("a1", "ns/a", None, false)
+        };
+        gangs.observe(gone, &mut moves);
+        for name in ["a0", "a2", "a1"] {
+            gangs.released(name, &mut moves);
+        }
+        assert_eq!(sets(&gangs, "ns/a"), Some([3, 2, 0, 0]), "{what}");
+        let blocked = |gangs: &Gangs, uid: &str| gangs.admit(uid).unwrap_err().to_string();
+        let text = blocked(&gangs, "a0");
+        assert!(text.contains("not collect enough"), "{what}: {text}");
+        // One in its place.
+        gangs.observe(seen("a3", "ns/a", None, false), &mut moves);
+        let admitted = |uid: &&str| gangs.admit(uid).is_ok();
+        let others = ["a0", "a2", "a3"];
+        assert_eq!(others.iter().copied().filter(|it| admitted(it)).count(), 1);
+        let text = blocked(&gangs, "a1");
+        assert_eq!(text, "pod ns/a1 is not exists in gangCache", "{what}");
+    }
+}
+
 #[test]
 fn a_gang_that_another_lists_completes_the_others_group() {
     let mut gangs = Gangs::default();

@@ -562,6 +562,39 @@ fn a_member_that_cannot_be_tried_does_not_count() {
     }
 }
 
+/// A finalizer keeps the object of a member that was being bound when it was deleted.
+#[test]
+fn a_member_that_goes_while_it_is_bound_stands_for_nobody() {
+    for goes in 0..3 {
+        let what = format!("a{goes} goes");
+        let mut world = world(json!({}));
+        world.node("n", 10);
+        let pods = gang(4, 3, STRICT());
+        for pod in &pods[..3] {
+            world.apply(pod.clone());
+        }
+        world.answer = false;
+        world.run();
+        assert_eq!(world.pending.len(), 3, "{what}");
+        let mut going = pods[goes].clone();
+        going.metadata.finalizers = Some(vec!["batch.kubernetes.io/job-tracking".to_owned()]);
+        going.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0)));
+        world.apply(going);
+        world.refuse = BTreeSet::from(["a0", "a1", "a2"].map(str::to_owned));
+        world.answer = true;
+        world.answer();
+        world.refuse.clear();
+        world.later(20);
+        assert_eq!(world.bound(), [""; 0], "{what}: the other two are too few");
+        world.apply(pods[3].clone());
+        world.later(20);
+        let mut others = vec!["a0", "a1", "a2", "a3"];
+        others.remove(goes);
+        assert_eq!(world.bound(), others, "{what}");
+    }
+}
+
 #[test]
 fn a_waiting_member_that_is_deleted_takes_the_others_with_it() {
     let mut world = world(json!({}));
