@@ -45,6 +45,8 @@ enum Place {
 #[derive(Debug, Clone)]
 pub(crate) struct QueuedPod {
     pub(crate) info: Arc<PodInfo>,
+    /// The last that was seen of it while it had a place: what counts should it lose that.
+    newer: Option<Arc<PodInfo>>,
     /// Scheduling cycles so far.
     pub(crate) attempts: u32,
     /// When it first entered the queue, its gates open.
@@ -224,6 +226,7 @@ impl Queue {
         }
         let pod = QueuedPod {
             info,
+            newer: None,
             attempts: 0,
             first_seen: now,
             flushed: false,
@@ -254,6 +257,18 @@ impl Queue {
         if reorder {
             self.put(&uid, Place::Active, "UnschedulablePodUpdate");
         }
+    }
+
+    /// Keeps what was seen of a pod that has a place, for [`Self::take_newer`].
+    pub(crate) fn put_by(&mut self, newer: Arc<PodInfo>) {
+        if let Some(pod) = self.pods.get_mut(&newer.uid) {
+            pod.newer = Some(newer);
+        }
+    }
+
+    /// What was put by of a pod.
+    pub(crate) fn take_newer(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
+        self.pods.get_mut(uid)?.newer.take()
     }
 
     /// Forgets a pod.

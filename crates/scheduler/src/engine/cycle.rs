@@ -486,6 +486,10 @@ impl Engine {
             }
         }
         self.outbox.push(Output::Failed(failure));
+        if let Some(newer) = self.queue.take_newer(&pod.uid) {
+            // It has no place any more: what was seen of it meanwhile counts now.
+            self.pod_pending(newer, now);
+        }
         error
     }
 

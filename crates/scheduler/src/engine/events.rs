@@ -161,10 +161,11 @@ impl Engine {
         }
     }
 
-    fn pod_pending(&mut self, info: Arc<PodInfo>, now: Timestamp) {
+    pub(super) fn pod_pending(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         if let Some(Record { assumed: true, .. }) = self.pods.get(&info.uid) {
-            // Our binding is under way; this is an echo of before, or of a status change. A pod that
-            // only waits for it still can be let go.
+            // Our binding is under way; this is an echo of before, or of what we wrote, or an edit. Should
+            // the binding fail, the pod is tried as it is then. One that only waits for it still can be
+            // let go.
             let leaves = info.deleting || self.profile_of(&info).is_none();
             if leaves {
                 if self.waiting.contains_key(&info.uid) {
@@ -173,6 +174,8 @@ impl Engine {
                     // Should the binding fail, it is not tried again.
                     self.queue.remove(&info.uid);
                 }
+            } else {
+                self.queue.put_by(info);
             }
             return;
         }

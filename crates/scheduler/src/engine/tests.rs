@@ -307,6 +307,59 @@ fn a_failed_binding_gives_the_room_back_and_is_retried_after_backoff() {
     assert!(engine.queued("b").is_none() && engine.queued("a").is_some());
 }
 
+/// The condition says already why the second binding failed: nothing is written, and no echo follows.
+#[test]
+fn a_pod_is_tried_anew_as_it_was_seen_while_it_was_bound() {
+    let annotated = |said: &str, condition: Value| {
+        pod_with("a", "1", |value| {
+            value["metadata"]["annotations"] = json!({"said": said});
+            value["status"] = json!({"conditions": [condition]});
+        })
+    };
+    let said = json!({"type": "PodScheduled", "status": "False", "reason": "SchedulerError",
+        "message": "binding rejected: no"});
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.pod_applied(pod("a", "1"), at(0));
+    let refused = || BindError {
+        message: "no".to_owned(),
+        gone: false,
+    };
+    // What the pod says when it is bound for the first, the second and the third time.
+    let mut told = Vec::new();
+    for (round, echo) in ["one", "two", "three"].into_iter().enumerate() {
+        let time = 100 * i64::try_from(round).unwrap();
+        assert_eq!(schedule(&mut engine, time).len(), 1);
+        let outputs = engine.take_outputs().into_iter();
+        told.extend(outputs.filter_map(|output| match output {
+            Output::Bind(bind) => Some(bind.pod.annotation("said").unwrap_or("-").to_owned()),
+            _ => None,
+        }));
+        // What the binding wrote first comes back before it fails.
+        engine.pod_applied(annotated(echo, said.clone()), at(time + 1));
+        engine.bind_finished("a", Err(refused()), at(time + 2));
+    }
+    assert_eq!(told, ["-", "one", "two"]);
+}
+
+#[test]
+fn an_edit_of_a_pod_that_waits_counts_when_it_has_waited_in_vain() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(pod("wait", "2"), at(0));
+    assert_eq!(schedule(&mut engine, 0).len(), 1);
+    engine.pod_applied(pod("wait", "1"), at(1));
+    assert_eq!(schedule(&mut engine, 30).len(), 1, "it is tried at once");
+    assert_eq!(engine.nodes().requested(engine.nodes().find("n").unwrap(), CPU), 1000);
+    // Behind a gate that came meanwhile, it is not.
+    let gated = pod_with("wait", "1", |value| {
+        value["spec"]["schedulingGates"] = json!([{"name": "later"}]);
+    });
+    engine.pod_applied(gated, at(31));
+    assert_eq!(schedule(&mut engine, 600), []);
+    assert_eq!((engine.pending().gated, engine.booked()), (1, (0, 0)));
+}
+
 #[test]
 fn a_pod_that_begins_to_go_while_it_is_bound_is_not_tried_again() {
     let mut engine = engine();
