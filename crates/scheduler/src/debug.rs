@@ -7,6 +7,7 @@ mod node;
 mod resources;
 
 use crate::engine::{Diagnosis, Engine, Failure};
+use crate::guard::guarded;
 use axum::Router;
 use jiff::Timestamp;
 use parking_lot::RwLock;
@@ -83,7 +84,12 @@ impl std::fmt::Debug for Question {
 
 impl Question {
     pub(crate) fn answer(self, engine: &mut Engine, now: Timestamp) {
-        (self.0)(engine, now);
+        let answered = guarded("over a question; it has no answer", || {
+            (self.0)(engine, now);
+        });
+        if answered.is_none() {
+            engine.forget_shared();
+        }
     }
 }
 
@@ -190,7 +196,7 @@ impl DebugHandle {
     }
 
     /// The engine's answer; `None` when nobody owns an engine here.
-    async fn ask_for<T: Send + 'static>(
+    pub(crate) async fn ask_for<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&mut Engine, Timestamp) -> T + Send + 'static,
     ) -> Option<T> {

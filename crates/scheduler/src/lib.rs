@@ -18,6 +18,7 @@ pub mod config;
 mod debug;
 pub mod engine;
 pub mod framework;
+mod guard;
 mod metrics;
 mod queue;
 mod runtime;

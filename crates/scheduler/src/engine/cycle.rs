@@ -6,13 +6,13 @@ use super::measure::{self, Measured, Point};
 use super::select::Choice;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
-    BindPlan, Code, Cycle, Effects, Instance, Permit, PodPatch, Rejection, Remark,
+    BindPlan, Code, Cycle, Effects, Instance, Permit, Plugin, PodPatch, Rejection, Remark,
 };
+use crate::guard::{attempted, guarded};
 use crate::queue::{PluginSet, QueuedPod, Refusal};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::{SignedDuration, Timestamp};
 use std::cmp::Reverse;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// The longest a pod may wait for permission.
@@ -23,6 +23,13 @@ const MAX_WAIT: SignedDuration = SignedDuration::from_mins(15);
 pub(super) enum Stop {
     Refused(Box<Diagnosis>),
     Failed(String),
+}
+
+impl Stop {
+    /// By a plugin's bug: what it said when it panicked.
+    pub(super) fn panicked(said: &str) -> Self {
+        Self::Failed(format!("a plugin panicked: {said}"))
+    }
 }
 
 /// Which part of a pod's cycle is next. Where no extender is concerned, the first is all of it.
@@ -47,23 +54,15 @@ impl Engine {
                 continue;
             };
             let pod = queued.info.clone();
-            let ended = catch_unwind(AssertUnwindSafe(|| match half {
+            let ended = attempted(|| match half {
                 Half::First => self.cycle(&queued, profile, now),
                 Half::Second(purpose, advice) => self.resume(&pod, profile, purpose, advice, now),
-            }));
-            let ended = ended.unwrap_or_else(|panic| {
-                // A plugin's bug must not stop the scheduler; nothing cached is trusted after it.
+            });
+            let ended = ended.unwrap_or_else(|said| {
+                // Nothing cached is trusted after it.
                 self.forget_shared();
-                let undo = AssertUnwindSafe(|| self.forget(&pod.uid, now));
-                if catch_unwind(undo).is_err() {
-                    tracing::error!(%pod, "a plugin panicked again while its booking was undone");
-                }
-                let what = panic
-                    .downcast_ref::<&str>()
-                    .map(|text| (*text).to_owned())
-                    .or_else(|| panic.downcast_ref::<String>().cloned())
-                    .unwrap_or_default();
-                Err(Stop::Failed(format!("a plugin panicked: {what}")))
+                self.undo(&pod.uid, now);
+                Err(Stop::panicked(&said))
             });
             let attempts = queued.attempts;
             let first_seen = queued.first_seen;
@@ -477,7 +476,9 @@ impl Engine {
         if let Refusal::Unschedulable { by, .. } = refusal {
             let refusing = self.plugins.iter().enumerate();
             let refusing = refusing.filter(|(instance, _)| by & (1 << instance) != 0);
-            let mut names: Vec<&str> = refusing.flat_map(|(_, it)| it.names(pod)).collect();
+            let names = |plugin: &dyn Plugin| guarded("over a refusal", || plugin.names(pod));
+            let names = refusing.filter_map(|(_, plugin)| names(&**plugin));
+            let mut names: Vec<&str> = names.flatten().collect();
             names.sort_unstable();
             names.dedup();
             if !names.is_empty() {
@@ -488,7 +489,9 @@ impl Engine {
         self.outbox.push(Output::Failed(failure));
         if let Some(newer) = self.queue.take_newer(&pod.uid) {
             // It has no place any more: what was seen of it meanwhile counts now.
-            self.pod_pending(newer, now);
+            guarded("over a pod that lost its place", || {
+                self.pod_pending(newer, now);
+            });
         }
         error
     }
@@ -496,7 +499,10 @@ impl Engine {
     fn remarks(&self, pod: &PodInfo, said: &Words) -> Vec<Remark> {
         let plugins = self.plugins.iter();
         plugins
-            .filter_map(|plugin| plugin.insight()?.remark(pod, said))
+            .filter_map(|plugin| {
+                let insight = plugin.insight()?;
+                guarded("over a refusal", || insight.remark(pod, said))?
+            })
             .collect()
     }
 
@@ -508,9 +514,13 @@ impl Engine {
                 let Some(grouping) = self.plugins[instance].grouping() else {
                     break;
                 };
-                let next = grouping.next_pod(view!(self, now), &mut fx);
-                self.apply(fx, now);
-                let Some(uid) = next else { break };
+                let view = view!(self, now);
+                let next = guarded("over who is next", || grouping.next_pod(view, &mut fx));
+                let followed = guarded("over what follows", || self.apply(fx, now));
+                if next.is_none() || followed.is_none() {
+                    self.forget_shared();
+                }
+                let Some(uid) = next.flatten() else { break };
                 // A member that is not ours to place, or that others keep back, is passed over.
                 let began = self.meter.now();
                 if let Some(queued) = self.queue.take(&uid, 1 << instance) {
@@ -528,11 +538,15 @@ impl Engine {
     /// Lets plugins and permissions react to the passing of time.
     pub(super) fn tick(&mut self, now: Timestamp) {
         let mut fx = Effects::default();
+        let mut sound = true;
         for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
             let view = view!(self, now);
-            books.tick(view, &mut fx);
+            sound &= guarded("as time passes", || books.tick(view, &mut fx)).is_some();
         }
-        self.apply(fx, now);
+        sound &= guarded("over what follows", || self.apply(fx, now)).is_some();
+        if !sound {
+            self.forget_shared();
+        }
         while let Some(Reverse((until, _))) = self.deadlines.peek() {
             if *until > now {
                 break;

@@ -6,6 +6,7 @@ use super::{Diagnosis, Engine, Output, Waiting, cycle, diagnosis, measure};
 use crate::framework::{
     Action, ClusterEvent, Effects, Helps, Instance, Interest, ObjectChange, Subject, View,
 };
+use crate::guard::attempted;
 use crate::queue::PluginSet;
 use crate::state::PodInfo;
 use jiff::Timestamp;
@@ -295,8 +296,9 @@ impl Engine {
         let Some(node) = self.pods.get(uid).map(|record| record.node) else {
             return;
         };
-        if let Err(stop) = self.send_to_bind(&pod, profile, node, now) {
-            self.forget(uid, now);
+        let sent = attempted(|| self.send_to_bind(&pod, profile, node, now));
+        if let Err(stop) = sent.unwrap_or_else(|said| Err(cycle::Stop::panicked(&said))) {
+            self.undo(uid, now);
             self.refuse(&pod, stop, now);
         }
     }
@@ -311,7 +313,7 @@ impl Engine {
         let Some(wait) = self.stop_waiting(uid, REFUSED, now) else {
             return;
         };
-        self.forget(uid, now);
+        self.undo(uid, now);
         self.refuse_waiting(&wait, plugin, reason, now);
     }
 

@@ -2,11 +2,11 @@
 
 use super::{BindError, Engine, Output, Point, Record};
 use crate::framework::{Action, ClusterEvent, Effects, ObjectChange, Problem, Subject};
+use crate::guard::guarded;
 use crate::queue::PluginSet;
 use crate::state::{NodeInfo, PodInfo, SeenPod};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 impl Engine {
@@ -214,10 +214,9 @@ impl Engine {
         if info.daemon {
             return;
         }
-        let read = AssertUnwindSafe(|| self.own_shape(info, profile));
-        if catch_unwind(read).is_err() {
-            tracing::error!(pod = %info, "a plugin panicked over a pod that is queued");
-        }
+        guarded("over a pod that is queued", || {
+            self.own_shape(info, profile)
+        });
     }
 
     /// A node was created or changed.
@@ -363,7 +362,7 @@ impl Engine {
             }
             Err(error) => {
                 // The informer may have shown the truth already: then nothing is only assumed.
-                if !self.forget(uid, now) {
+                if !self.undo(uid, now) {
                     return;
                 }
                 if error.gone {

@@ -54,6 +54,7 @@ use crate::framework::{
     Interest, NotShown, Plugin, PodPatch, Points, Problem, Profile, Profiles, Readings, Remark,
     ShapeId, Subject, View, Write,
 };
+use crate::guard::guarded;
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use class::Evaluation;
@@ -67,6 +68,8 @@ use std::sync::Arc;
 
 /// How upstream's metrics call a pod that was not permitted.
 const REFUSED: &str = "Unschedulable";
+/// Over what a plugin may panic: the node has its room again all the same.
+const UNDONE: &str = "while a booking was undone";
 
 /// What the engine itself can be told.
 #[derive(Debug, Clone, Copy)]
@@ -462,7 +465,8 @@ impl Engine {
         let mut out = Readings::default();
         for plugin in &mut self.plugins {
             if let Some(metered) = plugin.metered() {
-                metered.read(view!(self, now), &mut out);
+                let view = view!(self, now);
+                guarded("over what it measures", || metered.read(view, &mut out));
             }
         }
         out
@@ -534,7 +538,7 @@ impl Engine {
     pub fn next_deadline(&mut self) -> Option<Timestamp> {
         let waits = self.deadlines.peek().map(|Reverse((until, _))| *until);
         let books = books_of(PluginSet::MAX, &mut self.plugins);
-        let ticks = books.filter_map(|books| books.next_tick());
+        let ticks = books.filter_map(|books| guarded("over time", || books.next_tick())?);
         let queue = self.queue.next_deadline().into_iter();
         queue.chain(waits).chain(ticks).min()
     }
@@ -630,20 +634,29 @@ impl Engine {
             for instance in instances.filter(|instance| told & (1 << **instance) != 0) {
                 let cycle = Cycle::new(&record.info, view);
                 if let Some(books) = self.plugins[*instance].books() {
-                    books.unreserve(&cycle, record.node, &mut fx);
+                    guarded(UNDONE, || books.unreserve(&cycle, record.node, &mut fx));
                 }
             }
             self.apply(fx, now);
         }
         // The row may be released with its last pod: plugins hear of it while it still has a name.
         let mut fx = Effects::default();
-        for books in books_of(told, &mut self.plugins) {
-            let view = view!(self, now);
-            books.on_unassigned(&record.info, record.node, view, &mut fx);
-        }
+        guarded(UNDONE, || {
+            for books in books_of(told, &mut self.plugins) {
+                let view = view!(self, now);
+                books.on_unassigned(&record.info, record.node, view, &mut fx);
+            }
+        });
         self.nodes.remove_pod(record.node, uid);
         self.apply(fx, now);
         Some(record.info)
+    }
+
+    /// As [`Self::forget`]. Where a plugin panics over it, the pod is to be tried again all the
+    /// same.
+    fn undo(&mut self, uid: &str, now: Timestamp) -> bool {
+        let undone = guarded(UNDONE, || self.forget(uid, now));
+        undone.unwrap_or(true)
     }
 
     /// Undoes an assumption, if the pod is only assumed.

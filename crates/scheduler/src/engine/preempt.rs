@@ -122,7 +122,7 @@ impl Memo {
 
 impl Engine {
     /// Verdicts may have changed in ways that no row's version tells.
-    pub(super) fn forget_shared(&mut self) {
+    pub(crate) fn forget_shared(&mut self) {
         self.classes.clear();
         self.class_bytes = 0;
         self.memo = Memo::default();

@@ -8,11 +8,11 @@ use super::cycle::Stop;
 use super::diagnosis::Diagnosis;
 use super::opinion::Opinion;
 use super::{Engine, Record};
+use crate::guard::attempted;
 use crate::state::PodInfo;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// What the node that the pod is to leave says.
@@ -64,11 +64,11 @@ impl Engine {
         let Some(running) = self.unbook(&pod.uid, now) else {
             return Err(self.said("the pod is on no node".to_owned()));
         };
-        let place = AssertUnwindSafe(|| self.place_elsewhere(pod, profile, &home, now));
-        let placed = catch_unwind(place).unwrap_or_else(|_| {
+        let placed = attempted(|| self.place_elsewhere(pod, profile, &home, now));
+        let placed = placed.unwrap_or_else(|said| {
             // As in a cycle: nothing cached is trusted after it.
             self.forget_shared();
-            Err(Stop::Failed("a plugin panicked".to_owned()))
+            Err(Stop::panicked(&said))
         });
         match placed {
             Ok(node) => {

@@ -6,7 +6,8 @@ use super::*;
 use crate::framework::Signature;
 use crate::framework::{
     BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle,
-    Factory, Helps, ObjectChange, Permit, Registry, Rejection, Signable, State, Verdict,
+    Factory, Grouping, Helps, Insight, Metered, ObjectChange, Permit, Registry, Rejection,
+    Signable, State, Verdict,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_model::resources::{CPU, ResourceTable};
@@ -18,6 +19,12 @@ const THINGS: &str = "things.v1.test";
 thread_local! {
     /// How many pods were asked about an object.
     static QUESTIONS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    /// Where the plugin panics.
+    static STUMBLES: std::cell::Cell<&'static str> = const { std::cell::Cell::new("") };
+}
+
+fn stumble(place: &str) {
+    assert!(STUMBLES.get() != place, "asked to stumble");
 }
 
 /// Room by CPU, and a knob for every test.
@@ -38,6 +45,15 @@ impl Plugin for Knobs {
         Some(self)
     }
     fn consent(&mut self) -> Option<&mut dyn Consent> {
+        Some(self)
+    }
+    fn grouping(&mut self) -> Option<&mut dyn Grouping> {
+        Some(self)
+    }
+    fn insight(&self) -> Option<&dyn Insight> {
+        Some(self)
+    }
+    fn metered(&mut self) -> Option<&mut dyn Metered> {
         Some(self)
     }
     fn interests(&self) -> Vec<Interest> {
@@ -70,6 +86,7 @@ impl Plugin for Knobs {
         event.object?.new_as::<String>().cloned()
     }
     fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+        stumble("names");
         pod.annotation("thing").into_iter().collect()
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
@@ -79,6 +96,7 @@ impl Plugin for Knobs {
         Signable::Yes
     }
     fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
+        stumble("pre_enqueue");
         if pod.gates.is_empty() {
             Ok(())
         } else {
@@ -109,11 +127,48 @@ impl Consent for Knobs {
 
 impl Binding for Knobs {
     fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
+        stumble("bind");
         BindPlan::Binding
     }
 }
 
+impl Grouping for Knobs {
+    fn next_pod(&mut self, _view: View<'_>, _: &mut Effects) -> Option<Arc<str>> {
+        stumble("next_pod");
+        None
+    }
+    fn is_grouped(&self, _pod: &PodInfo) -> bool {
+        false
+    }
+}
+
+impl Insight for Knobs {
+    fn remark(&self, _pod: &PodInfo, _said: &Words) -> Option<Remark> {
+        stumble("remark");
+        None
+    }
+}
+
+impl Metered for Knobs {
+    fn read(&mut self, _view: View<'_>, _out: &mut Readings) {
+        stumble("read");
+    }
+}
+
 impl Bookkeeping for Knobs {
+    fn tick(&mut self, _view: View<'_>, _: &mut Effects) {
+        stumble("tick");
+    }
+    fn next_tick(&self) -> Option<Timestamp> {
+        stumble("next_tick");
+        None
+    }
+    fn unreserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) {
+        stumble("unreserve");
+    }
+    fn on_unassigned(&mut self, _: &Arc<PodInfo>, _: NodeIndex, _: View<'_>, _: &mut Effects) {
+        stumble("on_unassigned");
+    }
     fn reserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Verdict {
         if cycle.pod.name.starts_with("unreservable") {
             return Err(Rejection::unschedulable("nothing left"));
@@ -350,7 +405,12 @@ fn an_edit_of_a_pod_that_waits_counts_when_it_has_waited_in_vain() {
     assert_eq!(schedule(&mut engine, 0).len(), 1);
     engine.pod_applied(pod("wait", "1"), at(1));
     assert_eq!(schedule(&mut engine, 30).len(), 1, "it is tried at once");
-    assert_eq!(engine.nodes().requested(engine.nodes().find("n").unwrap(), CPU), 1000);
+    assert_eq!(
+        engine
+            .nodes()
+            .requested(engine.nodes().find("n").unwrap(), CPU),
+        1000
+    );
     // Behind a gate that came meanwhile, it is not.
     let gated = pod_with("wait", "1", |value| {
         value["spec"]["schedulingGates"] = json!([{"name": "later"}]);
@@ -419,6 +479,80 @@ fn a_plugin_that_panics_over_a_pod_as_it_comes_leaves_it_to_the_attempt() {
     let placed = ("later".to_owned(), Some("n".to_owned()));
     assert_eq!(schedule(&mut engine, 120), [placed]);
     assert!(engine.nodes().books_balance());
+}
+
+#[test]
+fn a_plugin_that_panics_beside_a_cycle_costs_its_own_answer() {
+    for place in ["tick", "next_tick", "next_pod", "remark", "names", "read"] {
+        let mut engine = engine();
+        engine.node_applied(node("n", "4"), at(0));
+        engine.pod_applied(pod("fine", "1"), at(0));
+        engine.pod_applied(pod("large", "8"), at(1));
+        STUMBLES.set(place);
+        let placed = schedule(&mut engine, 1);
+        let _ = engine.next_deadline();
+        engine.read(at(1));
+        STUMBLES.set("");
+        let fine = ("fine".to_owned(), Some("n".to_owned()));
+        assert_eq!(placed, [fine, ("large".to_owned(), None)], "{place}");
+        let refused = "Unschedulable: 0/1 nodes are available: 1 Insufficient cpu.";
+        assert_eq!(messages(&mut engine), ["bind fine n", refused], "{place}");
+        assert_eq!(engine.pending().unschedulable, 1, "{place}");
+    }
+}
+
+#[test]
+fn a_pod_over_which_a_plugin_panics_when_its_wait_ends_is_tried_again() {
+    let allow = ObjectChange {
+        kind: "tests",
+        action: Action::UPDATE,
+        old: None,
+        new: Arc::new("wait"),
+    };
+    for (place, allowed, said) in [
+        ("unreserve", false, "rejected due to timeout"),
+        ("on_unassigned", false, "rejected due to timeout"),
+        ("pre_enqueue", false, "rejected due to timeout"),
+        ("bind", true, "a plugin panicked: asked to stumble"),
+    ] {
+        let mut engine = engine();
+        engine.node_applied(node("n", "2"), at(0));
+        engine.pod_applied(pod("wait", "2"), at(0));
+        assert_eq!(schedule(&mut engine, 0).len(), 1);
+        // Somebody edits it meanwhile.
+        engine.pod_applied(pod("wait", "1"), at(1));
+        engine.take_outputs();
+        STUMBLES.set(place);
+        if allowed {
+            engine.object_changed(&allow, at(2));
+        } else {
+            assert!(engine.schedule_one(at(30)).is_none() || place != "pre_enqueue");
+        }
+        STUMBLES.set("");
+        let messages = messages(&mut engine).join("; ");
+        assert!(messages.contains(said), "{place}: {messages}");
+        assert!(engine.nodes().books_balance(), "{place}");
+        engine.node_applied(node("m", "1"), at(31));
+        schedule(&mut engine, 31);
+        assert_eq!(engine.booked(), (1, 1), "{place}: it waits once more");
+        assert_eq!(engine.pending().in_flight, 1, "{place}");
+    }
+}
+
+#[tokio::test]
+async fn a_question_over_which_a_plugin_panics_has_no_answer_and_the_next_has() {
+    let mut engine = engine();
+    let debug = crate::debug::DebugHandle::default();
+    let mut questions = debug.attach();
+    let asked = tokio::spawn(async move {
+        let first: Option<usize> = debug.ask_for(|_, _| panic!("asked to")).await;
+        let second = debug.ask_for(|engine, _| engine.nodes().len()).await;
+        (first, second)
+    });
+    for _ in 0..2 {
+        questions.recv().await.unwrap().answer(&mut engine, at(0));
+    }
+    assert_eq!(asked.await.unwrap(), (None, Some(0)));
 }
 
 #[test]

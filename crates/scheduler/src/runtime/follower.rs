@@ -3,11 +3,11 @@
 use super::watch::Message;
 use super::{Error, Options, Watching, watch_all};
 use crate::engine::{Engine, EngineOptions};
+use crate::guard::guarded;
 use koord_app::Clock;
 use koord_kube::{Change, Client};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -137,11 +137,9 @@ impl Follower {
             if let Message::Synced(kind) = message {
                 unseen.remove(kind);
             }
-            // One object that a plugin stumbles over must not stop the others.
-            let told = AssertUnwindSafe(|| tell(engine, message, clock));
-            if catch_unwind(told).is_err() {
-                tracing::error!("a plugin panicked over an event; the event is dropped");
-            }
+            guarded("over an event; the event is dropped", || {
+                tell(engine, message, clock);
+            });
         }
         // Nobody does what it asks for, and nobody reads what it measures.
         drop(engine.take_outputs());

@@ -29,6 +29,7 @@ use crate::config::{ConfigError, Configuration};
 use crate::debug::{DebugHandle, Question};
 use crate::engine::{Engine, EngineOptions, Failure, Near, Outcome, Output};
 use crate::framework::{BuildContext, ObjectChange, ProfileError, Profiles, Registry};
+use crate::guard::guarded;
 use crate::metrics::{Digested, Metrics, PluginMetrics};
 use crate::state::{Alike, SeenPod};
 use binder::Writer;
@@ -43,7 +44,6 @@ use koord_kube::events::{EventClient, Recorder};
 use koord_kube::lease::{Election, ElectionError, LeaderElector};
 use koord_kube::{Change, Client};
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -604,11 +604,7 @@ impl Owner {
         self.metrics
             .measured(self.engine.take_measures(), &self.names);
         let now = self.ctx.clock.now();
-        // A plugin that stumbles here must not stop the scheduler either.
-        let read = AssertUnwindSafe(|| self.engine.read(now));
-        if let Ok(readings) = catch_unwind(read) {
-            self.plugin_metrics.take(readings);
-        }
+        self.plugin_metrics.take(self.engine.read(now));
         self.plugin_metrics.take(self.writer.take_timings());
     }
 
@@ -627,11 +623,9 @@ impl Owner {
     }
 
     fn digest(&mut self, message: Message) {
-        // One object that a plugin stumbles over must not stop the scheduler.
-        let digested = catch_unwind(AssertUnwindSafe(|| self.digest_one(message)));
-        if digested.is_err() {
-            tracing::error!("a plugin panicked over an event; the event is dropped");
-        }
+        guarded("over an event; the event is dropped", || {
+            self.digest_one(message);
+        });
     }
 
     fn digest_one(&mut self, message: Message) {
@@ -755,8 +749,7 @@ impl Owner {
             return Vec::new();
         }
         let look = || self.engine.nearest(&failure.pod, 3, self.ctx.clock.now());
-        // A plugin that stumbles here must not stop the scheduler either.
-        let near = catch_unwind(AssertUnwindSafe(look)).unwrap_or_default();
+        let near = guarded("over the nearest nodes", look).unwrap_or_default();
         self.next_nearest = Instant::now() + now.elapsed() * 20;
         near
     }
