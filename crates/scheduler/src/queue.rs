@@ -59,6 +59,8 @@ pub(crate) struct QueuedPod {
     errors: u32,
     since: Timestamp,
     place: Place,
+    /// Whose it was when it was last refused: a position among [`Queue::schedulers`].
+    scheduler: usize,
     /// Heap entries with another ticket are stale.
     ticket: u64,
 }
@@ -132,6 +134,10 @@ pub(crate) struct Queue {
     /// are tried in that order.
     waiting: BinaryHeap<Reverse<Wake>>,
     refused: FxHashMap<PluginSet, FxHashSet<Arc<str>>>,
+    /// The names of schedulers whose pods were refused.
+    schedulers: Vec<Box<str>>,
+    /// How many pods are refused by these plugins, by scheduler.
+    refusals: FxHashMap<(PluginSet, usize), usize>,
     /// Refused pods by what they name.
     named: FxHashMap<Box<str>, FxHashSet<Arc<str>>>,
     tickets: u64,
@@ -149,6 +155,8 @@ impl Queue {
             active: BinaryHeap::new(),
             waiting: BinaryHeap::new(),
             refused: FxHashMap::default(),
+            schedulers: Vec::new(),
+            refusals: FxHashMap::default(),
             named: FxHashMap::default(),
             tickets: 0,
             stale_checked: Timestamp::UNIX_EPOCH,
@@ -235,6 +243,7 @@ impl Queue {
             errors: 0,
             since: now,
             place: Place::InFlight,
+            scheduler: 0,
             ticket: 0,
         };
         self.pods.insert(uid.clone(), pod);
@@ -340,6 +349,14 @@ impl Queue {
     /// Refused pods by the plugins that refused them.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (PluginSet, &FxHashSet<Arc<str>>)> {
         self.refused.iter().map(|(by, pods)| (*by, pods))
+    }
+
+    /// How many pods of which scheduler, by its name, are refused by these plugins.
+    pub(crate) fn refusals(&self) -> impl Iterator<Item = (PluginSet, &str, usize)> {
+        self.refusals.iter().map(|((by, scheduler), pods)| {
+            let name = self.schedulers.get(*scheduler);
+            (*by, name.map_or("", |name| &**name), *pods)
+        })
     }
 
     /// The refused pods that name `name`, with the plugins that refused them.
@@ -528,6 +545,13 @@ impl Queue {
             Place::Gated { .. } => self.counts.gated -= 1,
             Place::Refused { by } => {
                 self.counts.unschedulable -= 1;
+                let of = (by, pod.scheduler);
+                if let Some(pods) = self.refusals.get_mut(&of) {
+                    *pods -= 1;
+                    if *pods == 0 {
+                        self.refusals.remove(&of);
+                    }
+                }
                 if let Some(pods) = self.refused.get_mut(&by) {
                     pods.remove(uid);
                     if pods.is_empty() {
@@ -581,6 +605,13 @@ impl Queue {
             }
             Place::Refused { by } => {
                 self.counts.unschedulable += 1;
+                let name = pod.info.scheduler_name();
+                let known = self.schedulers.iter().position(|known| **known == *name);
+                pod.scheduler = known.unwrap_or_else(|| {
+                    self.schedulers.push(name.into());
+                    self.schedulers.len() - 1
+                });
+                *self.refusals.entry((by, pod.scheduler)).or_default() += 1;
                 self.refused.entry(by).or_default().insert(uid);
             }
             Place::Gated { .. } => self.counts.gated += 1,

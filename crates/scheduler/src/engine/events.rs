@@ -126,6 +126,7 @@ impl Engine {
             );
         }
         let was_assumed = std::mem::replace(&mut record.assumed, false);
+        self.assumed -= usize::from(was_assumed);
         let old = std::mem::replace(&mut record.info, info.clone());
         let index = record.node;
         if old.priority != info.priority {

@@ -252,6 +252,8 @@ pub struct Engine {
     nodes: NodeStore,
     indexes: Indexes,
     pods: FxHashMap<Arc<str>, Record>,
+    /// How many of them are only assumed.
+    assumed: usize,
     queue: Queue,
     profiles: Vec<Profile>,
     plugins: Vec<Box<dyn Plugin>>,
@@ -357,6 +359,7 @@ impl Engine {
             nodes: NodeStore::default(),
             indexes: Indexes::new(plugins.iter().flat_map(|plugin| plugin.indexes())),
             pods: FxHashMap::default(),
+            assumed: 0,
             queue: Queue::new(backoff),
             names: names.chain([consult::NAME]).collect(),
             interests: plugins.iter().map(|plugin| plugin.interests()).collect(),
@@ -428,10 +431,7 @@ impl Engine {
     /// How many pods are booked, and how many of them are not confirmed by the informer yet.
     #[must_use]
     pub fn booked(&self) -> (usize, usize) {
-        (
-            self.pods.len(),
-            self.pods.values().filter(|record| record.assumed).count(),
-        )
+        (self.pods.len(), self.assumed)
     }
 
     /// How often a shared evaluation named a node that the pod's own check refused.
@@ -476,18 +476,13 @@ impl Engine {
     #[must_use]
     pub fn refused_by_plugin(&self) -> FxHashMap<(usize, &'static str), usize> {
         let mut out = FxHashMap::default();
-        for (by, pods) in self.queue.refused() {
-            for uid in pods {
-                let Some(queued) = self.queue.get(uid) else {
-                    continue;
-                };
-                let Some(profile) = self.profile_of(&queued.info) else {
-                    continue;
-                };
-                for (instance, name) in self.names.iter().enumerate() {
-                    if by & (1 << instance) != 0 {
-                        *out.entry((profile, *name)).or_default() += 1;
-                    }
+        for (by, scheduler, pods) in self.queue.refusals() {
+            let Some(profile) = self.profile_named(scheduler) else {
+                continue;
+            };
+            for (instance, name) in self.names.iter().enumerate() {
+                if by & (1 << instance) != 0 {
+                    *out.entry((profile, *name)).or_default() += pods;
                 }
             }
         }
@@ -544,7 +539,10 @@ impl Engine {
     }
 
     fn profile_of(&self, pod: &PodInfo) -> Option<usize> {
-        let name = pod.scheduler_name();
+        self.profile_named(pod.scheduler_name())
+    }
+
+    fn profile_named(&self, name: &str) -> Option<usize> {
         self.profiles
             .iter()
             .position(|profile| profile.name == name)
@@ -608,7 +606,9 @@ impl Engine {
             profile,
             assumed,
         };
-        self.pods.insert(pod.uid.clone(), record);
+        let before = self.pods.insert(pod.uid.clone(), record);
+        let was_assumed = before.is_some_and(|before| before.assumed);
+        self.assumed = self.assumed + usize::from(assumed) - usize::from(was_assumed);
         self.count_priority(&pod, true);
         let mut fx = Effects::default();
         let told = self.booking(&pod);
@@ -622,6 +622,7 @@ impl Engine {
     /// Takes a pod off its node. Plugins give back what they reserved if it was only assumed.
     fn unbook(&mut self, uid: &str, now: Timestamp) -> Option<Arc<PodInfo>> {
         let record = self.pods.remove(uid)?;
+        self.assumed -= usize::from(record.assumed);
         self.count_priority(&record.info, false);
         self.evicting.remove(uid);
         let told = self.booking(&record.info);

@@ -1,4 +1,5 @@
 mod consult;
+mod counted;
 mod measure;
 mod promise;
 
