@@ -368,6 +368,7 @@ proptest! {
             let [pa, pb] = &mut placed;
             prop_assert_eq!(drain(a, now, pa), drain(b, now, pb));
             prop_assert!(a.nodes().books_balance() && b.nodes().books_balance());
+            prop_assert!(a.memory_balances());
         }
         prop_assert_eq!(engines[0].mismatches(), 0, "every signature is complete");
     }

@@ -29,6 +29,7 @@ mod few;
 mod fresh;
 mod grouped;
 mod measure;
+mod memo;
 mod nominator;
 mod opinion;
 mod plan;
@@ -78,8 +79,8 @@ pub struct EngineOptions {
     pub seed: u64,
     /// How many shapes of pods are remembered.
     pub max_classes: usize,
-    /// How many bytes all that is remembered of shapes may take, about; one shape is remembered
-    /// whatever it takes.
+    /// How many bytes all that is remembered of shapes may take, about, a quarter of it at most being whom
+    /// they might evict where; one shape is remembered whatever it takes.
     pub class_bytes: usize,
     /// From this many nodes on, several threads look at them, be it all for a shape that is new or those
     /// that changed for one that is not. The result is the same.
@@ -277,7 +278,7 @@ pub struct Engine {
     deadlines: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
     decisions: explain::Decisions,
     nominator: Nominator,
-    memo: preempt::Memo,
+    memo: memo::Memo,
     /// Booked pods by priority.
     priorities: BTreeMap<i32, usize>,
     /// Victims whose eviction was asked for, and for whom.
@@ -375,7 +376,7 @@ impl Engine {
             deadlines: BinaryHeap::new(),
             decisions: explain::Decisions::default(),
             nominator: Nominator::default(),
-            memo: preempt::Memo::default(),
+            memo: memo::Memo::default(),
             priorities: BTreeMap::new(),
             evicting: FxHashMap::default(),
             kept: FxHashMap::default(),
@@ -432,6 +433,14 @@ impl Engine {
     #[must_use]
     pub fn booked(&self) -> (usize, usize) {
         (self.pods.len(), self.assumed)
+    }
+
+    /// What is counted of shared answers must be what they take; for tests.
+    #[must_use]
+    pub fn memory_balances(&self) -> bool {
+        let counted: usize = self.classes.values().map(|class| class.counted).sum();
+        let mut classes = self.classes.values();
+        counted == self.class_bytes && classes.all(|class| class.counted == class.bytes())
     }
 
     /// How often a shared evaluation named a node that the pod's own check refused.

@@ -6,11 +6,11 @@
 //! keeps room for the pod by its nomination.
 
 use super::diagnosis::{Diagnosis, NodeRefusal, RowVerdict};
+use super::memo::{Memo, MemoKey, Tried};
 use super::scope::Scope;
 use super::{Engine, Output};
 use crate::framework::{
-    Code, Cycle, Instance, Preemption, Reason, Rejection, ShapeId, Signable, Signature, Verb, View,
-    Write,
+    Code, Cycle, Instance, Preemption, Reason, Rejection, Signable, Signature, Verb, View, Write,
 };
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
@@ -68,56 +68,6 @@ pub(super) struct Asked<'a> {
     pub(super) owner: Instance,
     pub(super) rules: &'a Preemption<'a>,
     pub(super) diagnosis: &'a Diagnosis,
-}
-
-/// Pods of one shape and priority, under one version of the rules.
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct MemoKey {
-    profile: usize,
-    owner: Instance,
-    rules: u64,
-    priority: i32,
-    shape: ShapeId,
-}
-
-/// What was found on one node.
-#[derive(Debug)]
-struct Tried {
-    /// The version of the node for which it holds.
-    version: u64,
-    /// What budgets allowed, where a pod that may go has one.
-    allowances: Option<u64>,
-    plan: Result<Arc<Plan>, Rejection>,
-}
-
-#[derive(Debug, Default)]
-struct Remembered {
-    rows: Vec<Option<Tried>>,
-    used: u64,
-}
-
-/// What was found on nodes that have not changed since, for the shapes that asked last.
-#[derive(Debug, Default)]
-pub(super) struct Memo {
-    shapes: FxHashMap<MemoKey, Remembered>,
-    uses: u64,
-}
-
-impl Memo {
-    /// How many shapes are remembered.
-    const SHAPES: usize = 32;
-
-    fn rows(&mut self, key: MemoKey, rows: usize) -> &mut [Option<Tried>] {
-        if self.shapes.len() >= Self::SHAPES && !self.shapes.contains_key(&key) {
-            let oldest = self.shapes.values().map(|known| known.used).min();
-            self.shapes.retain(|_, known| Some(known.used) != oldest);
-        }
-        self.uses += 1;
-        let known = self.shapes.entry(key).or_default();
-        known.used = self.uses;
-        known.rows.resize_with(rows, || None);
-        &mut known.rows
-    }
 }
 
 impl Engine {
@@ -276,7 +226,7 @@ impl Engine {
         let is_stable = prepared.moving.is_empty() && !before_filters;
         let key = self.memo_key(asked, cycle.view, is_stable);
         let (mut known, allowances) = match key {
-            Some((key, allowances)) => (Some(memo.rows(key, self.nodes.rows())), allowances),
+            Some((key, allowances)) => (Some(memo.of(key, self.nodes.rows())), allowances),
             None => (None, 0),
         };
         let (mut best, mut plans, mut victimless): (Option<Arc<Plan>>, usize, usize) = (None, 0, 0);
@@ -299,19 +249,15 @@ impl Engine {
                         let allowed = found.allowances.is_none_or(|then| then == allowances);
                         found.version == version && allowed
                     };
-                    let entry = &mut known[node.row()];
-                    if !entry.as_ref().is_some_and(current) {
-                        *entry = None;
-                    }
-                    let found = entry.get_or_insert_with(|| {
+                    let look = || {
                         let (plan, has_budgets) = self.victims_on(&scope, rules, *node);
                         Tried {
                             version,
                             allowances: has_budgets.then_some(allowances),
                             plan,
                         }
-                    });
-                    &found.plan
+                    };
+                    &known.known(node.row(), current, look).plan
                 }
             };
             match found {

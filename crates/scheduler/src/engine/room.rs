@@ -92,6 +92,7 @@ impl Engine {
                     };
                     let mut all = Vec::new();
                     let attempt = self.find_victims(&asked, &mut memo, &mut all, now);
+                    memo.keep_within(self.options.class_bytes);
                     self.memo = memo;
                     match attempt {
                         Attempt::Room(_) if shows => {

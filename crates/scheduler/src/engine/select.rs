@@ -222,13 +222,14 @@ impl Engine {
             }
             drop(filtering);
             class.used = self.uses;
-            let bytes = class.bytes();
-            let before = std::mem::replace(&mut class.counted, bytes);
-            self.class_bytes = self.class_bytes + bytes - before;
             // The chosen node passes the whole chain again, with this very pod's state.
             let scoring = self.meter.start(&self.names, profile, Point::Score);
             let best = class.best(&scope);
             drop(scoring);
+            // Now that it has all that it will keep.
+            let bytes = class.bytes();
+            let before = std::mem::replace(&mut class.counted, bytes);
+            self.class_bytes = self.class_bytes + bytes - before;
             self.meter.sample(&exact, &self.names, best);
             self.meter.fared(profile, &prepared, &mut class.fared);
             let confirmed =
@@ -509,8 +510,9 @@ impl Engine {
     /// Forgets shapes beyond what may be remembered.
     fn evict_classes(&mut self) {
         let options = &self.options;
+        let budget = self.memo.leaves(options.class_bytes);
         while self.classes.len() > 1
-            && (self.classes.len() > options.max_classes || self.class_bytes > options.class_bytes)
+            && (self.classes.len() > options.max_classes || self.class_bytes > budget)
         {
             // The older one of two at random: where more shapes take turns than have room, the oldest
             // is the one that comes next.
