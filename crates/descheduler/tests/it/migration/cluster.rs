@@ -66,6 +66,7 @@ pub(super) struct Cluster {
 pub(super) struct Contender {
     pub(super) stop: CancellationToken,
     pub(super) metrics: prometheus::Registry,
+    pub(super) last: LastCycle,
     task: JoinHandle<Result<(), daemon::Error>>,
 }
 
@@ -327,12 +328,14 @@ impl Cluster {
             last: LastCycle::default(),
         };
         let framework = self.framework(args, cools);
+        let last = options.last.clone();
         let (stop, metrics) = (context.shutdown.clone(), context.metrics.clone());
         let client = Client::new(wire, "default");
         let task = tokio::spawn(daemon::run(options, framework, client, context));
         Contender {
             stop,
             metrics,
+            last,
             task,
         }
     }

@@ -1,5 +1,7 @@
 //! A client that can die with a certain write, and whose evictions are looked at.
 
+use axum::body::Bytes;
+use axum::http::request::Parts;
 use axum::http::{Method, Request, Response, StatusCode};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -8,15 +10,16 @@ use koord_kube::api::ListParams;
 use koord_kube::{Api, Client};
 use kube::client::Body;
 use parking_lot::Mutex;
-use std::future::poll_fn;
+use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// An eviction that was asked for.
+/// An eviction that the API server agreed to.
 #[derive(Debug, Clone)]
 pub(super) struct Eviction {
     /// Its name.
@@ -33,35 +36,84 @@ pub(super) struct Seen {
     pub(super) evictions: Mutex<Vec<Eviction>>,
     /// Whether a webhook denies evictions.
     pub(super) denies: AtomicBool,
+    late: Mutex<Option<Late>>,
+    /// Late writes that came in the end, and what was said to them.
+    pub(super) came: Mutex<Vec<(String, StatusCode)>>,
+}
+
+/// A write of somebody dead that has not reached the server yet.
+struct Late {
+    about: String,
+    head: Parts,
+    bytes: Bytes,
+}
+
+/// What two leaders write that do the same for the same object, whatever they call what they make.
+fn about(head: &Parts, bytes: &[u8]) -> String {
+    let written: Value = serde_json::from_slice(bytes).unwrap_or_default();
+    let name = match &written["spec"]["podRef"]["uid"] {
+        Value::Null => &written["metadata"]["name"],
+        pod => pod,
+    };
+    format!("{} {} {name}", head.method, head.uri.path())
+}
+
+/// What becomes of the last write. Nobody hears of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Last {
+    /// It is done.
+    Arrives,
+    /// It is lost.
+    Vanishes,
+    /// It is done once the next leader has done the same.
+    Late,
 }
 
 /// Blows with a write.
 pub(super) struct Fuse {
     at: usize,
     used: AtomicUsize,
-    /// Whether the last write reaches the server; its answer never comes.
-    arrives: bool,
+    end: Last,
     last: Mutex<String>,
     blown: CancellationToken,
+    /// How often jobs were listed, or were to be.
+    lists: AtomicUsize,
+    /// Whether they cannot be.
+    pub(super) hides: AtomicBool,
 }
 
 impl Fuse {
-    pub(super) fn new(at: usize, arrives: bool) -> Arc<Self> {
+    pub(super) fn new(at: usize, end: Last) -> Arc<Self> {
         Arc::new(Self {
             at,
             used: AtomicUsize::new(0),
-            arrives,
+            end,
             last: Mutex::default(),
             blown: CancellationToken::new(),
+            lists: AtomicUsize::new(0),
+            hides: AtomicBool::new(false),
         })
     }
 
     pub(super) fn endless() -> Arc<Self> {
-        Self::new(usize::MAX, true)
+        Self::new(usize::MAX, Last::Arrives)
     }
 
     pub(super) fn used(&self) -> usize {
         self.used.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn lists(&self) -> usize {
+        self.lists.load(Ordering::SeqCst)
+    }
+
+    /// Whether jobs are asked for, and cannot be seen.
+    fn hidden(&self, head: &Parts) -> bool {
+        let lists = head.method == Method::GET && head.uri.path().ends_with("/podmigrationjobs");
+        if lists {
+            self.lists.fetch_add(1, Ordering::SeqCst);
+        }
+        lists && self.hides.load(Ordering::SeqCst)
     }
 
     /// The write with which it blew.
@@ -77,10 +129,10 @@ impl Fuse {
         self.blown.cancelled().await;
     }
 
-    /// Whether a request gets through, and whether its answer does.
-    fn pass(&self, method: &Method, path: &str) -> (bool, bool) {
+    /// What becomes of a request that is the last, or comes after it.
+    fn pass(&self, method: &Method, path: &str) -> Option<Last> {
         if self.blown.is_cancelled() {
-            return (false, false);
+            return Some(Last::Vanishes);
         }
         // Elections and events are not what the runs are about.
         let counts =
@@ -88,9 +140,9 @@ impl Fuse {
         if counts && self.used.fetch_add(1, Ordering::SeqCst) + 1 == self.at {
             *self.last.lock() = format!("{method} {path}");
             self.blow();
-            return (self.arrives, false);
+            return Some(self.end);
         }
-        (true, true)
+        None
     }
 }
 
@@ -131,6 +183,34 @@ impl Wire {
             })
         })
     }
+
+    /// The request gets through.
+    async fn arrive(
+        &self,
+        head: Parts,
+        bytes: Bytes,
+    ) -> Result<Response<axum::body::Body>, BoxError> {
+        let pod = head.uri.path().strip_suffix("/eviction");
+        let pod = pod.map(|path| path.rsplit('/').next().unwrap_or_default().to_owned());
+        if pod.is_some() && self.seen.denies.load(Ordering::SeqCst) {
+            let status = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
+                "reason": "Forbidden", "message": "admission webhook \"guard\" denied the request: not today"});
+            let answer = Response::builder().status(StatusCode::FORBIDDEN);
+            return Ok(answer.body(axum::body::Body::from(serde_json::to_vec(&status)?))?);
+        }
+        let dry = String::from_utf8_lossy(&bytes).contains("dryRun");
+        let reserved = match &pod {
+            Some(pod) => self.is_reserved(pod).await,
+            None => false,
+        };
+        let request = Request::from_parts(head, axum::body::Body::from(bytes));
+        let answer = self.inner.clone().oneshot(request).await?;
+        if let (Some(pod), true) = (pod, answer.status().is_success()) {
+            let eviction = Eviction { pod, dry, reserved };
+            self.seen.evictions.lock().push(eviction);
+        }
+        Ok(answer)
+    }
 }
 
 impl tower::Service<Request<Body>> for Wire {
@@ -145,34 +225,30 @@ impl tower::Service<Request<Body>> for Wire {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let wire = self.clone();
         async move {
-            let dead = || BoxError::from("the process is dead");
-            let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-            let (sent, answered) = wire.fuse.pass(&method, &path);
-            if !sent {
-                return Err(dead());
-            }
+            let dead = || Err(BoxError::from("the process is dead"));
             let (head, body) = request.into_parts();
+            let last = wire.fuse.pass(&head.method, head.uri.path());
             let bytes = body.collect_bytes().await?;
-            if let Some(pod) = path.strip_suffix("/eviction") {
-                let name = pod.rsplit('/').next().unwrap_or_default().to_owned();
-                let dry = String::from_utf8_lossy(&bytes).contains("dryRun");
-                let reserved = wire.is_reserved(&name).await;
-                let pod = name;
-                wire.seen.evictions.lock().push(Eviction { pod, dry, reserved });
-                if wire.seen.denies.load(Ordering::SeqCst) {
-                    let status = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
-                        "reason": "Forbidden", "message": "admission webhook \"guard\" denied the request: not today"});
-                    let answer = Response::builder().status(StatusCode::FORBIDDEN);
-                    return Ok(answer.body(axum::body::Body::from(serde_json::to_vec(&status)?))?);
-                }
+            if wire.fuse.hidden(&head) {
+                return Err(BoxError::from("nobody answers"));
             }
-            let mut inner = wire.inner.clone();
-            let service: &mut axum::Router = &mut inner;
-            poll_fn(|context| tower::Service::<Request<axum::body::Body>>::poll_ready(service, context)).await?;
-            let request = Request::from_parts(head, axum::body::Body::from(bytes));
-            let answer = tower::Service::call(service, request).await?;
-            if !answered {
-                return Err(dead());
+            let about = about(&head, &bytes);
+            match last {
+                Some(Last::Vanishes) => return dead(),
+                Some(Last::Late) => {
+                    *wire.seen.late.lock() = Some(Late { about, head, bytes });
+                    return dead();
+                }
+                Some(Last::Arrives) | None => {}
+            }
+            let answer = wire.arrive(head, bytes).await?;
+            if last.is_some() {
+                return dead();
+            }
+            let late = wire.seen.late.lock().take_if(|late| late.about == about);
+            if let Some(late) = late {
+                let said = wire.arrive(late.head, late.bytes).await?.status();
+                wire.seen.came.lock().push((about, said));
             }
             Ok(answer)
         }
