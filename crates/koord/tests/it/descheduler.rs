@@ -4,18 +4,23 @@
 mod deaths;
 
 use crate::harness::{PATIENCE, Up, exclusive};
+use crate::seen::Seen;
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::annotations::RESERVATION_ALLOCATED;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase, Reservation, ReservationPhase};
 use koord_descheduler::report::Report;
-use koord_kube::api::{ListParams, PostParams};
+use koord_kube::api::PostParams;
 use koord_kube::{Api, Client, ResourceExt, patch};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 fn run(binary: &str, args: &[&str]) -> Output {
     Command::new(binary)
@@ -72,28 +77,19 @@ async fn close(client: &Client, node: &str, closed: bool) {
         .expect("a node");
 }
 
-/// Waits until `found` answers.
-async fn until<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> T {
-    let wait = async {
-        loop {
-            if let Some(found) = found().await {
-                return found;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    let waited = tokio::time::timeout(2 * PATIENCE, wait).await;
-    waited.unwrap_or_else(|_| panic!("waited in vain for {what}"))
-}
+type Pods = BTreeMap<String, Arc<Pod>>;
 
-async fn all_running(pods: &Api<Pod>) -> Option<Vec<Pod>> {
-    let found = pods.list(&ListParams::default()).await.ok()?.items;
-    let runs = |pod: &Pod| {
+fn all_run(pods: &Pods) -> bool {
+    let runs = |pod: &Arc<Pod>| {
         let status = pod.status.as_ref();
         pod.metadata.deletion_timestamp.is_none()
             && status.and_then(|status| status.phase.as_deref()) == Some("Running")
     };
-    (found.len() == 4 && found.iter().all(runs)).then_some(found)
+    pods.len() == 4 && pods.values().all(runs)
+}
+
+fn phase(job: &PodMigrationJob) -> Option<&PodMigrationJobPhase> {
+    job.status.as_ref()?.phase.as_ref()
 }
 
 fn node_of(pod: &Pod) -> &str {
@@ -116,13 +112,10 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
         let client = up.client().await;
-        let nodes: Api<Node> = Api::all(client.clone());
-        let pods: Api<Pod> = Api::default_namespaced(client.clone());
-        until("simulated nodes", async || {
-            let found = nodes.list(&ListParams::default()).await.ok()?;
-            (found.items.len() == 4).then_some(())
-        })
-        .await;
+        let stop = CancellationToken::new();
+        let mut nodes = Seen::<Node>::start(&client, &stop);
+        let mut pods = Seen::<Pod>::start(&client, &stop);
+        nodes.until("simulated nodes", |all| all.len() == 4).await;
         for node in ["sim-1", "sim-2"] {
             close(&client, node, true).await;
         }
@@ -144,37 +137,42 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
             .create(&PostParams::default(), &deployment)
             .await
             .expect("created");
-        let first = until("the pods", async || all_running(&pods).await).await;
-        assert!(first.iter().all(|pod| node_of(pod) == "sim-0"));
+        pods.until("the pods", all_run).await;
+        let first = pods.all.clone();
+        assert!(first.values().all(|pod| node_of(pod) == "sim-0"));
         for node in ["sim-1", "sim-2"] {
             close(&client, node, false).await;
         }
-        let jobs: Api<PodMigrationJob> = Api::all(client.clone());
-        let succeeded = until("two moves", async || {
-            let found = jobs.list(&ListParams::default()).await.ok()?.items;
-            let phase = |job: &PodMigrationJob| job.status.as_ref().and_then(|it| it.phase.clone());
-            for job in &found {
-                let failed = [PodMigrationJobPhase::Failed, PodMigrationJobPhase::Aborted];
-                assert!(phase(job).is_none_or(|phase| !failed.contains(&phase)), "{job:?}");
+        let mut jobs = Seen::<PodMigrationJob>::start(&client, &stop);
+        jobs.until("two moves", |jobs| {
+            let failed = [PodMigrationJobPhase::Failed, PodMigrationJobPhase::Aborted];
+            for job in jobs.values() {
+                assert!(phase(job).is_none_or(|phase| !failed.contains(phase)), "{job:?}");
             }
-            let done = found
-                .into_iter()
-                .filter(|job| phase(job) == Some(PodMigrationJobPhase::Succeeded));
-            let done: Vec<_> = done.collect();
-            (done.len() == 2).then_some(done)
+            let done = |job: &&Arc<_>| phase(job) == Some(&PodMigrationJobPhase::Succeeded);
+            jobs.values().filter(done).count() == 2
         })
         .await;
-        let last = until("the pods", async || all_running(&pods).await).await;
-        let stayed = last.iter().filter(|pod| node_of(pod) == "sim-0").count();
+        // What is seen of pods may be older than what is seen of jobs.
+        let new: Vec<_> = jobs
+            .all
+            .values()
+            .filter(|job| phase(job) == Some(&PodMigrationJobPhase::Succeeded))
+            .filter_map(|job| job.status.as_ref()?.pod_ref.as_ref()?.name.clone())
+            .collect();
+        let came = |pods: &Pods| all_run(pods) && new.iter().all(|name| pods.contains_key(name));
+        pods.until("the new pods", came).await;
+        let last = &pods.all;
+        let stayed = last.values().filter(|pod| node_of(pod) == "sim-0").count();
         assert_eq!(stayed, 2, "65 % are reached, and no more goes");
-        let before: BTreeSet<_> = first.iter().filter_map(ResourceExt::uid).collect();
+        let before: BTreeSet<_> = first.values().filter_map(|pod| pod.uid()).collect();
         let reservations: Api<Reservation> = Api::all(client.clone());
-        for job in &succeeded {
+        let succeeded = jobs.all.values();
+        for job in succeeded.filter(|job| phase(job) == Some(&PodMigrationJobPhase::Succeeded)) {
             let status = job.status.as_ref().expect("a status");
             let moved = status.pod_ref.as_ref().and_then(|pod| pod.name.clone());
             let moved = moved.expect("the new pod");
-            let pod = last.iter().find(|pod| pod.name_any() == moved);
-            let pod = pod.expect("it is there");
+            let pod = last.get(&moved).expect("it is there");
             assert!(!before.contains(&pod.uid().expect("a UID")));
             assert_ne!(node_of(pod), "sim-0");
             assert_eq!(node_of(pod), status.node_name);
@@ -193,6 +191,7 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
             assert_eq!(status.phase, Some(ReservationPhase::Succeeded));
             assert_eq!(status.current_owners[0].name, Some(moved));
         }
+        stop.cancel();
     });
     // Whoever asks is told, with nothing but a kubeconfig.
     let kubeconfig = up.kubeconfig.to_str().expect("a path");
@@ -256,7 +255,7 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
     koord::cluster::install_crypto_provider();
     let listener = server.listen().await.expect("a port");
     let kubeconfig = dir.path().join("kubeconfig");
-    let stop = tokio_util::sync::CancellationToken::new();
+    let stop = CancellationToken::new();
     let serving = tokio::spawn({
         let (server, stop) = (server.clone(), stop.clone());
         async move { server.serve(listener, stop).await }
@@ -285,19 +284,30 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
         .expect("it starts");
     let at = format!("http://127.0.0.1:{plain}");
     let get = async |path: &str| koord::plain::get(&at, "it", path).await;
-    until("health", async || get("/healthz").await.ok()).await;
+    // Nobody tells of pages that change.
+    let page = async |path: &str| {
+        let wait = async {
+            loop {
+                if let Ok((200, _)) = get(path).await {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, wait).await;
+        waited.unwrap_or_else(|_| panic!("waited in vain for {path}"));
+    };
     let client = koord_kube::client::in_process(server.service());
-    let leases: Api<k8s_openapi::api::coordination::v1::Lease> = Api::default_namespaced(client);
-    let lease = until("a lease", async || leases.get("mine").await.ok()).await;
-    let holder = lease.spec.and_then(|spec| spec.holder_identity);
-    let holder = holder.expect("a holder");
+    let mut leases = Seen::<Lease>::start(&client, &stop);
+    leases
+        .until("a lease", |all| all.contains_key("mine"))
+        .await;
+    let holder = |lease: &Lease| lease.spec.as_ref()?.holder_identity.clone();
+    let holder = holder(&leases.all["mine"]).expect("a holder");
     let (host, unique) = holder.split_once('_').expect("host_uuid");
     assert!(!host.is_empty() && unique.len() == 36, "{holder}");
-    until("readiness", async || {
-        let (code, _) = get("/readyz").await.ok()?;
-        (code == 200).then_some(())
-    })
-    .await;
+    page("/healthz").await;
+    page("/readyz").await;
     let (_, body) = get("/configz").await.expect("a page");
     let shown: Value = serde_json::from_str(&body).expect("JSON");
     let shown = &shown["componentconfig"];
@@ -305,11 +315,7 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
     assert_eq!(shown["DeschedulingInterval"], "2s");
     let (_, body) = get("/metrics").await.expect("a page");
     assert!(body.contains("koord_descheduler_cycle_seconds"), "{body}");
-    until("a cycle", async || {
-        let (code, body) = get("/debug/descheduler").await.ok()?;
-        (code == 200).then_some(body)
-    })
-    .await;
+    page("/debug/descheduler").await;
     // Over TLS, health needs no permission, and all else does.
     let tls = async |path: &str| {
         let peer = koord_kube::client::Peer {
@@ -329,8 +335,10 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
     assert!(patch::is_status(&refused, 403), "{refused}");
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal");
-    let ended = until("its end", async || child.try_wait().expect("a status")).await;
+    let ended = tokio::task::spawn_blocking(move || child.wait()).await;
+    let ended = ended.expect("no panic").expect("a status");
     assert_eq!(ended.code(), Some(0));
+    let leases: Api<Lease> = Api::default_namespaced(client);
     let lease = leases.get("mine").await.expect("the lease");
     let holder = lease.spec.and_then(|spec| spec.holder_identity);
     assert_eq!(holder.unwrap_or_default(), "", "it was given back");
@@ -447,14 +455,13 @@ async fn who_finds_targets_has_just_the_rights_that_takes() {
     let _ = namespaces.create(&PostParams::default(), &namespace).await;
     apply(&client, "rbac.yaml").await;
     apply(&client, "targets.yaml").await;
-    let asked = std::sync::Arc::new(std::sync::Mutex::new([BTreeSet::new(), BTreeSet::new()]));
+    let (asked, mut told) = watch::channel([BTreeSet::new(), BTreeSet::new()]);
     let user =
         koord_apiserver::authz::User::service_account("koordinator-system", "koord-descheduler");
-    let limited = server.service_as(user, {
-        let asked = asked.clone();
-        move |right: &str, allowed: bool| {
-            asked.lock().expect("a list")[usize::from(allowed)].insert(right.to_owned());
-        }
+    let limited = server.service_as(user, move |right: &str, allowed: bool| {
+        asked.send_modify(|asked| {
+            asked[usize::from(allowed)].insert(right.to_owned());
+        });
     });
     let limited = koord_kube::client::in_process(limited);
     let context = koord_app::Context::new();
@@ -469,14 +476,17 @@ async fn who_finds_targets_has_just_the_rights_that_takes() {
         rights.collect::<BTreeSet<_>>()
     };
     let given = rights("targets.yaml");
-    let begun = std::time::Instant::now();
-    let every = until("every watch", async || {
-        let [refused, used] = asked.lock().expect("a list").clone();
-        assert_eq!(refused, BTreeSet::new(), "asked for, and no rule allows it");
-        let unused = given.difference(&used).count();
-        (unused <= 2 || begun.elapsed() > PATIENCE).then_some(used)
-    })
-    .await;
+    // Beyond [`PATIENCE`], what is missing is named below.
+    let all = told.wait_for(|[refused, used]| {
+        assert_eq!(
+            *refused,
+            BTreeSet::new(),
+            "asked for, and no rule allows it"
+        );
+        given.difference(used).count() <= 2
+    });
+    drop(tokio::time::timeout(PATIENCE, all).await);
+    let [_, every] = told.borrow().clone();
     let unused: Vec<_> = given.difference(&every).map(String::as_str).collect();
     // With awareNetworkTopology, which `--scheduler-config` may say.
     let known = ["list", "watch"]

@@ -17,6 +17,7 @@ mod kubectl;
 mod profile;
 mod runtime;
 mod script;
+mod seen;
 mod topology;
 mod up;
 mod wire;

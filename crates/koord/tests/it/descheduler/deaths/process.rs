@@ -3,9 +3,10 @@
 use super::{PER_NODE, PER_WORKLOAD, holder, unfinished};
 use crate::wire::{self, Wire, elects, writes};
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::response::Response;
-use http::Request;
+use http::request::Parts;
+use http::{Request, StatusCode};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{PodMigrationJob, Reservation, ReservationPhase};
 use koord_descheduler::migration::{PASSED, Stage, stage};
@@ -18,27 +19,54 @@ use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::DropGuard;
+use tower::ServiceExt;
 
 /// When a leader dies: with so many writes while a job is unfinished.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Aim {
     at: u64,
-    /// Whether the last write is done; its answer is never heard.
-    arrives: bool,
+    end: End,
+}
+
+/// What becomes of the last write. Nobody hears of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It is done.
+    Arrives,
+    /// It is lost.
+    Vanishes,
+    /// It is done once the next leader has done the same.
+    Late,
+}
+
+/// A write that has not reached the server yet.
+pub(super) struct Write {
+    about: String,
+    head: Parts,
+    body: Bytes,
+}
+
+/// What two leaders write that do the same for the same object, whatever they call what they make.
+fn about(head: &Parts, written: &Value) -> String {
+    let name = match &written["spec"]["podRef"]["uid"] {
+        Value::Null => &written["metadata"]["name"],
+        pod => pod,
+    };
+    format!("{} {} {name}", head.method, head.uri.path())
 }
 
 impl Aim {
     pub(super) fn draw(random: &mut fastrand::Rng) -> Self {
         Self {
             at: random.u64(1..=12),
-            arrives: random.bool(),
+            end: [End::Arrives, End::Vanishes, End::Late][random.usize(0..3)],
         }
     }
 }
 
-/// An eviction that was asked for, and not as a dry run.
+/// An eviction that the API server agreed to, and not as a dry run.
 #[derive(Debug, Clone)]
 pub(super) struct Eviction {
     pub(super) uid: String,
@@ -55,6 +83,36 @@ pub(super) struct Shared {
     pub(super) evictions: Mutex<Vec<Eviction>>,
     /// Limits that were exceeded.
     pub(super) exceeded: Mutex<Vec<String>>,
+    /// How often leaders wrote the lease.
+    pub(super) renewals: watch::Sender<u64>,
+    /// Of somebody dead.
+    pub(super) late: Mutex<Option<Write>>,
+    /// Late writes that came in the end, and what was said to them.
+    pub(super) came: Mutex<Vec<(String, StatusCode)>>,
+}
+
+/// The server, for a scheduler that takes its time with reservations: the leader renews its lease meanwhile, and could
+/// do something rash.
+pub(super) fn unhurried(shared: &Arc<Shared>) -> Router {
+    let shared = shared.clone();
+    let known = Arc::<Mutex<BTreeSet<String>>>::default();
+    Router::new().fallback(move |request: Request<Body>| {
+        let (shared, known) = (shared.clone(), known.clone());
+        async move {
+            let path = request.uri().path();
+            let is_new = writes(request.method(), path)
+                && path.contains("/reservations/")
+                && known.lock().unwrap().insert(path.to_owned());
+            if is_new {
+                let mut renewals = shared.renewals.subscribe();
+                let enough = *renewals.borrow() + 3;
+                let renewed = renewals.wait_for(|now| *now >= enough).await;
+                drop(renewed.unwrap());
+            }
+            let answer = shared.server.clone().oneshot(request).await;
+            answer.unwrap_or_else(|never| match never {})
+        }
+    })
 }
 
 /// What is known of a leader that was killed.
@@ -97,6 +155,7 @@ impl Tap {
             return std::future::pending().await;
         }
         if elects(&method, &path) {
+            self.shared.renewals.send_modify(|all| *all += 1);
             return self.wire.elected(request).await;
         }
         if !writes(&method, &path) {
@@ -110,24 +169,44 @@ impl Tap {
             return std::future::pending().await;
         }
         let written: Value = serde_json::from_slice(&body).unwrap_or_default();
-        if path.ends_with("/eviction") {
-            self.see(&written).await;
-        }
         if !written["metadata"]["annotations"][PASSED].is_null()
             && path.contains("/podmigrationjobs/")
         {
             self.begins(&written).await;
         }
         let last = self.is_last(&written).await;
-        let request = Request::from_parts(head, Body::from(body));
-        if !last {
-            return self.wire.serve(request).await;
+        let about = about(&head, &written);
+        let write = Write { about, head, body };
+        if last {
+            self.wire.cut();
+            drop(turn);
+            // This call ends with the connection, and the connection with the process.
+            tokio::spawn(self.clone().shoot(write));
+            return std::future::pending().await;
         }
-        self.wire.cut();
-        drop(turn);
-        // This call ends with the connection, and the connection with the process.
-        tokio::spawn(self.clone().shoot(request));
-        std::future::pending().await
+        let same = |late: &mut Write| late.about == write.about;
+        let late = self.shared.late.lock().unwrap().take_if(same);
+        let answer = self.arrive(write).await;
+        if let Some(late) = late {
+            let about = late.about.clone();
+            let said = self.arrive(late).await.status();
+            self.shared.came.lock().unwrap().push((about, said));
+        }
+        answer
+    }
+
+    /// The write reaches the server.
+    async fn arrive(&self, write: Write) -> Response {
+        let eviction = match write.head.uri.path().ends_with("/eviction") {
+            true => self.see(&write.body).await,
+            false => None,
+        };
+        let request = Request::from_parts(write.head, Body::from(write.body));
+        let answer = self.wire.serve(request).await;
+        if answer.status().is_success() {
+            self.shared.evictions.lock().unwrap().extend(eviction);
+        }
+        answer
     }
 
     /// A job may begin: holds limits against pods that move and are there.
@@ -157,10 +236,11 @@ impl Tap {
         }
     }
 
-    /// Notes what an eviction is asked for with.
-    async fn see(&self, written: &Value) {
+    /// What an eviction is asked for with.
+    async fn see(&self, body: &[u8]) -> Option<Eviction> {
+        let written: Value = serde_json::from_slice(body).unwrap();
         if !written["deleteOptions"]["dryRun"].is_null() {
-            return;
+            return None;
         }
         let uid = written["deleteOptions"]["preconditions"]["uid"].as_str();
         let uid = uid.expect("the pod that is meant and no other").to_owned();
@@ -184,8 +264,7 @@ impl Tap {
             let mut all = held.iter();
             all.any(|one| one.metadata.uid.as_ref() == Some(&uid) && is_free(one))
         });
-        let eviction = Eviction { uid, reserved };
-        self.shared.evictions.lock().unwrap().push(eviction);
+        Some(Eviction { uid, reserved })
     }
 
     /// Whether the process shall die with this write: a job is unfinished, and will be.
@@ -198,16 +277,18 @@ impl Tap {
             written["status"]["phase"].as_str(),
             Some("Succeeded" | "Failed")
         );
-        let left = left - usize::from(left > 0 && ends && self.aim.arrives);
+        let left = left - usize::from(left > 0 && ends && self.aim.end == End::Arrives);
         left > 0 && self.counted.fetch_add(1, Ordering::SeqCst) + 1 == self.aim.at
     }
 
-    /// Kills the process with `request` on its way.
-    async fn shoot(self: Arc<Self>, request: Request<Body>) {
-        let path = request.uri().path().to_owned();
-        let method = request.method().clone();
-        if self.aim.arrives {
-            drop(self.wire.serve(request).await);
+    /// Kills the process with `write` on its way.
+    async fn shoot(self: Arc<Self>, write: Write) {
+        let path = write.head.uri.path().to_owned();
+        let method = write.head.method.clone();
+        match self.aim.end {
+            End::Arrives => drop(self.arrive(write).await),
+            End::Vanishes => {}
+            End::Late => *self.shared.late.lock().unwrap() = Some(write),
         }
         let status = self.wire.kill();
         let kinds = ["podmigrationjobs", "reservations", "pods"];
