@@ -304,14 +304,22 @@ impl Cluster {
             .filter(|job| stage(job) == Stage::Begun)
             .collect();
         assert!(begun.len() <= GLOBALLY, "{} have begun", begun.len());
+        self.evicted_with_room();
+    }
+
+    /// Room was reserved at the moment of each eviction.
+    fn evicted_with_room(&self) {
+        let evictions = self.shared.evictions.lock().unwrap().clone();
+        let rash: Vec<_> = evictions.iter().filter(|one| !one.reserved).collect();
+        assert!(rash.is_empty(), "evicted with no room reserved: {rash:?}");
     }
 
     /// What has come of it, once nobody works any more.
     async fn check(&self) -> usize {
         let exceeded = self.shared.exceeded.lock().unwrap().clone();
         assert!(exceeded.is_empty(), "{exceeded:?}");
+        self.evicted_with_room();
         let evictions = self.shared.evictions.lock().unwrap().clone();
-        assert!(evictions.iter().all(|one| one.reserved), "{evictions:?}");
         // What comes late is done already. One may always ask what an eviction would come to.
         let came = self.shared.came.lock().unwrap().clone();
         let refused = |(about, said): &(String, StatusCode)| {
