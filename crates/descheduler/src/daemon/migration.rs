@@ -25,7 +25,7 @@ mod arbiter;
 
 use super::desk::{Desk, Task};
 use super::view::View;
-use crate::low_node_load::remembered;
+use crate::ledger::remembered;
 use crate::migration::args::MigrationControllerArgs;
 use crate::migration::plugin::Migrations;
 use crate::migration::step::{self, Next, Settings, step};

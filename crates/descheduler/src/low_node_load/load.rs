@@ -3,9 +3,8 @@
 //! Source: Koordinator `pkg/descheduler/framework/plugins/loadaware`.
 
 use super::args::{Pool, Thresholds};
-use super::ledger::Ledger;
-use crate::state::{Doubt, NodeInfo, PodInfo, Snapshot, possible};
-use koord_api::priority::PriorityClass;
+use crate::ledger::Ledger;
+use crate::state::{Doubt, NodeInfo, NodeUsage, PodInfo, Snapshot, possible};
 use koord_model::resources::{Amounts, PODS, ResourceId, ResourceTable};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -182,10 +181,6 @@ pub(super) enum Side {
     Prod,
 }
 
-pub(super) fn is_prod(pod: &PodInfo) -> bool {
-    pod.shape.class == PriorityClass::Prod
-}
-
 /// Whether any of `used` is above its threshold.
 pub(super) fn any_over(used: &[i64], high: &[i64]) -> bool {
     used.iter().zip(high).any(|(used, high)| used > high)
@@ -234,14 +229,14 @@ impl<'a> Load<'a> {
                 used.add_all(&metric.usage);
             }
             let Some(place) = place else { continue };
-            if pods.get(place).is_some_and(|pod| is_prod(pod)) {
+            if pods.get(place).is_some_and(|pod| pod.is_prod()) {
                 prod_used.add_all(&metric.usage);
             }
             if let Some(metric_of) = metrics.get_mut(place) {
                 *metric_of = Some(&metric.usage);
             }
         }
-        let prod_pods = pods.iter().filter(|pod| is_prod(pod)).count();
+        let prod_pods = pods.iter().filter(|pod| pod.is_prod()).count();
         let counts = [pods.len(), prod_pods].map(|count| i64::try_from(count).unwrap_or(i64::MAX));
         let mut load = Self {
             usage: watched.row(&used),
@@ -258,9 +253,37 @@ impl<'a> Load<'a> {
         load.refuse_absurd(watched)?;
         load.count_pods(watched);
         if let Some(ledger) = ledger {
-            ledger.correct(&mut load, report, watched);
+            load.correct(ledger, report, watched);
         }
         Ok(load)
+    }
+
+    /// Takes what leaves it off, and notes what comes to it: of a pod that runs here already, what it will use beyond
+    /// what is reported.
+    fn correct(&mut self, ledger: &Ledger, report: &NodeUsage, watched: &Watched) {
+        for moved in ledger.leaving(&self.node.name) {
+            let row = watched.of_pod(&moved.usage);
+            let prod = moved.prod.then_some(&mut self.prod);
+            for used in [Some(&mut self.usage), prod].into_iter().flatten() {
+                for (used, less) in used.iter_mut().zip(&row) {
+                    *used = used.saturating_sub(*less).max(0);
+                }
+            }
+        }
+        for moved in ledger.coming(&self.node.name) {
+            let mut row = watched.of_pod(&moved.usage);
+            if let Some(came) = &moved.came {
+                let mut reported = report.of_pod(came).cloned().unwrap_or_default();
+                // The pod itself is counted already.
+                reported.set(PODS, 1);
+                for (more, resource) in row.iter_mut().zip(&watched.resources) {
+                    *more = more.saturating_sub(reported.get(resource.id)).max(0);
+                }
+            }
+            for (coming, more) in self.coming.iter_mut().zip(&row) {
+                *coming = coming.saturating_add(*more);
+            }
+        }
     }
 
     fn refuse_absurd(&self, watched: &Watched) -> Result<(), Doubt> {

@@ -11,7 +11,6 @@
 mod args;
 mod detector;
 mod greedy;
-mod ledger;
 mod load;
 mod pass;
 mod solve;
@@ -20,13 +19,12 @@ mod variance;
 pub use args::{Args, Condition, DEFAULT_POOL, Pool, Thresholds, VictimSelection, Weights};
 
 use crate::framework::{Cycle, Strategy, StrategyError};
+use crate::ledger::Ledger;
 use crate::rules::{Choice, Fit};
 use crate::state::NodeInfo;
 use detector::Detectors;
 use koord_api::duration::GoDuration;
 use koord_api::selector;
-use ledger::Ledger;
-pub(crate) use ledger::remembered;
 use load::{Class, Load, Row, Side, Watched, set_bounds};
 use pass::Pass;
 use rustc_hash::FxHashSet;

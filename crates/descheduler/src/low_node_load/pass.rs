@@ -2,10 +2,10 @@
 
 use super::args::{Args, VictimSelection};
 use super::detector::Detectors;
-use super::ledger::Ledger;
-use super::load::{Load, Row, Side, Watched, is_prod};
+use super::load::{Load, Row, Side, Watched};
 use super::{Classes, room};
 use crate::framework::{Cycle, Why};
+use crate::ledger::Ledger;
 use crate::rules::{Choice, Fit};
 use crate::state::PodInfo;
 use koord_model::resources::Amounts;
@@ -101,7 +101,7 @@ impl<'a> Pass<'_, 'a> {
             return Vec::new();
         };
         let all = load.pods.iter().zip(&load.metrics);
-        let meant = all.filter(|(pod, _)| side == Side::Node || is_prod(pod));
+        let meant = all.filter(|(pod, _)| side == Side::Node || pod.is_prod());
         let candidate = |(pod, metric): (&&'a Arc<PodInfo>, &Option<&'a Amounts>)| Candidate {
             pod,
             metric: *metric,

@@ -1,7 +1,7 @@
 //! Our choice: of pods that matter equally little the one whose move evens the load of nodes out most. A pod goes only if a
 //! node takes it without being over anything for it, and rests for an hour then.
 
-use super::load::{Load, Row, Side, is_prod};
+use super::load::{Load, Row, Side};
 use super::pass::Pass;
 use super::solve::{Bin, Bins, Item, Work};
 use crate::framework::Why;
@@ -175,7 +175,7 @@ impl<'a> Pass<'_, 'a> {
             let metric = *metrics.get(&pod.uid)?;
             let item = Item {
                 usage: self.watched.of_pod(metric),
-                prod: is_prod(&pod),
+                prod: pod.is_prod(),
             };
             Some(Movable {
                 urgency: Urgency::of(&pod),

@@ -283,6 +283,12 @@ impl PodInfo {
         })
     }
 
+    /// Whether it is of class prod.
+    #[must_use]
+    pub fn is_prod(&self) -> bool {
+        self.shape.class == PriorityClass::Prod
+    }
+
     /// Whether it has not ended.
     #[must_use]
     pub fn is_active(&self) -> bool {

@@ -1,5 +1,6 @@
 //! What a node and its pods use, as its koordlet says.
 
+use super::PodInfo;
 use super::node::amounts;
 use jiff::{SignedDuration, Timestamp};
 use koord_api::priority::PriorityClass;
@@ -95,6 +96,14 @@ pub fn possible(name: &str, id: ResourceId, used: i64, has: i64) -> Result<(), D
 }
 
 impl NodeUsage {
+    /// What `pod` uses, if it says so.
+    #[must_use]
+    pub fn of_pod(&self, pod: &PodInfo) -> Option<&Amounts> {
+        let is_it =
+            |metric: &&PodUsage| metric.namespace == pod.namespace && metric.name == pod.name;
+        self.pods.iter().find(is_it).map(|metric| &metric.usage)
+    }
+
     /// Whether it is to be believed at all `now`, when reports expire after so many seconds.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use super::memory::{Described, of_owner, report, thresholds, world};
 use super::*;
 use crate::framework::{Ask, Evictor, Intent};
+use crate::ledger::remembered;
 use crate::migration::args::MigrationControllerArgs;
 use crate::migration::plugin::Migrations;
 use crate::testing::moved;

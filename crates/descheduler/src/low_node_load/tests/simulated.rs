@@ -3,6 +3,7 @@
 use super::outcomes::{framework_with_jobs, made};
 use super::*;
 use crate::framework::{Intent, Placement};
+use crate::ledger::remembered;
 use crate::testing::moved;
 use fastrand::Rng;
 use jiff::{SignedDuration, Timestamp};

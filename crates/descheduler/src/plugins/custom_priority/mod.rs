@@ -12,6 +12,7 @@ mod room;
 pub use args::{CustomPriorityArgs, Mode, ResourcePriority, check};
 
 use crate::framework::{Action, Cycle, Strategy, StrategyError, Why};
+use crate::ledger::Ledger;
 use crate::rules::Choice;
 use crate::state::{NodeInfo, PodInfo};
 use koord_api::selector;
@@ -29,6 +30,7 @@ const MISSES: usize = 5;
 pub struct CustomPriority {
     args: CustomPriorityArgs,
     choice: Choice,
+    ledger: Ledger,
 }
 
 /// The nodes of one class.
@@ -42,7 +44,11 @@ impl CustomPriority {
     #[must_use]
     pub fn new(args: CustomPriorityArgs) -> Self {
         let choice = args::choice(&args);
-        Self { args, choice }
+        Self {
+            args,
+            choice,
+            ledger: Ledger::default(),
+        }
     }
 
     /// Classes that have nodes.
@@ -95,9 +101,14 @@ impl CustomPriority {
         node: &NodeInfo,
         targets: &[Arc<NodeInfo>],
         room: &mut Room,
+        ledger: &mut Ledger,
     ) {
         let mut misses = 0;
+        let now = cycle.snapshot().now;
         for pod in self.candidates(cycle, node) {
+            if !cycle.judged(&pod, ledger.allows(&pod, now)) {
+                continue;
+            }
             if self.args.node_fit && misses >= MISSES {
                 let said = format!("{MISSES} pods that are no larger fit no cheaper node");
                 cycle.keep(&pod, Why::new("NodeFit", said));
@@ -122,6 +133,9 @@ impl CustomPriority {
             } else {
                 cycle.evict(&pod, reason).is_ok()
             };
+            if goes {
+                ledger.remember(cycle, &pod);
+            }
             if goes && let Some(target) = target {
                 room.take(&pod, target);
             }
@@ -136,6 +150,7 @@ impl CustomPriority {
         node: &Arc<NodeInfo>,
         targets: &[Arc<NodeInfo>],
         room: &mut Room,
+        ledger: &mut Ledger,
     ) {
         let pods = self.candidates(cycle, node);
         if pods.is_empty() {
@@ -178,6 +193,7 @@ impl CustomPriority {
                 }
                 return;
             }
+            ledger.remember(cycle, pod);
         }
         if self.args.auto_cordon && !node.unschedulable {
             let cordon = Action::Cordon {
@@ -186,6 +202,39 @@ impl CustomPriority {
             };
             cycle.act_at(place, cordon);
         }
+    }
+
+    /// Goes through the classes.
+    fn look(&self, cycle: &mut Cycle<'_>, ledger: &mut Ledger) -> Result<(), StrategyError> {
+        let nodes = cycle.selected(self.args.node_selector.as_ref())?;
+        let classes = self.classes(&nodes);
+        if classes.len() < 2 {
+            let there = classes.len();
+            cycle.note(
+                None,
+                format!("{there} classes have nodes, at least 2 have to"),
+            );
+            return Ok(());
+        }
+        let mut room = Room::new(cycle.snapshot());
+        for (at, class) in classes.iter().enumerate() {
+            let later = classes.iter().skip(at + 1);
+            let targets: Vec<_> = later.flat_map(|class| class.nodes.clone()).collect();
+            if targets.is_empty() {
+                break;
+            }
+            for node in &class.nodes {
+                match self.args.mode {
+                    Mode::BestEffort => {
+                        self.best_effort(cycle, class.name, node, &targets, &mut room, ledger);
+                    }
+                    Mode::DrainNode => {
+                        self.drain(cycle, class.name, node, &targets, &mut room, ledger);
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -207,33 +256,11 @@ impl Strategy for CustomPriority {
             cycle.note(None, "is paused");
             return Ok(());
         }
-        let nodes = cycle.selected(self.args.node_selector.as_ref())?;
-        let classes = self.classes(&nodes);
-        if classes.len() < 2 {
-            let there = classes.len();
-            cycle.note(
-                None,
-                format!("{there} classes have nodes, at least 2 have to"),
-            );
-            return Ok(());
-        }
-        let mut room = Room::new(cycle.snapshot());
-        for (at, class) in classes.iter().enumerate() {
-            let later = classes.iter().skip(at + 1);
-            let targets: Vec<_> = later.flat_map(|class| class.nodes.clone()).collect();
-            if targets.is_empty() {
-                break;
-            }
-            for node in &class.nodes {
-                match self.args.mode {
-                    Mode::BestEffort => {
-                        self.best_effort(cycle, class.name, node, &targets, &mut room);
-                    }
-                    Mode::DrainNode => self.drain(cycle, class.name, node, &targets, &mut room),
-                }
-            }
-        }
-        Ok(())
+        let mut ledger = std::mem::take(&mut self.ledger);
+        ledger.begin(cycle.snapshot());
+        let outcome = self.look(cycle, &mut ledger);
+        self.ledger = ledger;
+        outcome
     }
 }
 

@@ -496,3 +496,21 @@ fn each_pod_that_stays_has_a_reason() {
     let expected = ["p1 NodeStays", "p2 NodeStays", "p3 NodeStays", "p4 NodeFit"];
     assert_eq!(kept(&plan), expected);
 }
+
+#[test]
+fn what_came_in_the_place_of_a_pod_rests_unless_its_node_is_cleared() {
+    for (mode, expected) in [("BestEffort", &[][..]), ("DrainNode", &["p2"][..])] {
+        let mut world = world();
+        world.pod("p1", "s1", asks("100m", "100"));
+        let mut framework = framework(json!({"mode": mode}), &[]);
+        assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
+        world.pods.clear();
+        world.now += jiff::SignedDuration::from_mins(10);
+        let created = json!({"metadata": {"creationTimestamp": world.now}});
+        world.pod("p2", "t1", merged(asks("100m", "100"), created));
+        let plan = framework.run(&world.snapshot());
+        assert_eq!(moved(&plan), expected, "{mode}");
+        let resting = kept(&plan) == ["p2 MovedLately"];
+        assert_eq!(resting, expected.is_empty(), "{mode}");
+    }
+}

@@ -6,6 +6,7 @@
 //! Source: Koordinator `pkg/descheduler/framework/plugins/fragmentationaware`.
 
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::ledger::Ledger;
 use crate::rules::{Choice, Fit, Namespaces, PodSelector};
 use crate::state::{NodeInfo, PodInfo};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -115,6 +116,7 @@ fn choice(args: &FragmentationAwareArgs) -> Choice {
 pub struct FragmentationAware {
     args: FragmentationAwareArgs,
     choice: Choice,
+    ledger: Ledger,
 }
 
 /// What the pods of a node ask for.
@@ -173,7 +175,11 @@ impl FragmentationAware {
     #[must_use]
     pub fn new(args: FragmentationAwareArgs) -> Self {
         let choice = choice(&args);
-        Self { args, choice }
+        Self {
+            args,
+            choice,
+            ledger: Ledger::default(),
+        }
     }
 
     /// The pods of `node` that may go, the one without which there is the least imbalance first.
@@ -187,8 +193,12 @@ impl FragmentationAware {
         fit: Option<(&Fit, &[Arc<NodeInfo>])>,
     ) -> Vec<Candidate<'a>> {
         let mut candidates = Vec::new();
+        let now = cycle.snapshot().now;
         for pod in cycle.snapshot().active_on(&node.name) {
-            if !cycle.judged(pod, self.choice.admits(pod)) || !cycle.filter(pod) {
+            if !cycle.judged(pod, self.choice.admits(pod))
+                || !cycle.filter(pod)
+                || !cycle.judged(pod, self.ledger.allows(pod, now))
+            {
                 continue;
             }
             let after = imbalance(node, &requested.without(pod), resources);
@@ -215,7 +225,7 @@ impl FragmentationAware {
 
     /// Lets a pod go, if it may; whether it does.
     fn go(
-        &self,
+        &mut self,
         cycle: &mut Cycle<'_>,
         Candidate { pod, after }: &Candidate<'_>,
         before: f64,
@@ -231,7 +241,11 @@ impl FragmentationAware {
             cycle.pretend(pod, reason);
             return true;
         }
-        cycle.evict(pod, reason).is_ok()
+        let goes = cycle.evict(pod, reason).is_ok();
+        if goes {
+            self.ledger.remember(cycle, pod);
+        }
+        goes
     }
 }
 
@@ -251,6 +265,7 @@ impl Strategy for FragmentationAware {
             cycle.note(None, "is paused");
             return Ok(());
         }
+        self.ledger.begin(cycle.snapshot());
         let nodes = cycle.selected(self.args.node_selector.as_ref())?;
         let table = &cycle.snapshot().table;
         let resources = self.args.resources.iter().map(|name| table.intern(name));

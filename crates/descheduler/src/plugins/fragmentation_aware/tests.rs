@@ -1,8 +1,10 @@
 use super::*;
-use crate::framework::{Filter, Framework};
+use crate::framework::{Filter, Framework, Intent};
+use crate::migration::args::MigrationControllerArgs;
 use crate::registry::Registry;
 use crate::state::Snapshot;
 use crate::testing::{AllBut, Anything, World, balancing, merged, moved};
+use jiff::SignedDuration;
 use serde_json::{Value, json};
 
 fn args(over: Value) -> FragmentationAwareArgs {
@@ -416,5 +418,89 @@ fn each_pod_that_stays_has_a_reason_and_the_next_best_goes_for_one_that_may_not(
     assert_eq!(
         kept,
         ["best Refuses", "last OnePerNode", "other Namespaces"]
+    );
+}
+
+fn of_owner(owner: &str, created: &str) -> Value {
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true}]);
+    json!({"metadata": {"creationTimestamp": created, "ownerReferences": owner}})
+}
+
+#[test]
+fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
+    let mut world = world();
+    world.pod("p1", "node1", asks("2", "10"));
+    let mut framework = framework(json!({"nodeFit": false}));
+    assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
+    world.pods.clear();
+    world.now += SignedDuration::from_mins(10);
+    let created = world.now.to_string();
+    world.pod(
+        "p2",
+        "node2",
+        merged(asks("2", "10"), of_owner("rs", &created)),
+    );
+    let plan = framework.run(&world.snapshot());
+    assert!(moved(&plan).is_empty());
+    assert_eq!(plan.kept[0].why.rule, "MovedLately");
+    world.pod(
+        "q",
+        "node1",
+        merged(asks("2", "10"), of_owner("other", &created)),
+    );
+    assert_eq!(moved(&framework.run(&world.snapshot())), ["q"]);
+    world.pods.pop();
+    world.now += SignedDuration::from_mins(50);
+    assert_eq!(moved(&framework.run(&world.snapshot())), ["p2"]);
+}
+
+#[test]
+fn what_another_strategy_has_moved_rests_too() {
+    let mut world = world();
+    let created = "2026-01-01T11:55:00Z";
+    world.pod(
+        "p2",
+        "node1",
+        merged(asks("2", "10"), of_owner("rs", created)),
+    );
+    let args = MigrationControllerArgs::default().completed();
+    let mut built = crate::migration::plugin::build(args, "test");
+    let mut framework = framework(json!({"nodeFit": false}));
+    framework.profiles[0].evictor = built.evict.take().unwrap();
+    let known = crate::state::Workload::Known {
+        replicas: 10,
+        controllers: Vec::new(),
+        deleting: false,
+    };
+    let snapshot = |world: &World| {
+        let mut snapshot = world.snapshot();
+        snapshot.workloads.insert("rs".into(), known.clone());
+        snapshot
+    };
+    let memo = json!({"workload": "rs", "node": "node2", "usage": {"cpu": "1"}}).to_string();
+    let job = json!({
+        "metadata": {"name": "j", "uid": "j", "creationTimestamp": "2026-01-01T11:50:00Z",
+            "annotations": {"descheduler.koordinator.sh/load-move": memo}},
+        "spec": {"podRef": {"namespace": "default", "name": "p1", "uid": "uid-p1"}},
+        "status": {"phase": "Succeeded"},
+    });
+    world
+        .jobs
+        .push(std::sync::Arc::new(serde_json::from_value(job).unwrap()));
+    let plan = framework.run(&snapshot(&world));
+    assert!(moved(&plan).is_empty());
+    assert_eq!(plan.kept[0].why.rule, "MovedLately");
+    // And it tells others what it moves itself.
+    world.now += SignedDuration::from_mins(50);
+    let plan = framework.run(&snapshot(&world));
+    let planned = plan.moves().next().unwrap();
+    let Some(Intent::Job(job)) = &planned.intent else {
+        panic!("no job: {planned:?}");
+    };
+    let memo = &job.metadata.annotations.as_ref().unwrap()["descheduler.koordinator.sh/load-move"];
+    let memo: Value = serde_json::from_str(memo).unwrap();
+    assert_eq!(
+        (&memo["workload"], &memo["node"]),
+        (&json!("rs"), &json!("node1"))
     );
 }

@@ -12,6 +12,7 @@ pub use args::{How, ScaleDownBinPackArgs};
 pub use rank::{NodePods, RankedNode, rank};
 
 use crate::framework::{Action, Cycle, Strategy, StrategyError, Why};
+use crate::ledger::Ledger;
 use crate::rules::{Choice, DELETION_COST};
 use crate::state::{NodeInfo, PodInfo};
 use std::sync::Arc;
@@ -26,6 +27,7 @@ const LAST: i32 = i32::MAX;
 pub struct ScaleDownBinPack {
     args: ScaleDownBinPackArgs,
     choice: Choice,
+    ledger: Ledger,
 }
 
 /// Values that are not allowed.
@@ -64,7 +66,11 @@ impl ScaleDownBinPack {
     #[must_use]
     pub fn new(args: ScaleDownBinPackArgs) -> Self {
         let choice = choice(&args);
-        Self { args, choice }
+        Self {
+            args,
+            choice,
+            ledger: Ledger::default(),
+        }
     }
 
     /// The pods of `node` that have not ended: who may go, who would be meant but may not, and all others.
@@ -119,17 +125,21 @@ impl ScaleDownBinPack {
         }
     }
 
-    fn evict(&self, cycle: &mut Cycle<'_>, ranked: &[RankedNode]) {
+    fn evict(&mut self, cycle: &mut Cycle<'_>, ranked: &[RankedNode]) {
         let most = self.args.max_pods_to_evict;
         let most = most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(0));
         let mut left = most;
+        let now = cycle.snapshot().now;
         for pod in ranked.iter().flat_map(|node| &node.pods.eligible) {
             if left == 0 {
                 let said = format!("{most} pods go, which are all that may");
                 cycle.keep(pod, Why::new("MaxPodsToEvict", said));
                 continue;
             }
-            if cycle.evict(pod, "scale-down binpack").is_ok() {
+            if cycle.judged(pod, self.ledger.allows(pod, now))
+                && cycle.evict(pod, "scale-down binpack").is_ok()
+            {
+                self.ledger.remember(cycle, pod);
                 left -= 1;
             }
         }
@@ -158,6 +168,7 @@ impl Strategy for ScaleDownBinPack {
             cycle.note(None, "is paused");
             return Ok(());
         }
+        self.ledger.begin(cycle.snapshot());
         let nodes = cycle.selected(self.args.node_selector.as_ref())?;
         let pods = nodes.iter().map(|node| self.sorted_out(cycle, node));
         let pods: Vec<_> = pods.filter(|pods| !pods.eligible.is_empty()).collect();

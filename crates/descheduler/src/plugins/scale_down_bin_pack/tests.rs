@@ -529,3 +529,25 @@ fn each_pod_that_stays_has_a_reason() {
     let kept: Vec<_> = plan.kept.iter().map(|kept| kept.why.rule).collect();
     assert_eq!(kept, ["PodSelectors", "MaxPodsToEvict"]);
 }
+
+#[test]
+fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
+    let mut world = world(&["node1", "node2"]);
+    world.pod("p1", "node1", asks("1", "1Gi"));
+    let over = json!({"strategy": "EvictDirectly", "maxPodsToEvict": 5});
+    let mut framework = framework(over, &[]);
+    assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
+    world.pods.clear();
+    world.now += jiff::SignedDuration::from_mins(10);
+    let created = json!({"metadata": {"creationTimestamp": world.now}});
+    world.pod(
+        "p2",
+        "node2",
+        crate::testing::merged(asks("1", "1Gi"), created),
+    );
+    let plan = framework.run(&world.snapshot());
+    assert!(moved(&plan).is_empty());
+    assert_eq!(plan.kept[0].why.rule, "MovedLately");
+    world.now += jiff::SignedDuration::from_mins(50);
+    assert_eq!(moved(&framework.run(&world.snapshot())), ["p2"]);
+}

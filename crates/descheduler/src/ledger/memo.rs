@@ -10,7 +10,7 @@ use koord_model::resources::{CPU, ResourceTable};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Annotation of a job of LowNodeLoad.
+/// Annotation of a job of a strategy that has a ledger.
 const LOAD_MOVE: &str = "descheduler.koordinator.sh/load-move";
 
 /// Its value.
@@ -53,7 +53,7 @@ pub(super) fn write(entry: &Entry, job: &mut PodMigrationJob, table: &ResourceTa
     }
 }
 
-/// Whether `job` is one of a pod that LowNodeLoad moves.
+/// Whether `job` is one of a strategy that has a ledger.
 pub(super) fn is_in(job: &PodMigrationJob) -> bool {
     annotation(job, LOAD_MOVE).is_some()
 }

@@ -1,16 +1,15 @@
-//! What was moved lately: no pod is moved twice within an hour, and what was moved is expected where it goes before any
-//! report tells of it. The job that moves a pod tells whether it went: what stayed is not expected anywhere, and its
+//! What was moved lately by strategies that weigh one place against another: what one of them has moved no other moves
+//! back within an hour, and it is expected where it goes before any report tells of it. The job that moves a pod tells whether it went: what stayed is not expected anywhere, and its
 //! workload pauses, longer with each failure.
 //!
-//! What is known of a move stands in its job, too, so that the next leader knows it. Of what is moved without a job, the
-//! process alone knows.
+//! What is known of a move stands in its job, where the next leader and the ledgers of other strategies find it. Of what
+//! is moved without a job, the strategy alone knows that moved it.
 
 mod memo;
 mod outcome;
 
-use super::load::{Load, Side, Watched, is_prod};
-use crate::framework::Why;
-use crate::state::{NodeUsage, PodInfo, Snapshot};
+use crate::framework::{Cycle, Why};
+use crate::state::{PodInfo, Snapshot};
 use jiff::{SignedDuration, Timestamp};
 use koord_api::scheduling::PodMigrationJob;
 use koord_model::resources::Amounts;
@@ -19,10 +18,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
 /// How long a pod that was moved is left alone, and so is what came in its place.
-pub(super) const REST: SignedDuration = SignedDuration::from_hours(1);
+pub(crate) const REST: SignedDuration = SignedDuration::from_hours(1);
 /// How long a move takes at most: a pod that is still where it was may be moved then, and one that came is believed to
 /// use what is reported of it.
-pub(super) const SETTLE: SignedDuration = SignedDuration::from_mins(5);
+pub(crate) const SETTLE: SignedDuration = SignedDuration::from_mins(5);
 /// How long the pods of a workload are left alone after a job of one has failed: twice as long with each that fails, at
 /// most [`SETTLE`].
 const PAUSE: SignedDuration = SignedDuration::from_secs(10);
@@ -32,8 +31,9 @@ const SECOND: SignedDuration = SignedDuration::from_secs(1);
 /// Who makes a pod anew: its controller's UID, or its own name when it has none.
 type Key = Arc<str>;
 
+/// One move.
 #[derive(Debug, Clone)]
-struct Entry {
+pub(crate) struct Entry {
     uid: Arc<str>,
     key: Key,
     at: Timestamp,
@@ -48,9 +48,11 @@ struct Entry {
     /// Where it is expected, and once it is there, where it is.
     to: Option<Arc<str>>,
     /// What came in its place.
-    came: Option<Arc<PodInfo>>,
-    usage: Amounts,
-    prod: bool,
+    pub(crate) came: Option<Arc<PodInfo>>,
+    /// What the pod used.
+    pub(crate) usage: Amounts,
+    /// Whether it is of class prod.
+    pub(crate) prod: bool,
     /// Whether the pod is still where it was.
     there: bool,
     /// Whether it is there, and is being deleted.
@@ -84,7 +86,7 @@ impl Failure {
 
 /// Moves of the last hour, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     entries: Vec<Entry>,
     /// When the first move of those was that are made anew by this controller.
     keys: FxHashMap<Key, Timestamp>,
@@ -122,7 +124,7 @@ pub(crate) fn remembered(job: &PodMigrationJob) -> Option<Timestamp> {
 
 impl Ledger {
     /// A cycle begins: looks what became of what was moved.
-    pub(super) fn begin(&mut self, snapshot: &Snapshot) {
+    pub(crate) fn begin(&mut self, snapshot: &Snapshot) {
         let now = snapshot.now;
         let is_recent = |at: Timestamp| now.duration_since(at) < REST;
         self.failures.retain(|_, failure| is_recent(failure.at));
@@ -291,7 +293,7 @@ impl Ledger {
     ///
     /// # Errors
     /// It, or what it came in the place of, was moved lately.
-    pub(super) fn allows(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
+    pub(crate) fn allows(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
         let moved = self.uids.get(&pod.uid).and_then(|at| self.entries.get(*at));
         if let Some(entry) = moved {
             if pod.node.as_ref() != Some(&entry.from) {
@@ -335,8 +337,22 @@ impl Ledger {
         Err(Why::new("MoveFailed", said))
     }
 
+    /// `pod`, which was put into the plan last, is moved, unless that is only shown.
+    pub(crate) fn remember(&mut self, cycle: &mut Cycle<'_>, pod: &PodInfo) {
+        if !cycle.goes() {
+            return;
+        }
+        let snapshot = cycle.snapshot();
+        let node = pod.node.as_ref();
+        let report = node.and_then(|node| snapshot.usage.get(node));
+        let usage = report.and_then(|report| report.of_pod(pod));
+        let to = cycle.promised().cloned();
+        let usage = usage.cloned().unwrap_or_default();
+        self.record(pod, &usage, to, cycle.job(), snapshot);
+    }
+
     /// `pod`, which uses `usage`, is moved by `job`, if one does it, to `to` if that is known. The job remembers it.
-    pub(super) fn record(
+    pub(crate) fn record(
         &mut self,
         pod: &PodInfo,
         usage: &Amounts,
@@ -366,7 +382,7 @@ impl Ledger {
             to,
             came: None,
             usage: usage.clone(),
-            prod: is_prod(pod),
+            prod: pod.is_prod(),
             there: true,
             deleting: false,
         };
@@ -394,47 +410,22 @@ impl Ledger {
         }
     }
 
-    /// Takes what leaves `load` off it, and notes what comes to it: of a pod that runs there already, what it will use
-    /// beyond what is reported.
-    pub(super) fn correct(&self, load: &mut Load<'_>, report: &NodeUsage, watched: &Watched) {
-        let of = |index: &FxHashMap<Arc<str>, Vec<usize>>| {
-            let places = index.get(&load.node.name).into_iter().flatten();
-            let entries = places.filter_map(|at| self.entries.get(*at));
-            entries.collect::<Vec<_>>()
-        };
-        let (leaving, coming) = (of(&self.leaving), of(&self.coming));
-        for entry in leaving {
-            let row = watched.of_pod(&entry.usage);
-            let sides = [Some(Side::Node), entry.prod.then_some(Side::Prod)];
-            for side in sides.into_iter().flatten() {
-                let used = match side {
-                    Side::Node => &mut load.usage,
-                    Side::Prod => &mut load.prod,
-                };
-                for (used, less) in used.iter_mut().zip(&row) {
-                    *used = used.saturating_sub(*less).max(0);
-                }
-            }
-        }
-        for entry in coming {
-            let mut row = watched.of_pod(&entry.usage);
-            if let Some(came) = &entry.came {
-                let reported = report
-                    .pods
-                    .iter()
-                    .find(|metric| metric.namespace == came.namespace && metric.name == came.name);
-                let mut reported = reported
-                    .map(|metric| metric.usage.clone())
-                    .unwrap_or_default();
-                // The pod itself is counted already.
-                reported.set(koord_model::resources::PODS, 1);
-                for (more, resource) in row.iter_mut().zip(&watched.resources) {
-                    *more = more.saturating_sub(reported.get(resource.id)).max(0);
-                }
-            }
-            for (coming, more) in load.coming.iter_mut().zip(&row) {
-                *coming = coming.saturating_add(*more);
-            }
-        }
+    /// What is known of the moves away from `node` that are not settled.
+    pub(crate) fn leaving(&self, node: &str) -> impl Iterator<Item = &Entry> {
+        self.of(&self.leaving, node)
+    }
+
+    /// What is known of the moves to `node` that are not settled.
+    pub(crate) fn coming(&self, node: &str) -> impl Iterator<Item = &Entry> {
+        self.of(&self.coming, node)
+    }
+
+    fn of<'a>(
+        &'a self,
+        index: &'a FxHashMap<Arc<str>, Vec<usize>>,
+        node: &str,
+    ) -> impl Iterator<Item = &'a Entry> {
+        let places = index.get(node).into_iter().flatten();
+        places.filter_map(|at| self.entries.get(*at))
     }
 }
