@@ -271,7 +271,7 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
     config["metricsBindAddress"] = json!(format!("127.0.0.1:{plain}"));
     config["leaderElection"] = json!({"resourceNamespace": "default"});
     let config = write(dir.path(), "config.yaml", &config);
-    let mut child = Command::new(env!("CARGO_BIN_EXE_koord-descheduler"))
+    let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_koord-descheduler"))
         .arg(format!("--config={}", config.display()))
         .arg(format!("--kubeconfig={}", kubeconfig.display()))
         .arg(format!("--secure-port={secure}"))
@@ -280,6 +280,7 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
         .arg("--v=2")
         .stdin(Stdio::null())
         .stderr(Stdio::null())
+        .kill_on_drop(true)
         .spawn()
         .expect("it starts");
     let at = format!("http://127.0.0.1:{plain}");
@@ -333,10 +334,11 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
     assert_eq!(tls("/healthz").await.expect("health"), "ok");
     let refused = tls("/debug/descheduler").await.expect_err("refused");
     assert!(patch::is_status(&refused, 403), "{refused}");
-    let pid = rustix::process::Pid::from_child(&child);
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+    let pid = pid.and_then(rustix::process::Pid::from_raw).expect("it runs");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal");
-    let ended = tokio::task::spawn_blocking(move || child.wait()).await;
-    let ended = ended.expect("no panic").expect("a status");
+    let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
+    let ended = ended.expect("it ends").expect("a status");
     assert_eq!(ended.code(), Some(0));
     let leases: Api<Lease> = Api::default_namespaced(client);
     let lease = leases.get("mine").await.expect("the lease");
