@@ -1,0 +1,159 @@
+//! Places that are booked, confirmed, taken back and given back.
+
+use super::*;
+
+#[test]
+fn a_pod_is_booked_bound_and_confirmed() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(pod("a", "1"), at(0));
+    assert_eq!(
+        schedule(&mut engine, 0),
+        [("a".to_owned(), Some("n".to_owned()))]
+    );
+    assert_eq!(messages(&mut engine), ["bind a n"]);
+    assert_eq!(engine.booked(), (1, 1));
+    engine.bind_finished("a", Ok(()), at(1));
+    // An update that was on its way before the binding changes nothing.
+    engine.pod_applied(pod("a", "1"), at(1));
+    assert_eq!(engine.booked(), (1, 1));
+    engine.pod_applied(bound("a", "1", "n"), at(2));
+    assert_eq!(engine.booked(), (1, 0));
+    engine.pod_deleted(&bound("a", "1", "n"), at(3));
+    assert_eq!(engine.booked(), (0, 0));
+    assert!(engine.nodes().books_balance());
+}
+
+#[test]
+fn a_failed_binding_gives_the_room_back_and_is_retried_after_backoff() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.pod_applied(pod("a", "1"), at(0));
+    engine.pod_applied(pod("b", "1"), at(1));
+    assert_eq!(
+        schedule(&mut engine, 1).len(),
+        2,
+        "a is placed, b is refused"
+    );
+    let conflict = BindError {
+        message: "conflict".to_owned(),
+        gone: false,
+    };
+    engine.bind_finished("a", Err(conflict), at(2));
+    assert_eq!(engine.booked(), (0, 0));
+    assert_eq!(
+        schedule(&mut engine, 2),
+        [("b".to_owned(), Some("n".to_owned()))]
+    );
+    assert_eq!(schedule(&mut engine, 3), [("a".to_owned(), None)]);
+    assert!(
+        messages(&mut engine)
+            .iter()
+            .any(|m| m == "SchedulerError: binding rejected: conflict")
+    );
+
+    let gone = BindError {
+        message: "not found".to_owned(),
+        gone: true,
+    };
+    engine.bind_finished("b", Err(gone), at(4));
+    assert_eq!(engine.booked(), (0, 0));
+    assert!(engine.queued("b").is_none() && engine.queued("a").is_some());
+}
+
+/// The condition says already why the second binding failed: nothing is written, and no echo follows.
+#[test]
+fn a_pod_is_tried_anew_as_it_was_seen_while_it_was_bound() {
+    let annotated = |said: &str, condition: Value| {
+        pod_with("a", "1", |value| {
+            value["metadata"]["annotations"] = json!({"said": said});
+            value["status"] = json!({"conditions": [condition]});
+        })
+    };
+    let said = json!({"type": "PodScheduled", "status": "False", "reason": "SchedulerError",
+        "message": "binding rejected: no"});
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.pod_applied(pod("a", "1"), at(0));
+    let refused = || BindError {
+        message: "no".to_owned(),
+        gone: false,
+    };
+    // What the pod says when it is bound for the first, the second and the third time.
+    let mut told = Vec::new();
+    for (round, echo) in ["one", "two", "three"].into_iter().enumerate() {
+        let time = 100 * i64::try_from(round).unwrap();
+        assert_eq!(schedule(&mut engine, time).len(), 1);
+        let outputs = engine.take_outputs().into_iter();
+        told.extend(outputs.filter_map(|output| match output {
+            Output::Bind(bind) => Some(bind.pod.annotation("said").unwrap_or("-").to_owned()),
+            _ => None,
+        }));
+        // What the binding wrote first comes back before it fails.
+        engine.pod_applied(annotated(echo, said.clone()), at(time + 1));
+        engine.bind_finished("a", Err(refused()), at(time + 2));
+    }
+    assert_eq!(told, ["-", "one", "two"]);
+}
+
+#[test]
+fn a_pod_that_begins_to_go_while_it_is_bound_is_not_tried_again() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.pod_applied(pod("a", "1"), at(0));
+    assert_eq!(schedule(&mut engine, 1).len(), 1);
+    let mut going = pod("a", "1").as_ref().clone();
+    going.metadata.deletion_timestamp =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(2)));
+    engine.pod_applied(Arc::new(going), at(2));
+    let failed = BindError {
+        message: "being deleted".to_owned(),
+        gone: false,
+    };
+    engine.bind_finished("a", Err(failed), at(3));
+    assert_eq!(engine.booked(), (0, 0));
+    assert_eq!(schedule(&mut engine, 600), []);
+}
+
+#[test]
+fn a_refused_reservation_is_undone() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(pod("unreservable", "1"), at(0));
+    assert_eq!(schedule(&mut engine, 0)[0].1, None);
+    assert_eq!(engine.booked(), (0, 0));
+    assert!(engine.nodes().books_balance());
+    assert_eq!(
+        messages(&mut engine),
+        ["Unschedulable: 0/1 nodes are available: 1 nothing left."]
+    );
+}
+
+#[test]
+fn a_pod_bound_elsewhere_moves_and_a_finished_one_frees_its_room() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.node_applied(node("m", "1"), at(0));
+    engine.pod_applied(pod("a", "1"), at(0));
+    let (_, placed) = schedule(&mut engine, 0).remove(0);
+    let other = if placed.as_deref() == Some("n") {
+        "m"
+    } else {
+        "n"
+    };
+    engine.pod_applied(bound("a", "1", other), at(1));
+    assert_eq!(engine.placement("a").map(|(node, _)| &**node), Some(other));
+    let conflict = BindError {
+        message: "already bound".to_owned(),
+        gone: false,
+    };
+    engine.bind_finished("a", Err(conflict), at(2));
+    assert_eq!(engine.booked(), (1, 0), "the informer knew better");
+    let done = pod_with("a", "1", |value| {
+        value["spec"]["nodeName"] = json!(other);
+        value["status"] = json!({"phase": "Succeeded"});
+    });
+    engine.pod_applied(done, at(3));
+    assert_eq!(engine.booked(), (0, 0));
+    assert!(engine.nodes().books_balance());
+}

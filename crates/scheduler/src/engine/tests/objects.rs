@@ -1,0 +1,116 @@
+//! Nodes and pods as they come: in any order, unreadable, or nobody's business.
+
+use super::*;
+
+#[test]
+fn a_node_with_a_malformed_amount_stays_and_keeps_what_it_had() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(bound("a", "1", "n"), at(0));
+    engine.take_outputs();
+    engine.node_applied(node("n", "2x"), at(1));
+    let said = |engine: &mut Engine| {
+        let outputs = engine.take_outputs().into_iter();
+        let problems = outputs.filter_map(|output| match output {
+            Output::Problem(problem) => Some(problem.message),
+            _ => None,
+        });
+        problems.collect::<Vec<_>>()
+    };
+    let problems = said(&mut engine);
+    assert!(
+        problems.len() == 1 && problems[0].contains("status.allocatable[cpu]"),
+        "{problems:?}"
+    );
+    assert!(
+        problems[0].contains("\"2x\"") && problems[0].contains("keeps"),
+        "{problems:?}"
+    );
+    // Said once.
+    engine.node_applied(node("n", "2x"), at(2));
+    assert_eq!(said(&mut engine), [""; 0]);
+    engine.pod_applied(pod("b", "1"), at(2));
+    assert_eq!(
+        schedule(&mut engine, 2),
+        [("b".to_owned(), Some("n".to_owned()))]
+    );
+    engine.pod_applied(pod("c", "1"), at(3));
+    assert_eq!(schedule(&mut engine, 3), [("c".to_owned(), None)]);
+    // One that was never read has none of it, and is there.
+    engine.node_applied(node("new", "x"), at(4));
+    assert!(engine.nodes().find("new").is_some());
+    assert!(
+        said(&mut engine)
+            .iter()
+            .any(|text| text.contains("has none"))
+    );
+    engine.node_applied(node("new", "1"), at(5));
+    assert_eq!(
+        schedule(&mut engine, 60),
+        [("c".to_owned(), Some("new".to_owned()))]
+    );
+}
+
+#[test]
+fn gated_pods_and_pods_of_other_schedulers_are_left_alone() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    let gated = |gates: Value| pod_with("g", "1", |v| v["spec"]["schedulingGates"] = gates);
+    engine.pod_applied(gated(json!([{"name": "later"}])), at(0));
+    engine.pod_applied(
+        pod_with("x", "1", |v| v["spec"]["schedulerName"] = json!("other")),
+        at(0),
+    );
+    assert_eq!(schedule(&mut engine, 0), []);
+    assert_eq!(engine.pending().gated, 1);
+    engine.pod_applied(gated(json!([])), at(1));
+    assert_eq!(
+        schedule(&mut engine, 1),
+        [("g".to_owned(), Some("n".to_owned()))]
+    );
+    // Whoever bound it: it takes room.
+    engine.pod_applied(
+        pod_with("x", "1", |v| {
+            v["spec"]["schedulerName"] = json!("other");
+            v["spec"]["nodeName"] = json!("n");
+        }),
+        at(2),
+    );
+    engine.pod_applied(pod("late", "1"), at(2));
+    assert_eq!(schedule(&mut engine, 2), [("late".to_owned(), None)]);
+}
+
+#[test]
+fn pods_seen_before_their_node_count_when_it_appears() {
+    let mut engine = engine();
+    engine.pod_applied(bound("old", "2", "n"), at(0));
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(pod("new", "1"), at(0));
+    assert_eq!(schedule(&mut engine, 0), [("new".to_owned(), None)]);
+    // The node goes, its pod stays for a while: the books stay right.
+    engine.node_deleted("n", at(1));
+    assert_eq!(engine.nodes().len(), 0);
+    assert!(engine.nodes().books_balance());
+    engine.pod_deleted(&bound("old", "2", "n"), at(2));
+    engine.node_applied(node("m", "1"), at(3));
+    assert_eq!(
+        schedule(&mut engine, 3),
+        [("new".to_owned(), Some("m".to_owned()))]
+    );
+}
+
+#[test]
+fn objects_that_cannot_be_read_are_reported_and_harm_nobody() {
+    let mut engine = engine();
+    engine.node_applied(node("good", "1"), at(0));
+    engine.node_applied(node("bad", "lots"), at(0));
+    engine.pod_applied(pod("broken", "1x"), at(0));
+    engine.pod_applied(pod("fine", "1"), at(0));
+    assert_eq!(
+        schedule(&mut engine, 0),
+        [("fine".to_owned(), Some("good".to_owned()))]
+    );
+    let messages = messages(&mut engine);
+    assert!(messages[0].contains("problem bad") && messages[0].contains("\"lots\""));
+    assert!(messages[1].contains("problem broken") && messages[1].contains("\"1x\""));
+}

@@ -1,0 +1,120 @@
+//! Pods that wait with a place, and what happens meanwhile.
+
+use super::*;
+
+#[test]
+fn an_edit_of_a_pod_that_waits_counts_when_it_has_waited_in_vain() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(pod("wait", "2"), at(0));
+    assert_eq!(schedule(&mut engine, 0).len(), 1);
+    engine.pod_applied(pod("wait", "1"), at(1));
+    assert_eq!(schedule(&mut engine, 30).len(), 1, "it is tried at once");
+    assert_eq!(
+        engine
+            .nodes()
+            .requested(engine.nodes().find("n").unwrap(), CPU),
+        1000
+    );
+    // Behind a gate that came meanwhile, it is not.
+    let gated = pod_with("wait", "1", |value| {
+        value["spec"]["schedulingGates"] = json!([{"name": "later"}]);
+    });
+    engine.pod_applied(gated, at(31));
+    assert_eq!(schedule(&mut engine, 600), []);
+    assert_eq!((engine.pending().gated, engine.booked()), (1, (0, 0)));
+}
+
+#[test]
+fn a_pod_that_waits_for_permission_holds_its_room_until_allowed_or_late() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "2"), at(0));
+    engine.pod_applied(pod("wait-a", "1"), at(0));
+    engine.pod_applied(pod("wait-b", "1"), at(0));
+    engine.node_applied(node("m", "0"), at(0));
+    assert_eq!(schedule(&mut engine, 0).len(), 2);
+    assert_eq!(
+        messages(&mut engine),
+        ["expect wait-a n", "expect wait-b n"]
+    );
+    assert_eq!(engine.booked(), (2, 2));
+    let allow = ObjectChange {
+        kind: "tests",
+        action: Action::UPDATE,
+        old: None,
+        new: Arc::new("wait-a"),
+    };
+    engine.object_changed(&allow, at(1));
+    assert_eq!(messages(&mut engine), ["bind wait-a n"]);
+    assert_eq!(engine.next_deadline(), Some(at(30)));
+    engine.schedule_one(at(30));
+    assert_eq!(engine.booked().0, 1, "the other one gave its room back");
+    assert!(messages(&mut engine)[0].contains(
+        "0/1 nodes are available: 1 rejected due to timeout after waiting 30s at plugin Knobs."
+    ));
+}
+
+#[test]
+fn what_happens_while_a_pod_waits_counts_when_its_time_is_over() {
+    for (happens, tried) in [(true, 1), (false, 0)] {
+        let mut engine = engine();
+        engine.node_applied(node("n", "2"), at(0));
+        engine.pod_applied(pod("wait", "2"), at(0));
+        assert_eq!(schedule(&mut engine, 0).len(), 1);
+        if happens {
+            engine.node_applied(node("n2", "1"), at(10));
+        }
+        engine.take_outputs();
+        // Its time is over, and nothing else happens.
+        assert_eq!(schedule(&mut engine, 29), []);
+        assert_eq!(schedule(&mut engine, 30).len(), tried, "{happens}");
+        let said = messages(&mut engine).join("; ");
+        assert!(said.contains("rejected due to timeout"), "{said}");
+    }
+}
+
+#[test]
+fn a_late_echo_of_a_place_that_was_given_back_keeps_nobody_out() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.pod_applied(pod("wait-a", "1"), at(0));
+    assert_eq!(schedule(&mut engine, 0).len(), 1);
+    assert_eq!(messages(&mut engine), ["expect wait-a n"]);
+    engine.schedule_one(at(30));
+    assert_eq!(engine.booked().0, 0, "it waited in vain");
+    let echo = pod_with("wait-a", "1", |value| {
+        value["status"] = json!({"nominatedNodeName": "n"});
+    });
+    engine.pod_applied(echo, at(30));
+    assert_eq!(engine.nominated_node("wait-a"), None);
+    engine.pod_applied(pod("b", "1"), at(30));
+    let placed = schedule(&mut engine, 30);
+    assert_eq!(placed[0], ("b".to_owned(), Some("n".to_owned())));
+}
+
+/// Nothing happens between a place that is given back and its echoes: who was refused is not tried
+/// again because of them, or a gang that nearly fits is tried for ever, and all who wait with it.
+#[test]
+fn echoes_of_a_place_that_was_given_back_wake_nobody() {
+    let mut engine = engine();
+    engine.node_applied(node("n", "1"), at(0));
+    engine.pod_applied(pod("wait-a", "1"), at(0));
+    engine.pod_applied(pod("b", "1"), at(0));
+    assert_eq!(
+        schedule(&mut engine, 0).len(),
+        2,
+        "one waits, one is refused"
+    );
+    engine.pod_applied(pod("c", "2"), at(0));
+    assert_eq!(schedule(&mut engine, 0).len(), 1, "refused");
+    engine.pod_deleted(&pod("b", "1"), at(1));
+    let tried = schedule(&mut engine, 30);
+    assert_eq!(engine.booked().0, 0, "it waited in vain: {tried:?}");
+    let echo = pod_with("wait-a", "1", |value| {
+        value["status"] = json!({"nominatedNodeName": "n"});
+    });
+    engine.pod_applied(echo, at(30));
+    assert_eq!(schedule(&mut engine, 30), []);
+    engine.pod_applied(pod("wait-a", "1"), at(30));
+    assert_eq!(schedule(&mut engine, 30), []);
+}

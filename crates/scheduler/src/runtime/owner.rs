@@ -1,0 +1,351 @@
+//! The task that owns the engine: takes in what happened, decides, and hands over what is to be done.
+
+use super::binder::Writer;
+use super::desk::Refused;
+use super::discard::Discard;
+use super::monitor;
+use super::watch::Message;
+use crate::debug::{DebugHandle, Question};
+use crate::engine::{Engine, Failure, Near, Outcome, Output};
+use crate::framework::ObjectChange;
+use crate::guard::guarded;
+use crate::metrics::{Digested, Metrics, PluginMetrics};
+use crate::state::SeenPod;
+use koord_app::Context;
+use koord_kube::Change;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// How long decisions are made before events are looked at again.
+const SLICE: Duration = Duration::from_millis(5);
+/// How often to say which initial lists are missing.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(15);
+
+/// Whether the pod says where it is.
+fn is_bound(pod: &SeenPod) -> bool {
+    pod.node().is_some()
+}
+
+/// The task that owns the engine.
+pub(super) struct Owner {
+    pub(super) engine: Engine,
+    pub(super) writer: Writer,
+    pub(super) metrics: Metrics,
+    pub(super) digested: Digested,
+    pub(super) plugin_metrics: PluginMetrics,
+    pub(super) gauge_period: Duration,
+    pub(super) ctx: Context,
+    pub(super) debug: DebugHandle,
+    pub(super) names: Vec<String>,
+    pub(super) concurrency: usize,
+    pub(super) monitor: monitor::Monitor,
+    /// Whether conditions name the nearest nodes, and when that is worth its time again.
+    pub(super) nearest: bool,
+    pub(super) next_nearest: Instant,
+    pub(super) discard: Discard,
+}
+
+impl Owner {
+    pub(super) async fn run(
+        mut self,
+        mut messages: mpsc::Receiver<Message>,
+        mut questions: mpsc::Receiver<Question>,
+        mut unseen: BTreeSet<&'static str>,
+        shutdown: CancellationToken,
+    ) {
+        let mut complain = Instant::now() + COMPLAIN_EVERY;
+        let mut next_gauges = Instant::now();
+        loop {
+            // Everything that has arrived comes before the next decision.
+            let mut budget = 4096;
+            while budget > 0
+                && let Ok(message) = messages.try_recv()
+            {
+                if let Message::Synced(kind) = message {
+                    unseen.remove(kind);
+                }
+                self.digest(message);
+                budget -= 1;
+            }
+            while let Ok(question) = questions.try_recv() {
+                question.answer(&mut self.engine, self.ctx.clock.now());
+            }
+            if unseen.is_empty() {
+                self.debug.set_ready(true);
+            } else if Instant::now() >= complain {
+                tracing::warn!(kinds = ?unseen, "waiting for initial lists; no pod is placed before");
+                complain = Instant::now() + COMPLAIN_EVERY;
+            }
+            let busy = unseen.is_empty() && self.decide();
+            self.dispatch();
+            if Instant::now() >= next_gauges {
+                self.measure();
+                next_gauges = Instant::now() + self.gauge_period;
+            } else if self.engine.has_measured_much() {
+                self.metrics
+                    .measured(self.engine.take_measures(), &self.names);
+            }
+            if busy || budget == 0 {
+                tokio::task::yield_now().await;
+                if shutdown.is_cancelled() {
+                    return;
+                }
+                continue;
+            }
+            self.discard.hand_over();
+            let pause = self.pause().min(next_gauges.duration_since(Instant::now()));
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                message = messages.recv() => match message {
+                    Some(message) => {
+                        if let Message::Synced(kind) = message {
+                            unseen.remove(kind);
+                        }
+                        self.digest(message);
+                    }
+                    None => return,
+                },
+                Some(question) = questions.recv() => question.answer(&mut self.engine, self.ctx.clock.now()),
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Hands what the engine and its plugins measured to the metrics.
+    fn measure(&mut self) {
+        self.digested.hand_over();
+        self.metrics.binding(self.writer.binding);
+        self.metrics.gauges(&mut self.engine);
+        self.metrics
+            .measured(self.engine.take_measures(), &self.names);
+        let now = self.ctx.clock.now();
+        self.plugin_metrics.take(self.engine.read(now));
+        self.plugin_metrics.take(self.writer.take_timings());
+    }
+
+    /// Until time alone makes something ready.
+    fn pause(&mut self) -> Duration {
+        let now = self.ctx.clock.now();
+        let until = self.engine.next_deadline().map(|at| at.duration_since(now));
+        let wait = until.and_then(|wait| Duration::try_from(wait).ok());
+        // A deadline in the past: not now, but not in a hurry either.
+        let floor = Duration::from_millis(1);
+        match (until, wait) {
+            (None, _) => Duration::from_secs(60),
+            (Some(_), Some(wait)) => wait.max(floor),
+            (Some(_), None) => floor,
+        }
+    }
+
+    fn digest(&mut self, message: Message) {
+        guarded("over an event; the event is dropped", || {
+            self.digest_one(message);
+        });
+    }
+
+    fn digest_one(&mut self, message: Message) {
+        let now = self.ctx.clock.now();
+        let started = Instant::now();
+        let label = match message {
+            Message::Synced(_) => return,
+            Message::Pod(Change::Applied { old, new }) => {
+                let bound = is_bound(&new);
+                let was_bound = old.as_deref().is_some_and(is_bound);
+                let uid = new.uid();
+                if bound && !was_bound {
+                    self.debug.settled(uid);
+                }
+                self.engine.pod_seen(&new, now);
+                let label = match (bound, old.is_some()) {
+                    (true, false) => "AssignedPodAdd",
+                    (true, true) => "AssignedPodUpdate",
+                    (false, false) => "UnschedulablePodAdd",
+                    (false, true) => "UnschedulablePodUpdate",
+                };
+                self.done_with(old);
+                label
+            }
+            Message::Pod(Change::Deleted(last)) => {
+                let uid = last.uid();
+                self.debug.settled(uid);
+                self.writer.gone(uid);
+                self.engine.pod_left(uid, now);
+                // Whatever became of it, nobody places it any more.
+                self.monitor.end(uid);
+                let label = if is_bound(&last) {
+                    "AssignedPodDelete"
+                } else {
+                    "UnschedulablePodDelete"
+                };
+                self.done_with(Some(last));
+                label
+            }
+            Message::Node(Change::Applied { old, new }) => {
+                self.engine.node_applied(new, now);
+                let label = if old.is_some() {
+                    "NodeUpdate"
+                } else {
+                    "NodeAdd"
+                };
+                self.done_with(old);
+                label
+            }
+            Message::Node(Change::Deleted(last)) => {
+                let name = last.metadata.name.clone().unwrap_or_default();
+                self.engine.node_deleted(&name, now);
+                self.done_with(Some(last));
+                "NodeDelete"
+            }
+            Message::Pod(Change::Synced) | Message::Node(Change::Synced) => return,
+            Message::Object(change) => {
+                self.engine.object_changed(&change, now);
+                let label = self.engine.name_of(&change);
+                let ObjectChange { old, new, .. } = change;
+                for object in old.into_iter().chain([new]) {
+                    self.discard.take(object);
+                }
+                label
+            }
+            Message::Consulted {
+                uid,
+                ticket,
+                advice,
+            } => {
+                self.engine.consulted(&uid, ticket, advice);
+                "Consulted"
+            }
+            Message::NotEvicted(uid) => {
+                self.engine.eviction_failed(&uid);
+                "NotEvicted"
+            }
+            Message::Bound { uid, result } => {
+                self.writer.binding = self.writer.binding.saturating_sub(1);
+                self.engine.bind_finished(&uid, result, now);
+                "Bound"
+            }
+        };
+        self.digested.note(label, started.elapsed().as_secs_f64());
+    }
+
+    /// Frees `object`, which was replaced or deleted, elsewhere.
+    fn done_with<K: Send + Sync + 'static>(&mut self, object: Option<Arc<K>>) {
+        if let Some(object) = object {
+            self.discard.take(object);
+        }
+    }
+
+    /// Decides about ready pods for a while. Returns whether more may be ready.
+    fn decide(&mut self) -> bool {
+        let slice = Instant::now();
+        while slice.elapsed() < SLICE {
+            // The API is slower than the engine: keep what is assumed ahead of it bounded.
+            if self.writer.binding >= self.concurrency.saturating_mul(16) {
+                return false;
+            }
+            let now = self.ctx.clock.now();
+            let started = Instant::now();
+            let Some(outcome) = self.engine.schedule_one(now) else {
+                return false;
+            };
+            self.metrics
+                .decided(&outcome, started.elapsed().as_secs_f64());
+            self.log_scores(&outcome);
+            tracing::debug!(pod = %outcome.pod, node = ?outcome.node, "decided");
+            self.dispatch();
+        }
+        true
+    }
+
+    /// The nearest nodes, for a condition that is about to change. Looking at all nodes
+    /// takes at most a twentieth of the time: in a storm of refusals most go without.
+    fn nearest(&mut self, failure: &Failure) -> Vec<Near> {
+        let now = Instant::now();
+        if !self.nearest || now < self.next_nearest || !self.writer.has_news(failure) {
+            return Vec::new();
+        }
+        let look = || self.engine.nearest(&failure.pod, 3, self.ctx.clock.now());
+        let near = guarded("over the nearest nodes", look).unwrap_or_default();
+        self.next_nearest = Instant::now() + now.elapsed() * 20;
+        near
+    }
+
+    fn log_scores(&self, outcome: &Outcome) {
+        let top = self.debug.flags().scores.load(Ordering::Relaxed);
+        if top > 0
+            && let Some(table) = self
+                .engine
+                .decision(&outcome.pod.uid)
+                .and_then(|decision| decision.table.as_ref())
+        {
+            let ranking = &table.ranking[..top.min(table.ranking.len())];
+            tracing::info!(pod = %outcome.pod, feasible = table.feasible, ?ranking, "scores");
+        }
+    }
+
+    fn log_refusal(&self, failure: &Failure) {
+        let flags = self.debug.flags();
+        if flags.filters.load(Ordering::Relaxed) {
+            tracing::info!(pod = %failure.pod, message = %failure.message, "refused");
+        }
+        if flags.diagnosis.load(Ordering::Relaxed)
+            && let Some(diagnosis) = &failure.diagnosis
+        {
+            let dump = serde_json::json!({
+                "timestamp": self.ctx.clock.now(),
+                "questionedKey": failure.pod.to_string(),
+                "nominatedNode": diagnosis.nominated,
+                "preFilterMessage": diagnosis.pre_filter_message,
+                "scheduleDiagnosis": {"schedulingMode": "Pod", "nodeFailedDetails": diagnosis.refusals},
+                "preemptionDiagnosis": {"failedMessage": diagnosis.post_filter_message},
+            });
+            tracing::info!(diagnosis = %dump, "diagnosis");
+        }
+    }
+
+    fn dispatch(&mut self) {
+        for output in self.engine.take_outputs() {
+            match output {
+                Output::Bind(request) => {
+                    self.debug.settled(&request.pod.uid);
+                    self.writer.bind(request);
+                }
+                Output::Consult(asked) => self.writer.consult(asked),
+                Output::Failed(failure) => {
+                    tracing::debug!(pod = %failure.pod, message = %failure.message, "not placed");
+                    let attempt = self.monitor.end(&failure.pod.uid);
+                    let profile = failure.pod.scheduler_name();
+                    let error = failure.reason != "Unschedulable";
+                    self.metrics.failed(error, profile, attempt.as_ref());
+                    self.log_refusal(&failure);
+                    let nearest = self.nearest(&failure);
+                    let (failure, time) = (Arc::new(failure), self.ctx.clock.now());
+                    let before = self.debug.failed(failure.clone(), time);
+                    self.done_with(before);
+                    self.writer.report(Refused {
+                        failure,
+                        nearest,
+                        time,
+                    });
+                }
+                Output::Problem(problem) => self.writer.problem(&problem),
+                Output::Write(write) => self.writer.write(write),
+                Output::Expect { pod, node } => self.writer.expect(pod, node),
+                Output::Explain { pod, message } => self.writer.explain(pod, message),
+                Output::Evict {
+                    preemptor,
+                    node,
+                    victims,
+                } => {
+                    self.metrics.preempted(victims.len());
+                    self.writer.evict(preemptor, node, victims);
+                }
+            }
+        }
+    }
+}
