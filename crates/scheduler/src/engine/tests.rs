@@ -11,7 +11,7 @@ use super::*;
 use crate::framework::Signature;
 use crate::framework::{
     BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle,
-    Factory, Grouping, Helps, Insight, Metered, ObjectChange, Permit, Registry, Rejection,
+    Factory, Grouping, Helps, Insight, Metered, ObjectChange, Permit, Registry, Rejection, Remark,
     Signable, State, Verdict,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
