@@ -1,6 +1,7 @@
 //! `koord bench scheduler` on the engine alone, in a program that is built in a tenth of the time:
 //! `cargo run --release -p koord-bench --example engine -- SCENARIO [NODES [PODS [BOUND [plain|koord
-//! [alone]]]]]`; alone: without the exhaustive engine, as for a profiler.
+//! [alone|beside [distinct]]]]]]`; alone: without the exhaustive engine, as for a profiler; distinct: each of the bound
+//! pods says what no other does.
 
 use anyhow::{Context as _, Result};
 use koord_bench::Options;
@@ -23,6 +24,7 @@ fn main() -> Result<()> {
         nodes: number(1, 5000)?,
         pods: number(2, 10_000)?,
         bound: number(3, 0)?,
+        distinct: args.get(6).is_some_and(|word| word == "distinct"),
         koord: args.get(4).is_none_or(|profile| profile != "plain"),
         baseline: args.get(5).is_none_or(|word| word != "alone"),
     };

@@ -23,9 +23,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Twenty of each workload, all on nodes.
 const PODS: &str = "pods.v1.";
+/// Each of a StatefulSet of its own, with a claim.
+const ALONE: &str = "pods.v1. (alone)";
 
-const KINDS: [&str; 8] = [
+const KINDS: [&str; 9] = [
     PODS,
+    ALONE,
     "persistentvolumeclaims.v1.",
     "persistentvolumes.v1.",
     "volumeattachments.v1.storage.k8s.io",
@@ -53,6 +56,7 @@ fn object(kind: &str, number: usize) -> Value {
         "resourceVersion": format!("{number}")});
     match kind {
         PODS => pod(number),
+        ALONE => alone(number),
         "persistentvolumeclaims.v1." => json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
             "metadata": meta(number, json!({"pv.kubernetes.io/bind-completed": "yes",
                 "pv.kubernetes.io/bound-by-controller": "yes",
@@ -189,6 +193,28 @@ fn pod(number: usize) -> Value {
                 "state": {"running": {"startedAt": time}}}]}})
 }
 
+/// The same, but for what no other pod says.
+fn alone(number: usize) -> Value {
+    let mut pod = pod(20 * number);
+    let name = format!("object-{number:06}");
+    let meta = &mut pod["metadata"];
+    meta["name"] = json!(name);
+    meta["labels"]["statefulset.kubernetes.io/pod-name"] = json!(name);
+    meta["labels"]["apps.kubernetes.io/pod-index"] = json!("0");
+    let spec = &mut pod["spec"];
+    spec["hostname"] = json!(name);
+    spec["nodeName"] = json!(format!("node-{:05}", number % 5000));
+    spec["containers"][0]["name"] = json!(format!("app-{number}"));
+    spec["containers"][0]["resources"]["requests"]["memory"] =
+        json!(format!("{}Ki", 300_000 + number));
+    let claim =
+        json!({"name": "data", "persistentVolumeClaim": {"claimName": format!("data-{name}")}});
+    if let Some(volumes) = spec["volumes"].as_array_mut() {
+        volumes.push(claim);
+    }
+    pod
+}
+
 type Held = Vec<Arc<dyn Any + Send + Sync>>;
 
 /// Reads `count` objects from their JSON, as informers do, and holds what of them is kept.
@@ -215,13 +241,14 @@ fn read<K: DeserializeOwned + Any + Send + Sync>(
 }
 
 /// The same of pods.
-fn read_pods(count: usize, whole: bool, alike: &Alike) -> Result<Held> {
+fn read_pods(kind: &str, count: usize, whole: bool, alike: &Alike) -> Result<Held> {
     let table = ResourceTable::new();
     let one = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
-        let object: Pod = serde_json::from_str(&text(&pod(number)))?;
+        let mut object: Pod = serde_json::from_str(&text(&object(kind, number)))?;
         Ok(if whole {
             Arc::new(object)
         } else {
+            object.spec.as_mut().map(koord_scheduler::trim_pod_spec);
             Arc::new(alike.read(object, &table))
         })
     };
@@ -231,8 +258,8 @@ fn read_pods(count: usize, whole: bool, alike: &Alike) -> Result<Held> {
 /// The bytes that each of many objects takes.
 fn measure(kind: &str, whole: bool) -> Result<f64> {
     let alike = Alike::default();
-    if kind == PODS {
-        return of_many(|count| read_pods(count, whole, &alike));
+    if kind == PODS || kind == ALONE {
+        return of_many(|count| read_pods(kind, count, whole, &alike));
     }
     let plugins = koord_plugins::registry().factories;
     let mut watches = plugins.into_iter().flat_map(|factory| {

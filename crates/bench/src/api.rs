@@ -32,7 +32,7 @@ impl ApiObjects {
 /// The objects of a scenario.
 #[must_use]
 pub fn api_objects(options: &Options) -> ApiObjects {
-    let fixture = Fixture::new(options.scenario, options.nodes, options.pods, options.bound);
+    let fixture = Fixture::of(options);
     let bound = fixture.bound().map(Arc::new).collect();
     let pods = fixture.steps.into_iter().flat_map(|step| match step {
         Step::Pods(pods) => pods,

@@ -48,6 +48,8 @@ pub struct Options {
     pub pods: usize,
     /// Pods that are on the nodes before.
     pub bound: usize,
+    /// Whether each of those says what no other does, so that nothing of its own is shared.
+    pub distinct: bool,
     /// The profile with all Koordinator plugins, rather than kube-scheduler's.
     pub koord: bool,
     /// Whether to measure the exhaustive engine too.
@@ -152,9 +154,9 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
         ..
     } = *options;
     let building = Instant::now();
-    let fixture = Fixture::new(scenario, nodes, pods, options.bound);
+    let fixture = Fixture::of(options);
     let creation = building.elapsed().as_secs_f64();
-    let still = || Fixture::new(scenario, nodes, pods, options.bound).still();
+    let still = || Fixture::of(options).still();
     let still = (scenario == Scenario::NrtStream).then(still);
     let first = still
         .as_ref()

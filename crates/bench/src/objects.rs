@@ -77,6 +77,35 @@ pub(crate) fn pod(prefix: &str, number: usize, change: &Value) -> Arc<Pod> {
     Arc::new(parse(value))
 }
 
+/// What of pod `number` no other pod has: every other one is the only pod of a StatefulSet, the rest are
+/// those of Jobs.
+pub(crate) fn own(prefix: &str, number: usize) -> Value {
+    let name = format!("{prefix}-{number:06}");
+    let uid = format!("00000000-0000-4000-9000-{number:012}");
+    let resources = json!({"requests":
+        {"cpu": format!("{}m", 300 + number % 401), "memory": format!("{}Ki", 300_000 + number)}});
+    let app = json!({"app.kubernetes.io/name": format!("app-{number}"), "app.kubernetes.io/instance": "main"});
+    let (mut labels, kind, set) = if number.is_multiple_of(2) {
+        let set = format!("{name}-set");
+        let labels = json!({"apps.kubernetes.io/pod-index": "0", "controller-revision-hash": format!("{set}-7d9f5c4b8"),
+            "statefulset.kubernetes.io/pod-name": name});
+        (labels, ("apps/v1", "StatefulSet"), set)
+    } else {
+        let labels = json!({"batch.kubernetes.io/controller-uid": uid, "batch.kubernetes.io/job-name": name,
+            "controller-uid": uid, "job-name": name});
+        (labels, ("batch/v1", "Job"), name.clone())
+    };
+    merge(&mut labels, &app);
+    json!({
+        "metadata": {"labels": labels, "ownerReferences": [{"apiVersion": kind.0, "kind": kind.1,
+            "name": set, "uid": uid, "controller": true, "blockOwnerDeletion": true}]},
+        "spec": {"hostname": name, "serviceAccountName": format!("app-{number}"),
+            "containers": [{"name": format!("app-{number}"), "image": format!("registry.example/app-{number}:1.2.3"),
+                "resources": resources}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": format!("data-{name}")}}]},
+    })
+}
+
 /// Resources of the pod's only container.
 pub(crate) fn requests(requests: Value) -> Value {
     json!({"spec": {"containers": [{"name": "c", "image": "registry.k8s.io/pause:3.10",

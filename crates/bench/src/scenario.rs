@@ -1,11 +1,11 @@
 //! What is measured: clusters and the pods that come to them.
 
 use crate::objects::{
-    aligned, bound, device, merge, metric, migration, node, node_name, pod, quota, requests,
+    aligned, bound, device, merge, metric, migration, node, node_name, own, pod, quota, requests,
     reservation, topology,
 };
 use crate::workload::{DEPLOYMENTS, daemon, replica, replica_set, service};
-use crate::{openb, storage};
+use crate::{Options, openb, storage};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::framework::{Action, ObjectChange};
 use rustc_hash::FxHashMap;
@@ -173,6 +173,8 @@ pub(crate) struct Fixture {
     pub(crate) objects: Vec<ObjectChange>,
     /// Pods that are there before, of several kinds.
     before: Vec<Before>,
+    /// See [`Options::distinct`].
+    distinct: bool,
     pub(crate) steps: Vec<Step>,
     /// A plugin to turn on, and its arguments.
     pub(crate) extra: Option<(&'static str, Value)>,
@@ -181,8 +183,16 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    pub(crate) fn new(scenario: Scenario, nodes: usize, pods: usize, before: usize) -> Self {
+    pub(crate) fn of(options: &Options) -> Self {
+        let Options {
+            scenario,
+            nodes,
+            pods,
+            bound: before,
+            ..
+        } = *options;
         let mut out = Self {
+            distinct: options.distinct,
             nodes: (0..at_first(scenario, nodes))
                 .map(|number| node(number, &node_change(scenario, number)))
                 .collect(),
@@ -270,7 +280,11 @@ impl Fixture {
         let nodes = self.nodes.len().max(1);
         self.before.iter().flat_map(move |before| {
             (0..before.pods).map(move |number| {
-                let pod = pod(before.prefix, number, &before.change);
+                let mut change = before.change.clone();
+                if self.distinct {
+                    merge(&mut change, &own(before.prefix, number));
+                }
+                let pod = pod(before.prefix, number, &change);
                 bound(&pod, &node_name(number % nodes))
             })
         })

@@ -14,6 +14,7 @@ fn run(scenario: Scenario, koord: bool) -> Report {
         nodes: 20,
         pods: 100,
         bound: 0,
+        distinct: false,
         koord,
         baseline: true,
     };
@@ -71,6 +72,7 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
         nodes: 5_000,
         pods: 100,
         bound: 0,
+        distinct: false,
         koord: true,
         baseline: false,
     };
@@ -79,4 +81,19 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
     let control = report.control.unwrap();
     assert!(control.throughput_pods_per_sec > 0.0);
     assert_eq!((report.attempts, control.more_attempts), (100, 0));
+}
+
+#[test]
+fn pods_that_share_with_nobody_leave_room_for_others() {
+    let options = Options {
+        scenario: Scenario::Basic,
+        nodes: 20,
+        pods: 100,
+        bound: 200,
+        distinct: true,
+        koord: true,
+        baseline: true,
+    };
+    let report = koord_bench::run(&koord_plugins::registry(), &options).unwrap();
+    assert_eq!((report.scheduling_failure_count, report.mismatches), (0, 0));
 }

@@ -39,6 +39,9 @@ pub struct Args {
     /// Pods that are on the nodes before.
     #[arg(long, default_value_t = 0)]
     pub bound: usize,
+    /// Each of those says what no other does, as the pods of StatefulSets and Jobs of one pod.
+    #[arg(long)]
+    pub distinct: bool,
     /// The plugins: kube-scheduler's, or all.
     #[arg(long, default_value = "koord", value_parser = ["plain", "koord"])]
     pub profile: String,
@@ -72,6 +75,7 @@ impl Args {
             nodes: self.nodes,
             pods: self.pods,
             bound: self.bound,
+            distinct: self.distinct,
             koord: self.profile == "koord",
             baseline: !self.no_baseline,
         }
