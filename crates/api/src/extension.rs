@@ -62,17 +62,26 @@ pub fn read<T: DeserializeOwned>(
     annotations: Option<&BTreeMap<String, String>>,
     key: &str,
 ) -> Result<Option<T>, AnnotationError> {
-    let Some(text) = annotations
-        .and_then(|all| all.get(key))
-        .filter(|text| !text.is_empty())
-    else {
+    let text = annotations.and_then(|all| all.get(key));
+    parse(key, text.map(String::as_str))
+}
+
+/// The same of what it says.
+///
+/// # Errors
+/// As [`read`].
+pub fn parse<T: DeserializeOwned>(
+    key: &str,
+    text: Option<&str>,
+) -> Result<Option<T>, AnnotationError> {
+    let Some(text) = text.filter(|text| !text.is_empty()) else {
         return Ok(None);
     };
     lenient::from_json(text)
         .map(Some)
         .map_err(|problem| AnnotationError {
             key: key.to_owned(),
-            value: text.clone(),
+            value: text.to_owned(),
             problem,
         })
 }

@@ -11,7 +11,7 @@
 //! | [`slo`], [`scheduling`], [`config`], [`quota`], [`analysis`], [`topology`] | custom resources by API group |
 //! | [`configmap`] | the ConfigMap `slo-controller-config` |
 //! | [`merge`] | laying one partial setting over another |
-//! | [`uid`] | uids in few bytes |
+//! | [`uid`], [`texts`] | uids, labels and annotations in few bytes |
 //!
 //! [`crds`] returns the definitions of all custom resources.
 //!
@@ -40,6 +40,7 @@ pub mod schema;
 pub mod selector;
 mod serde_util;
 pub mod slo;
+pub mod texts;
 pub mod topology;
 pub mod uid;
 

@@ -4,6 +4,7 @@
 //! `k8s.io/kubernetes/pkg/apis/core/v1/helper/qos`.
 
 use crate::quantity::{self, Quantity, ResourceList};
+use crate::texts::Lookup;
 use crate::{labels, resources};
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 use std::collections::BTreeMap;
@@ -100,10 +101,10 @@ impl fmt::Display for KubeQos {
 
 /// The class in the labels `koordinator.sh/qosClass`, else [`QosClass::None`].
 #[must_use]
-pub fn of_labels(labels: &BTreeMap<String, String>) -> QosClass {
+pub fn of_labels(labels: &impl Lookup) -> QosClass {
     labels
-        .get(labels::POD_QOS)
-        .map_or(QosClass::None, |name| QosClass::from_name(name))
+        .text(labels::POD_QOS)
+        .map_or(QosClass::None, QosClass::from_name)
 }
 
 /// The class the pod's label gives, without any default.

@@ -1,7 +1,7 @@
 //! Label selectors as Kubernetes evaluates them.
 
+use crate::texts::Lookup;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
-use std::collections::BTreeMap;
 
 /// Why a selector cannot be evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,15 +40,12 @@ pub enum SelectorError {
 ///
 /// # Errors
 /// The selector is malformed.
-pub fn matches(
-    selector: &LabelSelector,
-    labels: &BTreeMap<String, String>,
-) -> Result<bool, SelectorError> {
+pub fn matches(selector: &LabelSelector, labels: &impl Lookup) -> Result<bool, SelectorError> {
     let mut all = selector
         .match_labels
         .iter()
         .flatten()
-        .all(|(key, value)| labels.get(key).is_some_and(|found| found == value));
+        .all(|(key, value)| labels.text(key) == Some(value));
     for requirement in selector.match_expressions.iter().flatten() {
         all &= requirement_met(requirement, labels)?;
     }
@@ -57,10 +54,11 @@ pub fn matches(
 
 fn requirement_met(
     requirement: &LabelSelectorRequirement,
-    labels: &BTreeMap<String, String>,
+    labels: &impl Lookup,
 ) -> Result<bool, SelectorError> {
-    let found = labels.get(&requirement.key);
+    let found = labels.text(&requirement.key);
     let values = requirement.values.as_deref().unwrap_or_default();
+    let listed = |found: &str| values.iter().any(|value| value == found);
     let key = || requirement.key.clone();
     let operator = || requirement.operator.clone();
     match requirement.operator.as_str() {
@@ -73,8 +71,8 @@ fn requirement_met(
             operator: operator(),
             values: values.to_vec(),
         }),
-        "In" => Ok(found.is_some_and(|found| values.contains(found))),
-        "NotIn" => Ok(!found.is_some_and(|found| values.contains(found))),
+        "In" => Ok(found.is_some_and(listed)),
+        "NotIn" => Ok(!found.is_some_and(listed)),
         "Exists" => Ok(found.is_some()),
         "DoesNotExist" => Ok(found.is_none()),
         _ => Err(SelectorError::Operator {
@@ -88,10 +86,12 @@ fn requirement_met(
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use std::collections::BTreeMap;
 
     fn check(selector: Value, labels: Value) -> Result<bool, SelectorError> {
         let selector: LabelSelector = serde_json::from_value(selector).unwrap();
-        matches(&selector, &serde_json::from_value(labels).unwrap())
+        let labels: BTreeMap<String, String> = serde_json::from_value(labels).unwrap();
+        matches(&selector, &labels)
     }
 
     #[test]

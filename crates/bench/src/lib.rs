@@ -452,7 +452,7 @@ impl Run {
         if !matches!(request.plan, BindPlan::Binding) || request.pod.is_holder() {
             return;
         }
-        let mut pod = objects::bound(&request.pod.object, &request.node);
+        let mut pod = objects::bound(&request.pod.object.pod, &request.node);
         let extend = |into: &mut Option<BTreeMap<String, String>>, more: &BTreeMap<_, _>| {
             if !more.is_empty() {
                 into.get_or_insert_default().extend(more.clone());

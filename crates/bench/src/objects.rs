@@ -316,3 +316,29 @@ pub(crate) fn device(number: usize, count: usize) -> ObjectChange {
     }));
     added("devices.v1alpha1.scheduling.koordinator.sh", device)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_model::resources::ResourceTable;
+    use koord_scheduler::state::{Alike, SeenPod};
+
+    #[test]
+    fn no_two_pods_say_the_same_of_their_own() {
+        let (alike, table) = (Alike::default(), ResourceTable::new());
+        let read = |number: usize| {
+            let pod = bound(&pod("p", number, &own("p", number)), "n");
+            match alike.read(pod, &table) {
+                SeenPod::Pod(info) => info,
+                SeenPod::Broken(broken) => panic!("{broken:?}"),
+            }
+        };
+        for (a, b) in [(0, 1), (0, 2), (1, 3), (0, 802)] {
+            let [a, b] = [a, b].map(|number| read(number).object.clone());
+            assert_ne!(a.labels, b.labels);
+            assert_ne!(a.owners, b.owners);
+            assert_ne!(a.containers, b.containers);
+            assert!(a.claims().ne(b.claims()));
+        }
+    }
+}

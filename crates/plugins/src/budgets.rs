@@ -4,6 +4,7 @@ use crate::slim::Slim;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use koord_api::labels::{DISABLE_PREEMPTIBLE, POD_PREEMPTIBLE};
 use koord_api::selector;
+use koord_api::texts::Texts;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, Effects, Index, IndexKind, ObjectChange, Problem, RulesVersion, View,
@@ -19,17 +20,13 @@ const ENDLESS: u64 = u64::MAX;
 
 /// Whether the pod's label spares it from every preemption.
 pub(crate) fn is_spared(pod: &PodInfo) -> bool {
-    let labels = pod.object.metadata.labels.as_ref();
-    let value = labels.and_then(|labels| labels.get(DISABLE_PREEMPTIBLE));
-    value.is_some_and(|value| value == "true")
+    pod.label(DISABLE_PREEMPTIBLE) == Some("true")
 }
 
 /// Whether the pod takes what its quota guarantees, and is not to be preempted for pods of that quota or of
 /// gangs.
 pub(crate) fn is_non_preemptible(pod: &PodInfo) -> bool {
-    let labels = pod.object.metadata.labels.as_ref();
-    let value = labels.and_then(|labels| labels.get(POD_PREEMPTIBLE));
-    value.is_some_and(|value| value == "false")
+    pod.label(POD_PREEMPTIBLE) == Some("false")
 }
 
 /// Whether preemption looks at disruption budgets.
@@ -117,7 +114,7 @@ impl Budgets {
             .spec
             .as_ref()
             .and_then(|spec| spec.selector.as_ref())?;
-        let error = selector::matches(selector, &BTreeMap::new()).err()?;
+        let error = selector::matches(selector, &Texts::default()).err()?;
         Some(Problem {
             kind: "PodDisruptionBudget",
             namespace,
@@ -128,11 +125,9 @@ impl Budgets {
     }
 
     fn of(&self, pod: &PodInfo) -> Vec<(u64, i64)> {
-        let labels = pod.object.metadata.labels.as_ref();
-        let (Some(labels), Some(budgets)) = (
-            labels.filter(|labels| !labels.is_empty()),
-            self.by_namespace.get(&*pod.namespace),
-        ) else {
+        let labels = pod.labels();
+        let budgets = self.by_namespace.get(&*pod.namespace);
+        let Some(budgets) = budgets.filter(|_| !labels.is_empty()) else {
             return Vec::new();
         };
         let covers = |budget: &PodDisruptionBudget| {

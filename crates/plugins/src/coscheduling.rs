@@ -16,7 +16,6 @@ mod topology;
 use crate::budgets;
 use args::{Args, Settings};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations;
 use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, Settled, spec};
@@ -99,12 +98,8 @@ fn carry_out(moves: Moves, fx: &mut Effects) {
     fx.rollback.extend(moves.rollback.into_iter().map(tell));
 }
 
-fn phase(pod: &Pod) -> Phase {
-    match pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-    {
+fn phase(pod: &PodInfo) -> Phase {
+    match pod.status().and_then(|status| status.phase.as_deref()) {
         Some("Running") => Phase::Running,
         Some("Succeeded") => Phase::Succeeded,
         Some("Failed") => Phase::Failed,
@@ -113,7 +108,7 @@ fn phase(pod: &Pod) -> Phase {
 }
 
 fn owners(pod: &PodInfo) -> String {
-    let owners = pod.object.metadata.owner_references.iter().flatten();
+    let owners = pod.object.owners.iter();
     let mut owners: Vec<String> = owners
         .map(|owner| format!("{}/{}", pod.namespace, owner.name))
         .collect();
@@ -228,7 +223,7 @@ impl Coscheduling {
 
 /// The id of a pod's gang; it may not be known any more.
 fn gang_of(pod: &PodInfo) -> Option<Arc<str>> {
-    let name = spec::name_of(&pod.object)?;
+    let name = spec::name_of(pod)?;
     Some(spec::id(&pod.namespace, name))
 }
 
@@ -548,7 +543,7 @@ impl Bookkeeping for Coscheduling {
 
     fn on_pod(&mut self, pod: &Arc<PodInfo>, _view: View<'_>, fx: &mut Effects) {
         let mut moves = Moves::default();
-        let Some(name) = spec::name_of(&pod.object) else {
+        let Some(name) = spec::name_of(&**pod) else {
             if self.gangs.knows(&pod.uid) {
                 self.gangs.vanish(&pod.uid, &mut moves);
                 carry_out(moves, fx);
@@ -557,9 +552,8 @@ impl Bookkeeping for Coscheduling {
         };
         let gang = spec::id(&pod.namespace, name);
         let mut own = None;
-        if !spec::has_pod_group(&pod.object) {
-            let (described, ignored) =
-                spec::of_pod(&pod.object, &gang, &self.settings.of(pod).defaults);
+        if !spec::has_pod_group(&**pod) {
+            let (described, ignored) = spec::of_pod(&**pod, &gang, &self.settings.of(pod).defaults);
             own = described;
             // One member that describes the gang well is enough.
             let ignored = if self.gangs.is_described(&gang) && own.is_none() {
@@ -584,7 +578,7 @@ impl Bookkeeping for Coscheduling {
             bound: pod.node.is_some(),
             promised: self.settings.of(pod).preempts && pod.nominated.is_some(),
             ready: !pod.terminal && !pod.deleting && pod.gates.is_empty(),
-            phase: phase(&pod.object),
+            phase: phase(pod),
             owners: owners(pod),
         };
         self.gangs.observe(seen, &mut moves);

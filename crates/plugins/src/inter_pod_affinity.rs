@@ -499,9 +499,8 @@ impl Bookkeeping for InterPodAffinity {
         view: View<'_>,
         _fx: &mut Effects,
     ) {
-        let (a, b) = (&old.object, &new.object);
         let affinity = |pod: &PodInfo| pod.spec().and_then(|spec| spec.affinity.clone());
-        if a.metadata.labels != b.metadata.labels
+        if old.labels() != new.labels()
             || (terms::has_any(old) || terms::has_any(new)) && affinity(old) != affinity(new)
         {
             self.book(old, node, view, -1);

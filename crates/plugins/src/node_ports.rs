@@ -62,16 +62,10 @@ impl HostPort {
 
 /// The ports that containers, and init containers that keep running, take of the host.
 fn ports(pod: &PodInfo) -> impl Iterator<Item = HostPort> {
-    let spec = pod.spec();
-    let sidecars = spec
-        .and_then(|spec| spec.init_containers.as_ref())
-        .into_iter()
-        .flatten()
-        .filter(|container| container.restart_policy.as_deref() == Some("Always"));
-    let containers = spec.into_iter().flat_map(|spec| &spec.containers);
+    let containers = pod.object.containers.iter();
     containers
-        .chain(sidecars)
-        .flat_map(|container| container.ports.iter().flatten())
+        .filter(|container| !container.init || container.is_sidecar())
+        .flat_map(|container| &container.ports)
         .filter_map(HostPort::of)
 }
 

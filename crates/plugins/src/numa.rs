@@ -22,7 +22,7 @@ use args::{Args, Settings};
 use book::Book;
 use koord_api::annotations;
 use koord_api::extension::{self, CpuBindPolicy, ResourceSpec, ResourceStatus};
-use koord_api::quantity::{self, Format, Quantity};
+use koord_api::quantity::{Format, Quantity};
 use koord_model::cpuset::BindPolicy;
 use koord_model::numa::{NumaPolicy, NumaPolicyKind, Offers, Usage, amplify};
 use koord_model::resources::{
@@ -542,7 +542,7 @@ impl Bookkeeping for Numa {
         view: View<'_>,
         fx: &mut Effects,
     ) {
-        let [was, is] = [old, new].map(|pod| &pod.object.metadata.annotations);
+        let [was, is] = [old, new].map(|pod| &pod.object.annotations);
         if old.node == new.node && was == is {
             return;
         }
@@ -700,8 +700,8 @@ impl Alignment for Numa {
 /// The pod's CPU wish with what it left to others filled in; `None` when it left nothing.
 fn completed(pod: &PodInfo, bind: BindPolicy, required: bool) -> Option<ResourceSpec> {
     let key = annotations::RESOURCE_SPEC;
-    let annotations = pod.object.metadata.annotations.as_ref();
-    let mut spec: ResourceSpec = extension::read(annotations, key).ok()?.unwrap_or_default();
+    let said = extension::parse(key, pod.annotation(key));
+    let mut spec: ResourceSpec = said.ok()?.unwrap_or_default();
     let before = spec.clone();
     let policy = CpuBindPolicy::from(bind.as_str());
     let unset = |policy: &Option<CpuBindPolicy>| {
@@ -727,10 +727,11 @@ fn completed(pod: &PodInfo, bind: BindPolicy, required: bool) -> Option<Resource
 fn quantity_of(id: ResourceId, amount: i64, name: &str, pod: Option<&PodInfo>) -> Quantity {
     let binary = [MEMORY, EPHEMERAL_STORAGE, BATCH_MEMORY, MID_MEMORY].contains(&id)
         || name.starts_with("hugepages-");
-    let containers = pod.and_then(PodInfo::spec).map(|spec| &spec.containers);
-    let requested = containers.into_iter().flatten().find_map(|container| {
-        let requests = container.resources.as_ref()?.requests.as_ref()?;
-        quantity::parse(requests.get(name)?).ok()
+    let containers = pod.into_iter().flat_map(|pod| &*pod.object.containers);
+    let mut main = containers.filter(|container| !container.init);
+    let requested = main.find_map(|container| {
+        let amount = container.requests.get(name)?;
+        amount.parse::<Quantity>().ok()
     });
     let format = match requested {
         Some(requested) => requested.format(),

@@ -70,7 +70,7 @@ pub(crate) fn allocated(pod: &PodInfo) -> Result<Option<&ReservationAllocated>, 
         return Ok(None);
     }
     let said = pod.facet(|pod| {
-        let read = extension::read(pod.object.metadata.annotations.as_ref(), key);
+        let read = extension::parse(key, pod.annotation(key));
         Allocated(
             read.map(|said: Option<ReservationAllocated>| said.filter(|it| !it.uid.is_empty())),
         )

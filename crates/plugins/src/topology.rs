@@ -162,10 +162,9 @@ impl Census {
             let mut by_value: FxHashMap<String, FxHashMap<u32, i32>> = FxHashMap::default();
             for row in all {
                 for pod in nodes.booked(NodeIndex(row)) {
-                    let labels = pod.object.metadata.labels.as_ref();
-                    if let Some(value) = labels.and_then(|labels| labels.get(label)) {
+                    if let Some(value) = pod.label(label) {
                         *by_value
-                            .entry(value.clone())
+                            .entry(value.to_owned())
                             .or_default()
                             .entry(row)
                             .or_default() += 1;
@@ -188,15 +187,12 @@ impl Census {
 
     /// Keeps [`Self::labelled`] true.
     fn relabel(&mut self, pod: &PodInfo, node: NodeIndex, amount: i32) {
-        let Some(labels) = &pod.object.metadata.labels else {
-            return;
-        };
         for (label, by_value) in &mut self.labelled {
-            let Some(value) = labels.get(label) else {
+            let Some(value) = pod.label(label) else {
                 continue;
             };
             if !by_value.contains_key(value) {
-                by_value.insert(value.clone(), FxHashMap::default());
+                by_value.insert(value.to_owned(), FxHashMap::default());
             }
             if let Some(rows) = by_value.get_mut(value) {
                 let pods = rows.entry(node.0).or_default();
@@ -236,7 +232,7 @@ impl Census {
         };
         check(&self.broad);
         if !self.by_label.is_empty() {
-            for (label, value) in pod.object.metadata.labels.iter().flatten() {
+            for (label, value) in pod.labels().iter() {
                 if let Some(slots) = self.by_label.get(label).and_then(|by| by.get(value)) {
                     check(slots);
                 }
@@ -473,7 +469,7 @@ impl Counter {
 
     /// Whether `pod`'s labels are those of pods that are counted.
     pub(crate) fn selects(&self, pod: &PodInfo) -> bool {
-        let labels = pod.object.metadata.labels.as_ref();
+        let labels = pod.labels();
         self.terms.iter().all(|term| term.selector.matches(labels))
     }
 

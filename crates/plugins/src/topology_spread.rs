@@ -97,9 +97,8 @@ fn listed(pod: &PodInfo) -> &[TopologySpreadConstraint] {
 /// The pods that count for `constraint` of `pod`.
 fn selector(constraint: &TopologySpreadConstraint, pod: &PodInfo) -> Selector {
     let mut selector = Selector::of(constraint.label_selector.as_ref());
-    let labels = pod.object.metadata.labels.as_ref();
     for key in constraint.match_label_keys.iter().flatten() {
-        if let Some(value) = labels.and_then(|labels| labels.get(key)) {
+        if let Some(value) = pod.label(key) {
             selector.and(key, value, true);
         }
     }
@@ -200,9 +199,8 @@ fn counter(
         Some(selector) => selector.sign(&mut key),
         None => sign_selector(constraint.label_selector.as_ref(), &mut key),
     }
-    let labels = pod.object.metadata.labels.as_ref();
     for name in constraint.match_label_keys.iter().flatten() {
-        if let Some(value) = labels.and_then(|labels| labels.get(name)) {
+        if let Some(value) = pod.label(name) {
             key.text(name);
             key.text(value);
         }
@@ -306,10 +304,7 @@ impl Plugin for TopologySpread {
             (Subject::AssignedPod, Some(other), _) => {
                 other.namespace == pod.namespace
                     && (event.action.meets(Action::POD_LABEL)
-                        || hard.any(|constraint| {
-                            let labels = other.object.metadata.labels.as_ref();
-                            selector(constraint, pod).matches(labels)
-                        }))
+                        || hard.any(|constraint| selector(constraint, pod).matches(other.labels())))
             }
             (Subject::Node, _, Some(node)) => {
                 event.action.meets(Action::NODE_LABEL)
@@ -440,8 +435,7 @@ impl Bookkeeping for TopologySpread {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        let (a, b) = (&old.object.metadata, &new.object.metadata);
-        if a.labels != b.labels || old.deleting != new.deleting {
+        if old.labels() != new.labels() || old.deleting != new.deleting {
             self.census.add_pod(old, node, -1, &no_labels);
             self.census.add_pod(new, node, 1, &no_labels);
         }
@@ -462,7 +456,7 @@ impl Volatile for TopologySpread {
         let own = listed(pod);
         let belongs = own.is_empty().then(|| self.owners.selector(pod));
         let all = if own.is_empty() { &self.defaults } else { own };
-        let labels = mate.object.metadata.labels.as_ref();
+        let labels = mate.labels();
         let counts = |constraint: &TopologySpreadConstraint| match &belongs {
             Some(belongs) => !belongs.is_empty() && belongs.matches(labels),
             None => selector(constraint, pod).matches(labels),

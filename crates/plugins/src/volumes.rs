@@ -49,11 +49,10 @@ const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 /// `namespace/name`.
 type Key = String;
 
-/// The pod's volumes. A reservation has none: these plugins ignore holders.
+/// The pod's volumes; of a bound pod, those that are no claim with a name. A reservation has none: these plugins
+/// ignore holders.
 fn volumes(pod: &PodInfo) -> &[Volume] {
-    pod.spec()
-        .and_then(|spec| spec.volumes.as_deref())
-        .unwrap_or_default()
+    pod.object.volumes()
 }
 
 /// A claim that a pod uses.
@@ -66,18 +65,23 @@ struct Used {
 }
 
 impl Used {
-    fn of(pod: &PodInfo, volume: &Volume) -> Option<Self> {
-        let (name, ephemeral) = match (&volume.persistent_volume_claim, &volume.ephemeral) {
-            (Some(claim), _) => (claim.claim_name.clone(), false),
-            (None, Some(_)) => (format!("{}-{}", pod.name, volume.name), true),
-            (None, None) => return None,
-        };
-        let key = format!("{}/{name}", pod.namespace);
-        Some(Self {
+    fn new(pod: &PodInfo, name: String, ephemeral: bool) -> Self {
+        Self {
+            key: format!("{}/{name}", pod.namespace),
             name,
-            key,
             ephemeral,
-        })
+        }
+    }
+
+    fn of(pod: &PodInfo, volume: &Volume) -> Option<Self> {
+        match (&volume.persistent_volume_claim, &volume.ephemeral) {
+            (Some(claim), _) => Some(Self::new(pod, claim.claim_name.clone(), false)),
+            (None, Some(_)) => {
+                let name = format!("{}-{}", pod.name, volume.name);
+                Some(Self::new(pod, name, true))
+            }
+            (None, None) => None,
+        }
     }
 
     /// Why `claim` is not this pod's, if it must be.
@@ -100,8 +104,11 @@ fn claims(pod: &PodInfo) -> &[Used] {
         return &[];
     }
     let read = |pod: &PodInfo| {
+        let apart = pod.object.claims_apart();
+        let apart = apart.map(|name| Used::new(pod, name.to_owned(), false));
         let used = volumes(pod).iter();
-        Claims(used.filter_map(|volume| Used::of(pod, volume)).collect())
+        let used = used.filter_map(|volume| Used::of(pod, volume));
+        Claims(apart.chain(used).collect())
     };
     &pod.facet(read).0
 }
@@ -112,9 +119,10 @@ fn standing(pod: &PodInfo) -> impl Iterator<Item = &Used> {
 }
 
 fn uses_claims(pod: &PodInfo) -> bool {
-    volumes(pod)
-        .iter()
-        .any(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some())
+    let mut volumes = volumes(pod).iter();
+    pod.object.claims_apart().next().is_some()
+        || volumes
+            .any(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some())
 }
 
 /// Under which name pods that use it are found, for an event that is about a claim.

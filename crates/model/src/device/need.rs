@@ -6,6 +6,7 @@ use super::units::{DeviceResource as R, DeviceType, Units};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::extension::{DeviceAllocateHints, DeviceJointAllocate, GpuPartitionSpec};
 use koord_api::selector;
+use koord_api::texts::Texts;
 
 /// A pod whose requests or annotations make no sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -236,7 +237,7 @@ fn check(
     let Some(selector) = selector else {
         return Ok(());
     };
-    match selector::matches(selector, &Default::default()) {
+    match selector::matches(selector, &Texts::default()) {
         Ok(_) => Ok(()),
         Err(error) => Err(NeedError::Selector {
             field,

@@ -1,10 +1,10 @@
 //! What a gang asks for, as its PodGroup or one of its pods says.
 
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use koord_api::duration::GoDuration;
 use koord_api::extension::{GangMatchPolicy, GangMode, NetworkTopologySpec};
 use koord_api::scheduling::PodGroup;
+use koord_api::texts::Lookup as _;
 use koord_api::{annotations, labels};
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,18 +59,40 @@ pub struct Ignored {
     pub why: &'static str,
 }
 
+/// What has labels and annotations.
+pub trait Noted {
+    /// The value of label `key`.
+    fn label(&self, key: &str) -> Option<&str>;
+    /// The value of annotation `key`.
+    fn annotation(&self, key: &str) -> Option<&str>;
+    /// When it was created.
+    fn created(&self) -> Option<Time>;
+}
+
+impl Noted for ObjectMeta {
+    fn label(&self, key: &str) -> Option<&str> {
+        self.labels.as_ref()?.text(key)
+    }
+    fn annotation(&self, key: &str) -> Option<&str> {
+        self.annotations.as_ref()?.text(key)
+    }
+    fn created(&self) -> Option<Time> {
+        self.creation_timestamp.clone()
+    }
+}
+
 /// The gang's name of a pod: by the PodGroup label, its lightweight form, or the annotation.
 #[must_use]
-pub fn name_of(pod: &Pod) -> Option<&str> {
-    label(&pod.metadata, labels::POD_GROUP)
-        .or_else(|| label(&pod.metadata, labels::POD_GROUP_DEPRECATED))
-        .or_else(|| annotation(&pod.metadata, annotations::GANG_NAME))
+pub fn name_of(pod: &impl Noted) -> Option<&str> {
+    label(pod, labels::POD_GROUP)
+        .or_else(|| label(pod, labels::POD_GROUP_DEPRECATED))
+        .or_else(|| annotation(pod, annotations::GANG_NAME))
 }
 
 /// Whether the pod belongs to a PodGroup object, whose word alone counts.
 #[must_use]
-pub fn has_pod_group(pod: &Pod) -> bool {
-    label(&pod.metadata, labels::POD_GROUP).is_some()
+pub fn has_pod_group(pod: &impl Noted) -> bool {
+    label(pod, labels::POD_GROUP).is_some()
 }
 
 /// The id of the gang `name` in `namespace`, and of its pods.
@@ -82,17 +104,18 @@ pub fn id(namespace: &str, name: &str) -> Arc<str> {
 /// The gang `id` as its pod describes it. Without a usable minimum the pod describes nothing; other
 /// unusable values are replaced by their defaults.
 #[must_use]
-pub fn of_pod(pod: &Pod, id: &Arc<str>, defaults: &Defaults) -> (Option<Spec>, Vec<Ignored>) {
-    let meta = &pod.metadata;
+pub fn of_pod(
+    pod: &impl Noted,
+    id: &Arc<str>,
+    defaults: &Defaults,
+) -> (Option<Spec>, Vec<Ignored>) {
     let mut ignored = Vec::new();
     let light = labels::POD_GROUP_MIN_AVAILABLE_DEPRECATED;
-    let said = match label(meta, light) {
+    let said = match label(pod, light) {
         Some(value) => Some((light, value)),
-        None => meta
-            .annotations
-            .as_ref()
-            .and_then(|all| all.get(annotations::GANG_MIN_AVAILABLE))
-            .map(|value| (annotations::GANG_MIN_AVAILABLE, value.as_str())),
+        None => pod
+            .annotation(annotations::GANG_MIN_AVAILABLE)
+            .map(|value| (annotations::GANG_MIN_AVAILABLE, value)),
     };
     let Some((key, value)) = said else {
         ignored.push(Ignored {
@@ -112,7 +135,7 @@ pub fn of_pod(pod: &Pod, id: &Arc<str>, defaults: &Defaults) -> (Option<Spec>, V
     };
     let mut wait = defaults.wait;
     let key = annotations::GANG_WAITING_TIME;
-    if let Some(value) = annotation(meta, key) {
+    if let Some(value) = annotation(pod, key) {
         match value.parse::<GoDuration>() {
             Ok(GoDuration::ZERO) => {}
             Ok(duration) if duration.to_std().is_some() => {
@@ -125,7 +148,7 @@ pub fn of_pod(pod: &Pod, id: &Arc<str>, defaults: &Defaults) -> (Option<Spec>, V
             }),
         }
     }
-    let spec = common(meta, id, min, wait, defaults, &mut ignored);
+    let spec = common(pod, id, min, wait, defaults, &mut ignored);
     (Some(spec), ignored)
 }
 
@@ -151,7 +174,7 @@ pub fn of_pod_group(group: &PodGroup, id: &Arc<str>, defaults: &Defaults) -> (Sp
 
 /// What PodGroups and pods say in the same annotations.
 fn common(
-    meta: &ObjectMeta,
+    object: &impl Noted,
     id: &Arc<str>,
     min: usize,
     wait: Duration,
@@ -167,7 +190,7 @@ fn common(
     };
     let mut total = min;
     let key = annotations::GANG_TOTAL_NUMBER;
-    if let Some(value) = annotation(meta, key) {
+    if let Some(value) = annotation(object, key) {
         match number(value) {
             Some(0) => {}
             Some(number) if number >= min => total = number,
@@ -180,7 +203,7 @@ fn common(
     }
     let mut mode = GangMode::Strict;
     let key = annotations::GANG_MODE;
-    if let Some(value) = annotation(meta, key) {
+    if let Some(value) = annotation(object, key) {
         match GangMode::from(value) {
             GangMode::Other(_) => {
                 ignore(key, value, "neither Strict nor NonStrict: Strict is used")
@@ -191,8 +214,9 @@ fn common(
     let mut policy = defaults.policy.clone();
     let key = annotations::GANG_MATCH_POLICY;
     let alias = annotations::GANG_MATCH_POLICY_ALIAS;
-    let said = annotation(meta, key).map(|value| (key, value));
-    if let Some((key, value)) = said.or_else(|| annotation(meta, alias).map(|value| (alias, value)))
+    let said = annotation(object, key).map(|value| (key, value));
+    if let Some((key, value)) =
+        said.or_else(|| annotation(object, alias).map(|value| (alias, value)))
     {
         match GangMatchPolicy::from(value) {
             GangMatchPolicy::Other(_) => ignore(
@@ -205,7 +229,7 @@ fn common(
     }
     let mut group: Vec<Arc<str>> = Vec::new();
     let key = annotations::GANG_GROUPS;
-    if let Some(value) = annotation(meta, key) {
+    if let Some(value) = annotation(object, key) {
         match serde_json::from_str::<Option<Vec<String>>>(value) {
             Ok(ids) => group = ids.into_iter().flatten().map(Arc::from).collect(),
             Err(_) => ignore(
@@ -223,7 +247,7 @@ fn common(
     group.dedup();
     let mut topology = None;
     let key = annotations::GANG_NETWORK_TOPOLOGY_SPEC;
-    if let Some(value) = annotation(meta, key) {
+    if let Some(value) = annotation(object, key) {
         match serde_json::from_str::<NetworkTopologySpec>(value) {
             Ok(spec) => topology = Some(Arc::new(spec)),
             Err(_) => ignore(
@@ -241,7 +265,7 @@ fn common(
         wait,
         group,
         topology,
-        created: meta.creation_timestamp.clone(),
+        created: object.created(),
     }
 }
 
@@ -251,12 +275,10 @@ fn number(text: &str) -> Option<usize> {
     Some(usize::try_from(number).unwrap_or(0))
 }
 
-fn label<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
-    let value = meta.labels.as_ref()?.get(key)?;
-    Some(value.as_str()).filter(|value| !value.is_empty())
+fn label<'a>(of: &'a impl Noted, key: &str) -> Option<&'a str> {
+    of.label(key).filter(|value| !value.is_empty())
 }
 
-fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
-    let value = meta.annotations.as_ref()?.get(key)?;
-    Some(value.as_str()).filter(|value| !value.is_empty())
+fn annotation<'a>(of: &'a impl Noted, key: &str) -> Option<&'a str> {
+    of.annotation(key).filter(|value| !value.is_empty())
 }

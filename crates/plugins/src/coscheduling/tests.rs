@@ -1,7 +1,7 @@
 //! The plugin in an engine with resource fit as the only other opinion.
 
 use super::*;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
 use koord_scheduler::framework::{Indexes, Profiles, Write};

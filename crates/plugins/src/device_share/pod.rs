@@ -200,8 +200,7 @@ pub(super) fn held(pod: &PodInfo) -> Result<Option<Holding>, String> {
 }
 
 fn label<'a>(pod: &'a PodInfo, key: &str) -> Option<&'a str> {
-    let labels = pod.object.metadata.labels.as_ref()?;
-    labels.get(key).map(String::as_str)
+    pod.label(key)
 }
 
 fn parse<T: DeserializeOwned>(pod: &PodInfo, key: &str, what: &str) -> Result<Option<T>, String> {

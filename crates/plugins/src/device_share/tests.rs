@@ -173,7 +173,7 @@ fn told(bind: &BindRequest) -> String {
 
 /// The pod as it is once it is bound.
 fn bound(bind: &BindRequest) -> Arc<Pod> {
-    let mut pod = (*bind.pod.object).clone();
+    let mut pod = (*bind.pod.object.pod).clone();
     let notes = pod.metadata.annotations.get_or_insert_default();
     notes.extend(bind.patch.annotations.clone());
     pod.spec.as_mut().unwrap().node_name = Some(bind.node.to_string());

@@ -42,8 +42,7 @@ pub(super) struct Ledger {
 
 /// The quota that a pod names.
 fn named(pod: &PodInfo) -> Option<&str> {
-    let labels = pod.object.metadata.labels.as_ref()?;
-    let name = labels.get(labels::POD_QUOTA_NAME)?;
+    let name = pod.label(labels::POD_QUOTA_NAME)?;
     (!name.is_empty()).then_some(name)
 }
 
@@ -257,7 +256,7 @@ impl Ledger {
         if !self.gates.ignore_terminating {
             return false;
         }
-        let meta = &pod.object.metadata;
+        let meta = &pod.object.pod.metadata;
         let Some(deleted) = &meta.deletion_timestamp else {
             return false;
         };

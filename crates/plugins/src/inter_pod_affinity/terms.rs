@@ -162,11 +162,10 @@ fn merged<'a>(
     term: &'a PodAffinityTerm,
     owner: &'a PodInfo,
 ) -> impl Iterator<Item = (&'a str, &'a str, bool)> {
-    let labels = owner.object.metadata.labels.as_ref();
     let with = move |keys: &'a Option<Vec<String>>, equal: bool| {
         keys.iter().flatten().filter_map(move |key| {
-            let value = labels?.get(key)?;
-            Some((key.as_str(), value.as_str(), equal))
+            let value = owner.label(key)?;
+            Some((key.as_str(), value, equal))
         })
     };
     with(&term.match_label_keys, true).chain(with(&term.mismatch_label_keys, false))

@@ -3,19 +3,19 @@
 use super::args::Settings;
 use super::node::policy_named;
 use crate::restricted;
-use k8s_openapi::api::core::v1::Container;
 use koord_api::extension::{
     self, CpuBindPolicy, CpuExclusivePolicy, NumaTopologySpec, ReservationAffinity, ResourceSpec,
     ResourceStatus, SchedulingHint,
 };
 use koord_api::priority::PriorityClass;
-use koord_api::qos::{self, KubeQos, QosClass, kube_of_pod};
-use koord_api::{annotations, labels, quantity, resources};
+use koord_api::qos::{self, KubeQos, QosClass};
+use koord_api::quantity::Quantity;
+use koord_api::{annotations, labels, resources};
 use koord_model::cpuset::{BindPolicy, CpuSet, ExclusivePolicy};
 use koord_model::numa::{NumaExclusive, NumaPolicyKind};
 use koord_model::resources::{Amounts, CPU, ResourceId, ResourceTable, amount};
 use koord_scheduler::framework::Signature;
-use koord_scheduler::state::PodInfo;
+use koord_scheduler::state::{ContainerInfo, PodInfo};
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
@@ -86,13 +86,6 @@ impl Incoming {
             None | Some("") => None,
             Some(_) => Some(NumaExclusive::None),
         };
-        let label = |key: &str| {
-            pod.object
-                .metadata
-                .labels
-                .as_ref()
-                .and_then(|all| all.get(key))
-        };
         let wish = wish(pod, said.cpus.as_ref().map_err(Clone::clone)?, settings)
             .filter(|_| requests.get(CPU) > 0);
         if wish.is_some() && requests.get(CPU) % 1000 != 0 {
@@ -104,8 +97,7 @@ impl Incoming {
             exclusive,
             whole: said.whole,
             reserved_only,
-            ignores_reservations: label(labels::RESERVATION_IGNORED)
-                .is_some_and(|value| value == "true"),
+            ignores_reservations: pod.label(labels::RESERVATION_IGNORED) == Some("true"),
             weighed: settings.weighed(&requests, table),
             designated: said.designated.clone()?,
             requests,
@@ -170,16 +162,12 @@ impl Incoming {
 
 /// Whether it is Guaranteed and all its containers have whole CPUs.
 fn is_whole(pod: &PodInfo) -> bool {
-    let spec = pod.spec();
-    let init = spec.and_then(|spec| spec.init_containers.as_ref());
-    let main = spec.into_iter().flat_map(|spec| &spec.containers);
-    let mut all = init.into_iter().flatten().chain(main);
-    let whole = |container: &Container| {
-        let requests = container.resources.as_ref()?.requests.as_ref()?;
-        let cpu = quantity::parse(requests.get(resources::CPU)?).ok()?;
+    let whole = |container: &ContainerInfo| {
+        let cpu: Quantity = container.requests.get(resources::CPU)?.parse().ok()?;
         Some(cpu.milli_value() % 1000 == 0)
     };
-    kube_of_pod(&pod.object) == KubeQos::Guaranteed && all.all(|it| whole(it) == Some(true))
+    let mut all = pod.object.containers.iter();
+    pod.qos == KubeQos::Guaranteed && all.all(|it| whole(it) == Some(true))
 }
 
 /// The pod's annotations, as they were read once; errors say what is malformed.
@@ -239,7 +227,7 @@ fn designated(pod: &PodInfo, table: &ResourceTable) -> Result<Option<Designated>
 }
 
 fn wish(pod: &PodInfo, spec: &ResourceSpec, settings: &Settings) -> Option<Wish> {
-    let class = qos::of_pod(&pod.object);
+    let class = qos::of_labels(pod.labels());
     let bound = matches!(class, QosClass::Lse | QosClass::Lsr);
     if !bound || pod.priority_class != PriorityClass::Prod {
         return None;
@@ -274,7 +262,7 @@ fn exclusive(spec: &ResourceSpec) -> ExclusivePolicy {
 }
 
 fn read<T: DeserializeOwned + Default>(pod: &PodInfo, key: &str) -> Result<T, String> {
-    extension::read(pod.object.metadata.annotations.as_ref(), key)
+    extension::parse(key, pod.annotation(key))
         .map(Option::unwrap_or_default)
         .map_err(|error| error.to_string())
 }

@@ -228,7 +228,7 @@ fn reason(message: &str) -> String {
 
 /// The bound pod as the informer shows it.
 fn bound(bind: &BindRequest) -> Pod {
-    let mut pod = (*bind.pod.object).clone();
+    let mut pod = (*bind.pod.object.pod).clone();
     if let Some(spec) = &mut pod.spec {
         spec.node_name = Some(bind.node.to_string());
     }

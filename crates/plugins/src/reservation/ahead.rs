@@ -53,10 +53,7 @@ impl Ahead {
 
 /// Whether the reservation has to take in at least one running pod.
 pub(super) fn is_required(pod: &PodInfo) -> bool {
-    let labels = pod.object.metadata.labels.as_ref();
-    labels
-        .and_then(|all| all.get(labels::RESERVATION_PRE_ALLOCATION_REQUIRED))
-        .is_some_and(|value| value == "true")
+    pod.label(labels::RESERVATION_PRE_ALLOCATION_REQUIRED) == Some("true")
 }
 
 fn mode(record: &Record) -> PreAllocationMode {
@@ -99,8 +96,7 @@ fn offers_itself(table: &Table, args: &Args, record: &Record, pod: &PodInfo) -> 
 
 /// How early a pod is tried in cluster mode: a text that is no integer counts as 0.
 fn priority(args: &Args, pod: &PodInfo) -> i64 {
-    let all = pod.object.metadata.annotations.as_ref();
-    let text = all.and_then(|all| all.get(args.pre_allocation_config.priority()));
+    let text = pod.annotation(args.pre_allocation_config.priority());
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 

@@ -38,10 +38,7 @@ impl Mark {
 
 /// Whether `pod` says `true` under the label `key`.
 pub(super) fn says_true(pod: &PodInfo, key: &str) -> bool {
-    let labels = pod.object.metadata.labels.as_ref();
-    labels
-        .and_then(|all| all.get(key))
-        .is_some_and(|value| value == "true")
+    pod.label(key) == Some("true")
 }
 
 #[derive(Debug, Default)]

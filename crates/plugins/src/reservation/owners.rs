@@ -2,6 +2,7 @@
 
 use koord_api::scheduling::{ReservationControllerReference, ReservationOwner};
 use koord_api::selector;
+use koord_api::texts::Texts;
 use koord_scheduler::state::PodInfo;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -125,12 +126,11 @@ impl Owners {
         look(&Key::Any);
         look(&Key::Uid(pod.uid.to_string()));
         look(&Key::Name(pod.name.to_string()));
-        let meta = &pod.object.metadata;
-        for owner in meta.owner_references.iter().flatten() {
+        for owner in &*pod.object.owners {
             look(&Key::Controller(owner.uid.clone()));
         }
-        for (key, value) in meta.labels.iter().flatten() {
-            look(&Key::Label(key.clone(), value.clone()));
+        for (key, value) in pod.labels().iter() {
+            look(&Key::Label(key.to_owned(), value.to_owned()));
         }
         found.sort_unstable();
         found
@@ -182,7 +182,7 @@ impl Owners {
 pub(super) fn check(owners: &[ReservationOwner]) -> Result<(), String> {
     for (at, owner) in owners.iter().enumerate() {
         if let Some(labels) = &owner.label_selector {
-            selector::matches(labels, &std::collections::BTreeMap::new())
+            selector::matches(labels, &Texts::default())
                 .map_err(|error| format!("spec.owners[{at}].labelSelector: {error}"))?;
         }
     }
@@ -196,7 +196,6 @@ pub(super) fn is_owner(owners: &[ReservationOwner], pod: &PodInfo) -> bool {
 
 /// Whether every set part of `term` matches `pod`. A term with nothing set matches all pods.
 fn matches(term: &ReservationOwner, pod: &PodInfo) -> bool {
-    let meta = &pod.object.metadata;
     let object = term.object.as_ref().is_none_or(|object| {
         let same = |wanted: &Option<String>, found: Option<&str>| {
             wanted
@@ -212,7 +211,7 @@ fn matches(term: &ReservationOwner, pod: &PodInfo) -> bool {
     let controller = |wanted: &ReservationControllerReference| {
         let same = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
         same(&wanted.namespace, &pod.namespace)
-            && meta.owner_references.iter().flatten().any(|owner| {
+            && pod.object.owners.iter().any(|owner| {
                 wanted
                     .controller
                     .is_none_or(|c| owner.controller == Some(c))
@@ -223,11 +222,8 @@ fn matches(term: &ReservationOwner, pod: &PodInfo) -> bool {
             })
     };
     let labels = || {
-        let empty = std::collections::BTreeMap::new();
-        let labels = meta.labels.as_ref().unwrap_or(&empty);
-        term.label_selector
-            .as_ref()
-            .is_none_or(|selector| selector::matches(selector, labels).unwrap_or(false))
+        let selector = term.label_selector.as_ref();
+        selector.is_none_or(|selector| selector::matches(selector, pod.labels()).unwrap_or(false))
     };
     object && term.controller.as_ref().is_none_or(controller) && labels()
 }

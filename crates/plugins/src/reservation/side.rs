@@ -251,10 +251,7 @@ fn exact_match(names: &[ResourceId], requests: &Amounts, allocatable: &Amounts) 
 
 /// Whether the pod takes no notice of reservations.
 pub(super) fn ignores(pod: &PodInfo) -> bool {
-    let labels = pod.object.metadata.labels.as_ref();
-    labels
-        .and_then(|all| all.get(labels::RESERVATION_IGNORED))
-        .is_some_and(|v| v == "true")
+    pod.label(labels::RESERVATION_IGNORED) == Some("true")
 }
 
 /// A key with its value, when the pod has it.
@@ -268,6 +265,7 @@ pub(super) fn given<'a>(pod: &'a PodInfo, key: &'static str) -> Option<(&'static
 mod tests {
     use super::*;
     use koord_api::scheduling::Reservation;
+    use koord_api::texts::Texts;
     use serde_json::{Value, json};
 
     fn pod(affinity: &Value, exact: &Value) -> PodInfo {
@@ -466,9 +464,9 @@ mod tests {
     fn malformed_annotations_are_named_with_their_value() {
         let broken = |key: &str| {
             let mut pod = pod(&Value::Null, &Value::Null);
-            let mut object = (*pod.object).clone();
-            object.metadata.annotations = Some([(key.to_owned(), "{x".to_owned())].into());
-            pod.object = Arc::new(object);
+            let broken = [(key.to_owned(), "{x".to_owned())].into();
+            let object = Arc::make_mut(&mut pod.object);
+            object.annotations = Arc::new(Texts::of(Some(&broken), String::as_str));
             PodSide::new(&pod, Vec::new(), &TABLE).unwrap_err()
         };
         for key in [

@@ -1,6 +1,7 @@
 //! Label selectors and terms over pods, parsed once.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use koord_api::texts::Lookup;
 use koord_scheduler::framework::Signature;
 use koord_scheduler::state::PodInfo;
 use std::collections::BTreeMap;
@@ -105,13 +106,14 @@ impl Selector {
     }
 
     /// Whether `labels` are selected.
-    pub(crate) fn matches(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
+    pub(crate) fn matches(&self, labels: &impl Lookup) -> bool {
         !self.nothing
             && self.rules.iter().all(|(key, rule)| {
-                let value = labels.and_then(|labels| labels.get(key));
+                let value = labels.text(key);
+                let has = |values: &[String], value: &str| values.iter().any(|it| it == value);
                 match (rule, value) {
-                    (Rule::In(values), Some(value)) => values.contains(value),
-                    (Rule::NotIn(values), Some(value)) => !values.contains(value),
+                    (Rule::In(values), Some(value)) => has(values, value),
+                    (Rule::NotIn(values), Some(value)) => !has(values, value),
                     (Rule::Exists, value) => value.is_some(),
                     (Rule::Absent | Rule::NotIn(_), None) => true,
                     (Rule::In(_) | Rule::Never, _) | (Rule::Absent, Some(_)) => false,
@@ -167,7 +169,7 @@ impl Namespaces {
     fn has(&self, name: &str, labels_of: &dyn Fn(&str) -> Option<Labels>) -> bool {
         self.named.iter().any(|named| named == name)
             || self.selected.as_ref().is_some_and(|selector| {
-                selector.is_empty() || selector.matches(labels_of(name).as_deref())
+                selector.is_empty() || selector.matches(&labels_of(name).as_deref())
             })
     }
 }
@@ -188,7 +190,6 @@ impl Term {
         pod: &PodInfo,
         labels_of: &dyn Fn(&str) -> Option<Labels>,
     ) -> bool {
-        self.selector.matches(pod.object.metadata.labels.as_ref())
-            && self.namespaces.has(&pod.namespace, labels_of)
+        self.selector.matches(pod.labels()) && self.namespaces.has(&pod.namespace, labels_of)
     }
 }

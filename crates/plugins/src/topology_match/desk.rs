@@ -378,8 +378,7 @@ fn is_exclusive(report: &Report, method: ResyncMethod) -> bool {
 
 /// Whether the fingerprint of the pods that are there has this one.
 pub(super) fn is_counted(pod: &PodInfo, informer: InformerMode) -> bool {
-    let status = pod.object.status.as_ref();
-    let phase = status.and_then(|status| status.phase.as_deref());
+    let phase = pod.status().and_then(|status| status.phase.as_deref());
     pod.node.is_some()
         && match informer {
             InformerMode::Shared => phase == Some("Running"),

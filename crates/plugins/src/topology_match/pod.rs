@@ -1,12 +1,10 @@
 //! A pod's side.
 
-use k8s_openapi::api::core::v1::Container;
-use koord_api::qos::{KubeQos, kube_of_pod};
-use koord_api::{quantity, requests};
+use koord_api::qos::KubeQos;
 use koord_model::alignment::{Ask, Kind, Role, Want, fingerprint, has_own};
 use koord_model::resources::{PODS, ResourceId, ResourceTable, amount};
 use koord_scheduler::framework::Signature;
-use koord_scheduler::state::PodInfo;
+use koord_scheduler::state::{ContainerInfo, PodInfo};
 use std::sync::Arc;
 
 /// What a pod asks for, as it was read once.
@@ -20,7 +18,7 @@ pub(super) fn ask<'p>(pod: &'p PodInfo, table: &ResourceTable) -> Option<&'p Arc
 }
 
 fn read(pod: &PodInfo, table: &ResourceTable) -> Option<Ask> {
-    let qos = kube_of_pod(&pod.object);
+    let qos = pod.qos;
     let ask = Ask {
         guaranteed: qos == KubeQos::Guaranteed,
         whole: pod
@@ -48,23 +46,19 @@ fn containers<'p>(
     pod: &'p PodInfo,
     table: &'p ResourceTable,
 ) -> impl Iterator<Item = (Role, Vec<Want>)> + 'p {
-    let spec = pod.spec();
-    let init = spec.and_then(|spec| spec.init_containers.as_ref());
-    let init = init.into_iter().flatten().map(|container| {
-        let stays = requests::is_sidecar(container);
-        (if stays { Role::Sidecar } else { Role::Init }, container)
-    });
-    let main = spec.into_iter().flat_map(|spec| &spec.containers);
-    let all = init.chain(main.map(|container| (Role::Main, container)));
-    all.map(|(role, container)| (role, wants(container, table)))
+    let role = |container: &ContainerInfo| match container {
+        container if container.is_sidecar() => Role::Sidecar,
+        container if container.init => Role::Init,
+        _ => Role::Main,
+    };
+    let all = pod.object.containers.iter();
+    all.map(move |container| (role(container), wants(container, table)))
 }
 
-fn wants(container: &Container, table: &ResourceTable) -> Vec<Want> {
-    let listed = container.resources.as_ref();
-    let listed = listed.and_then(|resources| resources.requests.as_ref());
-    let wants = listed.into_iter().flatten().filter_map(|(name, text)| {
+fn wants(container: &ContainerInfo, table: &ResourceTable) -> Vec<Want> {
+    let wants = container.requests.iter().filter_map(|(name, text)| {
         // A pod with an amount that cannot be read never comes here.
-        let read = quantity::parse(text).ok()?;
+        let read = text.parse().ok()?;
         let id = table.intern(name);
         Some(Want {
             id,
@@ -110,7 +104,7 @@ pub(super) struct Print {
 
 impl Print {
     pub(super) fn of(pod: &PodInfo, table: &ResourceTable) -> Self {
-        let guaranteed = kube_of_pod(&pod.object) == KubeQos::Guaranteed;
+        let guaranteed = pod.qos == KubeQos::Guaranteed;
         let staying = containers(pod, table).filter(|(role, _)| *role != Role::Init);
         let staying: Vec<Want> = staying.flat_map(|(_, wants)| wants).collect();
         let devices = staying.iter().filter(|want| is_extended(want, table));

@@ -4,6 +4,7 @@ use crate::topology::Selector;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{ReplicationController, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use koord_api::texts::Texts;
 use koord_scheduler::framework::{Action, ObjectChange};
 use koord_scheduler::state::PodInfo;
 use koord_scheduler::{Mirrored, Watch};
@@ -144,10 +145,7 @@ impl Services {
     }
 
     /// Those that select `labels`, by name.
-    fn of(
-        &self,
-        labels: &BTreeMap<String, String>,
-    ) -> BTreeMap<&String, &BTreeMap<String, String>> {
+    fn of(&self, labels: &Texts) -> BTreeMap<&String, &BTreeMap<String, String>> {
         let named = labels
             .iter()
             .filter_map(|(label, value)| self.by_label.get(label)?.get(value));
@@ -156,7 +154,7 @@ impl Services {
         found.retain(|_, selector| {
             selector
                 .iter()
-                .all(|(label, value)| labels.get(label) == Some(value))
+                .all(|(label, value)| labels.get(label) == Some(value.as_str()))
         });
         found
     }
@@ -201,13 +199,14 @@ impl Owners {
     pub(super) fn selector(&self, pod: &PodInfo) -> Selector {
         let mut merged: BTreeMap<&String, &String> = BTreeMap::new();
         let services = self.services.get(&*pod.namespace);
-        if let (Some(services), Some(labels)) = (services, &pod.object.metadata.labels) {
-            for wanted in services.of(labels).into_values() {
-                merged.extend(wanted);
-            }
+        for wanted in services
+            .into_iter()
+            .flat_map(|all| all.of(pod.labels()).into_values())
+        {
+            merged.extend(wanted);
         }
         let mut selector = Selector::equal_to(merged.into_iter());
-        let owners = pod.object.metadata.owner_references.iter().flatten();
+        let owners = pod.object.owners.iter();
         let Some(owner) = owners
             .into_iter()
             .find(|owner| owner.controller == Some(true))

@@ -296,7 +296,7 @@ fn drain(engine: &mut Engine, now: Timestamp, placed: &mut Vec<(Pod, String)>) -
         for output in engine.take_outputs() {
             out.push(match output {
                 Output::Bind(bind) => {
-                    placed.push(((*bind.pod.object).clone(), bind.node.to_string()));
+                    placed.push(((*bind.pod.object.pod).clone(), bind.node.to_string()));
                     format!("{} -> {}", bind.pod.name, bind.node)
                 }
                 Output::Failed(failure) => format!("{}: {}", failure.pod.name, failure.message),

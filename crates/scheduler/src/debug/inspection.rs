@@ -1,7 +1,7 @@
 //! Values of the inspection API in the form that Go structs without field names give them.
 
 use crate::state::PodInfo;
-use k8s_openapi::api::core::v1::{Container, ContainerPort};
+use k8s_openapi::api::core::v1::ContainerPort;
 use koord_model::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId, ResourceTable};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,11 +68,7 @@ pub fn host_ports<'a>(pods: impl Iterator<Item = &'a PodInfo>) -> Value {
 
 /// Ports of containers and of init containers that keep running.
 fn ports(pod: &PodInfo) -> impl Iterator<Item = &ContainerPort> {
-    let stays = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
-    let spec = pod.spec().into_iter();
-    let containers = spec.flat_map(move |spec| {
-        let sidecars = spec.init_containers.iter().flatten().filter(stays);
-        spec.containers.iter().chain(sidecars)
-    });
-    containers.flat_map(|container| container.ports.iter().flatten())
+    let containers = pod.object.containers.iter();
+    let stay = containers.filter(|container| !container.init || container.is_sidecar());
+    stay.flat_map(|container| &container.ports)
 }

@@ -153,15 +153,8 @@ fn selector(selector: Option<&LabelSelector>) -> Value {
 fn claims(pods: &[&PodInfo]) -> BTreeMap<String, usize> {
     let mut out = BTreeMap::new();
     for pod in pods {
-        let volumes = pod
-            .spec()
-            .and_then(|spec| spec.volumes.as_deref())
-            .unwrap_or_default();
-        for claim in volumes
-            .iter()
-            .filter_map(|volume| volume.persistent_volume_claim.as_ref())
-        {
-            let key = format!("{}/{}", pod.namespace, claim.claim_name);
+        for claim in pod.object.claims() {
+            let key = format!("{}/{claim}", pod.namespace);
             *out.entry(key).or_default() += 1;
         }
     }

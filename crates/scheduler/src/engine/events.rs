@@ -154,7 +154,7 @@ impl Engine {
         {
             action = action.or(Action::POD_SCALE_DOWN);
         }
-        if old.object.metadata.labels != info.object.metadata.labels {
+        if old.object.labels != info.object.labels {
             action = action.or(Action::POD_LABEL);
         }
         if action.0 != 0 {

@@ -377,11 +377,7 @@ impl Engine {
         if self.evicting.contains_key(&pod.uid) {
             return true;
         }
-        let conditions = pod
-            .object
-            .status
-            .as_ref()
-            .and_then(|s| s.conditions.as_ref());
+        let conditions = pod.status().and_then(|s| s.conditions.as_ref());
         pod.deleting
             && conditions.into_iter().flatten().any(|condition| {
                 condition.type_ == "DisruptionTarget"

@@ -16,7 +16,7 @@ pub(super) fn may_be_new(failure: &Failure, is_promised: bool) -> bool {
 
 /// The pod's condition, as it was when the pod was tried.
 fn condition(failure: &Failure) -> Option<&PodCondition> {
-    let status = failure.pod.object.status.as_ref()?;
+    let status = failure.pod.status()?;
     let mut all = status.conditions.iter().flatten();
     all.find(|condition| condition.type_ == "PodScheduled")
 }
@@ -25,7 +25,7 @@ fn condition(failure: &Failure) -> Option<&PodCondition> {
 fn is_said(failure: &Failure) -> bool {
     condition(failure).is_some_and(|condition| {
         condition.status == "False"
-            && condition.observed_generation == failure.pod.object.metadata.generation
+            && condition.observed_generation == failure.pod.object.pod.metadata.generation
             && condition.reason.as_deref() == Some(failure.reason)
             && condition
                 .message
@@ -42,7 +42,7 @@ pub(super) fn status_patch(
     said: Option<&str>,
     now: jiff::Timestamp,
 ) -> Option<Value> {
-    let generation = failure.pod.object.metadata.generation;
+    let generation = failure.pod.object.pod.metadata.generation;
     let nominated = failure.nominated.as_deref().or(said.map(|_| ""));
     let known = said.or(failure.pod.nominated.as_deref());
     let same_node = nominated.is_none_or(|node| node == known.unwrap_or_default());
@@ -123,7 +123,8 @@ pub(super) mod tests {
         );
         let mut changed = failure(said.clone());
         let pod = Arc::make_mut(&mut changed.pod);
-        Arc::make_mut(&mut pod.object).metadata.generation = Some(2);
+        let object = Arc::make_mut(&mut pod.object);
+        Arc::make_mut(&mut object.pod).metadata.generation = Some(2);
         let patch = status_patch(&changed, "", None, now).unwrap();
         assert_eq!(patch["status"]["conditions"][0]["observedGeneration"], 2);
         assert!(may_be_new(&changed, false));

@@ -80,7 +80,7 @@ impl Desk {
             "status": "True",
             "reason": "PreemptionByScheduler",
             "message": format!("{scheduler}: preempting to accommodate a higher priority pod"),
-            "observedGeneration": victim.object.metadata.generation,
+            "observedGeneration": victim.object.pod.metadata.generation,
             "lastProbeTime": null,
             "lastTransitionTime": seconds(by.time),
         }]}});

@@ -3,12 +3,14 @@
 mod alike;
 mod facets;
 mod node;
+mod object;
 mod pod;
 mod seen;
 mod store;
 
 pub use alike::Alike;
 pub use node::{NodeInfo, NodeProblem};
+pub use object::{ContainerInfo, PodObject};
 pub use pod::{Booked, PodError, PodInfo};
 pub use seen::SeenPod;
 pub(crate) use seen::volume_matters;

@@ -1,5 +1,6 @@
 //! A pod as the scheduler sees it: everything parsed once, when the informer delivers it.
 
+use super::PodObject;
 use super::facets::Facets;
 use crate::framework::ShapeId;
 use jiff::Timestamp;
@@ -9,7 +10,10 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::priority::PriorityClass;
+use koord_api::qos::{self, KubeQos};
 use koord_api::requests::{self, Place};
+use koord_api::texts::Texts;
+use koord_model::gang::spec::Noted;
 use koord_model::resources::{self, Amounts, CPU, MEMORY, ResourceId, ResourceTable};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -50,9 +54,9 @@ pub enum Booked<'a> {
 /// A pod, parsed.
 #[derive(Debug, Clone)]
 pub struct PodInfo {
-    /// The object, as the informer holds it: of a bound pod, what it means to others and nothing that is its
-    /// own, so that pods that mean the same share it. [`PodInfo::named_object`] says which pod it is.
-    pub object: Arc<Pod>,
+    /// The object: of a bound pod, what it means to others and nothing that is its own, so that pods that mean
+    /// the same share it. [`PodInfo::named_object`] says which pod it is.
+    pub object: Arc<PodObject>,
     /// `metadata.uid`.
     pub uid: Arc<str>,
     /// `metadata.namespace`.
@@ -65,6 +69,8 @@ pub struct PodInfo {
     pub priority: i32,
     /// Koordinator's priority class, defaulted.
     pub priority_class: PriorityClass,
+    /// Its Kubernetes class.
+    pub qos: KubeQos,
     /// What it needs to run: containers, init containers and overhead combined. While it is resized in
     /// place, of each container the most that is asked for, allocated or in use.
     pub requests: Amounts,
@@ -170,7 +176,8 @@ impl PodInfo {
             terminal: matches!(phase, Some("Succeeded" | "Failed")),
             holds_for: None,
             facets: Facets::default(),
-            object: pod,
+            qos: qos::kube_of_pod(&pod),
+            object: Arc::new(PodObject::new(pod)),
         })
     }
 
@@ -189,7 +196,8 @@ impl PodInfo {
     #[must_use]
     pub fn without_node(&self, object: Arc<Pod>) -> Self {
         Self {
-            object,
+            qos: qos::kube_of_pod(&object),
+            object: Arc::new(PodObject::new(object)),
             node: None,
             nominated: None,
             started: None,
@@ -218,18 +226,39 @@ impl PodInfo {
         self.holds_for.is_some()
     }
 
-    /// The pod's `spec`; an empty one when there is none.
+    /// The pod's `spec`; of a bound pod, without what [`PodInfo::object`] says apart from it.
     #[must_use]
     pub fn spec(&self) -> Option<&PodSpec> {
-        self.object.spec.as_ref()
+        self.object.pod.spec.as_ref()
+    }
+
+    /// `status`, as far as it is known.
+    #[must_use]
+    pub fn status(&self) -> Option<&PodStatus> {
+        self.object.pod.status.as_ref()
+    }
+
+    /// `metadata.labels`.
+    #[must_use]
+    pub fn labels(&self) -> &Texts {
+        &self.object.labels
+    }
+
+    /// The value of label `key`.
+    #[must_use]
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.object.labels.get(key)
     }
 
     /// The object with what is its own and was taken out of it, for whoever shows or sends it.
     #[must_use]
     pub fn named_object(&self) -> Pod {
-        let mut object = (*self.object).clone();
+        let mut object = self.object.to_pod();
         let time = |at: Timestamp| Some(Time(at));
         let meta = &mut object.metadata;
+        if !self.namespace.is_empty() {
+            meta.namespace = Some(self.namespace.to_string());
+        }
         meta.name.get_or_insert_with(|| self.name.to_string());
         meta.uid.get_or_insert_with(|| self.uid.to_string());
         meta.resource_version = self.resource_version.as_deref().map(str::to_owned);
@@ -256,12 +285,7 @@ impl PodInfo {
     /// The value of annotation `key`.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
-        self.object
-            .metadata
-            .annotations
-            .as_ref()?
-            .get(key)
-            .map(String::as_str)
+        self.object.annotations.get(key)
     }
 
     /// What `read` makes of this pod: done once for each type, then remembered. For what a plugin
@@ -283,11 +307,7 @@ impl PodInfo {
     /// Whether something that scheduling reads differs: spec, labels or annotations.
     #[must_use]
     pub fn differs_for_scheduling(&self, other: &Self) -> bool {
-        let (a, b) = (&self.object, &other.object);
-        a.spec != b.spec
-            || a.metadata.labels != b.metadata.labels
-            || a.metadata.annotations != b.metadata.annotations
-            || a.metadata.owner_references != b.metadata.owner_references
+        self.object.differs_for_scheduling(&other.object)
             || self.requests != other.requests
             || self.limits != other.limits
             || self.deleting != other.deleting
@@ -298,6 +318,18 @@ impl PodInfo {
     pub fn is_best_effort(&self) -> bool {
         self.requests.iter().all(|(_, amount)| amount == 0)
             && self.limits.iter().all(|(_, amount)| amount == 0)
+    }
+}
+
+impl Noted for PodInfo {
+    fn label(&self, key: &str) -> Option<&str> {
+        self.label(key)
+    }
+    fn annotation(&self, key: &str) -> Option<&str> {
+        self.annotation(key)
+    }
+    fn created(&self) -> Option<Time> {
+        (self.created != Timestamp::UNIX_EPOCH).then_some(Time(self.created))
     }
 }
 

@@ -4,11 +4,9 @@
 //! kilobytes even when most of it is empty: those that are bound and say the same share one.
 
 use super::{Alike, PodError, PodInfo};
-use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, Volume};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::api::core::v1::{Pod, Volume};
 use koord_kube::Mirrored;
 use koord_model::resources::ResourceTable;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// See the module documentation.
@@ -26,7 +24,7 @@ impl SeenPod {
     pub fn new(pod: Pod, table: &ResourceTable) -> Self {
         read(pod, table, |info| {
             if let Some(object) = Arc::get_mut(&mut info.object) {
-                slim(object);
+                object.slim();
             }
         })
     }
@@ -62,7 +60,7 @@ impl Alike {
     pub fn read(&self, pod: Pod, table: &ResourceTable) -> SeenPod {
         read(pod, table, |info| {
             if let Some(object) = Arc::get_mut(&mut info.object) {
-                slim(object);
+                object.slim();
             }
             info.requests.shrink_to_fit();
             info.limits.shrink_to_fit();
@@ -106,81 +104,6 @@ impl Mirrored for SeenPod {
     }
 }
 
-/// Takes away what concerns a pod only until it is bound, and what [`PodInfo`] holds by itself:
-/// its names and where it is, what its containers run, how it chooses a node, and how far its status has come.
-/// What it means to other pods stays: labels, annotations, affinity, volumes, what its containers take, whether
-/// it is on its way out.
-fn slim(pod: &mut Pod) {
-    let meta = std::mem::take(&mut pod.metadata);
-    pod.metadata = ObjectMeta {
-        namespace: meta.namespace,
-        labels: meta.labels,
-        annotations: meta
-            .annotations
-            .map(without_network)
-            .filter(|all| !all.is_empty()),
-        owner_references: meta.owner_references,
-        generation: meta.generation,
-        deletion_timestamp: meta.deletion_timestamp,
-        deletion_grace_period_seconds: meta.deletion_grace_period_seconds,
-        ..ObjectMeta::default()
-    };
-    if let Some(spec) = &mut pod.spec {
-        spec.node_name = None;
-        spec.hostname = None;
-        let init = spec.init_containers.iter_mut().flatten();
-        for container in spec.containers.iter_mut().chain(init) {
-            *container = of_container(std::mem::take(container));
-        }
-        spec.tolerations = None;
-        spec.topology_spread_constraints = None;
-        spec.node_selector = None;
-        if let Some(affinity) = &mut spec.affinity {
-            affinity.node_affinity = None;
-        }
-    }
-    if let Some(status) = &mut pod.status {
-        let conditions = status.conditions.take().into_iter().flatten();
-        let lost: Vec<_> = conditions
-            .filter(|condition| condition.type_ == "DisruptionTarget")
-            .collect();
-        *status = PodStatus {
-            phase: status.phase.take(),
-            qos_class: status.qos_class.take(),
-            conditions: Some(lost).filter(|lost| !lost.is_empty()),
-            ..PodStatus::default()
-        };
-    }
-}
-
-/// What of a container others go by: what it takes for itself alone, and ports of the host.
-fn of_container(container: Container) -> Container {
-    let mut ports = container.ports.unwrap_or_default();
-    ports.retain(|port| port.host_port.is_some_and(|port| port > 0));
-    ports.shrink_to_fit();
-    Container {
-        name: container.name,
-        resources: container.resources,
-        restart_policy: container.restart_policy,
-        ports: Some(ports).filter(|ports| !ports.is_empty()),
-        ..Container::default()
-    }
-}
-
-/// What network plugins write on each pod differs from pod to pod, and concerns no scheduler.
-const NETWORKS: [&str; 5] = [
-    "cni.projectcalico.org/",
-    "k8s.ovn.org/",
-    "k8s.v1.cni.cncf.io/",
-    "ovn.kubernetes.io/",
-    "vpc.amazonaws.com/",
-];
-
-fn without_network(mut annotations: BTreeMap<String, String>) -> BTreeMap<String, String> {
-    annotations.retain(|key, _| !NETWORKS.iter().any(|network| key.starts_with(network)));
-    annotations
-}
-
 /// Whether a rule may concern the volume: those that need nothing but the node concern none.
 pub(crate) fn volume_matters(volume: &Volume) -> bool {
     volume.config_map.is_none()
@@ -194,6 +117,7 @@ pub(crate) fn volume_matters(volume: &Volume) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::api::core::v1::PodStatus;
     use koord_model::resources::CPU;
     use serde_json::{Value, json};
 
@@ -248,10 +172,10 @@ mod tests {
         let info = info(seen(bound("n")));
         assert_eq!(info.requests.get(CPU), 2000);
         assert_eq!(info.scoring[0], 2100);
-        let kept = serde_json::to_value(&*info.object).unwrap();
+        let kept = serde_json::to_value(info.object.to_pod()).unwrap();
         let expected = json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"namespace": "ns", "labels": {"a": "b"}, "annotations": {"c": "d"}},
+            "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
             "spec": {
                 "containers": [
                     {"name": "a", "resources": {"requests": {"cpu": "2"}}},
@@ -275,6 +199,7 @@ mod tests {
         let whole = pod(1, bound("n"));
         let (named_meta, meta) = (&named.metadata, &whole.metadata);
         assert_eq!((&named_meta.name, &named_meta.uid), (&meta.name, &meta.uid));
+        assert_eq!(named_meta.namespace, meta.namespace);
         assert_eq!(named_meta.resource_version, meta.resource_version);
         assert_eq!(named_meta.creation_timestamp, meta.creation_timestamp);
         assert_eq!(named.spec.unwrap().node_name.as_deref(), Some("n"));
@@ -301,8 +226,40 @@ mod tests {
         assert!(!Arc::ptr_eq(&a.object, &read(4, more).object));
         // A pod that waits is changed when it is bound, and has its own.
         let [a, b] = [5, 6].map(|number| read(number, spec()));
-        assert_eq!(a.object.metadata.name.as_deref(), Some("p-5"));
+        assert_eq!(a.object.pod.metadata.name.as_deref(), Some("p-5"));
         assert!(!Arc::ptr_eq(&a.object, &b.object));
+    }
+
+    #[test]
+    fn bound_pods_that_differ_share_what_is_not_their_own() {
+        let (alike, table) = (Alike::default(), ResourceTable::new());
+        let read = |number: usize| {
+            let mut spec = bound("n");
+            spec["hostname"] = json!(format!("db-{number}"));
+            spec["volumes"] = json!([{"name": "data",
+                "persistentVolumeClaim": {"claimName": format!("data-db-{number}")}}]);
+            let mut pod = pod(number, spec);
+            let labels = pod.metadata.labels.get_or_insert_default();
+            let name = "statefulset.kubernetes.io/pod-name".to_owned();
+            labels.insert(name, format!("db-{number}"));
+            info(alike.read(pod, &table))
+        };
+        let all = [1, 2].map(read);
+        let [a, b] = all.each_ref().map(|info| &info.object);
+        assert!(Arc::ptr_eq(&a.pod, &b.pod));
+        assert!(Arc::ptr_eq(&a.containers, &b.containers));
+        assert!(Arc::ptr_eq(&a.annotations, &b.annotations));
+        assert!(Arc::ptr_eq(&a.owners, &b.owners));
+        for (info, name) in all.iter().zip(["db-1", "db-2"]) {
+            let label = info.label("statefulset.kubernetes.io/pod-name");
+            assert_eq!((label, info.label("a")), (Some(name), Some("b")));
+            let claims: Vec<_> = info.object.claims().collect();
+            assert_eq!(claims, [format!("data-{name}")]);
+            let volumes = info.named_object().spec.unwrap().volumes.unwrap();
+            let claim = volumes[0].persistent_volume_claim.as_ref().unwrap();
+            assert_eq!(claim.claim_name, format!("data-{name}"));
+        }
+        assert!(size_of_val(&**a) <= 104, "{}", size_of_val(&**a));
     }
 
     #[test]

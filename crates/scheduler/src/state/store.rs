@@ -289,9 +289,7 @@ impl NodeStore {
             self.book(node, &old, -1);
             self.book(node, &pod, 1);
             self.touch(node);
-        } else if old.object.metadata.labels != pod.object.metadata.labels
-            || old.deleting != pod.deleting
-        {
+        } else if old.object.labels != pod.object.labels || old.deleting != pod.deleting {
             self.touch(node);
         } else if ranks_differently(&old, &pod) {
             self.versions += 1;
@@ -411,7 +409,7 @@ impl NodeStore {
 /// Whether the search for victims may see the pod in another light.
 fn ranks_differently(old: &PodInfo, new: &PodInfo) -> bool {
     old.priority != new.priority
-        || old.object.metadata.annotations != new.object.metadata.annotations
+        || old.object.annotations != new.object.annotations
         || old.started != new.started
 }
 

@@ -57,7 +57,7 @@ fn the_gang_of_a_pod_is_found_by_label_lightweight_label_or_annotation() {
         ),
     ] {
         let pod: Pod = object(labels.clone(), annotations, json!({}));
-        assert_eq!(spec::name_of(&pod), expected, "{labels}");
+        assert_eq!(spec::name_of(&pod.metadata), expected, "{labels}");
     }
 }
 
@@ -168,7 +168,8 @@ fn a_pod_describes_its_gang_and_bad_values_fall_back() {
     ];
     for (name, labels, annotations, expected, reported) in rows {
         let pod: Pod = object(labels, annotations, json!({}));
-        let (found, ignored) = spec::of_pod(&pod, &"default/a".into(), &Defaults::default());
+        let (found, ignored) =
+            spec::of_pod(&pod.metadata, &"default/a".into(), &Defaults::default());
         let expected = expected.map(|(min, total, mode, policy, wait, group)| Spec {
             min,
             total,

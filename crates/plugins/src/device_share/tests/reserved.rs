@@ -15,8 +15,7 @@ const HOLDS: &str = "holds.v1.test";
 struct Holder;
 
 fn owner(pod: &PodInfo) -> Option<&str> {
-    let labels = pod.object.metadata.labels.as_ref()?;
-    labels.get("owner").map(String::as_str)
+    pod.label("owner")
 }
 
 impl Plugin for Holder {

@@ -63,7 +63,7 @@ impl World {
     fn run(&mut self, bind: BindRequest) -> Result<(), kubelet::Refusal> {
         let uid = bind.pod.uid.to_string();
         let kubelet = self.kubelets.get_mut(&*bind.node).unwrap();
-        kubelet.admit(&read(&bind.pod.object))?;
+        kubelet.admit(&read(&bind.pod.object.pod))?;
         self.engine.bind_finished(&uid, Ok(()), now());
         self.engine.pod_applied(Arc::new(bound(&bind)), now());
         self.pods.insert(uid, bind);

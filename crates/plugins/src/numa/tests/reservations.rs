@@ -12,8 +12,7 @@ struct StandIn;
 
 impl StandIn {
     fn open<'a>(pod: &PodInfo, view: View<'a>, node: NodeIndex) -> Vec<&'a Arc<PodInfo>> {
-        let label = |key: &str| pod.object.metadata.labels.as_ref()?.get(key).cloned();
-        let names = label("use").unwrap_or_default();
+        let names = pod.label("use").unwrap_or_default();
         let mut open: Vec<_> = view
             .nodes
             .booked(node)
@@ -39,7 +38,7 @@ impl Plugin for StandIn {
         Some(self)
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        for (key, value) in pod.object.metadata.labels.iter().flatten() {
+        for (key, value) in pod.labels().iter() {
             signature.text(key);
             signature.text(value);
         }

@@ -20,7 +20,7 @@ fn wait_until(engine: &mut Engine, second: i64) -> (Vec<String>, usize) {
             Output::Problem(it) => said.push(format!("{} {}: {}", it.kind, it.name, it.message)),
             Output::Bind(bind) => {
                 placed += 1;
-                engine.pod_deleted(&bind.pod.object, at(second));
+                engine.pod_deleted(&bind.pod.object.pod, at(second));
             }
             _ => {}
         }

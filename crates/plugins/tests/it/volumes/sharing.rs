@@ -73,7 +73,7 @@ proptest! {
                 let pod = engine.queued("pod-p1000").unwrap().clone();
                 let near = engine.nearest(&pod, usize::MAX, now).into_iter();
                 let refused: BTreeMap<_, _> = near.map(|near| (near.node, near.lacks)).collect();
-                engine.pod_deleted(&pod.object, now);
+                engine.pod_deleted(&pod.object.pod, now);
                 refused
             }).collect();
             prop_assert_eq!(&said[0], &said[1], "{:?}", claims);

@@ -97,7 +97,7 @@ impl Serialize for Args<'_> {
                 .collect::<Vec<_>>()
         };
         let mut map = to.serialize_map(Some(3))?;
-        map.serialize_entry("Pod", &*self.pod.object)?;
+        map.serialize_entry("Pod", &*self.pod.object.pod)?;
         map.serialize_entry("Nodes", &(!self.by_name).then_some(Nodes(self.nodes)))?;
         map.serialize_entry("NodeNames", &self.by_name.then(names))?;
         map.end()
@@ -145,7 +145,7 @@ impl Serialize for PreemptionArgs<'_> {
             })
         };
         let mut map = to.serialize_map(Some(3))?;
-        map.serialize_entry("Pod", &*self.pod.object)?;
+        map.serialize_entry("Pod", &*self.pod.object.pod)?;
         map.serialize_entry("NodeNameToVictims", &victims(false))?;
         map.serialize_entry("NodeNameToMetaVictims", &victims(true))?;
         map.end()

@@ -409,7 +409,7 @@ impl Side {
             for output in engine.take_outputs() {
                 out.push(match output {
                     Output::Bind(bind) => {
-                        let pod = (*bind.pod.object).clone();
+                        let pod = (*bind.pod.object.pod).clone();
                         self.placed.push((pod, bind.node.to_string()));
                         format!("{} -> {}", bind.pod.name, bind.node)
                     }

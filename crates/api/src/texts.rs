@@ -1,0 +1,123 @@
+//! Labels, annotations and amounts in few bytes: a map of texts that does not change.
+//!
+//! A `BTreeMap<String, String>` takes half a kilobyte with one entry in it, and every entry has a key of its own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Where a text is found by its key.
+pub trait Lookup {
+    /// The text under `key`.
+    fn text(&self, key: &str) -> Option<&str>;
+}
+
+impl Lookup for BTreeMap<String, String> {
+    fn text(&self, key: &str) -> Option<&str> {
+        self.get(key).map(String::as_str)
+    }
+}
+
+impl<T: Lookup> Lookup for Option<&T> {
+    fn text(&self, key: &str) -> Option<&str> {
+        self.and_then(|all| all.text(key))
+    }
+}
+
+/// See the module documentation. In order of the keys, which several maps can share.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Texts(Box<[(Arc<str>, Box<str>)]>);
+
+impl Texts {
+    /// What `map` says.
+    #[must_use]
+    pub fn of<V>(map: Option<&BTreeMap<String, V>>, text: impl Fn(&V) -> &str) -> Self {
+        let all = map.into_iter().flatten();
+        let all = all.map(|(key, value)| (Arc::from(key.as_str()), Box::from(text(value))));
+        Self(all.collect())
+    }
+
+    /// As a map again; `None` when there is nothing in it.
+    #[must_use]
+    pub fn to_map<V>(&self, value: impl Fn(String) -> V) -> Option<BTreeMap<String, V>> {
+        let own = |(key, text): (&str, &str)| (key.to_owned(), value(text.to_owned()));
+        (!self.is_empty()).then(|| self.iter().map(own).collect())
+    }
+
+    /// The text under `key`.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        let at = self.0.binary_search_by(|(other, _)| (**other).cmp(key));
+        let (_, text) = self.0.get(at.ok()?)?;
+        Some(text)
+    }
+
+    /// All, in order of the keys.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, text)| (&**key, &**text))
+    }
+
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Forgets what `keep` does not want.
+    pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) {
+        if !self.0.iter().all(|(key, _)| keep(key)) {
+            let mut all = std::mem::take(&mut self.0).into_vec();
+            all.retain(|(key, _)| keep(key));
+            self.0 = all.into();
+        }
+    }
+
+    /// Replaces every key by an equal one, which others have as well.
+    pub fn share_keys(&mut self, mut shared: impl FnMut(Arc<str>) -> Arc<str>) {
+        for (key, _) in &mut self.0 {
+            *key = shared(std::mem::take(key));
+        }
+    }
+}
+
+impl Lookup for Texts {
+    fn text(&self, key: &str) -> Option<&str> {
+        self.get(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::identity;
+
+    fn map(keys: &[&str]) -> BTreeMap<String, String> {
+        let all = keys
+            .iter()
+            .map(|key| ((*key).to_owned(), format!("of {key}")));
+        all.collect()
+    }
+
+    #[test]
+    fn what_is_in_it_is_found_and_comes_back() {
+        let all = map(&["b", "a.example/x", "", "c"]);
+        let mut texts = Texts::of(Some(&all), String::as_str);
+        for key in all.keys() {
+            assert_eq!(texts.get(key), Some(all[key].as_str()));
+        }
+        assert_eq!((texts.get("bb"), texts.iter().len()), (None, 4));
+        assert_eq!(texts.to_map(identity), Some(all));
+        texts.retain(|key| key != "b");
+        assert_eq!(texts.to_map(identity), Some(map(&["", "a.example/x", "c"])));
+        texts.retain(|_| false);
+        assert_eq!((&texts, texts.to_map(identity)), (&Texts::default(), None));
+        assert_eq!(Texts::of(None, String::as_str), texts);
+    }
+
+    #[test]
+    fn keys_can_be_those_of_others() {
+        let mut texts = Texts::of(Some(&map(&["a", "b"])), String::as_str);
+        let (before, key) = (texts.clone(), Arc::<str>::from("b"));
+        texts.share_keys(|own| if own == key { key.clone() } else { own });
+        assert_eq!((&texts, Arc::strong_count(&key)), (&before, 2));
+    }
+}

@@ -1,0 +1,461 @@
+//! What a pod's object says, so that what is each pod's own stands apart from what pods share.
+//!
+//! Kubernetes' own types are large when most of them is empty (in bytes: a container 2,144, a volume 3,208, a
+//! map of one label 544), and what only one pod says cannot be shared.
+
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, PersistentVolumeClaimVolumeSource, Pod, PodSpec, PodStatus,
+    ResourceRequirements, Volume,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use koord_api::texts::Texts;
+use std::collections::BTreeMap;
+use std::convert::identity;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+/// See the module documentation.
+#[derive(Debug, Clone, Default)]
+pub struct PodObject {
+    /// The pod as it came; of one that is bound, what the rest of this does not say, and nothing that is its
+    /// own.
+    pub pod: Arc<Pod>,
+    /// `metadata.labels`.
+    pub labels: Texts,
+    /// `metadata.annotations`.
+    pub annotations: Arc<Texts>,
+    /// `metadata.ownerReferences`.
+    pub owners: Arc<[OwnerReference]>,
+    /// Init containers first.
+    pub containers: Arc<[ContainerInfo]>,
+    /// Of a bound pod, those of its volumes that are claims with a name.
+    claims: Box<[Claim]>,
+    /// Whether the pod is not as it came.
+    slim: bool,
+}
+
+/// What of a container others go by: what it takes for itself alone, and ports of the host.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ContainerInfo {
+    /// Its name.
+    pub name: Box<str>,
+    /// Whether it is one of the `initContainers`.
+    pub init: bool,
+    /// `restartPolicy`.
+    restart: Option<Box<str>>,
+    /// `resources.requests`, as they are written.
+    pub requests: Texts,
+    /// `resources.limits`.
+    pub limits: Texts,
+    /// The ports that it takes of the host.
+    pub ports: Box<[ContainerPort]>,
+}
+
+/// A volume that is a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Claim {
+    /// Which of the pod's volumes it is.
+    at: u32,
+    name: Box<str>,
+    claim: Box<str>,
+    read_only: Option<bool>,
+}
+
+impl PodObject {
+    /// What `pod` says.
+    #[must_use]
+    pub fn new(pod: Arc<Pod>) -> Self {
+        let meta = &pod.metadata;
+        let containers = pod.spec.as_ref().map(|spec| {
+            let init = spec.init_containers.iter().flatten();
+            let init = init.map(|container| ContainerInfo::of(container, true));
+            let main = spec.containers.iter();
+            init.chain(main.map(|container| ContainerInfo::of(container, false)))
+                .collect()
+        });
+        Self {
+            labels: Texts::of(meta.labels.as_ref(), String::as_str),
+            annotations: Arc::new(Texts::of(meta.annotations.as_ref(), String::as_str)),
+            owners: meta.owner_references.as_deref().unwrap_or_default().into(),
+            containers: containers.unwrap_or_default(),
+            claims: Box::default(),
+            slim: false,
+            pod,
+        }
+    }
+
+    /// The names of the claims that it uses, without those that are made for it alone.
+    pub fn claims(&self) -> impl Iterator<Item = &str> {
+        let volumes = self.volumes().iter();
+        let whole = volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref());
+        let whole = whole.map(|claim| &*claim.claim_name);
+        self.claims_apart().chain(whole)
+    }
+
+    /// The names of those claims that are not among [`Self::volumes`], as the pod is bound.
+    pub fn claims_apart(&self) -> impl Iterator<Item = &str> {
+        self.claims.iter().map(|claim| &*claim.claim)
+    }
+
+    /// The volumes; of a bound pod, without claims that have a name.
+    #[must_use]
+    pub fn volumes(&self) -> &[Volume] {
+        let spec = self.pod.spec.as_ref();
+        spec.and_then(|spec| spec.volumes.as_deref())
+            .unwrap_or_default()
+    }
+
+    /// Takes away what concerns a pod only until it is bound, and what [`PodInfo`](super::PodInfo) holds by
+    /// itself: its names and where it is, what its containers run, how it chooses a node, and how far its status
+    /// has come. What it means to other pods stays: labels, annotations, affinity, volumes, what its containers
+    /// take, whether it is on its way out.
+    pub(super) fn slim(&mut self) {
+        if std::mem::replace(&mut self.slim, true) {
+            return;
+        }
+        let pod = Arc::make_mut(&mut self.pod);
+        let meta = std::mem::take(&mut pod.metadata);
+        pod.metadata = ObjectMeta {
+            generation: meta.generation,
+            deletion_timestamp: meta.deletion_timestamp,
+            deletion_grace_period_seconds: meta.deletion_grace_period_seconds,
+            ..ObjectMeta::default()
+        };
+        let network = |key: &str| NETWORKS.iter().any(|network| key.starts_with(network));
+        Arc::make_mut(&mut self.annotations).retain(|key| !network(key));
+        if let Some(spec) = &mut pod.spec {
+            self.claims = take_claims(spec);
+            let all = std::mem::take(spec);
+            *spec = PodSpec {
+                scheduler_name: all.scheduler_name,
+                priority: all.priority,
+                priority_class_name: all.priority_class_name,
+                preemption_policy: all.preemption_policy,
+                overhead: all.overhead,
+                resources: all.resources,
+                resource_claims: all.resource_claims,
+                volumes: all.volumes,
+                affinity: all.affinity,
+                ..PodSpec::default()
+            };
+            if let Some(affinity) = &mut spec.affinity {
+                affinity.node_affinity = None;
+            }
+        }
+        if let Some(status) = &mut pod.status {
+            let conditions = status.conditions.take().into_iter().flatten();
+            let lost: Vec<_> = conditions
+                .filter(|condition| condition.type_ == "DisruptionTarget")
+                .collect();
+            *status = PodStatus {
+                phase: status.phase.take(),
+                qos_class: status.qos_class.take(),
+                conditions: Some(lost).filter(|lost| !lost.is_empty()),
+                ..PodStatus::default()
+            };
+        }
+    }
+
+    /// Whether something that scheduling reads differs, the status aside.
+    pub(super) fn differs_for_scheduling(&self, other: &Self) -> bool {
+        self.pod.spec != other.pod.spec
+            || self.labels != other.labels
+            || self.annotations != other.annotations
+            || self.owners != other.owners
+            || self.containers != other.containers
+            || self.claims != other.claims
+    }
+
+    /// Replaces the keys of all maps by those that others have as well.
+    pub(super) fn share_keys(&mut self, shared: &mut impl FnMut(Arc<str>) -> Arc<str>) {
+        self.labels.share_keys(&mut *shared);
+        if let Some(annotations) = Arc::get_mut(&mut self.annotations) {
+            annotations.share_keys(&mut *shared);
+        }
+        for container in Arc::get_mut(&mut self.containers).into_iter().flatten() {
+            container.requests.share_keys(&mut *shared);
+            container.limits.share_keys(&mut *shared);
+        }
+    }
+
+    /// The pod with all that is said of it here.
+    #[must_use]
+    pub fn to_pod(&self) -> Pod {
+        let mut pod = (*self.pod).clone();
+        if !self.slim {
+            return pod;
+        }
+        let meta = &mut pod.metadata;
+        meta.labels = self.labels.to_map(identity);
+        meta.annotations = self.annotations.to_map(identity);
+        meta.owner_references = Some(self.owners.to_vec()).filter(|owners| !owners.is_empty());
+        if let Some(spec) = &mut pod.spec {
+            let [init, main] = [true, false].map(|init| {
+                let containers = self.containers.iter().filter(|it| it.init == init);
+                containers
+                    .map(ContainerInfo::to_container)
+                    .collect::<Vec<_>>()
+            });
+            spec.containers = main;
+            spec.init_containers = Some(init).filter(|init| !init.is_empty());
+            for claim in &self.claims {
+                let volumes = spec.volumes.get_or_insert_default();
+                let at = usize::try_from(claim.at).unwrap_or(usize::MAX);
+                volumes.insert(at.min(volumes.len()), claim.to_volume());
+            }
+        }
+        pod
+    }
+}
+
+impl PartialEq for PodObject {
+    fn eq(&self, other: &Self) -> bool {
+        fn same<T: PartialEq + ?Sized>(a: &Arc<T>, b: &Arc<T>) -> bool {
+            Arc::ptr_eq(a, b) || **a == **b
+        }
+        self.slim == other.slim
+            && self.labels == other.labels
+            && self.claims == other.claims
+            && same(&self.annotations, &other.annotations)
+            && same(&self.owners, &other.owners)
+            && same(&self.containers, &other.containers)
+            && same(&self.pod, &other.pod)
+    }
+}
+
+/// What is shared counts by where it is: this is for objects whose parts have been looked up.
+impl Hash for PodObject {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.labels.hash(state);
+        self.claims.hash(state);
+        Arc::as_ptr(&self.annotations).hash(state);
+        Arc::as_ptr(&self.owners).hash(state);
+        Arc::as_ptr(&self.containers).hash(state);
+        Arc::as_ptr(&self.pod).hash(state);
+    }
+}
+
+impl ContainerInfo {
+    fn of(container: &Container, init: bool) -> Self {
+        let amounts = |of: fn(&ResourceRequirements) -> &Option<BTreeMap<String, Quantity>>| {
+            let amounts = container.resources.as_ref();
+            let amounts = amounts.and_then(|resources| of(resources).as_ref());
+            Texts::of(amounts, |amount: &Quantity| &amount.0)
+        };
+        let ports = container.ports.iter().flatten();
+        let of_host = |port: &&ContainerPort| port.host_port.is_some_and(|port| port > 0);
+        Self {
+            name: container.name.as_str().into(),
+            init,
+            restart: container.restart_policy.as_deref().map(Box::from),
+            requests: amounts(|resources| &resources.requests),
+            limits: amounts(|resources| &resources.limits),
+            ports: ports.filter(of_host).cloned().collect(),
+        }
+    }
+
+    /// Whether it is an init container that goes on running beside the main ones.
+    #[must_use]
+    pub fn is_sidecar(&self) -> bool {
+        self.init && self.restart.as_deref() == Some("Always")
+    }
+
+    fn to_container(&self) -> Container {
+        let resources = ResourceRequirements {
+            requests: self.requests.to_map(Quantity),
+            limits: self.limits.to_map(Quantity),
+            ..ResourceRequirements::default()
+        };
+        Container {
+            name: self.name.to_string(),
+            restart_policy: self.restart.as_deref().map(str::to_owned),
+            resources: Some(resources).filter(|all| *all != ResourceRequirements::default()),
+            ports: Some(self.ports.to_vec()).filter(|ports| !ports.is_empty()),
+            ..Container::default()
+        }
+    }
+}
+
+/// The rest is like it where this is.
+impl Hash for ContainerInfo {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+        self.requests.hash(state);
+        self.limits.hash(state);
+    }
+}
+
+impl Claim {
+    fn to_volume(&self) -> Volume {
+        Volume {
+            name: self.name.to_string(),
+            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                claim_name: self.claim.to_string(),
+                read_only: self.read_only,
+            }),
+            ..Volume::default()
+        }
+    }
+}
+
+/// Takes the claims that have a name out of the volumes.
+fn take_claims(spec: &mut PodSpec) -> Box<[Claim]> {
+    let mut claims = Vec::new();
+    let mut rest = Vec::new();
+    let all = spec.volumes.take().into_iter().flatten();
+    for (at, volume) in all.enumerate() {
+        let Some(claim) = volume.persistent_volume_claim else {
+            rest.push(volume);
+            continue;
+        };
+        claims.push(Claim {
+            at: u32::try_from(at).unwrap_or(u32::MAX),
+            name: volume.name.into(),
+            claim: claim.claim_name.into(),
+            read_only: claim.read_only,
+        });
+    }
+    rest.shrink_to_fit();
+    spec.volumes = Some(rest).filter(|rest| !rest.is_empty());
+    claims.into()
+}
+
+/// What network plugins write on each pod differs from pod to pod, and concerns no scheduler.
+const NETWORKS: [&str; 5] = [
+    "cni.projectcalico.org/",
+    "k8s.ovn.org/",
+    "k8s.v1.cni.cncf.io/",
+    "ovn.kubernetes.io/",
+    "vpc.amazonaws.com/",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn object(pod: Value) -> PodObject {
+        PodObject::new(Arc::new(serde_json::from_value(pod).unwrap()))
+    }
+
+    fn slim(pod: Value) -> PodObject {
+        let mut object = object(pod);
+        object.slim();
+        object
+    }
+
+    /// All that is kept of a bound pod.
+    fn kept() -> Value {
+        let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": format!("c-{name}")}});
+        json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"labels": {"a": "1", "b/c": ""}, "annotations": {"x": "{}"},
+                "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30, "generation": 2,
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "s", "uid": "u",
+                    "controller": true, "blockOwnerDeletion": true}]},
+            "spec": {"schedulerName": "s", "priority": 1, "priorityClassName": "p",
+                "preemptionPolicy": "Never", "overhead": {"cpu": "1m"},
+                "resources": {"requests": {"cpu": "4"}},
+                "resourceClaims": [{"name": "r", "resourceClaimName": "n"}],
+                "affinity": {"podAffinity": {}, "podAntiAffinity": {}},
+                "initContainers": [
+                    {"name": "i", "resources": {"limits": {"memory": "1Gi"}}},
+                    {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "0.5"}}}],
+                "containers": [
+                    {"name": "m", "resources": {"requests": {"cpu": "1500m", "a.com/x": "1"},
+                        "limits": {"a.com/x": "1"}}},
+                    {"name": "n", "ports": [{"name": "p", "containerPort": 80, "hostPort": 8080,
+                        "hostIP": "1.2.3.4", "protocol": "UDP"}]}],
+                "volumes": [claim("a"), {"name": "e", "ephemeral": {}},
+                    {"name": "b", "persistentVolumeClaim": {"claimName": "c-b", "readOnly": true}},
+                    {"name": "d", "gcePersistentDisk": {"pdName": "disk"}}, claim("f")]},
+            "status": {"phase": "Running", "qosClass": "Burstable",
+                "conditions": [{"type": "DisruptionTarget", "status": "True"}]}})
+    }
+
+    #[test]
+    fn what_is_kept_apart_of_a_bound_pod_comes_back_as_it_was() {
+        let slim = slim(kept());
+        assert_eq!(serde_json::to_value(slim.to_pod()).unwrap(), kept());
+        let spec = slim.pod.spec.as_ref().unwrap();
+        assert!(spec.containers.is_empty() && spec.init_containers.is_none());
+        assert_eq!(slim.pod.metadata.labels, None);
+        assert_eq!(slim.pod.metadata.owner_references, None);
+        assert_eq!(slim.volumes().len(), 2, "without claims");
+    }
+
+    #[test]
+    fn what_is_its_own_or_concerns_nobody_is_dropped() {
+        let mut pod = kept();
+        for (part, more) in [
+            (
+                "metadata",
+                json!({"name": "n", "namespace": "ns", "uid": "u", "resourceVersion": "1"}),
+            ),
+            (
+                "spec",
+                json!({"nodeName": "n", "hostname": "h", "subdomain": "s", "tolerations": [{"operator": "Exists"}],
+                "serviceAccountName": "a", "nodeSelector": {"a": "b"}}),
+            ),
+            (
+                "status",
+                json!({"podIP": "10.0.0.1", "startTime": "2026-01-01T00:00:00Z"}),
+            ),
+        ] {
+            let more = more.as_object().unwrap().clone();
+            pod[part].as_object_mut().unwrap().extend(more);
+        }
+        pod["metadata"]["annotations"]["k8s.ovn.org/pod-networks"] = json!("{}");
+        pod["spec"]["affinity"]["nodeAffinity"] = json!({});
+        pod["spec"]["containers"][0]["image"] = json!("i");
+        let ports = &mut pod["spec"]["containers"][1]["ports"];
+        ports
+            .as_array_mut()
+            .unwrap()
+            .push(json!({"containerPort": 81}));
+        assert_eq!(slim(pod), slim(kept()));
+    }
+
+    #[test]
+    fn a_pod_that_waits_says_the_same_in_parts_and_whole() {
+        let (whole, slim) = (object(kept()), slim(kept()));
+        assert_eq!(serde_json::to_value(whole.to_pod()).unwrap(), kept());
+        for object in [&whole, &slim] {
+            assert_eq!(object.claims().collect::<Vec<_>>(), ["c-a", "c-b", "c-f"]);
+            assert_eq!(object.labels.get("b/c"), Some(""));
+            let containers = object.containers.iter();
+            let containers = containers.map(|it| (&*it.name, it.init, it.is_sidecar()));
+            let expected = [
+                ("i", true, false),
+                ("s", true, true),
+                ("m", false, false),
+                ("n", false, false),
+            ];
+            assert_eq!(containers.collect::<Vec<_>>(), expected);
+            assert_eq!(object.containers[2].requests.get("cpu"), Some("1500m"));
+            assert_eq!(object.containers[3].ports.len(), 1);
+        }
+        assert!(!whole.differs_for_scheduling(&object(kept())));
+        assert!(!slim.differs_for_scheduling(&self::slim(kept())));
+    }
+
+    #[test]
+    fn whatever_of_it_changes_another_thing_is_said() {
+        let changes: [fn(&mut Value); 7] = [
+            |pod| pod["metadata"]["labels"]["a"] = json!("2"),
+            |pod| pod["metadata"]["annotations"]["x"] = json!("[]"),
+            |pod| pod["metadata"]["ownerReferences"][0]["controller"] = json!(false),
+            |pod| pod["spec"]["containers"][0]["resources"]["limits"]["a.com/x"] = json!("2"),
+            |pod| pod["spec"]["initContainers"][0]["restartPolicy"] = json!("Always"),
+            |pod| pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = json!("other"),
+            |pod| pod["spec"]["priority"] = json!(2),
+        ];
+        for (at, change) in changes.into_iter().enumerate() {
+            let mut pod = kept();
+            change(&mut pod);
+            let (before, after) = (slim(kept()), slim(pod));
+            assert_ne!(before, after, "{at}");
+            assert!(before.differs_for_scheduling(&after), "{at}");
+        }
+    }
+}
