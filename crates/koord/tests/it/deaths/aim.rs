@@ -13,7 +13,7 @@ pub(super) enum Moment {
     PreBind,
     /// Some members of a gang are bound, and not all.
     InsideGang,
-    /// A write of a reservation, its status or one of its owners is on its way.
+    /// A write of a reservation or its status is on its way, or the word to a pod that it takes room of one.
     Reservation,
     /// Some time after its first write, while pods wait that will have a place.
     AnyTime,
@@ -34,6 +34,9 @@ const DECIDED: [&str; 4] = [
     "reservation-allocated",
     "bind-gang-group-id",
 ];
+
+/// What tells a pod which reservation it has room of.
+const ALLOTTED: &str = "scheduling.koordinator.sh/reservation-allocated";
 
 /// A moment, and which of those there are.
 #[derive(Debug, Clone, Copy)]
@@ -66,8 +69,9 @@ impl Aim {
 }
 
 impl Moment {
-    /// Whether a write may be the last at this moment. Of a gang's members it depends on the others.
-    pub(super) fn is(self, method: &Method, path: &str) -> bool {
+    /// Whether a write that says `body` may be the last at this moment. Of a gang's members it depends on the
+    /// others.
+    pub(super) fn is(self, method: &Method, path: &str, body: &str) -> bool {
         let binding = path.ends_with("/binding");
         match self {
             Self::Binding => binding,
@@ -75,10 +79,19 @@ impl Moment {
                 *method == Method::PATCH && pod_of(path).is_some_and(|pod| path.ends_with(pod))
             }
             Self::InsideGang => binding && gang_of(path).is_some(),
-            Self::Reservation => path.contains("/reservations/") || path.contains("/pods/web-"),
+            Self::Reservation => is_reservation(path) || allots(method, path, body),
             Self::AnyTime => false,
         }
     }
+}
+
+fn is_reservation(path: &str) -> bool {
+    path.contains("/reservations/")
+}
+
+/// Whether a write tells a pod which reservation it has room of.
+fn allots(method: &Method, path: &str, body: &str) -> bool {
+    *method == Method::PATCH && pod_of(path).is_some() && body.contains(ALLOTTED)
 }
 
 /// The pod that a path is about.
@@ -106,6 +119,7 @@ pub(super) fn object_of(path: &str) -> &str {
 pub(super) struct Last {
     pub(super) method: Method,
     pub(super) path: String,
+    pub(super) body: String,
     /// What the server said, which the leader never heard; `None` for a write that was lost.
     pub(super) answered: Option<http::StatusCode>,
     /// The object before and after.
@@ -126,7 +140,8 @@ impl Last {
     /// The write was of the kind that was meant; it was done, or was not.
     pub(super) fn check(&self, aim: Aim) {
         let what = format!("{} for {aim:?}", self.what());
-        assert!(aim.moment.is(&self.method, &self.path), "{what}");
+        let is = aim.moment.is(&self.method, &self.path, &self.body);
+        assert!(is, "{what}: {}", self.body);
         assert_eq!(self.answered.is_some(), aim.arrives, "{what}");
         let [before, after] = &self.object;
         let done = self.answered.is_some_and(|status| status.is_success());
@@ -149,7 +164,19 @@ impl Last {
                 let says = DECIDED.iter().any(decided);
                 assert!(says || !done, "{what}: {after}");
             }
-            Moment::Reservation | Moment::AnyTime => {}
+            Moment::Reservation if is_reservation(&self.path) => {
+                assert_eq!(after["kind"], "Reservation", "{what}: {after}");
+                assert!(before != after || !done, "{what}: nothing came of it");
+            }
+            Moment::Reservation => {
+                let allotted = |object: &Value| object["metadata"]["annotations"][ALLOTTED].clone();
+                let told = allotted(&serde_json::from_str(&self.body).unwrap());
+                assert_eq!(node(before), None, "{what}: told too late");
+                assert!(told.is_string(), "{what}: {}", self.body);
+                // Whoever died before may have told it the same.
+                assert!(!done || allotted(after) == told, "{what}: {after}");
+            }
+            Moment::AnyTime => {}
         }
         if aim.moment == Moment::InsideGang {
             let (_, size) = gang_of(&self.path).unwrap();

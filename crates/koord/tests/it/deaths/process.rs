@@ -71,13 +71,14 @@ impl Tap {
             return std::future::pending().await;
         }
         self.wrote.notify_one();
-        if !self.is_last(&method, &path).await {
+        let (request, body) = opened(request).await;
+        if !self.is_last(&method, &path, &body).await {
             return self.wire.serve(request).await;
         }
         self.wire.cut();
         drop(turn);
         // This call ends with the connection, and the connection with the process.
-        tokio::spawn(self.clone().shoot(request));
+        tokio::spawn(self.clone().shoot(request, body));
         std::future::pending().await
     }
 
@@ -86,8 +87,8 @@ impl Tap {
     }
 
     /// Whether the process shall die with this write.
-    async fn is_last(&self, method: &Method, path: &str) -> bool {
-        if !self.aim.moment.is(method, path) || self.spared() {
+    async fn is_last(&self, method: &Method, path: &str, body: &str) -> bool {
+        if !self.aim.moment.is(method, path, body) || self.spared() {
             return false;
         }
         if self.aim.moment == Moment::InsideGang {
@@ -101,8 +102,8 @@ impl Tap {
         self.counted.fetch_add(1, Ordering::SeqCst) + 1 == self.aim.at
     }
 
-    /// Kills the process with `request` on its way.
-    async fn shoot(self: Arc<Self>, request: Request<Body>) {
+    /// Kills the process with `request`, which says `body`, on its way.
+    async fn shoot(self: Arc<Self>, request: Request<Body>, body: String) {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let before = self.object(&path).await;
         let answered: Option<StatusCode> = match self.aim.arrives {
@@ -115,6 +116,7 @@ impl Tap {
             members: members(&self.pods().await, &path),
             method,
             path,
+            body,
             answered,
         };
         self.tell(status, Some(last)).await;
@@ -168,6 +170,14 @@ impl Tap {
             .unwrap()
             .items
     }
+}
+
+/// The request once more, and what it says.
+async fn opened(request: Request<Body>) -> (Request<Body>, String) {
+    let (head, body) = request.into_parts();
+    let bytes = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    (Request::from_parts(head, Body::from(bytes)), text)
 }
 
 fn bound(pods: &[Pod]) -> usize {
