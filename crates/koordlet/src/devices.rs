@@ -23,7 +23,7 @@ use koord_app::Clock;
 use koord_kube::api::PostParams;
 use koord_kube::informer::{ObjectKey, Store};
 use koord_kube::{Api, Client, Informer, ResourceExt, Scope, patch};
-use koord_model::device_report::{Found, MANAGER, Owner, Report, plan};
+use koord_model::device_report::{Detected, MANAGER, Owner, Report, plan};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -145,7 +145,7 @@ impl Reporter {
 }
 
 /// A device as people see it.
-fn shown(found: &Found) -> status::Device {
+fn shown(found: &Detected) -> status::Device {
     let info = &found.info;
     let place = info.topology.as_ref().map_or_else(String::new, |topology| {
         let node = match topology.node_id {
@@ -224,7 +224,7 @@ mod tests {
                 code: code.to_owned(),
                 message: message.to_owned(),
             });
-            let one = shown(&Found { info, health });
+            let one = shown(&Detected { info, health });
             (one.kind, one.minor, one.health, one.place)
         };
         let row = |kind: &str, minor, health: &str, place: &str| {

@@ -56,7 +56,7 @@ pub struct Health {
 
 /// A device that was found.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Found {
+pub struct Detected {
     /// What is reported of it, without conditions.
     pub info: DeviceInfo,
     /// What becomes its condition `Healthy`; without one it has none.
@@ -67,7 +67,7 @@ pub struct Found {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Report {
     /// The devices. Those without a minor are left out: nobody could be given one.
-    pub devices: Vec<Found>,
+    pub devices: Vec<Detected>,
     /// Labels, of [`OWN_LABELS`].
     pub labels: BTreeMap<String, String>,
     /// Annotations, of [`OWN_ANNOTATIONS`].
@@ -127,7 +127,7 @@ fn place(device: &DeviceInfo) -> (Option<&str>, Option<i32>, &str) {
     (type_, device.minor, &device.id)
 }
 
-fn described(found: &Found, known: &[DeviceInfo], now: &Time) -> DeviceInfo {
+fn described(found: &Detected, known: &[DeviceInfo], now: &Time) -> DeviceInfo {
     let mut info = found.info.clone();
     let before = known
         .iter()

@@ -52,7 +52,7 @@ use budget::Budget;
 use claim::{Change, Claim};
 use service::{Circumstances, Service};
 use std::collections::BTreeMap;
-use test::{Before, Found, Test};
+use test::{Before, Finding, Test};
 
 /// The longest time between two steps that counts.
 const MAX_STEP_MS: u64 = 5_000;
@@ -295,16 +295,16 @@ impl<K: Ord + Copy> Guard<K> {
             return;
         };
         let found = test.go_on(service, self.clock_ms, input.now_ms, &config);
-        if found != Found::Nothing {
+        if found != Finding::Nothing {
             self.tests.spend(test.pay(self.clock_ms));
         }
         match found {
-            Found::Nothing => self.test = Some(test),
-            Found::Lost => {
+            Finding::Nothing => self.test = Some(test),
+            Finding::Lost => {
                 service.tried.push(test.lever);
                 events.push(test.event(Kind::Ended));
             }
-            Found::Help(experiment) => {
+            Finding::Help(experiment) => {
                 service.last = Some(experiment);
                 let remembered = service.remembered.filter(|(lever, _)| *lever == test.lever);
                 let level = remembered.map_or(input.threshold, |(_, level)| level);
@@ -323,7 +323,7 @@ impl<K: Ord + Copy> Guard<K> {
                 let (before, after) = (experiment.before, experiment.after);
                 events.push(test.event(Kind::Helped { before, after }));
             }
-            Found::NoHelp(experiment) => {
+            Finding::NoHelp(experiment) => {
                 service.last = Some(experiment);
                 service.tried.push(test.lever);
                 let (before, after) = (experiment.before, experiment.after);

@@ -11,7 +11,7 @@ use koord_api::scheduling::{
 use koord_api::{Quantity, resources};
 use koord_host::Root;
 use koord_host::rdma::{Adapter, adapters};
-use koord_model::device_report::{Found, Report};
+use koord_model::device_report::{Detected, Report};
 
 /// Looks at the devices of a machine.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Finder {
     nvidia: Option<Nvidia>,
     rdma: bool,
     /// RDMA adapters as they were when they could be listed.
-    adapters: Vec<Found>,
+    adapters: Vec<Detected>,
 }
 
 impl Finder {
@@ -77,7 +77,7 @@ impl Finder {
     }
 }
 
-fn adapter(adapter: &Adapter) -> Found {
+fn adapter(adapter: &Adapter) -> Detected {
     let place = &adapter.place;
     let functions = adapter.functions.iter();
     let vfs: Vec<VirtualFunction> = functions
@@ -91,7 +91,7 @@ fn adapter(adapter: &Adapter) -> Found {
         ..VirtualFunctionGroup::default()
     };
     let has_functions = !group.vfs.is_empty();
-    Found {
+    Detected {
         info: DeviceInfo {
             id: place.address.clone(),
             minor: Some(adapter.minor),

@@ -7,7 +7,7 @@ use koord_api::{Quantity, labels, resources};
 use koord_host::nvml::{Gpu, Nvml, NvmlError, Xid};
 use koord_host::{Root, pci};
 use koord_model::device_report::xpu::label;
-use koord_model::device_report::{Found, Health, Report};
+use koord_model::device_report::{Detected, Health, Report};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ pub(super) struct Nvidia {
 #[derive(Debug)]
 struct Loaded {
     /// By address.
-    gpus: Vec<(String, Found)>,
+    gpus: Vec<(String, Detected)>,
     labels: BTreeMap<String, String>,
     wrong: Vec<Malformed>,
     troubles: Troubles,
@@ -144,7 +144,7 @@ impl Loaded {
             });
             (gpu.address.clone(), found(gpu, place))
         });
-        let gpus: Vec<(String, Found)> = gpus.collect();
+        let gpus: Vec<(String, Detected)> = gpus.collect();
         let troubles = Troubles::default();
         let stop = Arc::new(AtomicBool::new(false));
         if let Err(error) = watch(&nvml, addresses, &troubles, &stop, &mut wrong) {
@@ -174,7 +174,7 @@ impl Loaded {
             gpu
         });
         // Upstream says nothing of a machine on which the library finds no GPU.
-        let devices: Vec<Found> = devices.collect();
+        let devices: Vec<Detected> = devices.collect();
         let labels = if devices.is_empty() {
             BTreeMap::new()
         } else {
@@ -189,7 +189,7 @@ impl Loaded {
 }
 
 /// What is reported of a GPU; without a topology where sysfs does not tell its root complex.
-fn found(gpu: &Gpu, place: Option<pci::Place>) -> Found {
+fn found(gpu: &Gpu, place: Option<pci::Place>) -> Detected {
     let memory = i64::try_from(gpu.memory).unwrap_or(i64::MAX);
     let amounts = [
         (resources::GPU_CORE, Quantity::from_value(100)),
@@ -203,7 +203,7 @@ fn found(gpu: &Gpu, place: Option<pci::Place>) -> Found {
         pcie_id: place.root_complex,
         bus_id: place.address,
     });
-    Found {
+    Detected {
         info: DeviceInfo {
             id: gpu.uuid.clone(),
             minor: Some(gpu.minor),

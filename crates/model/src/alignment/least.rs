@@ -46,7 +46,7 @@ pub fn least(ask: &Ask, scope: Scope, mut free: Free<'_>, max_zones: i64) -> i64
     (score + if near { each / 2 } else { 0 }).max(0)
 }
 
-pub(super) struct Found {
+pub(super) struct Nearest {
     /// Ascending.
     pub(super) zones: Vec<usize>,
     /// Whether no set of as many zones of this node is nearer together.
@@ -55,7 +55,7 @@ pub(super) struct Found {
 
 /// The smallest set of zones with all of `wants`, and of those the one that is nearest together, the
 /// first in order of zones.
-pub(super) fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Option<Found> {
+pub(super) fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Option<Nearest> {
     for size in 1..=free.len() {
         if !could_hold(guaranteed, wants, free, size) {
             continue;
@@ -72,7 +72,7 @@ pub(super) fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Opti
         }
         if let Some((apart, zones)) = best {
             let near = apart == nearest_of_all;
-            return Some(Found { zones, near });
+            return Some(Nearest { zones, near });
         }
     }
     None

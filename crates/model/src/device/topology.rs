@@ -16,7 +16,7 @@ pub(super) struct Scope {
 
 /// GPUs of one scope that can serve a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct Located {
     pub(super) minors: Vec<u8>,
     /// How many scopes around them are in use already.
     used_scopes: u32,
@@ -68,18 +68,18 @@ impl Scope {
 
     /// The GPUs to take: from the smallest scope that has enough, of those from the one whose
     /// surroundings are used most already, of those (for shared GPUs) the one of best score.
-    pub(super) fn find(&self, search: &Search<'_>) -> Option<Found> {
+    pub(super) fn find(&self, search: &Search<'_>) -> Option<Located> {
         self.find_in(search, 0, 0)
     }
 
-    fn find_in(&self, search: &Search<'_>, depth: u32, used_scopes: u32) -> Option<Found> {
+    fn find_in(&self, search: &Search<'_>, depth: u32, used_scopes: u32) -> Option<Located> {
         let wanted = u32::try_from(search.need.count).unwrap_or(u32::MAX);
         if self.set.count_ones() < wanted {
             return None;
         }
         let depth = depth + 1;
         let used_scopes = used_scopes + u32::from(self.set & search.busy != 0);
-        let mut best: Option<Found> = None;
+        let mut best: Option<Located> = None;
         for scope in &self.within {
             let Some(found) = scope.find_in(search, depth, used_scopes) else {
                 continue;
@@ -118,7 +118,7 @@ impl Scope {
             }
             (minors(fit).take(search.need.count).collect(), -1)
         };
-        Some(Found {
+        Some(Located {
             minors: chosen,
             used_scopes,
             depth,

@@ -6,7 +6,7 @@
 //! "status": {"healthy": bool, "errCode", "errMessage"}}`, where everything that does not say `bool` is text.
 //! Source: Koordinator `pkg/koordlet/util/device.go`.
 
-use super::{Found, Health, Problem, Report};
+use super::{Detected, Health, Problem, Report};
 use koord_api::extension::{GpuPartition, GpuPartitionTable};
 use koord_api::scheduling::{DeviceInfo, DeviceTopology, DeviceType};
 use koord_api::{Quantity, annotations, labels, resources};
@@ -24,7 +24,7 @@ pub struct Card {
     /// Which it is.
     pub model: String,
     /// What is reported of it.
-    pub found: Found,
+    pub found: Detected,
     /// The sets of GPUs that it is wired with, itself included, and how; `None` where the file has no
     /// links.
     pub links: Option<Vec<(BTreeSet<i32>, String)>>,
@@ -195,7 +195,7 @@ impl Reader<'_> {
         Some(Card {
             vendor: self.text(map, "", "vendor"),
             model: self.text(map, "", "model"),
-            found: Found {
+            found: Detected {
                 info: DeviceInfo {
                     id: self.text(map, "", "uuid"),
                     minor: Some(number),

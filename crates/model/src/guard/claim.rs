@@ -13,7 +13,7 @@ const STEP: i64 = 5;
 
 /// Where a claim stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum Grip {
     /// The lever is held.
     Held,
     /// A graded lever is tried at a level that hurt.
@@ -54,7 +54,7 @@ pub(super) struct Claim {
     pub(super) bad: Option<i64>,
     pub(super) confirmed: bool,
     pub(super) hold_ms: u64,
-    stage: Stage,
+    grip: Grip,
     since_ms: u64,
     pub(super) began_ms: u64,
     pub(super) first: First,
@@ -94,7 +94,7 @@ impl Claim {
             bad: None,
             confirmed: known,
             hold_ms: first_hold(lever, known, config),
-            stage: Stage::Held,
+            grip: Grip::Held,
             since_ms: clock_ms,
             began_ms: clock_ms,
             first,
@@ -103,7 +103,7 @@ impl Claim {
 
     /// Whether the lever is let go now.
     pub(super) fn is_let_go(&self) -> bool {
-        self.stage == Stage::LetGo
+        self.grip == Grip::LetGo
     }
 
     /// Milliseconds until something is tried, by the clock of batch work.
@@ -115,8 +115,8 @@ impl Claim {
     /// One step of the clock. `hurt` says that the service suffered at the present level.
     pub(super) fn step(&mut self, clock_ms: u64, hurt: bool, config: &Config) -> Change {
         let passed = clock_ms.saturating_sub(self.since_ms);
-        match self.stage {
-            Stage::LetGo if hurt => {
+        match self.grip {
+            Grip::LetGo if hurt => {
                 let first = !self.confirmed;
                 self.hurt_at(100, clock_ms, config);
                 if first {
@@ -125,19 +125,19 @@ impl Claim {
                     Change::Hurt
                 }
             }
-            Stage::LetGo if passed >= config.watch_ms => match self.confirmed {
+            Grip::LetGo if passed >= config.watch_ms => match self.confirmed {
                 true => Change::Over,
                 false => Change::Chance,
             },
-            Stage::LetGo => Change::None,
-            Stage::Held | Stage::Trying if !self.lever.is_graded() => {
+            Grip::LetGo => Change::None,
+            Grip::Held | Grip::Trying if !self.lever.is_graded() => {
                 if passed < self.hold_ms {
                     return Change::None;
                 }
-                self.go(Stage::LetGo, 100, clock_ms);
+                self.go(Grip::LetGo, 100, clock_ms);
                 Change::Moved
             }
-            Stage::Held | Stage::Trying => self.graded(clock_ms, passed, hurt, config),
+            Grip::Held | Grip::Trying => self.graded(clock_ms, passed, hurt, config),
         }
     }
 
@@ -159,41 +159,37 @@ impl Claim {
             if passed < self.hold_ms {
                 return Change::None;
             }
-            self.go(Stage::LetGo, 100, clock_ms);
+            self.go(Grip::LetGo, 100, clock_ms);
             return Change::Moved;
         }
         if passed < config.raise_ms {
             return Change::None;
         }
         self.good = self.good.max(self.level);
-        let limit = match (self.stage, self.bad) {
-            (Stage::Trying, _) | (_, None) => {
+        let limit = match (self.grip, self.bad) {
+            (Grip::Trying, _) | (_, None) => {
                 // The level that hurt does not any more.
-                (self.bad, self.stage) = (None, Stage::Held);
+                (self.bad, self.grip) = (None, Grip::Held);
                 100
             }
             (_, Some(bad)) => (bad - STEP).max(self.floor),
         };
         if self.level < limit {
             let next = (self.level + STEP).min(limit);
-            let stage = if next >= 100 {
-                Stage::LetGo
-            } else {
-                Stage::Held
-            };
-            self.go(stage, next, clock_ms);
+            let grip = if next >= 100 { Grip::LetGo } else { Grip::Held };
+            self.go(grip, next, clock_ms);
             return Change::Moved;
         }
         if passed < self.hold_ms {
             return Change::None;
         }
         let next = self.bad.unwrap_or(100).min(self.level + 2 * STEP);
-        let stage = if next >= 100 {
-            Stage::LetGo
+        let grip = if next >= 100 {
+            Grip::LetGo
         } else {
-            Stage::Trying
+            Grip::Trying
         };
-        self.go(stage, next, clock_ms);
+        self.go(grip, next, clock_ms);
         Change::Moved
     }
 
@@ -203,7 +199,7 @@ impl Claim {
         let first = !self.confirmed;
         self.confirmed = true;
         let longest = longest_hold(self.lever, config);
-        let tried = self.stage != Stage::Held;
+        let tried = self.grip != Grip::Held;
         if first {
             self.hold_ms = first_hold(self.lever, true, config);
         } else if tried {
@@ -221,11 +217,11 @@ impl Claim {
             (level * 3 / 4).max(self.floor)
         };
         self.bad = self.lever.is_graded().then_some(level);
-        self.go(Stage::Held, next, clock_ms);
+        self.go(Grip::Held, next, clock_ms);
     }
 
-    fn go(&mut self, stage: Stage, level: i64, clock_ms: u64) {
-        (self.stage, self.level, self.since_ms) = (stage, level, clock_ms);
+    fn go(&mut self, grip: Grip, level: i64, clock_ms: u64) {
+        (self.grip, self.level, self.since_ms) = (grip, level, clock_ms);
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) struct Before {
 
 /// What a step of an experiment found.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Found {
+pub(super) enum Finding {
     /// It goes on.
     Nothing,
     /// It cannot be ended.
@@ -128,7 +128,7 @@ impl<K: Copy> Test<K> {
         clock_ms: u64,
         now_ms: u64,
         config: &Config,
-    ) -> Found {
+    ) -> Finding {
         let track = service.tracks.get(&self.signal);
         let fresh = track.filter(|track| track.whole && track.at_ms == now_ms);
         let expected = self.baseline.expect(self.signal, service.load);
@@ -138,7 +138,11 @@ impl<K: Copy> Test<K> {
         let after = self.after.stats();
         if after.len < config.test_samples {
             let late = clock_ms.saturating_sub(self.began_ms) > config.test_ms;
-            return if late { Found::Lost } else { Found::Nothing };
+            return if late {
+                Finding::Lost
+            } else {
+                Finding::Nothing
+            };
         }
         let drop = self.before.mean - after.mean;
         let error = self.before.error.hypot(after.error);
@@ -154,8 +158,8 @@ impl<K: Copy> Test<K> {
             at_ms: now_ms,
         };
         match helped {
-            true => Found::Help(experiment),
-            false => Found::NoHelp(experiment),
+            true => Finding::Help(experiment),
+            false => Finding::NoHelp(experiment),
         }
     }
 }

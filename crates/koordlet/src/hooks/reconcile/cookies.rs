@@ -13,7 +13,7 @@ use koord_model::core_sched::{Action, Cookies, Members, Task, Wanted};
 
 /// One container's processes.
 #[derive(Debug)]
-struct Found {
+struct Tasks {
     created: Option<Timestamp>,
     members: Members,
     at: Write,
@@ -24,7 +24,7 @@ struct Found {
 #[derive(Debug, Default)]
 pub(super) struct CookieKeeper {
     cookies: Cookies,
-    found: Vec<Found>,
+    found: Vec<Tasks>,
     /// Whether processes are looked at in this round.
     looks: bool,
     /// Whether there is nothing left to take off while no class is enabled.
@@ -82,7 +82,7 @@ impl CookieKeeper {
         };
         let mut at = at.clone();
         at.reason = said.by;
-        self.found.push(Found {
+        self.found.push(Tasks {
             created: pod.created,
             members: Members {
                 wanted: said.value.clone(),
