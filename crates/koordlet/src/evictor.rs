@@ -331,7 +331,7 @@ impl Worker {
             let asked = evict_pod(client, &eviction.namespace, &eviction.name, &options);
             match asked.await.map_err(failed)? {
                 EvictOutcome::Evicted => Ok(Outcome::Evicted),
-                EvictOutcome::Gone => Ok(Outcome::Gone),
+                EvictOutcome::Gone { .. } => Ok(Outcome::Gone),
                 EvictOutcome::Blocked {
                     message,
                     retry_after,

@@ -62,8 +62,13 @@ pub struct EvictOptions {
 pub enum EvictOutcome {
     /// The pod is being deleted.
     Evicted,
-    /// There is no such pod (any more), or it is another incarnation.
-    Gone,
+    /// There is no such pod (any more), or it is another incarnation. A webhook that denies the
+    /// eviction, and a resourceVersion of `delete_options` that is not the pod's, may be answered the
+    /// same way: who has to know looks at the pod.
+    Gone {
+        /// The server's reason.
+        message: String,
+    },
     /// A disruption budget or the server's load forbids it for now (429).
     Blocked {
         /// The server's reason.
@@ -129,9 +134,13 @@ pub async fn evict_pod(
         .unwrap_or_else(|_| Status::failure(&text, "Unknown"));
     status.code = code.as_u16();
     Ok(match status.code {
-        404 => EvictOutcome::Gone,
         // A uid precondition that does not hold is answered with a conflict.
-        409 if options.uid.is_some() => EvictOutcome::Gone,
+        409 if options.uid.is_some() => EvictOutcome::Gone {
+            message: status.message,
+        },
+        404 => EvictOutcome::Gone {
+            message: status.message,
+        },
         429 => {
             let after = status
                 .details
@@ -176,11 +185,15 @@ mod tests {
         assert_eq!(outcome(201, ok).await.unwrap(), EvictOutcome::Evicted);
         assert_eq!(
             outcome(404, json!({"message": "gone"})).await.unwrap(),
-            EvictOutcome::Gone
+            EvictOutcome::Gone {
+                message: "gone".to_owned()
+            }
         );
         assert_eq!(
             outcome(409, json!({"message": "uid"})).await.unwrap(),
-            EvictOutcome::Gone
+            EvictOutcome::Gone {
+                message: "uid".to_owned()
+            }
         );
         let budget = json!({"message": "disruption budget", "reason": "TooManyRequests",
             "details": {"retryAfterSeconds": 10}});

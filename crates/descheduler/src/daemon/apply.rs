@@ -106,7 +106,12 @@ async fn go((client, view): (&Client, &View), planned: &Move) -> Outcome {
             };
             match evict_pod(client, &pod.namespace, &pod.name, &options).await {
                 Ok(EvictOutcome::Evicted) => Ok("is evicted".to_owned()),
-                Ok(EvictOutcome::Gone) => Ok("was gone already".to_owned()),
+                // A webhook may deny it in the same words.
+                Ok(EvictOutcome::Gone { message }) => match super::stands(client, pod).await {
+                    Ok(false) => Ok("was gone already".to_owned()),
+                    Ok(true) => Err(format!("eviction: {message}")),
+                    Err(error) => Err(format!("eviction: {message}; {error}")),
+                },
                 Ok(EvictOutcome::Blocked { message, .. }) => Err(format!("eviction: {message}")),
                 Err(error) => Err(format!("eviction: {error}")),
             }

@@ -16,11 +16,11 @@ pub use shown::LastCycle;
 use crate::config::{Configuration, LeaderElection};
 use crate::framework::{Action, Framework, Intent, Plan};
 use crate::report::Report;
-use crate::state::Snapshot;
-use k8s_openapi::api::core::v1::ObjectReference;
+use crate::state::{PodInfo, Snapshot};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use koord_app::Context;
 use koord_app::metrics::register;
-use koord_kube::Client;
+use koord_kube::{Api, Client};
 use koord_kube::events::{EventClient, Recorder, Severity};
 use koord_kube::lease::{Election, ElectionError, LeaderElector, unique_identity};
 use parking_lot::Mutex;
@@ -323,6 +323,16 @@ impl Leader {
                 .event_with_action(regarding, normal, "Descheduled", "Evicting", said);
         }
     }
+}
+
+/// Whether `pod` is there and is not being deleted.
+async fn stands(client: &Client, pod: &PodInfo) -> Result<bool, koord_kube::Error> {
+    let pods = Api::<Pod>::namespaced(client.clone(), &pod.namespace);
+    let meta = pods.get_metadata_opt(&pod.name).await?;
+    Ok(meta.is_some_and(|found| {
+        found.metadata.uid.as_deref() == Some(&*pod.uid)
+            && found.metadata.deletion_timestamp.is_none()
+    }))
 }
 
 /// A pod, for events about it.

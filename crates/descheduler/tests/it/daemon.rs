@@ -77,7 +77,8 @@ impl Strategy for Stuck {
         self.cycles += 1;
         let snapshot = cycle.snapshot();
         let node: std::sync::Arc<str> = "hot".into();
-        cycle.note(Some(&node), format!("hot: cpu {}%", 70 + self.cycles % 20));
+        let said = format!("hot: cpu {}%", 70 + self.cycles % 20);
+        cycle.hot(&node, said, false);
         for pod in snapshot.active_on("hot") {
             let rule = if self.cycles < 180 {
                 "DaemonSet"

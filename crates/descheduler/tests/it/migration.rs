@@ -3,4 +3,5 @@
 mod cluster;
 mod deaths;
 pub(crate) mod jobs;
+mod refusals;
 mod wire;

@@ -132,7 +132,7 @@ pub(super) async fn send_write(
                 ..EvictOptions::default()
             };
             match evict_pod(client, &write.namespace, &write.name, &options).await {
-                Ok(EvictOutcome::Evicted | EvictOutcome::Gone) => {}
+                Ok(EvictOutcome::Evicted | EvictOutcome::Gone { .. }) => {}
                 Ok(EvictOutcome::Blocked { message, .. }) => {
                     return Err(WriteError {
                         gone: false,

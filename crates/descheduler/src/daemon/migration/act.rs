@@ -1,6 +1,6 @@
 //! Writes.
 
-use super::super::regarding;
+use super::super::{regarding, stands};
 use super::Controller;
 use crate::migration::evict::{self, Policy};
 use crate::migration::plugin::Migrations;
@@ -129,10 +129,12 @@ impl Controller {
 
     async fn reserve(&self, reservation: &Reservation, about: &About<'_>) -> Done {
         // Room is not held for a pod that a budget keeps where it is.
-        if let Some(pod) = about.pod
-            && self.policy(about) == Policy::Eviction
-            && let Some(why) = self.would_refuse(pod, about).await
-        {
+        let why = match (about.pod, self.policy(about)) {
+            (Some(pod), Policy::Eviction) => self.would_refuse(pod, about).await,
+            (Some(pod), Policy::Delete) => Self::options(about, pod).err(),
+            (Some(_), Policy::SoftEviction) | (None, _) => None,
+        };
+        if let Some((pod, why)) = about.pod.zip(why) {
             let message = format!("Pod \"{pod}\" would not be evicted: {why}");
             self.tell(about.job, true, reasons::FAILED_EVICT, message.clone());
             return Done::No(message);
@@ -162,28 +164,40 @@ impl Controller {
         Policy::of(pod, job, about.settings.policy)
     }
 
-    fn options(about: &About<'_>, pod: &PodInfo, dry_run: bool) -> EvictOptions {
+    /// How `pod` is evicted. Options with which nothing would be are refused: the API server would say again and again
+    /// that all went well.
+    fn options(about: &About<'_>, pod: &PodInfo) -> Result<EvictOptions, String> {
         let by_default = about.migrations.args.default_delete_options.as_ref();
-        EvictOptions {
-            uid: Some(pod.uid.to_string()),
-            delete_options: about
-                .job
-                .spec
-                .delete_options
-                .as_ref()
-                .or(by_default)
-                .cloned(),
-            dry_run,
-            ..EvictOptions::default()
+        let asked = about.job.spec.delete_options.as_ref().or(by_default);
+        let dry_run = asked.and_then(|options| options.dry_run.as_ref());
+        if let Some(parts) = dry_run.filter(|parts| !parts.is_empty()) {
+            return Err(format!(
+                "deleteOptions.dryRun {parts:?}: nothing would be evicted"
+            ));
         }
+        Ok(EvictOptions {
+            uid: Some(pod.uid.to_string()),
+            delete_options: asked.cloned(),
+            ..EvictOptions::default()
+        })
     }
 
     /// Why the eviction of `pod` would be refused now, as far as one can ask.
     async fn would_refuse(&self, pod: &PodInfo, about: &About<'_>) -> Option<String> {
-        let options = Self::options(about, pod, true);
+        let options = match Self::options(about, pod) {
+            Ok(options) => EvictOptions {
+                dry_run: true,
+                ..options
+            },
+            Err(why) => return Some(why),
+        };
         match evict_pod(&self.client, &pod.namespace, &pod.name, &options).await {
             Ok(EvictOutcome::Blocked { message, .. }) => Some(message),
-            Ok(EvictOutcome::Evicted | EvictOutcome::Gone) => None,
+            Ok(EvictOutcome::Evicted) => None,
+            Ok(EvictOutcome::Gone { message }) => match stands(&self.client, pod).await {
+                Ok(true) => Some(message),
+                Ok(false) | Err(_) => None,
+            },
             Err(error) if is_status(&error, 403) => Some(error.to_string()),
             // Some webhooks cannot be asked this way.
             Err(error) => {
@@ -242,22 +256,33 @@ impl Controller {
     }
 
     async fn evict_politely(&self, pod: &PodInfo, about: &About<'_>) -> Result<(), String> {
-        let options = Self::options(about, pod, false);
-        match evict_pod(&self.client, &pod.namespace, &pod.name, &options).await {
-            Ok(EvictOutcome::Evicted | EvictOutcome::Gone) => Ok(()),
-            Ok(EvictOutcome::Blocked { message, .. }) => Err(message),
-            Err(error) => Err(error.to_string()),
+        let options = Self::options(about, pod)?;
+        let why = match evict_pod(&self.client, &pod.namespace, &pod.name, &options).await {
+            Ok(EvictOutcome::Evicted) => "the API server agreed, and the pod stays".to_owned(),
+            Ok(EvictOutcome::Gone { message } | EvictOutcome::Blocked { message, .. }) => message,
+            Err(error) => error.to_string(),
+        };
+        self.goes(pod, why).await
+    }
+
+    /// Whether `pod` goes, or is gone, whatever the answer to its eviction was: a webhook may deny it in the words for a
+    /// pod that is not there, and an answer may be lost.
+    async fn goes(&self, pod: &PodInfo, why: String) -> Result<(), String> {
+        match stands(&self.client, pod).await {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(why),
+            Err(error) => Err(format!("{why}; {error}")),
         }
     }
 
     async fn delete(&self, pod: &PodInfo, about: &About<'_>) -> Result<(), String> {
-        let options = Self::options(about, pod, false).delete_options;
+        let options = Self::options(about, pod)?.delete_options;
         let params = delete_params(options.unwrap_or_default(), pod)?;
-        match self.pods(&pod.namespace).delete(&pod.name, &params).await {
-            Ok(_) => Ok(()),
-            Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(()),
-            Err(error) => Err(error.to_string()),
-        }
+        let why = match self.pods(&pod.namespace).delete(&pod.name, &params).await {
+            Ok(_) => "the API server agreed, and the pod stays".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        self.goes(pod, why).await
     }
 
     async fn ask(&self, pod: &PodInfo, about: &About<'_>) -> Result<(), String> {
@@ -292,7 +317,7 @@ fn delete_params(options: DeleteOptions, pod: &PodInfo) -> Result<DeleteParams, 
         .preconditions
         .and_then(|asked| asked.resource_version);
     Ok(DeleteParams {
-        dry_run: options.dry_run.is_some_and(|parts| !parts.is_empty()),
+        dry_run: false,
         grace_period_seconds: grace,
         propagation_policy: policy,
         preconditions: Some(Preconditions {

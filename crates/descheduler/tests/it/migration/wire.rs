@@ -12,7 +12,7 @@ use kube::client::Body;
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
@@ -34,8 +34,12 @@ pub(super) struct Eviction {
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) evictions: Mutex<Vec<Eviction>>,
+    /// How many evictions were asked for, those that were refused among them.
+    pub(super) asked: AtomicUsize,
     /// Whether a webhook denies evictions.
     pub(super) denies: AtomicBool,
+    /// With which code it does; 403 when this is 0.
+    pub(super) code: AtomicU16,
     late: Mutex<Option<Late>>,
     /// Late writes that came in the end, and what was said to them.
     pub(super) came: Mutex<Vec<(String, StatusCode)>>,
@@ -192,10 +196,15 @@ impl Wire {
     ) -> Result<Response<axum::body::Body>, BoxError> {
         let pod = head.uri.path().strip_suffix("/eviction");
         let pod = pod.map(|path| path.rsplit('/').next().unwrap_or_default().to_owned());
+        if pod.is_some() {
+            self.seen.asked.fetch_add(1, Ordering::SeqCst);
+        }
         if pod.is_some() && self.seen.denies.load(Ordering::SeqCst) {
-            let status = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
+            let code = Some(self.seen.code.load(Ordering::SeqCst)).filter(|code| *code > 0);
+            let code = StatusCode::from_u16(code.unwrap_or(403))?;
+            let status = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code.as_u16(),
                 "reason": "Forbidden", "message": "admission webhook \"guard\" denied the request: not today"});
-            let answer = Response::builder().status(StatusCode::FORBIDDEN);
+            let answer = Response::builder().status(code);
             return Ok(answer.body(axum::body::Body::from(serde_json::to_vec(&status)?))?);
         }
         let dry = String::from_utf8_lossy(&bytes).contains("dryRun");

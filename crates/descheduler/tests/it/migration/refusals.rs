@@ -1,0 +1,82 @@
+//! Evictions that come to nothing, whatever the API server says.
+
+use super::cluster::{Cluster, name_of};
+use super::wire::Fuse;
+use k8s_openapi::api::core::v1::Pod;
+use koord_kube::patch;
+use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
+
+fn quick() -> Value {
+    json!({"objectLimiters": {"workload": {"duration": "0s"}}, "evictQPS": 100, "evictBurst": 10,
+        "maxMigratingPerWorkload": 1})
+}
+
+/// Job `name` of the cluster's first pod ends by its time to live of a minute for `why`, and the pod is as it was. It was
+/// tried now and then, and never said to have gone.
+async fn fails(cluster: &Cluster, name: &str, spec: Value, why: &str) {
+    let pod = cluster.pods().await.remove(0);
+    let before = cluster.seen.asked.load(Ordering::SeqCst);
+    let mut spec = spec;
+    spec["ttl"] = "1m".into();
+    cluster.ask(name, &name_of(&pod), spec).await;
+    let (phase, reason, message) = cluster.end_of(name).await;
+    let end = (phase.as_str(), reason.as_str());
+    assert_eq!(end, ("Failed", "Timeout"), "{name}: {message}");
+    assert!(message.contains(why), "{name}: {message}");
+    let now = cluster.of::<Pod>().get(&name_of(&pod)).await.unwrap();
+    assert_eq!(now.metadata.uid, pod.metadata.uid, "{name}");
+    assert_eq!(now.metadata.deletion_timestamp, None, "{name}");
+    assert!(cluster.reservations().await.is_empty(), "{name}");
+    let asked = cluster.seen.asked.load(Ordering::SeqCst) - before;
+    assert!(asked <= 10, "{name}: asked {asked} times");
+    let told = cluster.events().await;
+    assert!(
+        !told.iter().any(|reason| reason == "Descheduled"),
+        "{name}: {told:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_in_the_words_for_a_pod_that_is_gone_is_a_refusal() {
+    let cluster = Cluster::start(1).await;
+    let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
+    cluster.seen.denies.store(true, Ordering::SeqCst);
+    for code in [404, 409] {
+        cluster.seen.code.store(code, Ordering::SeqCst);
+        for mode in ["ReservationFirst", "EvictDirectly"] {
+            let name = format!("{code}-{}", mode.to_lowercase());
+            fails(&cluster, &name, json!({"mode": mode}), "not today").await;
+        }
+    }
+    cluster.seen.denies.store(false, Ordering::SeqCst);
+    let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
+    assert!(!metrics.contains(r#"result="success""#), "{metrics}");
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn delete_options_with_which_nothing_goes_are_a_refusal() {
+    let cluster = Cluster::start(1).await;
+    let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
+    let stale = json!({"preconditions": {"resourceVersion": "1"}});
+    let dry = json!({"dryRun": ["All"]});
+    for policy in ["Eviction", "Delete"] {
+        for pod in cluster.pods().await {
+            let label = json!({"metadata": {"labels": {"koordinator.sh/evict-policy": policy}}});
+            patch::merge(&cluster.of::<Pod>(), &name_of(&pod), &label)
+                .await
+                .unwrap();
+        }
+        for (what, options, why) in [("stale", &stale, "recondition"), ("dry", &dry, "dryRun")] {
+            let name = format!("{what}-{}", policy.to_lowercase());
+            let spec = json!({"mode": "EvictDirectly", "deleteOptions": options});
+            fails(&cluster, &name, spec, why).await;
+        }
+        let name = format!("held-{}", policy.to_lowercase());
+        fails(&cluster, &name, json!({"deleteOptions": dry}), "dryRun").await;
+    }
+    let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
+    assert!(!metrics.contains(r#"result="success""#), "{metrics}");
+    running.stop().await;
+}
