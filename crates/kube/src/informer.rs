@@ -4,8 +4,10 @@
 
 mod either;
 mod objects;
+mod readable;
 mod text;
 
+pub use readable::{Readable, Unread};
 pub use text::Text;
 
 use futures::stream::BoxStream;

@@ -23,5 +23,5 @@ mod testing;
 pub mod tls;
 pub mod webhook;
 
-pub use informer::{Change, Informer, Mirrored, ObjectKey, Scope, Store, Text};
+pub use informer::{Change, Informer, Mirrored, ObjectKey, Readable, Scope, Store, Text, Unread};
 pub use kube::{Api, Client, Error, ResourceExt, api, core as kube_core};

@@ -1,8 +1,10 @@
 //! All PodMigrationJobs, those included that this process has written and not seen again yet.
 
+use super::kept::Kept;
 use super::mirror::Mirror;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::scheduling::PodMigrationJob;
-use koord_kube::ObjectKey;
+use koord_kube::{ObjectKey, Unread};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -14,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Jobs {
-    mirror: Mirror<PodMigrationJob>,
+    mirror: Mirror<Kept<PodMigrationJob>>,
     /// By name: what is newer than the mirror.
     newer: Arc<Newer>,
 }
@@ -44,12 +46,11 @@ impl Newer {
         }
     }
 
-    /// `job` is gone.
-    pub(super) fn forget(&self, job: &PodMigrationJob) {
+    /// The job with this `meta` is gone.
+    pub(super) fn forget(&self, meta: &ObjectMeta) {
         let mut all = self.0.lock();
-        let name = job.metadata.name.as_deref().unwrap_or_default();
-        let same =
-            |(_, known): &(Instant, Arc<PodMigrationJob>)| known.metadata.uid == job.metadata.uid;
+        let name = meta.name.as_deref().unwrap_or_default();
+        let same = |(_, known): &(Instant, Arc<PodMigrationJob>)| known.metadata.uid == meta.uid;
         if all.get(name).is_some_and(same) {
             all.remove(name);
         }
@@ -57,7 +58,7 @@ impl Newer {
 }
 
 impl Jobs {
-    pub(super) fn new(mirror: Mirror<PodMigrationJob>, newer: Arc<Newer>) -> Self {
+    pub(super) fn new(mirror: Mirror<Kept<PodMigrationJob>>, newer: Arc<Newer>) -> Self {
         Self { mirror, newer }
     }
 
@@ -69,16 +70,26 @@ impl Jobs {
         &self.newer
     }
 
-    /// All of them, by name.
+    /// Those that cannot be read.
+    pub(super) fn unread(&self) -> Vec<Arc<Unread>> {
+        let all = self.mirror.store.list().into_iter();
+        all.filter_map(|kept| kept.unread().cloned()).collect()
+    }
+
+    /// The one of this name, as the mirror has it.
+    fn seen(&self, name: &str) -> Option<Arc<PodMigrationJob>> {
+        let kept = self.mirror.store.get(&ObjectKey::new("", name))?;
+        kept.object().cloned()
+    }
+
+    /// All of them that can be read, by name.
     pub(super) fn all(&self) -> Vec<Arc<PodMigrationJob>> {
-        let mut jobs = self.mirror.store.list();
+        let jobs = self.mirror.store.list().into_iter();
+        let mut jobs: Vec<_> = jobs.filter_map(|kept| kept.object().cloned()).collect();
         let mut newer = self.newer.0.lock();
-        newer.retain(|name, (since, job)| {
-            let key = ObjectKey::new("", name.as_str());
-            match self.mirror.store.get(&key) {
-                Some(seen) => version(&seen) < version(job),
-                None => since.elapsed() < PATIENCE,
-            }
+        newer.retain(|name, (since, job)| match self.seen(name) {
+            Some(seen) => version(&seen) < version(job),
+            None => since.elapsed() < PATIENCE,
         });
         if !newer.is_empty() {
             let seen = |job: &Arc<PodMigrationJob>| {
@@ -95,7 +106,7 @@ impl Jobs {
 
     /// The one of this name.
     pub(super) fn get(&self, name: &str) -> Option<Arc<PodMigrationJob>> {
-        let seen = self.mirror.store.get(&ObjectKey::new("", name));
+        let seen = self.seen(name);
         let newer = self.newer.0.lock().get(name).map(|(_, job)| job.clone());
         [seen, newer]
             .into_iter()

@@ -38,7 +38,7 @@ use koord_app::Clock;
 use koord_kube::api::{DeleteParams, ListParams};
 use koord_kube::events::Recorder;
 use koord_kube::patch::{is_conflict, is_not_found};
-use koord_kube::{Api, Client, Error};
+use koord_kube::{Api, Client, Error, Readable};
 use parking_lot::Mutex;
 use prometheus::{IntCounterVec, IntGaugeVec};
 use rustc_hash::FxHashMap;
@@ -77,6 +77,8 @@ pub(super) struct Controller {
     counts: Counts,
     /// By name of the job.
     troubles: Mutex<FxHashMap<String, Trouble>>,
+    /// By name of a job that cannot be read: the version of which that was told.
+    unread: Mutex<FxHashMap<String, String>>,
 }
 
 /// Why a job does not go on.
@@ -115,6 +117,7 @@ impl Controller {
             clock,
             counts,
             troubles: Mutex::default(),
+            unread: Mutex::default(),
         }
     }
 
@@ -157,16 +160,16 @@ impl Controller {
         let (_, (), ()) = tokio::join!(workers, Box::pin(self.arbitrate()), self.sweep());
     }
 
-    /// Asks the API server for all jobs.
+    /// Asks the API server for all jobs. Those that cannot be read are told of elsewhere.
     async fn refresh(&self) -> Result<(), Error> {
-        let list = self.jobs().list(&ListParams::default()).await;
-        let jobs = match list {
+        let jobs = Api::<Readable<PodMigrationJob>>::all(self.client.clone());
+        let jobs = match jobs.list(&ListParams::default()).await {
             Ok(list) => list.items,
             // No such kind.
             Err(error) if is_not_found(&error) => Vec::new(),
             Err(error) => return Err(error),
         };
-        for job in &jobs {
+        for job in jobs.iter().filter_map(|job| job.0.as_ref().ok()) {
             self.view.jobs.newer().learn(job);
         }
         Ok(())
@@ -278,9 +281,18 @@ impl Controller {
             false => self.pod(Some(&job.spec.pod_ref)).await.map_err(text)?,
         };
         let waits = stage(job) == Stage::Waiting;
+        let due = step::deadline(job).is_some_and(|due| self.clock.now() >= due);
         let reserved = match waits || (ended && !self.may_hold_room(job)) {
             true => None,
-            false => self.reservation(job).await.map_err(text)?,
+            false => match self.reservation(job).await {
+                Ok(reserved) => reserved,
+                // It ends all the same.
+                Err(why) if due => {
+                    tracing::warn!(job = job.metadata.name, error = why, "a job is over");
+                    None
+                }
+                Err(why) => return Err(why),
+            },
         };
         let bound = step::bound(job, reserved.as_ref());
         let bound = self.pod(bound).await.map_err(text)?;
@@ -347,12 +359,16 @@ impl Controller {
         }
     }
 
-    async fn reservation(&self, job: &PodMigrationJob) -> Result<Option<Reservation>, Error> {
+    async fn reservation(&self, job: &PodMigrationJob) -> Result<Option<Reservation>, String> {
         let name = reservation::name(job);
         if name.is_empty() {
             return Ok(None);
         }
-        self.reservations().get_opt(&name).await
+        let all = Api::<Readable<Reservation>>::all(self.client.clone());
+        let found = all.get_opt(&name).await;
+        let found = found.map_err(|error| error.to_string())?;
+        let found = found.map(|read| read.0).transpose();
+        found.map_err(|unread| format!("Reservation {name} cannot be read: {unread}"))
     }
 
     /// Deletes the reservation of a job that is gone.

@@ -4,6 +4,7 @@
 mod apply;
 mod desk;
 mod jobs;
+mod kept;
 mod migration;
 mod mirror;
 mod quiet;
@@ -20,9 +21,9 @@ use crate::state::{PodInfo, Snapshot};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use koord_app::Context;
 use koord_app::metrics::register;
-use koord_kube::{Api, Client};
 use koord_kube::events::{EventClient, Recorder, Severity};
 use koord_kube::lease::{Election, ElectionError, LeaderElector, unique_identity};
+use koord_kube::{Api, Client};
 use parking_lot::Mutex;
 use prometheus::{
     Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, exponential_buckets,

@@ -2,6 +2,7 @@
 
 use super::desk::Hub;
 use super::jobs::{Jobs, Newer};
+use super::kept::Kept;
 use super::mirror::Mirror;
 use super::workloads::Workloads;
 use crate::migration::{Stage, stage};
@@ -24,8 +25,8 @@ pub(super) struct View {
     shapes: Arc<Shapes>,
     nodes: Mirror<NodeInfo>,
     pods: Mirror<Seen>,
-    usage: Mirror<NodeUsage>,
-    reservations: Mirror<Reservation>,
+    usage: Mirror<Kept<NodeUsage>>,
+    reservations: Mirror<Kept<Reservation>>,
     /// All jobs.
     pub(super) jobs: Jobs,
     workloads: Workloads,
@@ -150,25 +151,38 @@ impl View {
         let usage = Informer::start_kept(
             client,
             scope,
-            move |metric: NodeMetric| NodeUsage::new(metric, of.table()),
+            move |read| {
+                Kept::of(read, |metric: NodeMetric| {
+                    NodeUsage::new(metric, of.table())
+                })
+            },
             stop,
         );
-        let start = all();
-        let jobs = Informer::start(start.0, start.1, start.2);
+        let (client, scope, stop) = all();
+        let as_it_is = |read| Kept::of(read, |job: PodMigrationJob| job);
+        let jobs = Informer::start_kept(client, scope, as_it_is, stop);
         let newer = Arc::new(Newer::default());
         let (told, known) = (hub.clone(), newer.clone());
-        let jobs = Mirror::told(jobs, move |change: Change<PodMigrationJob>| match change {
-            Change::Applied { new, .. } => told.job(&new),
-            Change::Deleted(job) => {
-                known.forget(&job);
-                told.gone(&job);
+        let jobs = Mirror::told(jobs, move |change| match change {
+            Change::Applied { new, .. } => {
+                if let Kept::Object(job) = &*new {
+                    told.job(job);
+                }
             }
+            Change::Deleted(gone) => match &*gone {
+                Kept::Object(job) => {
+                    known.forget(&job.metadata);
+                    told.gone(job);
+                }
+                Kept::Unread(unread) => known.forget(&unread.metadata),
+            },
             Change::Synced => {}
         });
-        let start = all();
-        let reservations = Informer::start(start.0, start.1, start.2);
+        let (client, scope, stop) = all();
+        let as_it_is = |read| Kept::of(read, |reservation: Reservation| reservation);
+        let reservations = Informer::start_kept(client, scope, as_it_is, stop);
         let told = hub.clone();
-        let reservations = Mirror::told(reservations, move |change: Change<Reservation>| {
+        let reservations = Mirror::told(reservations, move |change: Change<Kept<Reservation>>| {
             if let Change::Applied { new, .. } | Change::Deleted(new) = change {
                 told.reservation(new.names().1);
             }
@@ -221,7 +235,8 @@ impl View {
 
     /// The reservation of this name, as last seen.
     pub(super) fn reservation(&self, name: &str) -> Option<Arc<Reservation>> {
-        self.reservations.store.get(&ObjectKey::new("", name))
+        let found = self.reservations.store.get(&ObjectKey::new("", name))?;
+        found.object().cloned()
     }
 
     /// As it stands at `now`.
@@ -234,6 +249,7 @@ impl View {
         let mut snapshot = Snapshot::empty(now, self.shapes.table().clone())
             .with(self.nodes.store.list(), pods.collect());
         let usage = self.usage.store.list().into_iter();
+        let usage = usage.filter_map(|kept| kept.object().cloned());
         snapshot.usage = usage.map(|usage| (usage.name.clone(), usage)).collect();
         snapshot.budgets = self.budgets.store.list();
         let namespaces = self.namespaces.store.list().into_iter();

@@ -3,5 +3,6 @@
 mod cluster;
 mod deaths;
 pub(crate) mod jobs;
+mod malformed;
 mod refusals;
 mod wire;

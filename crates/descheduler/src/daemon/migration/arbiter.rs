@@ -11,12 +11,15 @@ use koord_api::scheduling::pod_migration_job_reasons as reasons;
 use koord_kube::Error;
 use koord_kube::api::PostParams;
 use koord_kube::patch::is_conflict;
+use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// `reason` of the event that says what a job waits for.
 const WAITING: &str = "WaitForArbitration";
+/// `reason` of the event that says that a job cannot be read.
+const UNREADABLE: &str = "Unreadable";
 
 impl Controller {
     pub(super) async fn arbitrate(&self) {
@@ -25,6 +28,7 @@ impl Controller {
         let every = every.unwrap_or_default().max(Duration::from_millis(10));
         loop {
             self.count_phases();
+            self.tell_of_unread();
             let jobs = self.view.jobs.all();
             if jobs.iter().any(|job| stage(job) == Stage::Waiting) {
                 self.round().await;
@@ -47,6 +51,28 @@ impl Controller {
         for (phase, count) in counts {
             self.counts.phases.with_label_values(&[phase]).set(count);
         }
+    }
+
+    /// Tells of every job that cannot be read, once of each version.
+    fn tell_of_unread(&self) {
+        let unread = self.view.jobs.unread();
+        let mut told = self.unread.lock();
+        let mut now = FxHashMap::default();
+        for one in unread {
+            let meta = &one.metadata;
+            let name = meta.name.clone().unwrap_or_default();
+            let version = meta.resource_version.clone().unwrap_or_default();
+            if told.get(&name) != Some(&version) {
+                let job = PodMigrationJob {
+                    metadata: meta.clone(),
+                    ..PodMigrationJob::default()
+                };
+                let text = format!("it cannot be read, and nothing is done for it: {one}");
+                self.tell(&job, true, UNREADABLE, text);
+            }
+            now.insert(name, version);
+        }
+        *told = now;
     }
 
     /// Judges every job that waits, once.

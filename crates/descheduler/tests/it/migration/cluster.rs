@@ -202,19 +202,11 @@ impl Cluster {
     }
 
     pub(super) async fn jobs(&self) -> Vec<PodMigrationJob> {
-        self.all::<PodMigrationJob>()
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items
+        super::wire::all(&self.client).await
     }
 
     pub(super) async fn reservations(&self) -> Vec<Reservation> {
-        self.all::<Reservation>()
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items
+        super::wire::all(&self.client).await
     }
 
     /// Reasons of all events.
@@ -411,11 +403,7 @@ impl World {
     /// Reservations get a node that is not the pod's; pods that of a reservation for their controller.
     async fn schedule(&self) {
         let reservations = Api::<Reservation>::all(self.client.clone());
-        let mut held = reservations
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items;
+        let mut held = super::wire::all::<Reservation>(&self.client).await;
         for (at, one) in held.iter_mut().enumerate() {
             if one
                 .status

@@ -7,10 +7,13 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use koord_api::scheduling::{PodMigrationJob, Reservation, ReservationPhase};
 use koord_kube::api::ListParams;
-use koord_kube::{Api, Client};
+use koord_kube::kube_core::Resource;
+use koord_kube::{Api, Client, Readable};
 use kube::client::Body;
 use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -150,6 +153,19 @@ impl Fuse {
     }
 }
 
+/// All objects that can be read.
+pub(super) async fn all<K>(client: &Client) -> Vec<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let all = Api::<Readable<K>>::all(client.clone());
+    let list = all.list(&ListParams::default()).await.unwrap();
+    list.items
+        .into_iter()
+        .filter_map(|one| one.0.ok())
+        .collect()
+}
+
 /// The API server behind a fuse.
 #[derive(Clone)]
 pub(super) struct Wire {
@@ -163,11 +179,8 @@ pub(super) struct Wire {
 impl Wire {
     /// Whether a reservation that nobody has used holds room for what replaces `pod`.
     async fn is_reserved(&self, name: &str) -> bool {
-        let all = ListParams::default();
-        let jobs = Api::<PodMigrationJob>::all(self.client.clone());
-        let jobs = jobs.list(&all).await.unwrap().items;
-        let held = Api::<Reservation>::all(self.client.clone());
-        let held = held.list(&all).await.unwrap().items;
+        let jobs = all::<PodMigrationJob>(&self.client).await;
+        let held = all::<Reservation>(&self.client).await;
         let of = |job: &&PodMigrationJob| {
             let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
             job.spec.pod_ref.name.as_deref() == Some(name)

@@ -1,0 +1,121 @@
+//! Objects that need not be what their kind says.
+//!
+//! Definitions of custom resources promise less than types of Rust: a duration there is any text. One
+//! such object must not hide all others of a list.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer};
+use serde_json::Value;
+use std::borrow::Cow;
+
+/// An object, or what can be said of one that cannot be read. Lists and watches of it go on where
+/// those of `K` fail.
+#[derive(Debug, Clone)]
+pub struct Readable<K>(pub Result<K, Box<Unread>>);
+
+/// An object that cannot be read.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{problem}")]
+pub struct Unread {
+    /// Its metadata; empty if these are what cannot be read.
+    pub metadata: ObjectMeta,
+    /// Field, and what is wrong with its value.
+    pub problem: String,
+}
+
+impl<'de, K: DeserializeOwned> Deserialize<'de> for Readable<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        if let Ok(object) = K::deserialize(&value) {
+            return Ok(Self(Ok(object)));
+        }
+        // Once more, slowly, for the place of the mistake.
+        let read = serde_path_to_error::deserialize::<_, K>(&value);
+        Ok(Self(read.map_err(|error| {
+            let metadata = value.get("metadata").map(ObjectMeta::deserialize);
+            let problem = match error.path().to_string().as_str() {
+                "." => error.inner().to_string(),
+                path => format!("{path}: {}", error.inner()),
+            };
+            Box::new(Unread {
+                metadata: metadata.and_then(Result::ok).unwrap_or_default(),
+                problem,
+            })
+        })))
+    }
+}
+
+impl<K: Resource> Resource for Readable<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn kind(of: &K::DynamicType) -> Cow<'_, str> {
+        K::kind(of)
+    }
+    fn group(of: &K::DynamicType) -> Cow<'_, str> {
+        K::group(of)
+    }
+    fn version(of: &K::DynamicType) -> Cow<'_, str> {
+        K::version(of)
+    }
+    fn plural(of: &K::DynamicType) -> Cow<'_, str> {
+        K::plural(of)
+    }
+    fn meta(&self) -> &ObjectMeta {
+        match &self.0 {
+            Ok(object) => object.meta(),
+            Err(unread) => &unread.metadata,
+        }
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match &mut self.0 {
+            Ok(object) => object.meta_mut(),
+            Err(unread) => &mut unread.metadata,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_api::scheduling::PodMigrationJob;
+    use kube::core::ObjectList;
+    use serde_json::json;
+
+    #[test]
+    fn one_that_cannot_be_read_hides_no_other() {
+        let job = |name: &str, spec: Value| {
+            json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "PodMigrationJob",
+                "metadata": {"name": name, "uid": name}, "spec": spec})
+        };
+        let template = json!({"podRef": {}, "reservationOptions": {"template": {"metadata": 7}}});
+        let list = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "PodMigrationJobList",
+        "metadata": {"resourceVersion": "7"}, "items": [
+            job("a", json!({"podRef": {}, "ttl": "5m"})),
+            job("b", json!({"podRef": {}, "ttl": "5 minutes"})),
+            job("c", template),
+        ]});
+        let list: ObjectList<Readable<PodMigrationJob>> =
+            serde_json::from_str(&list.to_string()).unwrap();
+        let read: Vec<_> = list
+            .items
+            .iter()
+            .map(|one| {
+                let problem = one.0.as_ref().err().map(ToString::to_string);
+                (
+                    one.meta().name.as_deref().unwrap(),
+                    problem.unwrap_or_default(),
+                )
+            })
+            .collect();
+        assert_eq!(read[0], ("a", String::new()));
+        assert_eq!(read[1].0, "b");
+        let (field, value) = read[1].1.split_once(": ").unwrap();
+        assert_eq!(field, "spec.ttl");
+        assert!(value.contains("\"5 minutes\" has unknown unit"), "{value}");
+        assert_eq!(read[2].0, "c");
+        let (field, _) = read[2].1.split_once(": ").unwrap();
+        assert_eq!(field, "spec.reservationOptions.template.metadata");
+    }
+}
