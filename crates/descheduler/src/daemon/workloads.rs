@@ -27,6 +27,8 @@ use tokio_util::sync::CancellationToken;
 
 /// So long an answer about a scale is believed.
 const LIFE: Duration = Duration::from_secs(30);
+/// So long it is believed that one cannot be had.
+const DOUBT: Duration = Duration::from_secs(3);
 /// So long a kind may take that is followed anew; afterwards its workloads are unknown for now.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Questions about scales at a time.
@@ -138,7 +140,7 @@ impl Mirrored for Controller {
     }
 }
 
-/// When a scale was asked for, and the answer.
+/// Until when the answer about a scale is believed, and the answer.
 type Asked = (Instant, Workload);
 
 /// Finds workloads.
@@ -278,8 +280,9 @@ impl Workloads {
     }
 
     async fn scale(&self, namespace: &str, owner: &Owner) -> Workload {
-        if let Some((since, known)) = self.scales.lock().get(&owner.uid)
-            && since.elapsed() < LIFE
+        let now = Instant::now();
+        if let Some((until, known)) = self.scales.lock().get(&owner.uid)
+            && now < *until
         {
             return known.clone();
         }
@@ -288,9 +291,14 @@ impl Workloads {
             Err(error) if is_not_found(&error) => Workload::Unresolved,
             Err(error) => Workload::Error(format!("scale: {error}")),
         };
+        let now = Instant::now();
+        let life = match workload {
+            Workload::Error(_) => DOUBT,
+            Workload::Known { .. } | Workload::Unresolved => LIFE,
+        };
         let mut scales = self.scales.lock();
-        scales.retain(|_, (since, _)| since.elapsed() < LIFE);
-        scales.insert(owner.uid.clone(), (Instant::now(), workload.clone()));
+        scales.retain(|_, (until, _)| now < *until);
+        scales.insert(owner.uid.clone(), (now + life, workload.clone()));
         workload
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Source: Koordinator `pkg/descheduler/controllers/migration/arbitrator`.
 
-use super::filter::{Census, Owned, Rules};
+use super::filter::{Census, Owned, Rules, WORKLOAD_UNKNOWN};
 use super::{Stage, has_passed, stage};
 use crate::framework::Why;
 use crate::rules;
@@ -66,6 +66,8 @@ pub fn arbitrate<'a>(
                 let may = rules.is_first(&census, pod);
                 let may = may.and_then(|()| rules.is_free(snapshot, &owned, &census, pod));
                 match (rules.is_movable(snapshot, pod), may) {
+                    // Who cannot be asked now may answer later.
+                    (Err(why), _) if why.rule == WORKLOAD_UNKNOWN => Verdict::Wait(why),
                     (Err(why), _) => Verdict::Fail(why),
                     (Ok(()), Err(why)) => Verdict::Wait(why),
                     (Ok(()), Ok(())) => {

@@ -14,6 +14,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// The rule that keeps pods of whose workload nobody can say now how large it is.
+pub const WORKLOAD_UNKNOWN: &str = "WorkloadUnknown";
+
 /// Namespace and name.
 type Name = (Arc<str>, Arc<str>);
 /// How many jobs there are, by the UID of their pod.
@@ -234,7 +237,7 @@ impl Rules {
         Err(Why::new("SchedulerName", said))
     }
 
-    /// Whether `pod` may be moved at all. No later time makes it so.
+    /// Whether `pod` may be moved at all. No later time makes it so, [`WORKLOAD_UNKNOWN`] aside.
     ///
     /// # Errors
     /// It may not.
@@ -404,7 +407,7 @@ fn replicas(snapshot: &Snapshot, owner: &Owner) -> Result<i64, Why> {
         Some(Workload::Known { replicas, .. }) => Ok(*replicas),
         Some(Workload::Error(error)) => {
             let said = format!("{} {}: {error}", owner.kind, owner.name);
-            Err(Why::new("WorkloadUnknown", said))
+            Err(Why::new(WORKLOAD_UNKNOWN, said))
         }
         Some(Workload::Unresolved) | None => Ok(0),
     }

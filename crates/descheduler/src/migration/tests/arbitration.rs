@@ -288,6 +288,30 @@ fn a_job_passes_waits_or_fails() {
     }
 }
 
+/// An API server that cannot answer now is no reason to end a job.
+#[test]
+fn a_job_waits_while_nobody_can_say_how_large_the_workload_is() {
+    let mut world = World::default();
+    let owned = json!({"metadata": {"ownerReferences": [
+        {"apiVersion": "x.io/v1", "kind": "Set", "name": "s", "uid": "rs", "controller": true}]}});
+    world.pod("p", "n", owned);
+    let mut snapshot = world.snapshot();
+    snapshot.jobs = vec![job("j", "p", json!({}))];
+    let error = Workload::Error("scale: 500".to_owned());
+    snapshot.workloads.insert("rs".into(), error);
+    let rules = Rules::new(Arc::new(args_of(json!({}))), &BTreeMap::new());
+    let verdict = |snapshot: &Snapshot| arbitrate(snapshot, |_| &rules).remove(0).1;
+    let Verdict::Wait(why) = verdict(&snapshot) else {
+        panic!("{:?}", verdict(&snapshot));
+    };
+    assert_eq!(why.to_string(), "WorkloadUnknown: Set s: scale: 500");
+    // What is known to have none is another matter.
+    snapshot.workloads.insert("rs".into(), Workload::Unresolved);
+    assert!(matches!(verdict(&snapshot), Verdict::Fail(_)));
+    super::replicas(&mut snapshot, "rs", 1000);
+    assert_eq!(verdict(&snapshot), Verdict::Pass);
+}
+
 fn args_of(over: Value) -> MigrationControllerArgs {
     super::args(over)
 }
