@@ -34,6 +34,7 @@ use crate::state::PodInfo;
 use futures::future;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase, Reservation};
+use koord_api::duration::GoDuration;
 use koord_app::Clock;
 use koord_kube::api::{DeleteParams, ListParams};
 use koord_kube::events::Recorder;
@@ -281,7 +282,8 @@ impl Controller {
             false => self.pod(Some(&job.spec.pod_ref)).await.map_err(text)?,
         };
         let waits = stage(job) == Stage::Waiting;
-        let due = step::deadline(job).is_some_and(|due| self.clock.now() >= due);
+        let settings = self.settings(&migrations.args);
+        let due = step::deadline(job, settings.ttl).is_some_and(|due| self.clock.now() >= due);
         let reserved = match waits || (ended && !self.may_hold_room(job)) {
             true => None,
             false => match self.reservation(job).await {
@@ -309,7 +311,6 @@ impl Controller {
         }
         let trouble = limited.as_ref().map(ToString::to_string);
         let trouble = trouble.or_else(|| self.trouble(name));
-        let settings = self.settings(&migrations.args);
         let next = step(&step::View {
             now,
             job,
@@ -403,13 +404,17 @@ impl Controller {
     async fn swept(&self) -> Result<(), Error> {
         let now = self.clock.now();
         for job in self.view.jobs.all() {
-            let ttl = job
-                .spec
-                .ttl
-                .and_then(koord_api::duration::GoDuration::to_std);
-            let life = match ttl.filter(|ttl| !ttl.is_zero()) {
-                Some(ttl) => ttl.saturating_add(FORGOTTEN[1]),
-                None => FORGOTTEN[0],
+            let after = |ttl: GoDuration| {
+                let ttl = ttl.to_std().filter(|ttl| !ttl.is_zero());
+                ttl.map(|ttl| ttl.saturating_add(FORGOTTEN[1]))
+            };
+            let life = match (job.spec.ttl, self.of(&job)) {
+                (Some(ttl), _) => after(ttl).unwrap_or(FORGOTTEN[0]),
+                // That it has failed can be seen for a while.
+                (None, Some(made)) => after(made.args.default_job_ttl)
+                    .unwrap_or_default()
+                    .max(FORGOTTEN[0]),
+                (None, None) => FORGOTTEN[0],
             };
             let Some(created) = &job.metadata.creation_timestamp else {
                 continue;

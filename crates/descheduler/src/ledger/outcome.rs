@@ -2,6 +2,7 @@
 
 use crate::migration::{Stage, stage, status, step};
 use jiff::Timestamp;
+use koord_api::duration::GoDuration;
 use koord_api::scheduling::pod_migration_job_conditions as conditions;
 use koord_api::scheduling::pod_migration_job_reasons as reasons;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobCondition, PodMigrationJobPhase};
@@ -50,7 +51,8 @@ pub(super) fn went(job: &PodMigrationJob) -> Option<Timestamp> {
 pub(super) fn ended(job: &PodMigrationJob) -> Option<Timestamp> {
     let status = job.status.as_ref()?;
     if status.reason == reasons::TIMEOUT {
-        return step::deadline(job);
+        // Whoever moves pods for their load says how long that may take.
+        return step::deadline(job, GoDuration::ZERO);
     }
     let times = status.conditions.iter();
     let times = times.filter_map(|one| one.last_transition_time.as_ref());

@@ -48,6 +48,8 @@ pub struct Settings {
     pub policy: Policy,
     /// Whether reservations have no PersistentVolumeClaims.
     pub without_claims: bool,
+    /// The time to live of a job that names none; zero is for ever.
+    pub ttl: GoDuration,
 }
 
 impl Settings {
@@ -59,6 +61,7 @@ impl Settings {
             arbitrates: args.arbitration_args.enabled,
             policy: Policy::named(&args.eviction_policy).unwrap_or(Policy::Eviction),
             without_claims,
+            ttl: args.default_job_ttl,
         }
     }
 }
@@ -253,10 +256,11 @@ pub fn missing(job: &PodMigrationJob) -> PodMigrationJobStatus {
     status
 }
 
-/// When `job` has taken too long; never without a time to live.
+/// When `job` has taken too long, with time to live `by_default` if it names none; never if that is zero.
 #[must_use]
-pub fn deadline(job: &PodMigrationJob) -> Option<Timestamp> {
-    let ttl = job.spec.ttl.filter(|ttl| *ttl > GoDuration::ZERO)?;
+pub fn deadline(job: &PodMigrationJob, by_default: GoDuration) -> Option<Timestamp> {
+    let ttl = job.spec.ttl.unwrap_or(by_default);
+    let ttl = Some(ttl).filter(|ttl| *ttl > GoDuration::ZERO)?;
     let created = job.metadata.creation_timestamp.as_ref()?.0;
     created
         .checked_add(SignedDuration::from_nanos(ttl.as_nanos()))
@@ -277,7 +281,7 @@ pub fn step(view: &View<'_>) -> Step {
     if job.spec.paused == Some(true) || stage(job) == Stage::Ended {
         return Step::rest();
     }
-    let due = deadline(job);
+    let due = deadline(job, view.settings.ttl);
     if due.is_some_and(|due| view.now >= due) {
         return view.timed_out();
     }

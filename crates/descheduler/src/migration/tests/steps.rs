@@ -5,6 +5,7 @@ use crate::migration::status::{self, State};
 use crate::migration::step::{self, Act, Next, Settings, Step, View, step};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use koord_api::duration::GoDuration;
 use koord_api::scheduling::{PodMigrationJobStatus, Reservation};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ const SETTINGS: Settings = Settings {
     arbitrates: true,
     policy: Policy::Eviction,
     without_claims: false,
+    ttl: GoDuration::from_mins(45),
 };
 
 fn now() -> Timestamp {
@@ -495,7 +497,9 @@ fn a_job_times_out_with_the_reason() {
             .unwrap()
     };
     for (over, minutes, ends) in [
-        (json!({}), 60, false),
+        // As long as jobs have by default.
+        (json!({}), 44, false),
+        (json!({}), 45, true),
         (ttl(), 29, false),
         (ttl(), 30, true),
         (json!({"spec": {"ttl": "0s"}}), 60, false),

@@ -204,8 +204,9 @@ pub(crate) async fn a_refusal_for_ever_ends_in_a_failure_that_says_so() {
         ("direct", &pods[1], "EvictDirectly"),
     ] {
         cluster
-            .ask(name, &name_of(pod), json!({"mode": mode, "ttl": "2m"}))
+            .ask(name, &name_of(pod), json!({"mode": mode}))
             .await;
+        // Its time to live is the default one.
         let (phase, reason, message) = cluster.end_of(name).await;
         assert_eq!(
             (phase.as_str(), reason.as_str()),
