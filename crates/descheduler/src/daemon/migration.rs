@@ -303,10 +303,12 @@ impl Controller {
             .clone()
             .and_then(|pod| PodInfo::new(pod, self.view.shapes()).ok());
         let free = annotation(job, crate::rules::EVICT).is_some();
+        // Whose eviction has begun is limited by that very eviction, and waits for something else.
+        let free = free || ended || step::has_begun_to_evict(job);
         let limited = info.as_ref().filter(|_| !free);
         let limited = limited.and_then(|pod| migrations.allows(pod, now).err());
         let name = job.metadata.name.as_deref().unwrap_or_default();
-        if let (Some(why), false) = (&limited, ended) {
+        if let Some(why) = &limited {
             self.counts.limited.with_label_values(&[why.rule]).inc();
         }
         let trouble = limited.as_ref().map(ToString::to_string);
@@ -330,7 +332,8 @@ impl Controller {
                 settings: &settings,
             };
             match self.act(act, &about).await {
-                act::Done::Yes => {}
+                // It went on: what kept it does not any more.
+                act::Done::Yes => drop(self.troubles.lock().remove(name)),
                 act::Done::Again => return Ok(None),
                 act::Done::Later(delay) => return Ok(Some(End::After(delay))),
                 act::Done::No(why) => return Err(why),

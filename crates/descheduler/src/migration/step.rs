@@ -11,6 +11,8 @@
 
 mod evicting;
 
+pub use evicting::has_begun_to_evict;
+
 use super::evict::Policy;
 use super::reservation as making;
 use super::status::{self, State};
@@ -424,7 +426,7 @@ impl<'a> View<'a> {
     }
 
     fn running(&self) -> Result<Step, Step> {
-        if self.limited.is_some() && !self.has_begun_to_evict() {
+        if self.limited.is_some() && !has_begun_to_evict(self.job) {
             return Err(Step::wait());
         }
         let reserves = match &self.job.spec.mode {

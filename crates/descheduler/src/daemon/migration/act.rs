@@ -239,7 +239,7 @@ impl Controller {
                     "Migrating",
                     said,
                 );
-                Done::Again
+                Done::Yes
             }
             Err(why) => {
                 let message = format!("Failed evict Pod \"{pod}\" caused by {why}");

@@ -5,7 +5,7 @@ use crate::migration::evict::{self, Policy};
 use crate::migration::status::State;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations;
-use koord_api::scheduling::{Reservation, ReservationPhase};
+use koord_api::scheduling::{PodMigrationJob, Reservation, ReservationPhase};
 
 /// Whether somebody is asked to evict `pod`.
 pub(super) fn is_asked(pod: &Pod) -> bool {
@@ -20,16 +20,17 @@ pub(super) fn is_ready(pod: &Pod) -> bool {
     conditions.any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
-impl View<'_> {
-    /// Whether the job has said that it evicts the pod: it may be gone because of it.
-    pub(super) fn has_begun_to_evict(&self) -> bool {
-        let status = self.job.status.as_ref();
-        status.is_some_and(|status| status::condition(status, conditions::EVICTION).is_some())
-    }
+/// Whether `job` has said that it evicts the pod: it may be gone because of it.
+#[must_use]
+pub fn has_begun_to_evict(job: &PodMigrationJob) -> bool {
+    let status = job.status.as_ref();
+    status.is_some_and(|status| status::condition(status, conditions::EVICTION).is_some())
+}
 
+impl View<'_> {
     /// Whether it was this job that asked somebody to evict the pod.
     pub(super) fn has_asked(&self) -> bool {
-        self.has_begun_to_evict() && self.policy() == Policy::SoftEviction
+        has_begun_to_evict(self.job) && self.policy() == Policy::SoftEviction
     }
 
     fn policy(&self) -> Policy {

@@ -56,7 +56,7 @@ pub(super) struct Cluster {
     pub(super) seen: Arc<Seen>,
     pub(super) clock: Clock,
     /// Whether pods without a reservation are put on node `hot`.
-    hot: Arc<AtomicBool>,
+    pub(super) hot: Arc<AtomicBool>,
     /// Whether nothing is scheduled.
     pub(super) closed: Arc<AtomicBool>,
     _stop: DropGuard,

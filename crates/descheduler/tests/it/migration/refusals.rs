@@ -3,6 +3,7 @@
 use super::cluster::{Cluster, name_of};
 use super::wire::Fuse;
 use k8s_openapi::api::core::v1::Pod;
+use koord_api::scheduling::PodMigrationJob;
 use koord_kube::patch;
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
@@ -52,6 +53,49 @@ async fn a_denial_in_the_words_for_a_pod_that_is_gone_is_a_refusal() {
     cluster.seen.denies.store(false, Ordering::SeqCst);
     let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
     assert!(!metrics.contains(r#"result="success""#), "{metrics}");
+    running.stop().await;
+}
+
+/// What kept the job is over by the time that it runs out of time.
+#[tokio::test(start_paused = true)]
+async fn a_timeout_names_what_the_job_waits_for_and_not_what_it_waited_for() {
+    let cluster = Cluster::start(0).await;
+    cluster.hot.store(true, Ordering::SeqCst);
+    let args = json!({"skipCheckExpectedReplicas": true, "maxMigratingPerWorkload": 1, "defaultJobTTL": "3m"});
+    let running = cluster.deschedule("one", &args, false, Fuse::endless());
+    let spec = json!({"schedulerName": "koord-scheduler", "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "c", "image": "i"}]});
+    let template = json!({"metadata": {"labels": {"app": "x"}}, "spec": spec});
+    let set = json!({"kind": "StatefulSet", "metadata": {"name": "x"}, "spec": {"replicas": 2, "serviceName": "s",
+        "selector": {"matchLabels": {"app": "x"}}, "template": template}});
+    let path = "/apis/apps/v1/namespaces/default/statefulsets";
+    cluster.post(path, &set).await;
+    let are_ready = async || {
+        let pods = cluster.pods().await;
+        pods.len() == 2 && pods.iter().all(super::cluster::is_ready)
+    };
+    cluster.until("the pods run", are_ready).await;
+    // A webhook that cannot be asked whether it would deny.
+    cluster.seen.code.store(500, Ordering::SeqCst);
+    cluster.seen.denies.store(true, Ordering::SeqCst);
+    cluster.ask("j", "x-1", json!({})).await;
+    let reason = async || {
+        let job = cluster.all::<PodMigrationJob>().get("j").await.unwrap();
+        job.status.unwrap_or_default().reason
+    };
+    cluster
+        .until("it is refused", async || reason().await == "FailedEvict")
+        .await;
+    cluster.closed.store(true, Ordering::SeqCst);
+    cluster.seen.denies.store(false, Ordering::SeqCst);
+    let (phase, why, message) = cluster.end_of("j").await;
+    assert_eq!((phase.as_str(), why.as_str()), ("Failed", "Timeout"));
+    assert_eq!(
+        message, "Abort job caused by timeout: WaitForPodBindReservation",
+        "the new x-1 has no node"
+    );
+    let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
+    assert!(!metrics.contains("WorkloadLimiter"), "{metrics}");
     running.stop().await;
 }
 
