@@ -27,14 +27,16 @@ use super::desk::{Desk, Task};
 use super::view::View;
 use crate::ledger::remembered;
 use crate::migration::args::MigrationControllerArgs;
+use crate::migration::limits::{self, Group};
 use crate::migration::plugin::Migrations;
 use crate::migration::step::{self, Next, Settings, step};
-use crate::migration::{CREATED_BY, PROFILE, Stage, annotation, reservation, stage};
+use crate::migration::{CREATED_BY, PROFILE, Stage, annotation, evict, reservation, stage};
 use crate::state::PodInfo;
 use futures::future;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase, Reservation};
 use koord_api::duration::GoDuration;
+use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase, Reservation};
 use koord_app::Clock;
 use koord_kube::api::{DeleteParams, ListParams};
 use koord_kube::events::Recorder;
@@ -143,6 +145,51 @@ impl Controller {
             tracing::warn!(%error, "PodMigrationJobs cannot be listed");
             tokio::time::sleep(BACKOFF[0]).await;
         }
+        self.remember().await;
+    }
+
+    /// Counts what earlier leaders have evicted.
+    async fn remember(&self) {
+        let now = self.clock.now();
+        let mut went = Vec::new();
+        for job in self.view.jobs.all() {
+            let Some(migrations) = self.of(&job) else {
+                continue;
+            };
+            if !step::has_begun_to_evict(&job) || !counts(&job, &migrations.args, now) {
+                continue;
+            }
+            // Nobody is asked about a pod of which that is known.
+            let known = evict::went(&job, true, now);
+            let then = match known {
+                None if !self.stands(&job).await => evict::went(&job, false, now),
+                known => known,
+            };
+            if let Some(then) = then {
+                went.push((then, Group::of_job(&job), migrations));
+            }
+        }
+        went.sort_by_key(|(then, ..)| *then);
+        let controllers = went
+            .iter()
+            .filter_map(|(_, group, _)| group.controller.clone());
+        let workloads = self.view.workloads(&controllers.collect()).await;
+        for (then, group, migrations) in went {
+            let workload = group.controller.as_ref().and_then(|uid| workloads.get(uid));
+            migrations.remember(&group, workload, then);
+        }
+    }
+
+    /// Whether the pod of `job` is as it was before the eviction, as far as one can know.
+    async fn stands(&self, job: &PodMigrationJob) -> bool {
+        let Ok(pod) = self.pod(Some(&job.spec.pod_ref)).await else {
+            return false;
+        };
+        pod.is_some_and(|pod| {
+            pod.metadata.uid == job.spec.pod_ref.uid
+                && pod.metadata.deletion_timestamp.is_none()
+                && !step::is_asked(&pod)
+        })
     }
 
     /// Works until it is dropped, once it has caught up.
@@ -426,7 +473,10 @@ impl Controller {
             if age < life {
                 continue;
             }
-            let is_kept = remembered(&job).is_some_and(|until| now < until);
+            let is_kept = remembered(&job).is_some_and(|until| now < until)
+                || self.of(&job).is_some_and(|made| {
+                    evict::went(&job, true, now).is_some() && counts(&job, &made.args, now)
+                });
             let options = job.spec.reservation_options.as_ref();
             if let Some(named) = options.and_then(|options| options.reservation_ref.as_ref())
                 && let Some(name) = &named.name
@@ -449,6 +499,15 @@ impl Controller {
         }
         Ok(())
     }
+}
+
+/// Whether an eviction that `job` tells of may still matter to limits.
+fn counts(job: &PodMigrationJob, args: &MigrationControllerArgs, now: Timestamp) -> bool {
+    let Some(then) = evict::went(job, false, now) else {
+        return false;
+    };
+    let passed = Duration::try_from(now.duration_since(then)).unwrap_or_default();
+    passed < limits::memory(args)
 }
 
 /// Deletes the object of this UID and no other one.

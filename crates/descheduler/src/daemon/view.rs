@@ -6,7 +6,7 @@ use super::kept::Kept;
 use super::mirror::Mirror;
 use super::workloads::Workloads;
 use crate::migration::{Stage, stage};
-use crate::state::{NodeInfo, NodeUsage, Owner, PodError, PodInfo, Shapes, Snapshot};
+use crate::state::{NodeInfo, NodeUsage, Owner, PodError, PodInfo, Shapes, Snapshot, Workload};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -239,6 +239,23 @@ impl View {
         found.object().cloned()
     }
 
+    /// The workloads of these controllers, as far as they have pods, by UID of the controller.
+    pub(super) async fn workloads(
+        &self,
+        controllers: &FxHashSet<Arc<str>>,
+    ) -> FxHashMap<Arc<str>, Workload> {
+        let seen = self.pods.store.list();
+        let pods = seen.iter().filter_map(|seen| match &**seen {
+            Seen::Pod(pod) => Some(pod),
+            Seen::Unread { .. } => None,
+        });
+        let of = |pod: &&Arc<PodInfo>| {
+            let owner = pod.controller();
+            owner.is_some_and(|owner| controllers.contains(&owner.uid))
+        };
+        self.workloads.of(owners(pods.filter(of))).await
+    }
+
     /// As it stands at `now`.
     pub(super) async fn snapshot(&self, now: Timestamp) -> Snapshot {
         let pods = self.pods.store.list().into_iter();
@@ -292,7 +309,7 @@ impl View {
         self.complete(&mut snapshot).await;
         // Pods of a Deployment are those of all its ReplicaSets.
         for workload in snapshot.workloads.values() {
-            if let crate::state::Workload::Known { controllers, .. } = workload {
+            if let Workload::Known { controllers, .. } = workload {
                 owners.extend(controllers.iter().cloned());
             }
         }
@@ -305,16 +322,7 @@ impl View {
         let classes = self.priority_classes.store.list().into_iter();
         let valued = classes.filter_map(|class| Some((class.metadata.name.clone()?, class.value)));
         snapshot.priority_classes = valued.collect();
-        let mut owners = FxHashMap::<Arc<str>, (Arc<str>, Owner)>::default();
-        for pod in &snapshot.pods {
-            if let Some(owner) = pod.controller()
-                && !owners.contains_key(&owner.uid)
-            {
-                let of = (pod.namespace.clone(), owner.clone());
-                owners.insert(owner.uid.clone(), of);
-            }
-        }
-        snapshot.workloads = self.workloads.of(owners).await;
+        snapshot.workloads = self.workloads.of(owners(snapshot.pods.iter())).await;
         let claims = self.claims.iter().flat_map(|claims| claims.store.list());
         let classed = claims.map(|claim| {
             let key = (claim.namespace.clone(), claim.name.clone());
@@ -322,6 +330,22 @@ impl View {
         });
         snapshot.storage_classes = classed.collect();
     }
+}
+
+/// The controllers of `pods`, each with its namespace, by UID.
+fn owners<'a>(
+    pods: impl Iterator<Item = &'a Arc<PodInfo>>,
+) -> FxHashMap<Arc<str>, (Arc<str>, Owner)> {
+    let mut owners = FxHashMap::<Arc<str>, (Arc<str>, Owner)>::default();
+    for pod in pods {
+        if let Some(owner) = pod.controller()
+            && !owners.contains_key(&owner.uid)
+        {
+            let of = (pod.namespace.clone(), owner.clone());
+            owners.insert(owner.uid.clone(), of);
+        }
+    }
+    owners
 }
 
 /// Those pods that are `meant`, or of which one of `owners` is an owner.

@@ -1,10 +1,12 @@
 //! How a pod is evicted.
 
-use super::{EVICT_REASON, EVICT_TRIGGER, annotation};
+use super::{EVICT_REASON, EVICT_TRIGGER, Stage, annotation, stage, status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::extension::SoftEvictionSpec;
 use koord_api::scheduling::PodMigrationJob;
+use koord_api::scheduling::pod_migration_job_conditions as conditions;
+use koord_api::scheduling::pod_migration_job_reasons as reasons;
 use std::collections::BTreeMap;
 
 /// Label of a pod or job that chooses the [`Policy`].
@@ -46,6 +48,19 @@ impl Policy {
         named
             .and_then(|name| Self::named(name))
             .unwrap_or(by_default)
+    }
+}
+
+/// When the pod of `job` went, of which it is known whether it `stands` as it was, if it did. Nothing says so to the
+/// second: never too early.
+#[must_use]
+pub fn went(job: &PodMigrationJob, stands: bool, now: Timestamp) -> Option<Timestamp> {
+    let eviction = status::condition(job.status.as_ref()?, conditions::EVICTION)?;
+    match eviction.status.as_str() {
+        "True" => eviction.last_transition_time.as_ref().map(|time| time.0),
+        // The pod of a job that was refused to the end went, if it did, without it.
+        _ if stage(job) == Stage::Ended && eviction.reason != reasons::EVICTING => None,
+        _ => (!stands).then_some(now),
     }
 }
 

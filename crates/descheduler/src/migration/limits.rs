@@ -1,12 +1,15 @@
 //! How many pods of a workload may go, and how fast.
 
 use super::args::{LimitedObject, MigrationControllerArgs};
+use super::{CONTROLLER, annotation};
 use crate::framework::Why;
 use crate::state::{PodInfo, Workload};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use koord_api::scheduling::PodMigrationJob;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// `share` of `replicas`, rounded down; `None` if it is neither a number nor a percentage.
 #[must_use]
@@ -94,11 +97,54 @@ pub struct ObjectLimits {
     buckets: FxHashMap<(LimitedObject, Arc<str>), (Bucket, Timestamp)>,
 }
 
-fn key(kind: LimitedObject, pod: &PodInfo) -> Option<Arc<str>> {
-    match kind {
-        LimitedObject::Workload => pod.controller().map(|owner| owner.uid.clone()),
-        LimitedObject::Namespace => Some(pod.namespace.clone()),
+/// With which pods one is counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// The UID of its controller.
+    pub controller: Option<Arc<str>>,
+}
+
+impl Group {
+    /// That of `pod`.
+    #[must_use]
+    pub fn of(pod: &PodInfo) -> Self {
+        Self {
+            namespace: pod.namespace.clone(),
+            controller: pod.controller().map(|owner| owner.uid.clone()),
+        }
     }
+
+    /// That of the pod of `job`, which may be gone.
+    #[must_use]
+    pub fn of_job(job: &PodMigrationJob) -> Self {
+        Self {
+            namespace: job
+                .spec
+                .pod_ref
+                .namespace
+                .as_deref()
+                .unwrap_or_default()
+                .into(),
+            controller: annotation(job, CONTROLLER).map(Arc::from),
+        }
+    }
+
+    fn key(&self, kind: LimitedObject) -> Option<Arc<str>> {
+        match kind {
+            LimitedObject::Workload => self.controller.clone(),
+            LimitedObject::Namespace => Some(self.namespace.clone()),
+        }
+    }
+}
+
+/// How long an eviction may matter.
+#[must_use]
+pub fn memory(args: &MigrationControllerArgs) -> Duration {
+    let all = args.object_limiters.values();
+    let all = all.filter_map(|limiter| limiter.duration.to_std());
+    all.max().unwrap_or_default()
 }
 
 impl ObjectLimits {
@@ -112,9 +158,12 @@ impl ObjectLimits {
         pod: &PodInfo,
         now: Timestamp,
     ) -> Result<(), Why> {
+        let group = Group::of(pod);
         let on = args.object_limiters.iter();
         for (kind, limiter) in on.filter(|(_, limiter)| limiter.duration.as_nanos() > 0) {
-            let bucket = key(*kind, pod).and_then(|key| self.buckets.get(&(*kind, key)));
+            let bucket = group
+                .key(*kind)
+                .and_then(|key| self.buckets.get(&(*kind, key)));
             let Some((bucket, _)) = bucket else {
                 continue;
             };
@@ -130,16 +179,16 @@ impl ObjectLimits {
         Ok(())
     }
 
-    /// `pod` went at `now`; `workload` controls it.
+    /// A pod of `group` went at `now`; `workload` controls it.
     pub fn count(
         &mut self,
         args: &MigrationControllerArgs,
-        pod: &PodInfo,
+        group: &Group,
         workload: Option<&Workload>,
         now: Timestamp,
     ) {
         for (kind, limiter) in &args.object_limiters {
-            let (Some(key), Some(duration)) = (key(*kind, pod), limiter.duration.to_std()) else {
+            let (Some(key), Some(duration)) = (group.key(*kind), limiter.duration.to_std()) else {
                 continue;
             };
             if duration.is_zero() {
@@ -179,6 +228,17 @@ impl ObjectLimits {
             bucket.set_rate(rate, now);
             *forgotten = until;
             bucket.take(now);
+        }
+    }
+
+    /// A pod of `group` that was counted has not gone.
+    pub fn give_back(&mut self, args: &MigrationControllerArgs, group: &Group) {
+        for kind in args.object_limiters.keys() {
+            let key = group.key(*kind);
+            let bucket = key.and_then(|key| self.buckets.get_mut(&(*kind, key)));
+            if let Some((bucket, _)) = bucket {
+                bucket.tokens = (bucket.tokens + 1.0).min(bucket.burst);
+            }
         }
     }
 

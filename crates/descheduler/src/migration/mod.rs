@@ -30,6 +30,8 @@ pub const EVICT_TRIGGER: &str = "koordinator.sh/evict-trigger";
 pub const CREATED_BY: &str = "koordinator.sh/job-created-by";
 /// Annotation of a job: the profile that made it, whose arguments it is worked on with.
 pub const PROFILE: &str = "descheduler.koordinator.sh/profile";
+/// Annotation of a job: the UID of its pod's controller, which is not to be found any more once the pod has gone.
+pub const CONTROLLER: &str = "descheduler.koordinator.sh/controller";
 /// Annotation of a job: `true` when it may begin.
 pub const PASSED: &str = "descheduler.koordinator.sh/passed-arbitration";
 

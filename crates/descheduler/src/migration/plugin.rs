@@ -3,12 +3,12 @@
 use super::args::{Gate, MigrationControllerArgs};
 use super::evict::Policy;
 use super::filter::{Census, Owned, Rules};
-use super::limits::{Bucket, ObjectLimits};
-use super::{CREATED_BY, EVICT_REASON, EVICT_TRIGGER, PROFILE, Stage, stage};
+use super::limits::{Bucket, Group, ObjectLimits};
+use super::{CONTROLLER, CREATED_BY, EVICT_REASON, EVICT_TRIGGER, PROFILE, Stage, stage};
 use crate::framework::{Ask, Evictor, Filter, Intent, Why};
 use crate::registry::Built;
 use crate::rules::{Budgets, Fit};
-use crate::state::{NodeInfo, PodInfo, Snapshot};
+use crate::state::{NodeInfo, PodInfo, Snapshot, Workload};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -18,7 +18,6 @@ use koord_api::scheduling::{
 };
 use koord_kinds::selector::LabelSelector;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -59,13 +58,37 @@ impl Migrations {
         self.limits.lock().allows(&self.args, pod, now)
     }
 
-    /// `pod` was evicted.
-    pub fn count(&self, snapshot: &Snapshot, pod: &PodInfo, now: Timestamp) {
-        let owner = pod.controller();
-        let workload = owner.and_then(|owner| snapshot.workloads.get(&owner.uid));
+    /// `pod` is about to be evicted: it counts, if the limits allow it, or if it is `free` of them. Of two that ask at a
+    /// time, and of which one may go, one does.
+    ///
+    /// # Errors
+    /// They do not.
+    pub fn claim(
+        &self,
+        workload: Option<&Workload>,
+        pod: &PodInfo,
+        free: bool,
+        now: Timestamp,
+    ) -> Result<(), Why> {
         let mut limits = self.limits.lock();
-        limits.count(&self.args, pod, workload, now);
+        if !free {
+            limits.allows(&self.args, pod, now)?;
+        }
+        limits.count(&self.args, &Group::of(pod), workload, now);
         limits.tidy(now);
+        Ok(())
+    }
+
+    /// `pod`, which was claimed, has not been evicted.
+    pub fn give_back(&self, pod: &PodInfo) {
+        let mut limits = self.limits.lock();
+        limits.give_back(&self.args, &Group::of(pod));
+    }
+
+    /// An earlier leader has evicted a pod of `group` at `then`.
+    pub fn remember(&self, group: &Group, workload: Option<&Workload>, then: Timestamp) {
+        let mut limits = self.limits.lock();
+        limits.count(&self.args, group, workload, then);
     }
 
     /// Takes one of `evictQPS`.
@@ -258,12 +281,14 @@ impl Migrations {
             (CREATED_BY, &self.process),
             (PROFILE, &self.profile),
         ];
+        let owner = pod.controller().map(|owner| (CONTROLLER, &*owner.uid));
+        let annotations = annotations.into_iter().chain(owner);
         let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let by_default = args.default_delete_options.as_ref();
         PodMigrationJob {
             metadata: ObjectMeta {
                 name: Some(name(snapshot, pod)),
-                annotations: Some(BTreeMap::from(annotations)),
+                annotations: Some(annotations.collect()),
                 ..ObjectMeta::default()
             },
             spec: PodMigrationJobSpec {

@@ -11,12 +11,12 @@
 
 mod evicting;
 
-pub use evicting::has_begun_to_evict;
+pub use evicting::{has_begun_to_evict, is_asked};
 
 use super::evict::Policy;
 use super::reservation as making;
 use super::status::{self, State};
-use super::{Stage, args, stage};
+use super::{CONTROLLER, Stage, annotation, args, stage};
 use crate::framework::Why;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
@@ -37,7 +37,7 @@ const INVALID_POD_REF: &str = "InvalidPodRef";
 /// `status.status` of a job that succeeded.
 const COMPLETE: &str = "Complete";
 /// After so long a job looks again, should nothing have told it to.
-const POLL: Duration = Duration::from_secs(3);
+pub const POLL: Duration = Duration::from_secs(3);
 
 /// What does not change from job to job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -372,7 +372,7 @@ impl<'a> View<'a> {
 
     fn timed_out(&self) -> Step {
         // Nobody shall evict it any more.
-        if self.target().is_some_and(evicting::is_asked) && self.has_asked() {
+        if self.target().is_some_and(is_asked) && self.has_asked() {
             return Step::act(Act::Spare);
         }
         let status = self.status();
@@ -415,9 +415,16 @@ impl<'a> View<'a> {
         let Some(pod) = self.target() else {
             return Err(self.missing_pod());
         };
-        if text(&named.uid).is_empty() {
+        let owners = pod.metadata.owner_references.iter().flatten();
+        let owner = owners.into_iter().find(|one| one.controller == Some(true));
+        let owner = owner.filter(|_| annotation(job, CONTROLLER).is_none());
+        if text(&named.uid).is_empty() || owner.is_some() {
             let mut job = job.clone();
             job.spec.pod_ref.uid.clone_from(&pod.metadata.uid);
+            if let Some(owner) = owner {
+                let annotations = job.metadata.annotations.get_or_insert_default();
+                annotations.insert(CONTROLLER.to_owned(), owner.uid.clone());
+            }
             return Err(Step::act(Act::Job(Box::new(job))));
         }
         let mut status = self.status();

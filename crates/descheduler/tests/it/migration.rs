@@ -3,6 +3,7 @@
 mod cluster;
 mod deaths;
 pub(crate) mod jobs;
+mod limits;
 mod malformed;
 mod refusals;
 mod wire;

@@ -2,6 +2,7 @@
 
 use super::super::{regarding, stands};
 use super::Controller;
+use crate::migration::annotation;
 use crate::migration::evict::{self, Policy};
 use crate::migration::plugin::Migrations;
 use crate::migration::step::{self, Act, Settings};
@@ -212,7 +213,20 @@ impl Controller {
             return Done::Again;
         };
         let now = self.clock.now();
+        let snapshot = self.view.about_jobs(now).await;
+        let workload = pod
+            .controller()
+            .and_then(|owner| snapshot.workloads.get(&owner.uid));
+        let free = annotation(about.job, crate::rules::EVICT).is_some();
+        if let Err(why) = about.migrations.claim(workload, pod, free, now) {
+            self.counts.limited.with_label_values(&[why.rule]).inc();
+            let name = about.job.metadata.name.clone().unwrap_or_default();
+            let mut troubles = self.troubles.lock();
+            troubles.entry(name).or_default().text = why.to_string();
+            return Done::Later(step::POLL);
+        }
         if !about.migrations.take(now) {
+            about.migrations.give_back(pod);
             self.counts.limited.with_label_values(&["EvictQPS"]).inc();
             let pause = 1.0 / about.migrations.args.evict_qps.value().clamp(0.1, 100.0);
             return Done::Later(Duration::from_secs_f64(pause));
@@ -228,8 +242,6 @@ impl Controller {
         self.counts.evicted.with_label_values(&values).inc();
         match outcome {
             Ok(()) => {
-                let snapshot = self.view.about_jobs(now).await;
-                about.migrations.count(&snapshot, pod, now);
                 let reason = evict::reason(about.job);
                 let said = format!("Pod evicted from node \"{node}\" by the reason \"{reason}\"");
                 self.events.event_with_action(
@@ -242,6 +254,7 @@ impl Controller {
                 Done::Yes
             }
             Err(why) => {
+                about.migrations.give_back(pod);
                 let message = format!("Failed evict Pod \"{pod}\" caused by {why}");
                 self.tell(about.job, true, reasons::EVICTING, message.clone());
                 match step::refused(about.job, &message, now) {

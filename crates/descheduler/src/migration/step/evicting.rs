@@ -8,7 +8,8 @@ use koord_api::annotations;
 use koord_api::scheduling::{PodMigrationJob, Reservation, ReservationPhase};
 
 /// Whether somebody is asked to evict `pod`.
-pub(super) fn is_asked(pod: &Pod) -> bool {
+#[must_use]
+pub fn is_asked(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.is_some_and(|all| all.contains_key(annotations::SOFT_EVICTION))
 }

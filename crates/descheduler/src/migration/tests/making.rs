@@ -198,6 +198,7 @@ fn a_pod_that_may_go_gets_a_job() {
             == 36
     );
     assert_eq!(annotations["descheduler.koordinator.sh/profile"], "profile");
+    assert_eq!(annotations["descheduler.koordinator.sh/controller"], "rs");
     let spec = json!({"podRef": {"namespace": "default", "name": "p", "uid": "uid-p"}, "mode": "ReservationFirst",
         "ttl": "2m0s", "deleteOptions": {"gracePeriodSeconds": 30}});
     assert_eq!(job["spec"], spec);
@@ -239,9 +240,15 @@ fn an_object_limiter_keeps_pods_of_its_workload_from_getting_jobs() {
     super::replicas(&mut snapshot, "rs", 10);
     let shared = Migrations::new("profile", "process", MigrationControllerArgs::default());
     shared.allows(&pod, snapshot.now).unwrap();
-    shared.count(&snapshot, &pod, snapshot.now);
+    let claim = |free| shared.claim(snapshot.workloads.get("rs"), &pod, free, snapshot.now);
+    claim(false).unwrap();
     let why = shared.allows(&pod, snapshot.now).unwrap_err();
     assert_eq!(why.rule, "WorkloadLimiter");
+    assert_eq!(claim(false), Err(why));
+    claim(true).unwrap();
+    // It was refused.
+    shared.give_back(&pod);
+    shared.allows(&pod, snapshot.now).unwrap();
 }
 
 #[test]

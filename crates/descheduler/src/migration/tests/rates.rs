@@ -1,5 +1,5 @@
 use super::*;
-use crate::migration::limits::{Bucket, ObjectLimits, at_most, scaled};
+use crate::migration::limits::{Bucket, Group, ObjectLimits, at_most, scaled};
 use crate::testing::World;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -92,7 +92,7 @@ fn pods_of_a_workload_or_namespace_go_at_its_pace() {
         let pod = world.pod("p", "n", json!({}));
         let first = world.pod("q", "n", gone.clone());
         let mut limits = ObjectLimits::default();
-        limits.count(&args, &first, Some(&of(100)), world.now);
+        limits.count(&args, &Group::of(&first), Some(&of(100)), world.now);
         let allowed = limits.allows(&args, &pod, after(world.now, wait));
         let what = format!("{limiters} {gone} {wait}: {allowed:?}");
         assert_eq!(allowed.is_err(), limited, "{what}");
@@ -108,7 +108,7 @@ fn one_limiter_that_is_off_does_not_switch_the_other_off() {
     let mut world = World::default();
     let pod = world.pod("p", "n", json!({}));
     let mut limits = ObjectLimits::default();
-    limits.count(&args, &pod, Some(&of(6)), world.now);
+    limits.count(&args, &Group::of(&pod), Some(&of(6)), world.now);
     let why = limits.allows(&args, &pod, world.now).unwrap_err();
     assert_eq!(why.rule, "WorkloadLimiter");
     // Two of six in a minute: one in half of it.

@@ -128,7 +128,7 @@ impl Play {
     fn act(&mut self, act: Act) {
         let named = match act {
             Act::Job(job) => {
-                self.job.spec = job.spec;
+                (self.job.metadata, self.job.spec) = (job.metadata, job.spec);
                 "job"
             }
             Act::Status(status) => {
@@ -265,7 +265,7 @@ fn a_pod_is_evicted_directly() {
     play.job.status = None;
     assert!(matches!(play.on(), Next::Wait(_)));
     // It is said before it is done.
-    assert_eq!(play.acts, ["status", "status", "evict"]);
+    assert_eq!(play.acts, ["job", "status", "status", "evict"]);
     assert_eq!(play.condition("Eviction"), is("False", "Evicting"));
     play.pod = None;
     assert_eq!(play.on(), Next::Done);
@@ -283,6 +283,8 @@ fn a_pod_moves_to_what_was_reserved_for_it() {
     // Its UID, that it runs, the reservation, its name, that it exists.
     assert_eq!(play.acts, ["job", "status", "reserve", "job", "status"]);
     assert_eq!(play.job.spec.pod_ref.uid.as_deref(), Some("uid-p"));
+    let annotations = play.job.metadata.annotations.clone().unwrap();
+    assert_eq!(annotations["descheduler.koordinator.sh/controller"], "s");
     let named = play.job.spec.reservation_options.clone().unwrap();
     let named = named.reservation_ref.unwrap();
     assert_eq!(
@@ -678,7 +680,7 @@ fn a_job_rests_while_it_is_paused_waits_for_arbitration_or_has_ended() {
     assert!(matches!(play.on(), Next::Wait(_)) && play.acts.is_empty());
     play.settings.arbitrates = false;
     play.on();
-    assert_eq!(play.acts.first(), Some(&"status"));
+    assert_eq!(play.acts[..2], ["job", "status"]);
 }
 
 #[test]

@@ -1,0 +1,90 @@
+//! How fast pods of a workload go, by whom and how many.
+
+use super::cluster::{Cluster, name_of};
+use super::wire::Fuse;
+use koord_api::scheduling::PodMigrationJob;
+use koord_descheduler::migration::{Stage, stage};
+use serde_json::{Value, json};
+
+/// One of four replicas goes in five minutes.
+fn args() -> Value {
+    json!({"maxMigratingPerWorkload": 1, "evictQPS": 100, "evictBurst": 10})
+}
+
+/// Waits until so many pods were evicted; returns the second in which they were.
+async fn evicted(cluster: &Cluster, count: usize) -> i64 {
+    let what = format!("{count} evictions");
+    let there = async || {
+        let evictions = cluster.seen.evictions.lock();
+        evictions.iter().filter(|one| !one.dry).count() >= count
+    };
+    cluster.until(&what, there).await;
+    cluster.clock.now().as_second()
+}
+
+/// The next leader waits as the last would have: whether that had the time to say that the pod went, or not.
+#[tokio::test(start_paused = true)]
+async fn a_change_of_leader_makes_no_pod_go_sooner() {
+    for is_done in [false, true] {
+        let cluster = Cluster::start(1).await;
+        let fuse = Fuse::endless();
+        let first = cluster.deschedule("one", &args(), true, fuse.clone());
+        let then = evicted(&cluster, 1).await;
+        if is_done {
+            let ended = async || {
+                let jobs = cluster.jobs().await;
+                jobs.iter().all(|job| stage(job) == Stage::Ended)
+            };
+            cluster.until("the job ends", ended).await;
+        }
+        first.kill(&fuse).await;
+        let second = cluster.deschedule("two", &args(), true, Fuse::endless());
+        let passed = evicted(&cluster, 2).await - then;
+        assert!(passed >= 299, "{is_done}: after {passed} s");
+        second.stop().await;
+    }
+}
+
+/// A user's job without a reservation says nothing of the workload by itself.
+#[tokio::test(start_paused = true)]
+async fn what_users_asked_for_counts_for_the_next_leader_too() {
+    let cluster = Cluster::start(1).await;
+    let fuse = Fuse::endless();
+    let first = cluster.deschedule("one", &args(), false, fuse.clone());
+    let pods = cluster.pods().await;
+    let spec = json!({"mode": "EvictDirectly", "podRef": {"namespace": "default",
+        "name": name_of(&pods[0]), "uid": pods[0].metadata.uid}});
+    cluster.ask("first", &name_of(&pods[0]), spec).await;
+    assert_eq!(cluster.end_of("first").await.0, "Succeeded");
+    let then = cluster.clock.now().as_second();
+    first.kill(&fuse).await;
+    let second = cluster.deschedule("two", &args(), false, Fuse::endless());
+    let spec = json!({"mode": "EvictDirectly", "ttl": "20m"});
+    cluster.ask("second", &name_of(&pods[1]), spec).await;
+    assert_eq!(cluster.end_of("second").await.0, "Succeeded");
+    let passed = cluster.clock.now().as_second() - then;
+    assert!(passed >= 299, "{passed}");
+    second.stop().await;
+}
+
+/// Two that may move at a time still do not go at a time.
+#[tokio::test(start_paused = true)]
+async fn jobs_that_run_side_by_side_evict_one_after_the_other() {
+    let cluster = Cluster::start(1).await;
+    let args = json!({"maxMigratingPerWorkload": 2, "maxUnavailablePerWorkload": 2, "evictQPS": 100, "evictBurst": 10});
+    let running = cluster.deschedule("one", &args, false, Fuse::endless());
+    let pods = cluster.pods().await;
+    for (at, pod) in pods.iter().take(2).enumerate() {
+        let spec = json!({"mode": "EvictDirectly"});
+        cluster.ask(&format!("j{at}"), &name_of(pod), spec).await;
+    }
+    let first = evicted(&cluster, 1).await;
+    let second = evicted(&cluster, 2).await;
+    assert!(second - first >= 149, "{}", second - first);
+    let ended = async || {
+        let jobs: Vec<PodMigrationJob> = cluster.jobs().await;
+        jobs.iter().all(|job| stage(job) == Stage::Ended)
+    };
+    cluster.until("both end", ended).await;
+    running.stop().await;
+}
