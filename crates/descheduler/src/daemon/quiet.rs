@@ -7,6 +7,10 @@ use std::fmt::Write as _;
 
 /// Between two events of one node.
 const PAUSE: SignedDuration = SignedDuration::from_mins(10);
+/// After so long a node that is still hot is spoken of again: events live for an hour.
+const AGAIN: SignedDuration = SignedDuration::from_hours(1);
+/// Bytes of an event's text; the API server takes 1024.
+const LONGEST: usize = 1000;
 /// Events of one cycle; the next one has the others.
 const MOST: usize = 20;
 
@@ -19,15 +23,20 @@ pub(super) struct Quiet {
 #[derive(Debug)]
 struct Said {
     at: Timestamp,
-    /// What kept pods there, without what differs from cycle to cycle.
-    why: Vec<String>,
+    /// What kept pods there, without what differs from cycle to cycle; `None` once the node was not hot any more.
+    why: Option<Vec<String>>,
 }
 
 impl Quiet {
     /// Events that are due after the cycle that `report` is of: a node and a text. A node is spoken of again when
-    /// something else keeps its pods there, and 10 minutes have passed.
+    /// something else keeps its pods there or it has not been hot meanwhile, and 10 minutes have passed, and every hour.
     pub(super) fn due(&mut self, report: &Report) -> Vec<(String, String)> {
         self.said.retain(|name, _| report.nodes.contains_key(name));
+        for (name, said) in &mut self.said {
+            if report.nodes.get(name).is_some_and(|node| !node.hot) {
+                said.why = None;
+            }
+        }
         let mut due = Vec::new();
         for (name, node) in &report.nodes {
             if due.len() == MOST {
@@ -39,11 +48,12 @@ impl Quiet {
             if !node.hot || moved || (node.early && why.is_empty()) {
                 continue;
             }
-            let known = self.said.get(name);
-            if known
-                .is_some_and(|said| said.why == why || report.at.duration_since(said.at) < PAUSE)
-            {
-                continue;
+            let why = Some(why);
+            if let Some(said) = self.said.get(name) {
+                let passed = report.at.duration_since(said.at);
+                if passed < PAUSE || (said.why == why && passed < AGAIN) {
+                    continue;
+                }
             }
             due.push((name.clone(), text(report, node)));
             let at = report.at;
@@ -58,19 +68,36 @@ fn causes(report: &Report, node: &NodeReport) -> Vec<String> {
     let failed = node.actions.iter().filter(|action| !action.success);
     let failed = failed.map(|action| format!("{} failed", action.strategy));
     let error = report.error.iter().map(|_| "error".to_owned());
+    let about = report.notes.iter().filter(|_| is_alone(node));
+    let about = about.map(|note| note.replace(|c: char| c.is_ascii_digit(), ""));
     let mut causes: Vec<_> = node
         .kept
         .keys()
         .cloned()
         .chain(failed)
         .chain(error)
+        .chain(about)
         .collect();
     causes.sort_unstable();
     causes.dedup();
     causes
 }
 
+/// Whether nothing is to be said of any of its pods, so that what concerns all nodes is.
+fn is_alone(node: &NodeReport) -> bool {
+    node.kept.is_empty() && node.actions.is_empty()
+}
+
 fn text(report: &Report, node: &NodeReport) -> String {
+    let mut text = whole(report, node);
+    if text.len() > LONGEST {
+        text.truncate(text.floor_char_boundary(LONGEST));
+        text.push_str(" …");
+    }
+    text
+}
+
+fn whole(report: &Report, node: &NodeReport) -> String {
     let mut text = "nothing was moved: ".to_owned();
     text.push_str(&node.notes.join("; "));
     for (rule, pods) in &node.kept {
@@ -83,7 +110,7 @@ fn text(report: &Report, node: &NodeReport) -> String {
     for action in node.actions.iter().filter(|action| !action.success) {
         let _ = write!(text, "; {}: {}", action.what, action.outcome);
     }
-    if node.kept.is_empty() && node.actions.is_empty() {
+    if is_alone(node) {
         let about = match &report.error {
             Some(error) => format!("; {error}"),
             None if report.notes.is_empty() => String::new(),
@@ -146,7 +173,10 @@ mod tests {
         let mut same = of(&[("a", keeps("DaemonSet", "d/q"))]);
         same.nodes.get_mut("a").unwrap().notes = vec!["p/S: hot: cpu 82%".to_owned()];
         assert_eq!(quiet.due(&at(&same, 10)), []);
-        assert_eq!(quiet.due(&at(&same, 7200)), []);
+        assert_eq!(quiet.due(&at(&same, 3599)), []);
+        // But the last event of it is forgotten by then.
+        assert_eq!(quiet.due(&at(&same, 3600)).len(), 1);
+        assert_eq!(quiet.due(&at(&same, 3610)), []);
         // Another rule is, after a pause.
         let limit = of(&[("a", keeps("MaxMigratingPerNode", "d/p"))]);
         let mut quiet = Quiet::default();
@@ -215,6 +245,56 @@ mod tests {
         report.error = Some("fewer than 2 nodes".to_owned());
         let said = Quiet::default().due(&report);
         assert!(said[0].1.ends_with("; fewer than 2 nodes"), "{said:?}");
+    }
+
+    #[test]
+    fn a_node_that_is_hot_again_is_spoken_of_again() {
+        let hot = of(&[("a", keeps("DaemonSet", "d/p"))]);
+        let mut cool = hot.clone();
+        cool.nodes.get_mut("a").unwrap().hot = false;
+        let mut quiet = Quiet::default();
+        assert_eq!(quiet.due(&at(&hot, 0)).len(), 1);
+        // One that is hot every now and then is not spoken of in every cycle.
+        assert_eq!(quiet.due(&at(&cool, 10)), []);
+        assert_eq!(quiet.due(&at(&hot, 20)), []);
+        assert_eq!(quiet.due(&at(&hot, 600)).len(), 1);
+        assert_eq!(quiet.due(&at(&hot, 1200)), []);
+    }
+
+    #[test]
+    fn what_concerns_all_nodes_is_a_reason_too() {
+        let alone = NodeReport {
+            kept: Default::default(),
+            ..keeps("", "")
+        };
+        let noted = |note: &str| {
+            let mut report = of(&[("a", alone.clone())]);
+            report.notes = vec![note.to_owned()];
+            report
+        };
+        let mut quiet = Quiet::default();
+        assert_eq!(quiet.due(&at(&noted("p/S: no node is cold"), 0)).len(), 1);
+        let spent = |count: u32| noted(&format!("p/S: {count} evictions are all of a cycle"));
+        assert_eq!(quiet.due(&at(&spent(5), 600)).len(), 1);
+        assert_eq!(quiet.due(&at(&spent(6), 1200)), []);
+    }
+
+    #[test]
+    fn a_text_is_one_that_an_event_can_have() {
+        let mut node = keeps("DaemonSet", "d/p");
+        let failed = Done {
+            what: "move d/pö".to_owned(),
+            strategy: "S".to_owned(),
+            outcome: "ö".repeat(90),
+            success: false,
+        };
+        node.actions = vec![failed; 100];
+        for more in ["", "x"] {
+            node.notes = vec![format!("{more}hot")];
+            let said = Quiet::default().due(&of(&[("a", node.clone())]));
+            let text = &said[0].1;
+            assert!(text.len() <= 1024 && text.ends_with('…'), "{text}");
+        }
     }
 
     #[test]
