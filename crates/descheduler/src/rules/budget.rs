@@ -16,10 +16,69 @@ struct Budget {
     left: Option<i32>,
 }
 
+/// The budgets of a namespace. There may be as many of them as workloads: each is found by one of the labels that its
+/// selector asks for, the one that fewest others ask for too.
+#[derive(Debug, Clone, Default)]
+struct Namespace {
+    budgets: Vec<Budget>,
+    /// By label and value: places of budgets.
+    by_label: FxHashMap<String, FxHashMap<String, Vec<usize>>>,
+    /// Places of those that ask for no label by name and value.
+    others: Vec<usize>,
+}
+
+impl Namespace {
+    fn new(budgets: Vec<Budget>) -> Self {
+        let mut asked = FxHashMap::<(&str, &str), usize>::default();
+        for (label, value) in budgets.iter().flat_map(|budget| labels(&budget.selector)) {
+            *asked.entry((label, value)).or_default() += 1;
+        }
+        let mut by_label = FxHashMap::<String, FxHashMap<String, Vec<usize>>>::default();
+        let mut others = Vec::new();
+        for (at, budget) in budgets.iter().enumerate() {
+            let rarest = labels(&budget.selector).min_by_key(|pair| asked.get(pair).copied());
+            match rarest {
+                Some((label, value)) => by_label
+                    .entry(label.to_owned())
+                    .or_default()
+                    .entry(value.to_owned())
+                    .or_default()
+                    .push(at),
+                None => others.push(at),
+            }
+        }
+        Self {
+            budgets,
+            by_label,
+            others,
+        }
+    }
+
+    /// Places of those that select `pod`, in order.
+    fn of(&self, pod: &PodInfo) -> Vec<usize> {
+        let labels = pod.shape.labels.iter();
+        let named = labels.filter_map(|(label, value)| self.by_label.get(label)?.get(value));
+        let all = named.flatten().chain(&self.others).copied();
+        let selects = |at: &usize| {
+            let budget = self.budgets.get(*at);
+            budget.is_some_and(|budget| selects(&budget.selector, pod))
+        };
+        let mut found: Vec<_> = all.filter(selects).collect();
+        found.sort_unstable();
+        found
+    }
+}
+
+/// What a pod has to have, by name and value.
+fn labels(selector: &LabelSelector) -> impl Iterator<Item = (&str, &str)> {
+    let labels = selector.match_labels.iter().flatten();
+    labels.map(|(label, value)| (label.as_str(), value.as_str()))
+}
+
 /// What the budgets of a snapshot leave, and less with each pod that is counted.
 #[derive(Debug, Clone, Default)]
 pub struct Budgets {
-    of_namespace: FxHashMap<String, Vec<Budget>>,
+    of_namespace: FxHashMap<String, Namespace>,
     counted: FxHashSet<Arc<str>>,
 }
 
@@ -44,10 +103,11 @@ impl Budgets {
                 left: current.map(|status| status.disruptions_allowed),
             });
         }
-        let counted = FxHashSet::default();
+        let of_namespace = of_namespace.into_iter();
+        let of_namespace = of_namespace.map(|(name, budgets)| (name, Namespace::new(budgets)));
         Self {
-            of_namespace,
-            counted,
+            of_namespace: of_namespace.collect(),
+            counted: FxHashSet::default(),
         }
     }
 
@@ -83,18 +143,22 @@ impl Budgets {
         if !pod.is_ready() || !self.counted.insert(pod.uid.clone()) {
             return;
         }
-        let budgets = self.of_namespace.get_mut(&*pod.namespace);
-        for budget in budgets.into_iter().flatten() {
-            if selects(&budget.selector, pod) {
+        let Some(of) = self.of_namespace.get_mut(&*pod.namespace) else {
+            return;
+        };
+        for at in of.of(pod) {
+            if let Some(budget) = of.budgets.get_mut(at) {
                 budget.left = budget.left.map(|left| left.saturating_sub(1));
             }
         }
     }
 
     fn of(&self, pod: &PodInfo) -> impl Iterator<Item = &Budget> {
-        let budgets = self.of_namespace.get(&*pod.namespace);
-        let budgets = budgets.into_iter().flatten();
-        budgets.filter(|budget| selects(&budget.selector, pod))
+        let of = self.of_namespace.get(&*pod.namespace);
+        of.into_iter().flat_map(|of| {
+            let found = of.of(pod).into_iter();
+            found.filter_map(|at| of.budgets.get(at))
+        })
     }
 }
 

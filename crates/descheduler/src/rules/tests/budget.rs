@@ -92,3 +92,77 @@ fn pods_that_go_use_budgets_up() {
         "PodDisruptionBudget"
     );
 }
+
+/// Budgets are found by one of their labels; it makes no difference to looking at each.
+#[test]
+fn as_many_budgets_as_workloads_say_the_same_as_each_by_itself() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut verdicts = [0; 3];
+    for _ in 0..50 {
+        let mut world = World::default();
+        let labels = |random: &mut fastrand::Rng| {
+            let mut labels = serde_json::Map::new();
+            for key in ["app", "tier", "team"] {
+                if random.u8(..4) > 0 {
+                    labels.insert(key.to_owned(), json!(format!("v{}", random.u8(..3))));
+                }
+            }
+            labels
+        };
+        let pods: Vec<_> = (0..20)
+            .map(|at| {
+                let over = json!({"metadata": {"labels": labels(&mut random)}});
+                world.pod(&format!("p{at}"), "n", over)
+            })
+            .collect();
+        let budgets: Vec<_> = (0..6)
+            .map(|at| {
+                let mut selector = json!({"matchLabels": labels(&mut random)});
+                if random.bool() {
+                    let key = ["app", "tier"][random.usize(..2)];
+                    let operator = ["Exists", "DoesNotExist"][random.usize(..2)];
+                    selector["matchExpressions"] = json!([{"key": key, "operator": operator}]);
+                }
+                let name = format!("b{at}");
+                let over = json!({"metadata": {"name": name}, "spec": {"selector": null}});
+                let mut budget = PodDisruptionBudget::clone(&budget("", random.i32(0..3), over));
+                let selector = serde_json::from_value(selector).unwrap();
+                budget.spec.as_mut().unwrap().selector = Some(selector);
+                Arc::new(budget)
+            })
+            .collect();
+        let mut snapshot = world.snapshot();
+        snapshot.budgets = budgets.clone();
+        let mut indexed = Budgets::new(&snapshot);
+        let mut left: Vec<_> = budgets
+            .iter()
+            .map(|budget| budget.status.as_ref().unwrap().disruptions_allowed)
+            .collect();
+        for pod in &pods {
+            let of: Vec<_> = (0..budgets.len())
+                .filter(|at| {
+                    let selector = budgets[*at].spec.as_ref().unwrap().selector.as_ref();
+                    koord_api::selector::matches(selector.unwrap(), &pod.shape.labels).unwrap()
+                })
+                .collect();
+            let expected = match &of[..] {
+                [] => None,
+                [one] => {
+                    (left[*one] <= 0).then(|| format!("budget b{one} allows no more disruptions"))
+                }
+                [one, other, ..] => Some(format!(
+                    "budgets b{one} and b{other} both select it: no such pod is evicted"
+                )),
+            };
+            let said = indexed.check(pod).err().map(|why| why.to_string());
+            let expected = expected.map(|text| format!("PodDisruptionBudget: {text}"));
+            assert_eq!(said, expected);
+            verdicts[of.len().min(2)] += 1;
+            if said.is_none() {
+                indexed.count(pod);
+                of.iter().for_each(|at| left[*at] -= 1);
+            }
+        }
+    }
+    assert!(verdicts.iter().all(|count| *count > 20), "{verdicts:?}");
+}
