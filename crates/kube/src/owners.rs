@@ -143,6 +143,14 @@ impl Owners {
         }))
     }
 
+    /// Whether `resource`, which was found here, has the sub-resource `scale`.
+    #[must_use]
+    pub fn has_scale(&self, resource: &ApiResource) -> bool {
+        let known = self.kinds.get(&resource.api_version);
+        let name = format!("{}/scale", resource.plural);
+        known.is_some_and(|(_, all)| all.iter().any(|one| one.name == name))
+    }
+
     /// The controller of `owner`, an object in `namespace`; `None` at the top of a chain, and where
     /// the object is gone, or is none that the API server serves or lets us see.
     ///
@@ -365,6 +373,17 @@ mod tests {
             let found = owners.resource(api_version, kind).await.unwrap();
             assert_eq!(found, None, "{kind}");
         }
+        let sets = owners.resource("apps/v1", "ReplicaSet").await.unwrap();
+        assert!(!owners.has_scale(&sets.unwrap()));
+        let scaled = ApiResource {
+            plural: "deployments".to_owned(),
+            ..owners
+                .resource("apps/v1", "ReplicaSet")
+                .await
+                .unwrap()
+                .unwrap()
+        };
+        assert!(owners.has_scale(&scaled));
         // An object of the same name that came later is another one.
         let mut stale = Owner::clone(&start);
         stale.uid = "older".into();

@@ -305,6 +305,8 @@ impl Workloads {
     async fn ask(&self, namespace: &str, owner: &Owner) -> Result<Workload, koord_kube::Error> {
         let mut kinds = self.kinds.lock().await;
         let resource = kinds.resource(&owner.api_version, &owner.kind).await?;
+        // Of a kind without a scale there may be thousands.
+        let resource = resource.filter(|found| kinds.has_scale(found));
         drop(kinds);
         let Some(resource) = resource else {
             return Ok(Workload::Unresolved);

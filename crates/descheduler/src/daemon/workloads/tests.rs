@@ -1,15 +1,20 @@
 //! Against the embedded API server.
 
 use super::*;
+use axum::extract::Request;
+use axum::middleware::Next;
 use koord_apiserver::{ApiServer, Config};
 use koord_app::Clock;
 use koord_kube::api::PostParams;
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 struct Cluster {
     server: Arc<ApiServer>,
     client: Client,
     workloads: Workloads,
+    /// How often a scale was asked for.
+    asked: Arc<AtomicUsize>,
 }
 
 /// A definition; with a path to its replicas it has a scale.
@@ -35,12 +40,22 @@ impl Cluster {
         let mut config = Config::memory(clock);
         config.controllers = koord_app::flags::Selection::none();
         let server = ApiServer::open(config).await.unwrap();
-        let client = koord_kube::client::in_process(server.service());
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let look = move |request: Request, next: Next| {
+            if request.uri().path().ends_with("/scale") {
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+            next.run(request)
+        };
+        let service = server.service().layer(axum::middleware::from_fn(look));
+        let client = koord_kube::client::in_process(service);
         let workloads = Workloads::new(client.clone(), CancellationToken::new());
         Self {
             server,
             client,
             workloads,
+            asked,
         }
     }
 
@@ -229,6 +244,8 @@ async fn other_kinds_are_asked_for_their_scale_now_and_then() {
         ]
     };
     assert_eq!(cluster.of(&owners).await, expected(7));
+    // Of kinds that have none nobody is asked.
+    assert_eq!(cluster.asked.load(Ordering::SeqCst), 1);
     let resource = koord_kube::kube_core::ApiResource {
         group: "x.io".to_owned(),
         version: "v1".to_owned(),
