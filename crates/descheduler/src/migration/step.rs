@@ -433,8 +433,8 @@ impl<'a> View<'a> {
     }
 
     fn running(&self) -> Result<Step, Step> {
-        if self.limited.is_some() && !has_begun_to_evict(self.job) {
-            return Err(Step::wait());
+        if let (Some(why), false) = (self.limited, has_begun_to_evict(self.job)) {
+            return Err(self.held(why));
         }
         let reserves = match &self.job.spec.mode {
             Some(PodMigrationJobMode::EvictDirectly) => false,
@@ -455,6 +455,19 @@ impl<'a> View<'a> {
             };
             Ok(self.succeeded(message, &state))
         }
+    }
+
+    /// It waits because of `why`, and says so once, unless something else is said already.
+    fn held(&self, why: &Why) -> Step {
+        let mut status = self.status();
+        let message = why.to_string();
+        let is_free = status.reason.is_empty() || status.reason == why.rule;
+        if !is_free || status.message == message {
+            return Step::wait();
+        }
+        why.rule.clone_into(&mut status.reason);
+        status.message.clone_from(&message);
+        Step::act(Act::Status(Box::new(status))).telling(why.rule, message)
     }
 
     fn reserved(&self) -> Result<Step, Step> {

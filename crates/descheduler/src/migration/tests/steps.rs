@@ -692,10 +692,17 @@ fn a_limited_pod_waits_only_before_its_eviction() {
         Some(scheduled("Available", None)),
     );
     play.limited = why();
-    assert_eq!(play.on(), Next::Wait(Duration::from_secs(3)));
-    assert!(play.acts.is_empty());
+    for _ in 0..2 {
+        assert_eq!(play.on(), Next::Wait(Duration::from_secs(3)));
+        assert_eq!(play.acts, ["status"], "said once");
+        let status = play.status();
+        assert_eq!(status.reason, "WorkloadLimiter");
+        assert_eq!(status.message, "WorkloadLimiter: others went");
+        assert_eq!(play.told, ["WorkloadLimiter"]);
+    }
     play.limited = None;
     play.on();
+    assert_eq!(play.status().reason, "Evicting");
     assert_eq!(play.acts.last(), Some(&"evict"));
     // The same name returns, and its workload is limited because of this very eviction.
     play.limited = why();
