@@ -1,6 +1,7 @@
 //! A simulated cluster with hot spots: pods that use more or less than they ask for, a scheduler that places what
 //! comes, reports by node, and an API server's word on budgets.
 
+use super::jobs::Jobs;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -320,36 +321,16 @@ impl Cluster {
         self.with_engine(Self::place);
     }
 
+    /// One node after the other: not all reports are there at once.
     fn report(&mut self, engine: &mut Engine) {
-        let mut pods: Vec<Vec<PodMetricInfo>> = vec![Vec::new(); self.nodes.len()];
-        for line in &self.lines {
-            let Some(node) = line.node else { continue };
-            pods[node].push(PodMetricInfo {
-                namespace: NAMESPACE.to_owned(),
-                name: line.info.name.to_string(),
-                priority: PriorityClass::Prod,
-                pod_usage: Some(usage(mean(&line.used), 0.5)),
-                ..PodMetricInfo::default()
-            });
+        let mut pods: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
+        for (at, line) in self.lines.iter().enumerate() {
+            if let Some(node) = line.node {
+                pods[node].push(at);
+            }
         }
-        let mut reports = Vec::with_capacity(self.nodes.len());
-        for ((node, pods), used) in self.nodes.iter().zip(pods).zip(&self.used) {
-            #[allow(clippy::cast_precision_loss, reason = "few pods")]
-            let memory = 2.0 + 0.5 * pods.len() as f64;
-            let mut metric = NodeMetric::new(&node.name, Default::default());
-            metric.metadata.uid = Some(node.name.to_string());
-            metric.status = Some(NodeMetricStatus {
-                update_time: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
-                    self.now,
-                )),
-                node_metric: Some(NodeMetricInfo {
-                    node_usage: Some(usage(mean(used), memory)),
-                    system_usage: Some(usage(0.5, 2.0)),
-                    ..NodeMetricInfo::default()
-                }),
-                pods_metric: pods,
-                ..NodeMetricStatus::default()
-            });
+        for (node, pods) in pods.into_iter().enumerate() {
+            let metric = self.metric(node, &pods);
             let change = engine.kept(ObjectChange {
                 kind: NODE_METRICS,
                 action: Action::UPDATE,
@@ -357,10 +338,42 @@ impl Cluster {
                 new: Arc::new(metric.clone()),
             });
             engine.object_changed(&change, self.now);
-            reports.push(Arc::new(NodeUsage::new(metric, self.shapes.table())));
+            let report = Arc::new(NodeUsage::new(metric, self.shapes.table()));
+            match self.usage.get_mut(node) {
+                Some(before) => *before = report,
+                None => self.usage.push(report),
+            }
         }
-        self.usage = reports;
         drop(engine.take_outputs());
+    }
+
+    fn metric(&self, node: usize, pods: &[usize]) -> NodeMetric {
+        #[allow(clippy::cast_precision_loss, reason = "few pods")]
+        let memory = 2.0 + 0.5 * pods.len() as f64;
+        let pods = pods.iter().map(|line| &self.lines[*line]);
+        let pods = pods.map(|line| PodMetricInfo {
+            namespace: NAMESPACE.to_owned(),
+            name: line.info.name.to_string(),
+            priority: PriorityClass::Prod,
+            pod_usage: Some(usage(mean(&line.used), 0.5)),
+            ..PodMetricInfo::default()
+        });
+        let name = &self.nodes[node].name;
+        let mut metric = NodeMetric::new(name, Default::default());
+        metric.metadata.uid = Some(name.to_string());
+        metric.status = Some(NodeMetricStatus {
+            update_time: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                self.now,
+            )),
+            node_metric: Some(NodeMetricInfo {
+                node_usage: Some(usage(mean(&self.used[node]), memory)),
+                system_usage: Some(usage(0.5, 2.0)),
+                ..NodeMetricInfo::default()
+            }),
+            pods_metric: pods.collect(),
+            ..NodeMetricStatus::default()
+        });
+        metric
     }
 
     fn count_budgets(&mut self) {
@@ -379,7 +392,7 @@ impl Cluster {
     }
 
     /// What a cycle looks at.
-    pub(super) fn snapshot(&self) -> Snapshot {
+    pub(super) fn snapshot(&self, jobs: Option<&Jobs>) -> Snapshot {
         let pods = self.lines.iter().map(|line| line.info.clone()).collect();
         let mut snapshot = Snapshot::empty(self.now, self.shapes.table().clone());
         snapshot = snapshot.with(self.nodes.clone(), pods);
@@ -392,6 +405,20 @@ impl Cluster {
             .iter()
             .filter_map(|workload| workload.budget.clone());
         snapshot.budgets = budgets.collect();
+        if let Some(jobs) = jobs {
+            snapshot.jobs = jobs.all().cloned().collect();
+            let workloads = self.workloads.iter().enumerate();
+            let known = workloads.map(|(at, workload)| {
+                let uid: Arc<str> = format!("w{at}").into();
+                let known = koord_descheduler::state::Workload::Known {
+                    replicas: i64::try_from(workload.lines.len()).unwrap_or(i64::MAX),
+                    controllers: vec![uid.clone()],
+                    deleting: false,
+                };
+                (uid, known)
+            });
+            snapshot.workloads = known.collect();
+        }
         snapshot
     }
 
@@ -409,6 +436,29 @@ impl Cluster {
             cluster.place(engine);
         });
         out
+    }
+
+    /// The pod of this UID, by which it is known after it has gone, too.
+    pub(super) fn line(&self, uid: &str) -> Option<usize> {
+        self.by_uid.get(uid).copied()
+    }
+
+    /// Whether whoever came in the place of this pod has a node.
+    pub(super) fn is_placed(&self, line: usize) -> bool {
+        self.lines.get(line).is_some_and(|line| line.node.is_some())
+    }
+
+    /// The pod as the descheduler sees it.
+    pub(super) fn seen(&self, line: usize) -> Option<&Arc<PodInfo>> {
+        self.lines.get(line).map(|line| &line.info)
+    }
+
+    /// Evicts one pod; the scheduler places what comes in its stead.
+    pub(super) fn evict_one(&mut self, line: usize, out: &mut Moved) {
+        self.with_engine(|cluster, engine| {
+            cluster.evict(line, engine, out);
+            cluster.place(engine);
+        });
     }
 
     fn evict(&mut self, at: usize, engine: &mut Engine, out: &mut Moved) {

@@ -1,12 +1,14 @@
 //! `koord bench descheduler`: what a cycle costs on a large cluster with hot spots, and what it does for the cluster,
-//! over simulated time: upstream's order of eviction and ours, each with and without asking for a target first, and
-//! nobody at all.
+//! over simulated time: as it is shipped, with jobs that the migration controller's limits hold back; then without them
+//! upstream's order of eviction and ours, each with and without asking for a target first; and nobody at all.
 
 mod cluster;
+mod jobs;
 
 use crate::placement::Targets;
 use anyhow::{Context as _, Result};
 use cluster::{Cluster, Moved};
+use jobs::Jobs;
 use koord_bench::rss_mib;
 use koord_descheduler::config::Configuration;
 use koord_descheduler::framework::{Ask, Evictor, Filter, Framework, Intent, Why};
@@ -14,6 +16,7 @@ use koord_descheduler::registry::{Built, Registry};
 use koord_descheduler::state::{PodInfo, Snapshot};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -51,34 +54,47 @@ struct How {
     order: Option<&'static str>,
     /// Whether a target is asked for before anything is evicted.
     targets: bool,
+    /// Whether pods are moved by PodMigrationJobs; without them whoever is picked is evicted.
+    jobs: bool,
 }
 
 /// The first is the one that `koord up` has.
-static RUNS: [How; 5] = [
+static RUNS: [How; 6] = [
+    How {
+        name: "as shipped",
+        order: Some("Variance"),
+        targets: true,
+        jobs: true,
+    },
     How {
         name: "variance with targets",
         order: Some("Variance"),
         targets: true,
+        jobs: false,
     },
     How {
         name: "variance",
         order: Some("Variance"),
         targets: false,
+        jobs: false,
     },
     How {
         name: "greedy with targets",
         order: Some("Greedy"),
         targets: true,
+        jobs: false,
     },
     How {
         name: "greedy",
         order: Some("Greedy"),
         targets: false,
+        jobs: false,
     },
     How {
         name: "nobody",
         order: None,
         targets: false,
+        jobs: false,
     },
 ];
 
@@ -133,14 +149,27 @@ pub(super) struct Run {
     pub max_moves_per_pod_per_hour: usize,
     /// Evictions that a budget did not allow.
     pub evictions_blocked: u64,
+    /// Jobs that were made, and those of them that Failed.
+    pub jobs: u64,
+    pub jobs_failed: u64,
     pub pdb_violations: u64,
     /// Pods that were evicted and have no node at the end, and the most at any time.
     pub pods_without_node_after: usize,
     pub pods_without_node_most: usize,
     /// Pods that stayed because no node would take them, summed over cycles.
     pub no_target: usize,
+    /// Pods that stayed, by the rule that kept them, summed over cycles.
+    pub kept: BTreeMap<&'static str, usize>,
     #[serde(rename = "rssMiB")]
     pub rss_mib: f64,
+}
+
+impl Run {
+    fn count(&mut self, moved: Moved) {
+        self.moves += moved.moves;
+        self.evictions_blocked += moved.blocked;
+        self.pdb_violations += moved.violations;
+    }
 }
 
 /// Measures.
@@ -180,7 +209,10 @@ pub(super) fn run(args: &Args) -> Result<Report> {
 }
 
 fn one(how: How, mut cluster: Cluster, minutes: u64) -> Result<Run> {
-    let mut framework = how.order.map(framework).transpose()?;
+    let framework = how.order.map(|order| framework(order, how.jobs));
+    let mut framework = framework.transpose()?;
+    let migrations = framework.as_ref().map(Framework::migrations);
+    let mut jobs = migrations.and_then(|all| all.into_iter().next().map(Jobs::new));
     if let Some(framework) = framework.as_mut().filter(|_| how.targets) {
         framework.placement = Some(Box::new(Targets::new(cluster.follower.clone())));
     }
@@ -198,7 +230,7 @@ fn one(how: How, mut cluster: Cluster, minutes: u64) -> Result<Run> {
             && let Some(framework) = &mut framework
         {
             let started = Instant::now();
-            let snapshot = cluster.snapshot();
+            let snapshot = cluster.snapshot(jobs.as_ref());
             let made = millis(started);
             let plan = framework.run(&snapshot);
             let took = millis(started);
@@ -211,22 +243,19 @@ fn one(how: How, mut cluster: Cluster, minutes: u64) -> Result<Run> {
             if took > run.cycle_ms {
                 (run.cycle_ms, run.snapshot_ms) = (took, made);
             }
-            let rule = crate::placement::NO_TARGET;
-            run.no_target += plan
-                .kept
-                .iter()
-                .filter(|kept| kept.why.rule == rule)
-                .count();
-            let Moved {
-                moves,
-                blocked,
-                violations,
-            } = cluster.apply(&plan);
-            run.moves += moves;
-            run.evictions_blocked += blocked;
-            run.pdb_violations += violations;
-            run.pods_without_node_most = run.pods_without_node_most.max(cluster.waiting());
+            for kept in &plan.kept {
+                *run.kept.entry(kept.why.rule).or_default() += 1;
+            }
+            match &mut jobs {
+                Some(jobs) => jobs.take(&plan, cluster.now),
+                None => run.count(cluster.apply(&plan)),
+            }
         }
+        if let Some(jobs) = &mut jobs {
+            run.count(jobs.work(&mut cluster));
+            (run.jobs, run.jobs_failed) = (jobs.made, jobs.failed);
+        }
+        run.pods_without_node_most = run.pods_without_node_most.max(cluster.waiting());
         cluster.tick();
         let now = Spread::of(&cluster);
         if now.p95 > 100.0 * HIGH {
@@ -236,6 +265,7 @@ fn one(how: How, mut cluster: Cluster, minutes: u64) -> Result<Run> {
         }
     }
     let after = Spread::of(&cluster);
+    let no_target = run.kept.get(crate::placement::NO_TARGET).copied();
     #[allow(clippy::cast_precision_loss, reason = "cycles")]
     let mean = total / run.cycles.max(1) as f64;
     Ok(Run {
@@ -245,6 +275,7 @@ fn one(how: How, mut cluster: Cluster, minutes: u64) -> Result<Run> {
         hot_nodes_after: after.hot,
         max_moves_per_pod_per_hour: cluster.most_moves_in_an_hour(),
         pods_without_node_after: cluster.waiting(),
+        no_target: no_target.unwrap_or(0),
         ..run
     })
 }
@@ -278,8 +309,9 @@ impl Spread {
     }
 }
 
-/// LowNodeLoad with this `victimSelection`; whoever it picks is evicted.
-fn framework(order: &str) -> Result<Framework> {
+/// LowNodeLoad with this `victimSelection`, and the migration controller as `deploy/descheduler` has it or, without
+/// jobs, one that evicts whoever is picked.
+fn framework(order: &str, jobs: bool) -> Result<Framework> {
     let registry = Registry::in_tree().with::<Value>(
         EVICTOR,
         false,
@@ -292,6 +324,7 @@ fn framework(order: &str) -> Result<Framework> {
             })
         },
     );
+    let evictor = if jobs { "MigrationController" } else { EVICTOR };
     let config = json!({
         "apiVersion": "descheduler/v1alpha2",
         "kind": "DeschedulerConfiguration",
@@ -300,15 +333,24 @@ fn framework(order: &str) -> Result<Framework> {
             "plugins": {
                 "deschedule": {"disabled": [{"name": "*"}]},
                 "balance": {"disabled": [{"name": "*"}], "enabled": [{"name": "LowNodeLoad"}]},
-                "evict": {"disabled": [{"name": "*"}], "enabled": [{"name": EVICTOR}]},
-                "filter": {"disabled": [{"name": "*"}], "enabled": [{"name": EVICTOR}]},
+                "evict": {"disabled": [{"name": "*"}], "enabled": [{"name": evictor}]},
+                "filter": {"disabled": [{"name": "*"}], "enabled": [{"name": evictor}]},
             },
-            "pluginConfig": [{"name": "LowNodeLoad", "args": {
-                "highThresholds": {"cpu": 100.0 * HIGH, "memory": 95.0},
-                "lowThresholds": {"cpu": 45.0, "memory": 80.0},
-                "anomalyCondition": {"consecutiveAbnormalities": 2},
-                "victimSelection": order,
-            }}],
+            "pluginConfig": [
+                {"name": "LowNodeLoad", "args": {
+                    "evictableNamespaces": {"exclude": ["kube-system", "koordinator-system"]},
+                    "highThresholds": {"cpu": 100.0 * HIGH, "memory": 95.0},
+                    "lowThresholds": {"cpu": 45.0, "memory": 80.0},
+                    "anomalyCondition": {"consecutiveAbnormalities": 2},
+                    "victimSelection": order,
+                }},
+                {"name": "MigrationController", "args": {
+                    "evictionPolicy": "Eviction",
+                    "namespaces": {"exclude": ["kube-system", "koordinator-system"]},
+                    "evictQPS": "10",
+                    "evictBurst": 1,
+                }},
+            ],
         }],
     });
     let config = Configuration::parse(&config.to_string()).context("configuration")?;

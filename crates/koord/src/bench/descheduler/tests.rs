@@ -10,7 +10,7 @@ fn load_evens_out_budgets_hold_and_nobody_is_moved_twice_or_left_without_a_node(
         json: None,
     };
     let report = run(&args).unwrap();
-    let [ours, bare, greedy, upstream, nobody] = &report.runs[..] else {
+    let [shipped, ours, bare, greedy, upstream, nobody] = &report.runs[..] else {
         panic!("{report:?}")
     };
     assert!(
@@ -21,15 +21,22 @@ fn load_evens_out_budgets_hold_and_nobody_is_moved_twice_or_left_without_a_node(
         nobody.stddev_after > 0.9 * nobody.stddev_before,
         "{nobody:?}"
     );
-    for run in [ours, bare, greedy, upstream] {
+    for run in [shipped, ours, bare, greedy, upstream] {
         assert!(run.moves > 10, "{run:?}");
         assert_eq!(run.pdb_violations, 0, "{run:?}");
         assert!(run.stddev_after < run.stddev_before, "{run:?}");
         assert!(run.max_moves_per_pod_per_hour <= 1, "{run:?}");
     }
     assert!(ours.cycles_to_balance.is_some(), "{ours:?}");
+    // Every job but those that a budget or the hour's rest held until their time was over moved a pod.
+    assert!(shipped.jobs >= shipped.moves, "{shipped:?}");
+    assert!(
+        shipped.jobs - shipped.moves >= shipped.jobs_failed,
+        "{shipped:?}"
+    );
+    assert!(shipped.cycles_to_balance.is_some(), "{shipped:?}");
     // Who is only moved when there is a place to go to has one.
-    for run in [ours, greedy] {
+    for run in [shipped, ours, greedy] {
         assert_eq!(
             (run.pods_without_node_most, run.pods_without_node_after),
             (0, 0),
