@@ -335,7 +335,9 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
     let refused = tls("/debug/descheduler").await.expect_err("refused");
     assert!(patch::is_status(&refused, 403), "{refused}");
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-    let pid = pid.and_then(rustix::process::Pid::from_raw).expect("it runs");
+    let pid = pid
+        .and_then(rustix::process::Pid::from_raw)
+        .expect("it runs");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal");
     let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
     let ended = ended.expect("it ends").expect("a status");

@@ -222,8 +222,11 @@ fn quota(name: &str, parent: &str, amount: &str) -> Value {
     })
 }
 
+/// What it writes, and how.
+type Writer = (&'static str, fn(&mut Scene));
+
 /// What is written, by what it is called here.
-fn writers() -> Vec<(&'static str, fn(&mut Scene))> {
+fn writers() -> Vec<Writer> {
     vec![
         ("a NodeMetric", |s| {
             s.object::<NodeMetric>(METRICS, metric("1E", "8Ei"))

@@ -393,7 +393,12 @@ fn who_gets_no_job_takes_no_room_from_others() {
         framework.profiles[0].filters.extend(built.filter);
         framework.placement = Some(Box::new(OneSlot::default()));
         framework.dry_run = dry_run;
-        framework.migrations()[0].count(&snapshot, &limited, snapshot.now);
+        let workload = limited
+            .controller()
+            .and_then(|owner| snapshot.workloads.get(&owner.uid));
+        let migrations = &framework.migrations()[0];
+        let claimed = migrations.claim(workload, &limited, false, snapshot.now);
+        claimed.unwrap();
         let plan = framework.run(&snapshot);
         let kept: Vec<_> = plan.kept.iter().map(|kept| kept.why.rule).collect();
         assert_eq!(kept, ["WorkloadLimiter"]);
