@@ -71,7 +71,7 @@ async fn what_users_asked_for_counts_for_the_next_leader_too() {
 #[tokio::test(start_paused = true)]
 async fn jobs_that_run_side_by_side_evict_one_after_the_other() {
     let cluster = Cluster::start(1).await;
-    let args = json!({"maxMigratingPerWorkload": 2, "maxUnavailablePerWorkload": 2, "evictQPS": 100, "evictBurst": 10});
+    let args = json!({"maxMigratingPerWorkload": 2, "maxUnavailablePerWorkload": 2, "maxConcurrentReconciles": 2, "evictQPS": 100, "evictBurst": 10});
     let running = cluster.deschedule("one", &args, false, Fuse::endless());
     let pods = cluster.pods().await;
     for (at, pod) in pods.iter().take(2).enumerate() {
