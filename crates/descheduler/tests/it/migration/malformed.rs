@@ -28,6 +28,13 @@ fn job(name: &str, pod: &Pod, over: Value) -> Value {
         "metadata": {"name": name}, "spec": spec})
 }
 
+/// A pod that is not `pod`: those that come in the place of others have any name.
+async fn another(cluster: &Cluster, pod: &Pod) -> Pod {
+    let all = cluster.pods().await.into_iter();
+    let mut others = all.filter(|one| name_of(one) != name_of(pod));
+    others.next().unwrap()
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_read_stops_nobody_and_is_told_of() {
     let cluster = Cluster::start(1).await;
@@ -47,13 +54,13 @@ async fn what_cannot_be_read_stops_nobody_and_is_told_of() {
     for name in ["first", "second"] {
         let running = cluster.deschedule(name, &quick(), false, Fuse::endless());
         cluster.leader(name).await;
-        let pod = cluster.pods().await.remove(1);
+        let pod = another(&cluster, &pods[0]).await;
         let good = format!("good-{name}");
         cluster.post(JOBS, &job(&good, &pod, json!({}))).await;
         assert_eq!(cluster.end_of(&good).await.0, "Succeeded");
         let late = job(&format!("late-{name}"), &pods[0], json!({"ttl": "no"}));
         cluster.post(JOBS, &late).await;
-        let pod = cluster.pods().await.remove(1);
+        let pod = another(&cluster, &pods[0]).await;
         let good = format!("better-{name}");
         cluster.post(JOBS, &job(&good, &pod, json!({}))).await;
         assert_eq!(cluster.end_of(&good).await.0, "Succeeded");
