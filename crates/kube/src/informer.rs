@@ -189,10 +189,12 @@ where
     /// Watches all objects in `scope`, in every namespace, until `shutdown` is cancelled or the
     /// receiver is dropped.
     ///
-    /// Errors of the API server are logged and retried with back-off, for ever.
+    /// Errors of the API server are logged and retried with back-off, for ever. An object of a custom
+    /// kind that cannot be read (its definition may promise less than `K`) is logged, with field and
+    /// value, and passed over: what was read of it before stays until it is gone, and all others go on.
     #[must_use]
     pub fn start(client: kube::Client, scope: Scope, shutdown: CancellationToken) -> Self {
-        over(kube::Api::all(client), scope, |object| object, shutdown)
+        Self::start_kept(client, scope, |object: K| object, shutdown)
     }
 
     /// As [`Informer::start`]; `trim` removes what the reader does not need before an object is
@@ -227,7 +229,8 @@ where
         K: kube::Resource<Scope = NamespaceResourceScope>,
     {
         let api = kube::Api::namespaced(client, namespace);
-        over(api, scope, |object| object, shutdown)
+        let keep = |object| Told::Object(without_managed_fields(object));
+        run(events(api, scope, keep), kind_of::<K>(), shutdown)
     }
 
     /// As [`Informer::start`], for readers that want the store only.
@@ -257,20 +260,52 @@ impl<V: Mirrored> Informer<V> {
     where
         K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
-        over(kube::Api::all(client), scope, keep, shutdown)
+        run(watched(client, scope, keep), kind_of::<K>(), shutdown)
+    }
+
+    /// As [`Informer::start_kept`], for readers that want to hear of objects that cannot be read.
+    #[must_use]
+    pub fn start_readable<K>(
+        client: kube::Client,
+        scope: Scope,
+        keep: impl Fn(Readable<K>) -> V + Send + 'static,
+        shutdown: CancellationToken,
+    ) -> Self
+    where
+        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let keep = move |object| Told::Object(keep(without_managed_fields(object)));
+        let events = events(kube::Api::all(client), scope, keep);
+        run(events, kind_of::<K>(), shutdown)
     }
 }
 
-fn over<K, V: Mirrored>(
-    api: kube::Api<K>,
+/// What an event is about.
+enum Told<V> {
+    Object(V),
+    Unread(Box<Unread>),
+}
+
+/// What happens to all objects in `scope`. Those of kinds that are not Kubernetes' own are read one by
+/// one; of the others the API server sees to it that they can be read.
+fn watched<K, V: Mirrored>(
+    client: kube::Client,
     scope: Scope,
     keep: impl Fn(K) -> V + Send + 'static,
-    shutdown: CancellationToken,
-) -> Informer<V>
+) -> Events<V>
 where
     K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    run(events(api, scope, keep), kind_of::<K>(), shutdown)
+    let keep = move |object| Told::Object(keep(without_managed_fields(object)));
+    // Definitions have groups with a dot, as have a few small kinds of Kubernetes.
+    if !K::group(&()).contains('.') {
+        return events(kube::Api::<K>::all(client), scope, keep);
+    }
+    let keep = move |read: Readable<K>| match read.0 {
+        Ok(object) => keep(object),
+        Err(unread) => Told::Unread(unread),
+    };
+    events(kube::Api::all(client), scope, keep)
 }
 
 /// `plural.group/version`.
@@ -279,11 +314,11 @@ fn kind_of<K: kube::Resource<DynamicType = ()>>() -> String {
     format!("{plural}.{group}/{version}")
 }
 
-/// What happens to the objects in `scope`.
+/// What happens to the objects of `api` in `scope`.
 fn events<K, V: Mirrored>(
     api: kube::Api<K>,
     scope: Scope,
-    keep: impl Fn(K) -> V + Send + 'static,
+    keep: impl Fn(K) -> Told<V> + Send + 'static,
 ) -> Events<V>
 where
     K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -293,7 +328,6 @@ where
         field_selector: scope.fields,
         ..watcher::Config::default()
     };
-    let keep = move |object| keep(without_managed_fields(object));
     let events = watcher(api, config);
     events.map_ok(move |event| kept(event, &keep)).boxed()
 }
@@ -333,7 +367,7 @@ fn kept<K, V>(event: watcher::Event<K>, keep: &impl Fn(K) -> V) -> watcher::Even
 /// Room for so many changes is kept.
 const FEW: usize = 64;
 
-type Events<K> = BoxStream<'static, Result<watcher::Event<K>, watcher::Error>>;
+type Events<V> = BoxStream<'static, Result<watcher::Event<Told<V>>, watcher::Error>>;
 
 /// Applies events as they come and hands the changes over as the reader takes them.
 async fn pump<V: Mirrored>(
@@ -483,7 +517,7 @@ impl<K: Mirrored> Mirror<K> {
         }
     }
 
-    fn handle(&mut self, event: watcher::Event<K>, out: &mut VecDeque<Change<K>>) {
+    fn handle(&mut self, event: watcher::Event<Told<K>>, out: &mut VecDeque<Change<K>>) {
         if !matches!(event, watcher::Event::Init) {
             self.set_absent(false);
         }
@@ -493,18 +527,25 @@ impl<K: Mirrored> Mirror<K> {
                 let known = self.objects.read().len() > 0;
                 self.listed = known.then(HashSet::new);
             }
-            watcher::Event::InitApply(object) => {
+            watcher::Event::InitApply(told) => {
                 if let Some(listed) = &mut self.listed {
-                    listed.insert(object.key());
+                    listed.insert(match &told {
+                        Told::Object(object) => object.key(),
+                        Told::Unread(unread) => unread.key(),
+                    });
                 }
-                self.apply(object, out);
+                self.apply(told, out);
             }
-            watcher::Event::Apply(object) => self.apply(object, out),
-            watcher::Event::Delete(object) => {
-                // Unknown to us means never delivered as applied, or delivered as deleted already.
+            watcher::Event::Apply(told) => self.apply(told, out),
+            // Unknown to us means never delivered as applied, or delivered as deleted already.
+            watcher::Event::Delete(Told::Object(object)) => {
                 if self.objects.write().remove(object.names()).is_some() {
                     out.push_back(Change::Deleted(Arc::new(object)));
                 }
+            }
+            watcher::Event::Delete(Told::Unread(unread)) => {
+                let last = self.objects.write().remove(unread.names());
+                out.extend(last.map(Change::Deleted));
             }
             watcher::Event::InitDone => {
                 // What a re-list no longer shows was deleted while we were not watching.
@@ -523,7 +564,15 @@ impl<K: Mirrored> Mirror<K> {
         }
     }
 
-    fn apply(&self, object: K, out: &mut VecDeque<Change<K>>) {
+    fn apply(&self, told: Told<K>, out: &mut VecDeque<Change<K>>) {
+        let object = match told {
+            Told::Object(object) => object,
+            Told::Unread(unread) => {
+                let (kind, object) = (&self.kind, unread.key());
+                tracing::warn!(kind, %object, error = %unread, "an object cannot be read, and is passed over");
+                return;
+            }
+        };
         let new = Arc::new(object);
         let mut old = self.objects.write().insert(new.clone());
         if let Some(before) = &old {
@@ -585,13 +634,53 @@ mod tests {
         let (sender, changes) = mpsc::channel(1);
         let (mirror, store, absent) = Mirror::new("configmaps./v1".to_owned());
         let events = futures::stream::iter(events).chain(futures::stream::pending());
-        let events = events.map_ok(|event| kept(event, &without_managed_fields));
+        let keep = |object| Told::Object(without_managed_fields(object));
+        let events = events.map_ok(move |event| kept(event, &keep));
         tokio::spawn(pump(events.boxed(), mirror, sender));
         Informer {
             store,
             changes,
             absent,
         }
+    }
+
+    /// One that cannot be read any more stays as it was read last, also when it is listed anew, until it is gone.
+    #[test]
+    fn what_cannot_be_read_is_passed_over_and_loses_nothing() {
+        let unread = |name: &str| {
+            let metadata = object(name, name, "9").metadata;
+            let problem = "data: no".to_owned();
+            Told::<ConfigMap>::Unread(Box::new(Unread { metadata, problem }))
+        };
+        let known = |name: &str| Told::Object(without_managed_fields(object(name, name, "1")));
+        let (mut mirror, store, _) = Mirror::new("configmaps./v1".to_owned());
+        let mut out = VecDeque::new();
+        let list = || {
+            [
+                Event::Init,
+                Event::InitApply(unread("a")),
+                Event::InitApply(unread("b")),
+                Event::InitDone,
+            ]
+        };
+        let first = [
+            Event::Init,
+            Event::InitApply(known("a")),
+            Event::InitApply(unread("b")),
+            Event::InitDone,
+        ];
+        let then = [Event::Apply(unread("a")), Event::Apply(unread("c"))];
+        for event in first.into_iter().chain(then).chain(list()) {
+            mirror.handle(event, &mut out);
+        }
+        let shown: Vec<_> = out.drain(..).map(|change| show(&change)).collect();
+        assert_eq!(shown, ["+a1", "synced"]);
+        assert_eq!(store.len(), 1);
+        for name in ["a", "b"] {
+            mirror.handle(Event::Delete(unread(name)), &mut out);
+        }
+        let shown: Vec<_> = out.drain(..).map(|change| show(&change)).collect();
+        assert_eq!(shown, ["-a1"]);
     }
 
     async fn check(events: Vec<Event<ConfigMap>>, expected: &[&str]) {

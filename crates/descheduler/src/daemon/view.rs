@@ -148,7 +148,7 @@ impl View {
         });
         let (client, scope, stop) = all();
         let of = shapes.clone();
-        let usage = Informer::start_kept(
+        let usage = Informer::start_readable(
             client,
             scope,
             move |read| {
@@ -160,7 +160,7 @@ impl View {
         );
         let (client, scope, stop) = all();
         let as_it_is = |read| Kept::of(read, |job: PodMigrationJob| job);
-        let jobs = Informer::start_kept(client, scope, as_it_is, stop);
+        let jobs = Informer::start_readable(client, scope, as_it_is, stop);
         let newer = Arc::new(Newer::default());
         let (told, known) = (hub.clone(), newer.clone());
         let jobs = Mirror::told(jobs, move |change| match change {
@@ -180,7 +180,7 @@ impl View {
         });
         let (client, scope, stop) = all();
         let as_it_is = |read| Kept::of(read, |reservation: Reservation| reservation);
-        let reservations = Informer::start_kept(client, scope, as_it_is, stop);
+        let reservations = Informer::start_readable(client, scope, as_it_is, stop);
         let told = hub.clone();
         let reservations = Mirror::told(reservations, move |change: Change<Kept<Reservation>>| {
             if let Change::Applied { new, .. } | Change::Deleted(new) = change {

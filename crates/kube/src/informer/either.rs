@@ -1,6 +1,7 @@
 //! A kind that the API server may serve in one of two versions only.
 
-use super::{Events, Informer, Mirrored, Scope, events, is_absent, kind_of, run};
+use super::{Informer, Mirrored, Scope, is_absent, kind_of, run, watched};
+use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
 use kube::runtime::watcher;
 use serde::de::DeserializeOwned;
@@ -22,19 +23,19 @@ impl<V: Mirrored> Informer<V> {
         O: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
         O: Into<K>,
     {
-        let first = events(kube::Api::all(client.clone()), scope.clone(), keep.clone());
-        let other = events(kube::Api::all(client), scope, move |object: O| {
-            keep(object.into())
-        });
+        let first = watched(client.clone(), scope.clone(), keep.clone());
+        let other = watched(client, scope, move |object: O| keep(object.into()));
         run(either(first, other), kind_of::<K>(), shutdown)
     }
 }
 
+type Events<T> = BoxStream<'static, Result<watcher::Event<T>, watcher::Error>>;
+
 /// Follows `first` while its kind is there, and `other` from when it is not, and the other way round.
 /// That a kind is absent is said only when both are, one after the other.
-fn either<V: Mirrored>(first: Events<V>, other: Events<V>) -> Events<V> {
+fn either<T: Send + 'static>(first: Events<T>, other: Events<T>) -> Events<T> {
     let state = (first, other, false);
-    let next = |(mut now, mut other, mut missed): (Events<V>, Events<V>, bool)| async move {
+    let next = |(mut now, mut other, mut missed): (Events<T>, Events<T>, bool)| async move {
         loop {
             let event = now.next().await?;
             match &event {

@@ -3,6 +3,7 @@
 //! Definitions of custom resources promise less than types of Rust: a duration there is any text. One
 //! such object must not hide all others of a list.
 
+use super::ObjectKey;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
@@ -22,6 +23,19 @@ pub struct Unread {
     pub metadata: ObjectMeta,
     /// Field, and what is wrong with its value.
     pub problem: String,
+}
+
+impl Unread {
+    /// Namespace (empty for cluster-scoped objects) and name.
+    pub(super) fn names(&self) -> (&str, &str) {
+        let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
+        (namespace, self.metadata.name.as_deref().unwrap_or_default())
+    }
+
+    pub(super) fn key(&self) -> ObjectKey {
+        let (namespace, name) = self.names();
+        ObjectKey::new(namespace, name)
+    }
 }
 
 impl<'de, K: DeserializeOwned> Deserialize<'de> for Readable<K> {

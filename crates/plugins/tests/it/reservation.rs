@@ -4,7 +4,8 @@ use crate::api::{Cluster, room};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{Reservation, ReservationPhase};
 use koord_kube::Api;
-use koord_kube::api::{DeleteParams, PostParams};
+use koord_kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use koord_kube::kube_core::{ApiResource, DynamicObject};
 use serde_json::{Value, json};
 
 const ALLOCATED: &str = "scheduling.koordinator.sh/reservation-allocated";
@@ -102,6 +103,43 @@ async fn a_reservation_is_placed_used_and_over() {
     assert_eq!(status.allocated["cpu"].milli_value(), 2000);
     // What the reservation held beyond its owner is free.
     assert_eq!(cluster.bound("other").await, "n");
+    scheduler.stop().await;
+}
+
+/// Its definition lets pass any text for `ttl`, and anything for `template`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reservation_that_cannot_be_read_stops_nobody() {
+    let cluster = Cluster::start().await;
+    cluster.node("n", room("4"), json!([])).await;
+    let kind = ApiResource::erase::<Reservation>(&());
+    let any: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &kind);
+    let odd = json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation", "metadata": {"name": "odd"},
+        "spec": {"owners": [{"object": {"name": "x"}}], "template": {"spec": "none"}, "ttl": "a day"}
+    });
+    let odd: DynamicObject = serde_json::from_value(odd).unwrap();
+    any.create(&PostParams::default(), &odd).await.unwrap();
+    let scheduler = cluster.schedule(|_| {});
+    cluster.reservation("first", "2", json!({})).await;
+    let available = in_phase(ReservationPhase::Available);
+    cluster.reserved("first", &available).await;
+
+    // One that is known stays as it was, and the others are heard of.
+    let change = Patch::Merge(json!({"spec": {"ttl": "5 minutes"}}));
+    let params = PatchParams::default();
+    any.patch("first", &params, &change).await.unwrap();
+    cluster.reservation("second", "1", json!({})).await;
+    cluster.reserved("second", &available).await;
+    cluster.app_pod("large", "2", "db").await;
+    let (_, message) = cluster
+        .refused("large", |message| message.starts_with("0/1"))
+        .await;
+    assert!(message.contains("Insufficient cpu"), "{message}");
+    scheduler.stop().await;
+
+    let scheduler = cluster.schedule(|_| {});
+    cluster.app_pod("small", "500m", "db").await;
+    assert_eq!(cluster.bound("small").await, "n");
     scheduler.stop().await;
 }
 
