@@ -22,8 +22,6 @@ use std::time::Instant;
 
 /// Above this share of its CPU a node is hot.
 const HIGH: f64 = 0.65;
-/// Minutes from one cycle to the next.
-const INTERVAL: u64 = 2;
 const EVICTOR: &str = "BenchEvictor";
 
 /// What to measure.
@@ -225,10 +223,9 @@ fn one(how: How, mut cluster: Cluster, minutes: u64) -> Result<Run> {
         ..Run::default()
     };
     let mut total = 0.0;
-    for minute in 0..minutes {
-        if minute % INTERVAL == 0
-            && let Some(framework) = &mut framework
-        {
+    // A cycle for each report.
+    for _ in 0..minutes {
+        if let Some(framework) = &mut framework {
             let started = Instant::now();
             let snapshot = cluster.snapshot(jobs.as_ref());
             let made = millis(started);
@@ -328,6 +325,7 @@ fn framework(order: &str, jobs: bool) -> Result<Framework> {
     let config = json!({
         "apiVersion": "descheduler/v1alpha2",
         "kind": "DeschedulerConfiguration",
+        "deschedulingInterval": "1m",
         "profiles": [{
             "name": "bench",
             "plugins": {
