@@ -1,0 +1,225 @@
+use super::*;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::runtime::watcher::Event;
+
+fn object(name: &str, uid: &str, version: &str) -> ConfigMap {
+    let mut object = ConfigMap::default();
+    object.metadata.namespace = Some("n".to_owned());
+    object.metadata.name = Some(name.to_owned());
+    object.metadata.uid = Some(uid.to_owned());
+    object.metadata.resource_version = Some(version.to_owned());
+    object.metadata.managed_fields = Some(Vec::new());
+    object
+}
+
+fn show(change: &Change<ConfigMap>) -> String {
+    let one = |object: &ConfigMap| {
+        assert_eq!(object.metadata.managed_fields, None);
+        let meta = &object.metadata;
+        format!(
+            "{}{}",
+            meta.name.as_deref().unwrap(),
+            meta.resource_version.as_deref().unwrap()
+        )
+    };
+    match change {
+        Change::Applied { old: None, new } => format!("+{}", one(new)),
+        Change::Applied {
+            old: Some(old),
+            new,
+        } => format!("{}>{}", one(old), one(new)),
+        Change::Deleted(last) => format!("-{}", one(last)),
+        Change::Synced => "synced".to_owned(),
+    }
+}
+
+fn informer(events: Vec<Event<ConfigMap>>) -> Informer<ConfigMap> {
+    let events = events.into_iter().map(Ok).collect();
+    informer_of(events)
+}
+
+fn informer_of(events: Vec<Result<Event<ConfigMap>, watcher::Error>>) -> Informer<ConfigMap> {
+    let (sender, changes) = mpsc::channel(1);
+    let (mirror, store, absent) = Mirror::new("configmaps./v1".to_owned());
+    let events = futures::stream::iter(events).chain(futures::stream::pending());
+    let keep = |object| Told::Object(without_managed_fields(object));
+    let events = events.map_ok(move |event| kept(event, &keep));
+    tokio::spawn(pump(events.boxed(), mirror, sender));
+    Informer {
+        store,
+        changes,
+        absent,
+    }
+}
+
+/// One that cannot be read any more stays as it was read last, also when it is listed anew, until it is gone.
+#[test]
+fn what_cannot_be_read_is_passed_over_and_loses_nothing() {
+    let unread = |name: &str| {
+        let metadata = object(name, name, "9").metadata;
+        let problem = "data: no".to_owned();
+        Told::<ConfigMap>::Unread(Box::new(Unread { metadata, problem }))
+    };
+    let known = |name: &str| Told::Object(without_managed_fields(object(name, name, "1")));
+    let (mut mirror, store, _) = Mirror::new("configmaps./v1".to_owned());
+    let mut out = VecDeque::new();
+    let list = || {
+        [
+            Event::Init,
+            Event::InitApply(unread("a")),
+            Event::InitApply(unread("b")),
+            Event::InitDone,
+        ]
+    };
+    let first = [
+        Event::Init,
+        Event::InitApply(known("a")),
+        Event::InitApply(unread("b")),
+        Event::InitDone,
+    ];
+    let then = [Event::Apply(unread("a")), Event::Apply(unread("c"))];
+    for event in first.into_iter().chain(then).chain(list()) {
+        mirror.handle(event, &mut out);
+    }
+    let shown: Vec<_> = out.drain(..).map(|change| show(&change)).collect();
+    assert_eq!(shown, ["+a1", "synced"]);
+    assert_eq!(store.len(), 1);
+    for name in ["a", "b"] {
+        mirror.handle(Event::Delete(unread(name)), &mut out);
+    }
+    let shown: Vec<_> = out.drain(..).map(|change| show(&change)).collect();
+    assert_eq!(shown, ["-a1"]);
+}
+
+async fn check(events: Vec<Event<ConfigMap>>, expected: &[&str]) {
+    let mut informer = informer(events);
+    for (at, expected) in expected.iter().enumerate() {
+        let change = informer.changes.recv().await.unwrap();
+        assert_eq!(show(&change), *expected, "change {at}");
+    }
+    tokio::task::yield_now().await;
+    assert!(
+        informer.changes.try_recv().is_err(),
+        "more changes than expected"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_place_in_history_costs_no_time_and_an_outage_a_few_seconds() {
+    let mut retry = Retry::default();
+    let outage: Vec<u64> = (0..6).map(|_| retry.delay(false).as_secs()).collect();
+    assert!(
+        outage[..4].is_sorted() && (6..=8).contains(&outage[5]),
+        "{outage:?}"
+    );
+    assert_eq!(retry.delay(true), Duration::ZERO, "the server is back");
+    assert!(retry.delay(true) >= Retry::FIRST, "but not in a tight loop");
+    tokio::time::advance(Retry::CALM * 2).await;
+    assert!(retry.delay(false) < Retry::FIRST * 2, "forgotten");
+}
+
+#[tokio::test]
+async fn changes_carry_the_old_object_and_the_last_state() {
+    use Event::{Apply, Delete, Init, InitApply, InitDone};
+    let events = vec![
+        Init,
+        InitApply(object("a", "1", "1")),
+        InitDone,
+        Apply(object("a", "1", "2")),
+        Apply(object("a", "1", "2")),
+        Delete(object("a", "1", "3")),
+        Delete(object("a", "1", "3")),
+    ];
+    check(events, &["+a1", "synced", "a1>a2", "-a3"]).await;
+}
+
+#[tokio::test]
+async fn a_relist_shows_what_was_missed_and_nothing_twice() {
+    use Event::{Init, InitApply, InitDone};
+    let events = vec![
+        Init,
+        InitApply(object("a", "1", "1")),
+        InitApply(object("b", "2", "2")),
+        InitApply(object("c", "3", "3")),
+        InitDone,
+        Init,
+        InitApply(object("a", "1", "1")),
+        InitApply(object("b", "9", "7")),
+        InitApply(object("d", "4", "4")),
+        InitDone,
+    ];
+    let expected = ["+a1", "+b2", "+c3", "synced", "-b2", "+b7", "+d4", "-c3"];
+    check(events, &expected).await;
+}
+
+#[tokio::test]
+async fn a_slow_reader_delays_neither_store_nor_sync() {
+    let mut events = vec![Event::Init];
+    events.extend((0..1000).map(|n| Event::InitApply(object(&format!("o{n}-"), "1", "1"))));
+    events.push(Event::InitDone);
+    let mut informer = informer(events);
+    assert!(informer.store.wait_synced().await);
+    assert_eq!(informer.store.len(), 1000);
+    let mut read = 0;
+    while !matches!(informer.changes.recv().await.unwrap(), Change::Synced) {
+        read += 1;
+    }
+    assert_eq!(read, 1000);
+}
+
+/// Counts warnings and notes of this thread.
+#[derive(Clone, Default)]
+struct Counter(Arc<parking_lot::Mutex<Vec<tracing::Level>>>);
+
+impl tracing::Subscriber for Counter {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO && metadata.target().contains("informer")
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        self.0.lock().push(*event.metadata().level());
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_that_is_not_installed_is_told_from_one_that_cannot_be_read() {
+    let said = Counter::default();
+    let _guard = tracing::subscriber::set_default(said.clone());
+    use kube::core::Status;
+    let failed = |code: u16| {
+        let status = Status::failure("404 page not found", "").with_code(code);
+        Err(watcher::Error::InitialListFailed(kube::Error::Api(
+            status.boxed(),
+        )))
+    };
+    for (name, code, expected) in [("not there", 404, true), ("forbidden", 403, false)] {
+        let events = vec![Ok(Event::Init), failed(code), Ok(Event::Init), failed(code)];
+        let mut informer = informer_of(events);
+        // On a clock that stands still otherwise: both attempts are over.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(*informer.absent.borrow_and_update(), expected, "{name}");
+        assert!(informer.changes.try_recv().is_err(), "{name}");
+        let lines = std::mem::take(&mut *said.0.lock()).len();
+        assert_eq!(lines, if expected { 1 } else { 2 }, "{name}: what is said");
+    }
+    let events = vec![
+        Ok(Event::Init),
+        failed(404),
+        Ok(Event::Init),
+        Ok(Event::InitApply(object("a", "1", "1"))),
+        Ok(Event::InitDone),
+    ];
+    let mut informer = informer_of(events);
+    for expected in ["+a1", "synced"] {
+        assert_eq!(show(&informer.changes.recv().await.unwrap()), expected);
+    }
+    assert!(!*informer.absent.borrow(), "it appeared");
+    let said = std::mem::take(&mut *said.0.lock());
+    assert_eq!(said, [tracing::Level::WARN, tracing::Level::INFO]);
+}
