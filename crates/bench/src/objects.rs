@@ -99,7 +99,7 @@ pub(crate) fn own(prefix: &str, number: usize) -> Value {
     json!({
         "metadata": {"labels": labels, "ownerReferences": [{"apiVersion": kind.0, "kind": kind.1,
             "name": set, "uid": uid, "controller": true, "blockOwnerDeletion": true}]},
-        "spec": {"hostname": name, "serviceAccountName": format!("app-{number}"),
+        "spec": {"hostname": name,
             "containers": [{"name": format!("app-{number}"), "image": format!("registry.example/app-{number}:1.2.3"),
                 "resources": resources}],
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": format!("data-{name}")}}]},
