@@ -31,6 +31,7 @@ pub mod rdma_devices;
 pub mod reclaim;
 pub mod recommend;
 pub mod replace;
+pub mod report_time;
 pub mod resctrl;
 pub mod reservation;
 pub mod resources;

@@ -5,6 +5,7 @@ use super::node::amounts;
 use jiff::{SignedDuration, Timestamp};
 use koord_api::priority::PriorityClass;
 use koord_api::slo::{NodeMetric, ResourceMap};
+use koord_model::report_time::{self, ReportTimeError};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use std::sync::Arc;
 
@@ -116,18 +117,20 @@ impl NodeUsage {
         let Some(updated) = self.updated else {
             return no(doubt::NO_TIME, doubt::NO_TIME.to_owned());
         };
-        let age = now.duration_since(updated);
-        let limit = SignedDuration::from_secs(expiration);
-        if age >= limit {
-            let (age, limit) = (age.as_secs(), limit.as_secs());
-            let said =
-                format!("its NodeMetric is {age} s old, and is not believed after {limit} s");
-            return no(doubt::OLD, said);
-        }
-        if age <= -limit {
-            let ahead = age.as_secs().saturating_neg();
-            let said = format!("its NodeMetric is of {ahead} s in the future");
-            return no(doubt::AHEAD, said);
+        let life = SignedDuration::from_secs(expiration);
+        match report_time::check(updated, now, life) {
+            Ok(()) => {}
+            Err(ReportTimeError::Expired { age, life }) => {
+                let (age, limit) = (age.as_secs(), life.as_secs());
+                let said =
+                    format!("its NodeMetric is {age} s old, and is not believed after {limit} s");
+                return no(doubt::OLD, said);
+            }
+            Err(ReportTimeError::Ahead { ahead, .. }) => {
+                let ahead = ahead.as_secs();
+                let said = format!("its NodeMetric is of {ahead} s in the future");
+                return no(doubt::AHEAD, said);
+            }
         }
         Ok(())
     }
