@@ -14,6 +14,7 @@ mod devices;
 mod differential;
 mod extender;
 mod failover;
+mod field_reports;
 mod gang;
 mod inspection;
 mod kubelets;
