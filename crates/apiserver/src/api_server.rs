@@ -281,7 +281,7 @@ impl ApiServer {
     }
 
     /// Writes a kubeconfig (mode 0600) with the rights of the administrator to `path`. It names
-    /// the address listened on, or else the configured one.
+    /// the address listened on, or else the configured one. One that does so already is kept, with its key.
     ///
     /// # Errors
     /// When it cannot be written, or there is no address to write into it.

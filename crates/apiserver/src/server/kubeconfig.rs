@@ -3,6 +3,8 @@
 use super::pki::Identity;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use rcgen::KeyPair;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A kubeconfig that reaches the server at `address` as the owner of `identity`.
@@ -33,6 +35,36 @@ current-context: koord
         certificate = encode(&identity.certificate_pem),
         key = encode(&identity.key_pem),
     )
+}
+
+/// The certificate of the identity in `text`, if `text` is what [`render`] makes of it: nothing but
+/// the identity can differ, and nobody changed it.
+pub(super) fn certificate_in(
+    text: &str,
+    address: SocketAddr,
+    authority_pem: &str,
+) -> Option<CertificateDer<'static>> {
+    let value = |field: &str| {
+        let line = text
+            .lines()
+            .find_map(|line| line.trim().strip_prefix(field));
+        String::from_utf8(STANDARD.decode(line?.trim()).ok()?).ok()
+    };
+    let certificate_pem = value("client-certificate-data:")?;
+    let key_pem = value("client-key-data:")?;
+    // A key that cannot be read would be kept for ever.
+    let certificate = CertificateDer::from_pem_slice(certificate_pem.as_bytes()).ok()?;
+    let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).ok()?;
+    let pair = KeyPair::from_pem(&key_pem).ok()?;
+    let point = pair.public_key_raw();
+    let matches = certificate.windows(point.len()).any(|part| part == point);
+    let identity = Identity {
+        certificate_pem,
+        certificate,
+        key_pem,
+        key,
+    };
+    (matches && render(address, authority_pem, &identity) == text).then_some(identity.certificate)
 }
 
 /// An address a client on this machine can connect to.

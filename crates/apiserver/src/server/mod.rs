@@ -37,9 +37,12 @@ use pki::Authority;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+/// A kubeconfig whose certificate ends within this time is written again.
+const RENEWAL: Duration = Duration::from_secs(90 * 24 * 3600);
 /// The administrator of the kubeconfig.
 const ADMIN: (&str, &[&str]) = ("kubernetes-admin", &["system:masters"]);
 
@@ -153,13 +156,26 @@ impl Server {
         Ok(())
     }
 
-    /// Writes a kubeconfig of the administrator to `path`.
+    /// Writes a kubeconfig of the administrator to `path`, unless the one that is there will do: what has a
+    /// copy of it goes on to work, and no more keys are valid than needed.
     pub(crate) fn write_kubeconfig(&self, path: &Path) -> Result<(), ServeError> {
         let address = self.bound.lock().unwrap_or(self.options.bind);
         if address.port() == 0 {
             return Err(ServeError::NoAddress);
         }
         let authority = self.authority()?;
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        if secret_file::is_private(path)
+            && let Some(certificate) = kubeconfig::certificate_in(&text, address, authority.pem())
+        {
+            let now = self.options.clock.now();
+            let soon = now.checked_add(RENEWAL).unwrap_or(now);
+            let is_administrator = koord_app::certificate::subject(&certificate)
+                .is_some_and(|(name, groups)| name == ADMIN.0 && groups == ADMIN.1);
+            if is_administrator && tls::will_accept(&authority, &certificate, soon)? {
+                return Ok(());
+            }
+        }
         let identity = authority.client(ADMIN.0, ADMIN.1)?;
         let text = kubeconfig::render(address, authority.pem(), &identity);
         secret_file::write(path, text.as_bytes())

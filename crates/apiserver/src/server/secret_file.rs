@@ -6,6 +6,12 @@ use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
+/// Whether only its owner may use the file.
+pub(super) fn is_private(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(path).is_ok_and(|file| file.permissions().mode() & 0o077 == 0)
+}
+
 /// Writes `contents` to `path`, readable only by the owner. A reader sees the old or the new file,
 /// never a part of one.
 pub(super) fn write(path: &Path, contents: &[u8]) -> Result<(), ServeError> {

@@ -281,3 +281,42 @@ mod connections {
         stop.cancel();
     }
 }
+
+#[test]
+fn kubeconfig_that_will_do_is_kept() {
+    let authority = Authority::open(None, now()).unwrap();
+    let other = Authority::open(None, now()).unwrap();
+    let identity = authority.client("jane", &["g"]).unwrap();
+    let address = "127.0.0.1:6443".parse().unwrap();
+    let text = kubeconfig::render(address, authority.pem(), &identity);
+    let found = |text: &str, address: &str, authority: &Authority| {
+        kubeconfig::certificate_in(text, address.parse().unwrap(), authority.pem())
+    };
+    let certificate = found(&text, "127.0.0.1:6443", &authority).unwrap();
+    assert_eq!(certificate, identity.certificate);
+    assert!(found(&text, "127.0.0.1:6444", &authority).is_none());
+    assert!(found(&text, "127.0.0.1:6443", &other).is_none());
+    assert!(
+        found(
+            &text.replace("koord-admin", "x"),
+            "127.0.0.1:6443",
+            &authority
+        )
+        .is_none()
+    );
+    assert!(found("", "127.0.0.1:6443", &authority).is_none());
+    let foreign = authority.client("jane", &["g"]).unwrap();
+    let mixed = super::pki::Identity {
+        key_pem: foreign.key_pem,
+        ..identity
+    };
+    let text = kubeconfig::render(address, authority.pem(), &mixed);
+    assert!(found(&text, "127.0.0.1:6443", &authority).is_none());
+    let at = |text: &str| text.parse::<Timestamp>().unwrap();
+    let accepts = |authority: &Authority, then: &str| {
+        super::tls::will_accept(authority, &certificate, at(then)).unwrap()
+    };
+    assert!(accepts(&authority, "2030-12-01T00:00:00Z"));
+    assert!(!accepts(&authority, "2031-12-01T00:00:00Z"));
+    assert!(!accepts(&other, "2030-12-01T00:00:00Z"));
+}

@@ -2,9 +2,13 @@
 
 use super::ServeError;
 use super::pki::{Authority, Identity};
+use jiff::Timestamp;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The configuration of the TLS side of the server.
 pub(super) fn config(
@@ -12,15 +16,7 @@ pub(super) fn config(
     server: Identity,
 ) -> Result<Arc<ServerConfig>, ServeError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(authority.certificate().clone())
-        .map_err(|e| ServeError::certificate("authority certificate", e))?;
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
-            .allow_unauthenticated()
-            .build()
-            .map_err(|e| ServeError::certificate("authority certificate", e))?;
+    let verifier = verifier(authority)?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|e| ServeError::certificate("TLS versions", e))?
@@ -32,6 +28,32 @@ pub(super) fn config(
         .map_err(|e| ServeError::certificate("server certificate", e))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// Checks certificates of clients: those of `authority`.
+fn verifier(authority: &Authority) -> Result<Arc<dyn ClientCertVerifier>, ServeError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    let unusable = |reason: String| ServeError::certificate("authority certificate", reason);
+    roots
+        .add(authority.certificate().clone())
+        .map_err(|e| unusable(e.to_string()))?;
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+        .allow_unauthenticated()
+        .build()
+        .map_err(|e| unusable(e.to_string()))
+}
+
+/// Whether this server will take `certificate` as that of a client at `then`.
+pub(super) fn will_accept(
+    authority: &Authority,
+    certificate: &CertificateDer<'_>,
+    then: Timestamp,
+) -> Result<bool, ServeError> {
+    let seconds = u64::try_from(then.as_second()).unwrap_or_default();
+    let then = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+    let verified = verifier(authority)?.verify_client_cert(certificate, &[], then);
+    Ok(verified.is_ok())
 }
 
 /// The configuration of a client that is `client` and trusts servers of `authority`.
