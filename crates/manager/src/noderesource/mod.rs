@@ -268,7 +268,7 @@ impl Resources {
             let version = written.metadata.resource_version;
             let before = self.written.lock().insert(node.to_owned(), version.clone());
             if before != Some(version) {
-                say(node, change, plan.reset.as_ref());
+                say(node, change, plan);
             }
         }
         // Zones that are still due stay so.
@@ -339,12 +339,16 @@ fn is_relevant(old: &NodeResourceTopology, new: &NodeResourceTopology) -> bool {
 }
 
 /// Logs what was published on `node`.
-fn say(node: &str, change: &Value, reset: Option<&Reset>) {
-    match reset {
+fn say(node: &str, change: &Value, plan: &Plan) {
+    match &plan.reset {
         None => {
             tracing::debug!(node, change = %change["status"]["allocatable"], "resources published");
         }
         Some(Reset::Disabled) => tracing::info!(node, "resources taken away: co-location is off"),
+        // A new node has no report yet.
+        Some(Reset::Degraded(why)) if !plan.has_resources => {
+            tracing::debug!(node, why, "no resources published");
+        }
         Some(Reset::Degraded(why)) => tracing::warn!(node, why, "resources taken away"),
     }
 }

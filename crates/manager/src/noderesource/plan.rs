@@ -66,6 +66,8 @@ pub(crate) struct Plan {
     /// The arithmetic, for the operator.
     pub(crate) messages: Vec<String>,
     pub(crate) reset: Option<Reset>,
+    /// The node has something of what is computed, which a reset takes away.
+    pub(crate) has_resources: bool,
     /// How the plugins fared.
     pub(crate) fared: Vec<Fared>,
     /// When time alone will change the answer.
@@ -93,6 +95,10 @@ pub(crate) fn plan(input: &Input<'_>) -> Plan {
     let differs = draft.resources.iter().any(|(name, amount)| {
         reclaim::differs(view::read(allocatable, name), *amount, diff_threshold)
     });
+    plan.has_resources = draft
+        .resources
+        .iter()
+        .any(|(name, _)| view::read(allocatable, name).is_some_and(|amount| !amount.is_zero()));
     let next_sync = input
         .synced
         .map(|synced| synced.as_second().saturating_add(update_threshold))
