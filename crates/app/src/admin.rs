@@ -2,6 +2,7 @@
 
 mod slis;
 
+use crate::local::refuse_foreign;
 use crate::metrics;
 use axum::Router;
 use axum::extract::State;
@@ -40,7 +41,8 @@ pub enum AdminError {
 /// Who may reach the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exposure {
-    /// Only this machine; other addresses are refused.
+    /// Only this machine; other addresses are refused, and so are requests that name another machine
+    /// or come from a page in a browser.
     Loopback,
     /// Whoever can route to it. There is no TLS and no authentication: meant for probes and
     /// metrics on a pod network, which upstream serves so by default.
@@ -181,7 +183,11 @@ impl Admin {
         if exposure == Exposure::Loopback && !address.ip().is_loopback() {
             return Err(AdminError::Exposed(address));
         }
-        serve_routes(self.router(), address, shutdown).await
+        let routes = match exposure {
+            Exposure::Loopback => refuse_foreign(self.router()),
+            Exposure::Anyone => self.router(),
+        };
+        serve_routes(routes, address, shutdown).await
     }
 }
 
@@ -290,7 +296,8 @@ mod tests {
 
     async fn ask(address: SocketAddr, method: &str, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let request = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let request =
+            format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();

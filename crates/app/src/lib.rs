@@ -9,6 +9,7 @@ pub mod configz;
 pub mod context;
 pub mod features;
 pub mod flags;
+pub mod local;
 pub mod logging;
 pub mod metrics;
 pub mod shutdown;

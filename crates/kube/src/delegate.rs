@@ -5,7 +5,7 @@
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{
-    NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
 use kube::api::PostParams;
 use parking_lot::Mutex;
@@ -149,7 +149,30 @@ pub struct Authorizer {
     client: Client,
     allowed: Duration,
     refused: Duration,
-    known: Memory<(User, String, String), Access>,
+    known: Memory<(User, String, Subject), Access>,
+}
+
+/// What a caller asks to use.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Subject {
+    /// A path of a server.
+    Path(String),
+    /// A subresource of a node, such as `proxy`, by which a kubelet judges its paths.
+    Node {
+        /// Name of the node.
+        name: String,
+        /// Its subresource.
+        subresource: &'static str,
+    },
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "path {path:?}"),
+            Self::Node { name, subresource } => write!(f, "nodes/{subresource} of node {name:?}"),
+        }
+    }
 }
 
 /// Whether a caller may do something.
@@ -221,12 +244,17 @@ impl Authorizer {
         }
     }
 
-    /// Whether `user` may do `verb` (`get`, `put` …) at `path`.
+    /// Whether `user` may do `verb` (`get`, `put` …) with `subject`.
     ///
     /// # Errors
     /// The API server does not say.
-    pub async fn may(&self, user: &User, verb: &str, path: &str) -> Result<Access, ReviewError> {
-        let question = (user.clone(), verb.to_owned(), path.to_owned());
+    pub async fn may(
+        &self,
+        user: &User,
+        verb: &str,
+        subject: &Subject,
+    ) -> Result<Access, ReviewError> {
+        let question = (user.clone(), verb.to_owned(), subject.clone());
         if let Some(known) = self.known.get(&question) {
             return Ok(known);
         }
@@ -236,11 +264,7 @@ impl Authorizer {
                 uid: Some(user.uid.clone()).filter(|uid| !uid.is_empty()),
                 groups: Some(user.groups.clone()),
                 extra: Some(user.extra.clone()).filter(|extra| !extra.is_empty()),
-                non_resource_attributes: Some(NonResourceAttributes {
-                    path: Some(path.to_owned()),
-                    verb: Some(verb.to_owned()),
-                }),
-                resource_attributes: None,
+                ..subject.review(verb)
             },
             ..SubjectAccessReview::default()
         };
@@ -250,7 +274,7 @@ impl Authorizer {
             allowed: status.allowed && status.denied != Some(true),
             reason: status.reason.unwrap_or_default(),
         };
-        if verb.len() + path.len() < LONGEST {
+        if verb.len() + subject.len() < LONGEST {
             let life = if access.allowed {
                 self.allowed
             } else {
@@ -259,6 +283,39 @@ impl Authorizer {
             self.known.put(question, access.clone(), life);
         }
         Ok(access)
+    }
+}
+
+impl Subject {
+    fn review(&self, verb: &str) -> SubjectAccessReviewSpec {
+        let verb = Some(verb.to_owned());
+        match self {
+            Self::Path(path) => SubjectAccessReviewSpec {
+                non_resource_attributes: Some(NonResourceAttributes {
+                    path: Some(path.clone()),
+                    verb,
+                }),
+                ..SubjectAccessReviewSpec::default()
+            },
+            Self::Node { name, subresource } => SubjectAccessReviewSpec {
+                resource_attributes: Some(ResourceAttributes {
+                    verb,
+                    version: Some("v1".to_owned()),
+                    resource: Some("nodes".to_owned()),
+                    subresource: Some((*subresource).to_owned()),
+                    name: Some(name.clone()),
+                    ..ResourceAttributes::default()
+                }),
+                ..SubjectAccessReviewSpec::default()
+            },
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Path(path) => path.len(),
+            Self::Node { name, .. } => name.len(),
+        }
     }
 }
 
@@ -360,9 +417,10 @@ mod tests {
         let shown = format!("{authenticator:?}");
         assert!(!shown.contains("good") && !shown.contains("odd"), "{shown}");
         let authorizer = Authorizer::new(client, life, Duration::from_secs(1));
-        let fine = authorizer.may(&ann, "get", "/fine").await.unwrap();
+        let path = Subject::Path("/fine".to_owned());
+        let fine = authorizer.may(&ann, "get", &path).await.unwrap();
         assert!(fine.allowed);
-        let refused = authorizer.may(&ann, "put", "/fine").await.unwrap();
+        let refused = authorizer.may(&ann, "put", &path).await.unwrap();
         assert_eq!(
             (refused.allowed, refused.reason.as_str()),
             (false, "no rule")
@@ -372,8 +430,8 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(after)).await;
             authenticator.of_token("good").await.unwrap();
             authenticator.of_token("odd").await.unwrap();
-            authorizer.may(&ann, "get", "/fine").await.unwrap();
-            authorizer.may(&ann, "put", "/fine").await.unwrap();
+            authorizer.may(&ann, "get", &path).await.unwrap();
+            authorizer.may(&ann, "put", &path).await.unwrap();
             assert_eq!(calls.load(Ordering::SeqCst), asked, "{after} ms later");
         }
     }

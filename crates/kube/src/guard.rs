@@ -6,7 +6,7 @@ mod args;
 pub use args::AuthArgs;
 
 use crate::Client;
-use crate::delegate::{Authenticator, Authorizer, User};
+use crate::delegate::{Authenticator, Authorizer, Subject, User};
 use axum::Router;
 use axum::extract::{Extension, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName};
@@ -58,6 +58,8 @@ pub struct Guard {
     authenticator: Option<Authenticator>,
     authorizer: Option<Authorizer>,
     open: Vec<Open>,
+    /// The node whose subresources stand for paths, as a kubelet judges them.
+    node: Option<String>,
 }
 
 /// Paths that need no permission, without their first slash.
@@ -127,7 +129,49 @@ impl Guard {
             open: open
                 .map(|path| Open::parse(path))
                 .collect::<Result<_, _>>()?,
+            node: None,
         })
+    }
+
+    /// Judges paths as the kubelet of node `name` does: by permissions on the node's subresources.
+    #[must_use]
+    pub fn of_node(mut self, name: String) -> Self {
+        self.node = Some(name);
+        self
+    }
+
+    /// What a caller of `path` may use, one of which is enough, and the verb for it.
+    fn subjects(&self, method: &str, path: &str) -> (Vec<Subject>, String) {
+        let verb = method.to_ascii_lowercase();
+        let Some(name) = &self.node else {
+            return (vec![Subject::Path(path.to_owned())], verb);
+        };
+        let verb = match verb.as_str() {
+            "head" => "get",
+            "post" => "create",
+            "put" => "update",
+            verb => verb,
+        };
+        let first = path.trim_start_matches('/').split('/').next();
+        let special = match first.unwrap_or_default() {
+            "stats" => Some("stats"),
+            "metrics" => Some("metrics"),
+            "logs" => Some("log"),
+            "checkpoint" => Some("checkpoint"),
+            "healthz" => Some("healthz"),
+            "pods" | "runningpods" => Some("pods"),
+            "configz" => Some("configz"),
+            _ => None,
+        };
+        // These few had no permission of their own for long, so the general one includes them.
+        let fine = matches!(special, Some("healthz" | "pods" | "configz"));
+        let general = (special.is_none() || fine).then_some("proxy");
+        let subjects = special.into_iter().chain(general);
+        let subjects = subjects.map(|subresource| Subject::Node {
+            name: name.clone(),
+            subresource,
+        });
+        (subjects.collect(), verb.to_owned())
     }
 
     /// `routes`, for those who may. Each request must carry its connection's [`Peer`] in its
@@ -155,27 +199,28 @@ impl Guard {
         }
     }
 
-    async fn admit(&self, user: &User, verb: &str, path: &str) -> Result<(), Response> {
+    async fn admit(&self, user: &User, method: &str, path: &str) -> Result<(), Response> {
         let open = self.open.iter().any(|open| open.covers(path));
         if open || user.groups.iter().any(|group| group == MASTERS) {
             return Ok(());
         }
-        let reason = match &self.authorizer {
-            None => String::new(),
-            Some(authorizer) => match authorizer.may(user, verb, path).await {
-                Ok(access) if access.allowed => return Ok(()),
-                Ok(access) => access.reason,
-                Err(error) => {
-                    tracing::warn!(%error, user = user.name, verb, path, "not decided");
-                    let text = format!("Internal Server Error: {path:?}: {error}");
-                    return Err((StatusCode::INTERNAL_SERVER_ERROR, text).into_response());
+        let (subjects, verb) = self.subjects(method, path);
+        let mut reason = String::new();
+        if let Some(authorizer) = &self.authorizer {
+            for subject in &subjects {
+                match authorizer.may(user, &verb, subject).await {
+                    Ok(access) if access.allowed => return Ok(()),
+                    Ok(access) => reason = access.reason,
+                    Err(error) => {
+                        tracing::warn!(%error, user = user.name, verb, path, "not decided");
+                        let text = format!("Internal Server Error: {path:?}: {error}");
+                        return Err((StatusCode::INTERNAL_SERVER_ERROR, text).into_response());
+                    }
                 }
-            },
-        };
-        let mut message = format!(
-            "forbidden: User {:?} cannot {verb} path {path:?}",
-            user.name
-        );
+            }
+        }
+        let subject = subjects.last().map(Subject::to_string).unwrap_or_default();
+        let mut message = format!("forbidden: User {:?} cannot {verb} {subject}", user.name);
         if !reason.is_empty() {
             message.push_str(": ");
             message.push_str(&reason);
@@ -194,11 +239,11 @@ async fn check(
     let Ok(user) = guard.who(peer, request.headers()).await else {
         return status(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized");
     };
-    let verb = request.method().as_str().to_ascii_lowercase();
     let Some(path) = decoded(request.uri().path()) else {
         return (StatusCode::BAD_REQUEST, "400 Bad Request: malformed path").into_response();
     };
-    match guard.admit(&user, &verb, &path).await {
+    let method = request.method().clone();
+    match guard.admit(&user, method.as_str(), &path).await {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal,
     }
