@@ -142,7 +142,8 @@ pub fn filter(verbosity: u8) -> String {
         "tower_http",
     ];
     let quiet: String = quiet.iter().map(|name| format!(",{name}=warn")).collect();
-    format!("{level}{quiet},kube_runtime=error")
+    // Its builder logs each failed request; those that send them report failures with address and cause.
+    format!("{level}{quiet},kube_client::client::builder=off,kube_runtime=error")
 }
 
 /// Sends all logs of this process to standard error. `RUST_LOG` overrides the verbosity.
@@ -236,6 +237,7 @@ mod tests {
             let filter = options.filter();
             assert!(EnvFilter::try_new(&filter).is_ok(), "{filter}");
             assert!(filter.contains("kube_client=warn"));
+            assert!(filter.contains("kube_client::client::builder=off"));
         }
     }
 }

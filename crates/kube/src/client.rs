@@ -1,8 +1,13 @@
 //! Clients: from a kubeconfig, from inside a pod, or over a tower service in the same process.
 
+mod forbidden;
 mod measured;
+mod outage;
+pub(crate) mod transport;
 
+pub use forbidden::MissingRule;
 pub use measured::RestMetrics;
+pub use outage::Unreachable;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -11,6 +16,7 @@ pub use kube::client::Body;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use measured::Measure;
+use outage::OutageReporter;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -234,16 +240,14 @@ fn build(mut config: kube::Config, options: &ClientOptions) -> Result<kube::Clie
     })?;
     let limit = RateLimit::new(options.qps, options.burst)?;
     config.headers.push((header::USER_AGENT, agent));
-    // Its policy retries every 429, evictions included, for minutes.
-    config.default_retry = false;
-    // Only one provider is compiled in; installing it twice is harmless.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    transport::prepare(&mut config);
     let server = config.cluster_url.to_string();
     let host = config.cluster_url.authority();
     let host = host.map_or_else(String::new, ToString::to_string);
     let metrics = options.metrics.clone();
     let measure = Measure(metrics.map(|metrics| Arc::new((metrics, host))));
     let namespace = config.default_namespace.clone();
+    let reporter = OutageReporter::new(server.clone());
     let builder = ClientBuilder::try_from(config).map_err(|source| ClientError::Transport {
         server,
         source: Box::new(source),
@@ -256,7 +260,11 @@ fn build(mut config: kube::Config, options: &ClientOptions) -> Result<kube::Clie
         None => builder.build(),
     };
     Ok(kube::Client::new(
-        tower::service_fn(move |request| retrying(client.clone(), measure.clone(), request)),
+        tower::service_fn(move |request| {
+            let (client, measure) = (client.clone(), measure.clone());
+            let send = move |request| retrying(client, measure, request);
+            reporter.clone().send(request, send)
+        }),
         namespace,
     ))
 }

@@ -3,6 +3,7 @@
 //! kube's own `reflector` has neither; the scheduler and the manager need all three.
 
 mod either;
+mod failure;
 mod objects;
 mod readable;
 mod text;
@@ -10,6 +11,7 @@ mod text;
 pub use readable::{Readable, Unread};
 pub use text::Text;
 
+use failure::{Failure, FailureReporter, Retry};
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use kube::core::NamespaceResourceScope;
@@ -20,7 +22,6 @@ use serde::de::DeserializeOwned;
 use std::collections::{HashSet, VecDeque};
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -377,6 +378,7 @@ async fn pump<V: Mirrored>(
 ) {
     let mut waiting = VecDeque::new();
     let mut retry = Retry::default();
+    let mut reporter = FailureReporter::default();
     let mut pause = None;
     loop {
         tokio::select! {
@@ -394,78 +396,24 @@ async fn pump<V: Mirrored>(
             },
             () = sender.closed(), if waiting.is_empty() => return,
             event = events.next(), if pause.is_none() => match event {
-                Some(Ok(event)) => mirror.handle(event, &mut waiting),
-                Some(Err(error)) => {
-                    let expired = is_expired(&error);
-                    pause = Some(Instant::now() + retry.delay(expired));
-                    if is_absent(&error) {
-                        mirror.set_absent(true);
-                    } else if expired {
-                        tracing::info!(kind = mirror.kind, %error, "watch expired; objects are listed anew");
-                    } else {
-                        tracing::warn!(kind = mirror.kind, %error, "watch failed; it is retried");
+                Some(Ok(event)) => {
+                    // Each attempt to list begins with one, also one that fails.
+                    if !matches!(event, watcher::Event::Init) {
+                        reporter.clear(&mirror.kind);
                     }
+                    mirror.handle(event, &mut waiting);
+                }
+                Some(Err(error)) => {
+                    let failure = Failure::of(&error);
+                    pause = Some(Instant::now() + retry.delay(failure));
+                    if failure == Failure::Absent {
+                        mirror.set_absent(true);
+                    }
+                    reporter.report(&mirror.kind, failure, &error);
                 }
                 None => return,
             },
         }
-    }
-}
-
-/// When a watch that failed is tried again. A scheduler that is blind places nothing, so it looks
-/// more often than client-go, and lists at once when only its place in history is gone.
-#[derive(Debug, Default)]
-struct Retry {
-    failures: u32,
-    expired: bool,
-    last: Option<Instant>,
-}
-
-impl Retry {
-    const FIRST: Duration = Duration::from_millis(500);
-    const LONGEST: Duration = Duration::from_secs(6);
-    /// As long without a failure: all is well again.
-    const CALM: Duration = Duration::from_secs(60);
-
-    fn delay(&mut self, expired: bool) -> Duration {
-        let now = Instant::now();
-        if self.last.is_some_and(|last| now - last > Self::CALM) {
-            *self = Self::default();
-        }
-        self.last = Some(now);
-        let again = std::mem::replace(&mut self.expired, expired);
-        if expired && !again {
-            self.failures = 0;
-            return Duration::ZERO;
-        }
-        let doubled = Self::FIRST.saturating_mul(1 << self.failures.min(10));
-        self.failures += 1;
-        doubled
-            .min(Self::LONGEST)
-            .mul_f64(1.0 + fastrand::f64() / 3.0)
-    }
-}
-
-/// Whether the server has forgotten where the watch was: a new list helps, waiting does not.
-fn is_expired(error: &watcher::Error) -> bool {
-    use watcher::Error::{WatchError, WatchFailed, WatchStartFailed};
-    match error {
-        WatchError(status) => status.code == 410,
-        WatchStartFailed(kube::Error::Api(status)) | WatchFailed(kube::Error::Api(status)) => {
-            status.code == 410
-        }
-        _ => false,
-    }
-}
-
-/// Whether the server does not know the kind at all.
-fn is_absent(error: &watcher::Error) -> bool {
-    use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
-    match error {
-        InitialListFailed(kube::Error::Api(status))
-        | WatchStartFailed(kube::Error::Api(status))
-        | WatchFailed(kube::Error::Api(status)) => status.code == 404,
-        _ => false,
     }
 }
 

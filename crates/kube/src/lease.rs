@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::failure_log::FailureLog;
 use crate::patch::{is_conflict, is_not_found};
 
 /// The namespace of node heartbeats.
@@ -109,6 +110,7 @@ pub struct LeaderElector {
     election: Election,
     clock: Clock,
     observed: Option<Observed>,
+    failures: FailureLog,
 }
 
 /// The Lease as last seen, and when it was first seen so.
@@ -188,6 +190,7 @@ impl LeaderElector {
             election,
             clock,
             observed: None,
+            failures: FailureLog::default(),
         })
     }
 
@@ -263,10 +266,15 @@ impl LeaderElector {
     /// One attempt. `true` means this contender holds the Lease now.
     async fn try_acquire_or_renew(&mut self) -> bool {
         match self.attempt().await {
-            Ok(held) => held,
+            Ok(held) => {
+                self.failures.clear();
+                held
+            }
             Err(error) if is_conflict(&error) => false,
             Err(error) => {
-                tracing::warn!(lease = %self.lease(), %error, "lease attempt failed");
+                if self.failures.record(&error.to_string()) {
+                    tracing::warn!(lease = %self.lease(), %error, "lease attempt failed");
+                }
                 false
             }
         }
@@ -430,11 +438,17 @@ impl NodeLease {
 
     /// Renews until `shutdown`. Failures are logged and tried again at the next interval.
     pub async fn run(self, client: kube::Client, clock: Clock, shutdown: CancellationToken) {
+        let mut failures = FailureLog::default();
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                result = self.renew(&client, &clock) => if let Err(error) = result {
-                    tracing::warn!(node = %self.node, %error, "node lease not renewed");
+                result = self.renew(&client, &clock) => match result {
+                    Ok(_) => {
+                        failures.clear();
+                    }
+                    Err(error) => if failures.record(&error.to_string()) {
+                        tracing::warn!(node = %self.node, %error, "node lease not renewed");
+                    }
                 },
             }
             tokio::select! {

@@ -11,6 +11,7 @@ pub mod delegate;
 pub mod endpoint;
 pub mod events;
 pub mod evict;
+pub mod failure_log;
 pub mod guard;
 pub mod informer;
 pub mod lease;

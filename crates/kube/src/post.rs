@@ -1,6 +1,7 @@
 //! Asking a server that is no API server: one `POST` of JSON, one answer.
 
-use crate::client::{Body, ClientError};
+use crate::client::{Body, ClientError, transport};
+use crate::failure_log::causes;
 use bytes::Bytes;
 use http::{Request, Uri, header};
 use kube::client::ClientBuilder;
@@ -160,11 +161,9 @@ impl Address {
         let selection = KubeConfigOptions::default();
         let config = kube::Config::from_custom_kubeconfig(file, &selection).await;
         let mut config = config.map_err(wrong)?;
-        config.default_retry = false;
         // What the environment says of proxies is not for peers, and none is compiled in.
         config.proxy_url = None;
-        // Only one provider is compiled in; installing it twice is harmless.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        transport::prepare(&mut config);
         let builder = ClientBuilder::try_from(config).map_err(|source| ClientError::Transport {
             server: address.url.clone(),
             source: Box::new(source),
@@ -221,20 +220,6 @@ impl Poster {
             }
         })
     }
-}
-
-/// An error with what caused it, each said once.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let said = cause.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -53,3 +53,38 @@ impl tower::Service<Request<Body>> for Canned {
         .boxed()
     }
 }
+
+/// What was logged on this thread, as production logs it.
+#[derive(Clone, Default)]
+pub(crate) struct LogLines(Arc<parking_lot::Mutex<Vec<u8>>>);
+
+impl LogLines {
+    /// Captures until the guard is dropped.
+    pub(crate) fn capture() -> (Self, tracing::subscriber::DefaultGuard) {
+        let lines = Self::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(koord_app::logging::filter(2))
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        (lines, tracing::subscriber::set_default(subscriber))
+    }
+
+    /// The lines so far, oldest first.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let text = String::from_utf8_lossy(&self.0.lock()).into_owned();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+impl std::io::Write for LogLines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,6 +1,7 @@
 //! A kind that the API server may serve in one of two versions only.
 
-use super::{Informer, Mirrored, Scope, is_absent, kind_of, run, watched};
+use super::failure::Failure;
+use super::{Informer, Mirrored, Scope, kind_of, run, watched};
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
 use kube::runtime::watcher;
@@ -39,13 +40,13 @@ fn either<T: Send + 'static>(first: Events<T>, other: Events<T>) -> Events<T> {
         loop {
             let event = now.next().await?;
             match &event {
-                Err(error) if is_absent(error) && !missed => {
+                Err(error) if Failure::of(error) == Failure::Absent && !missed => {
                     missed = true;
                     std::mem::swap(&mut now, &mut other);
                     continue;
                 }
                 // Both have been asked: the next round begins with this one.
-                Err(error) if is_absent(error) => missed = false,
+                Err(error) if Failure::of(error) == Failure::Absent => missed = false,
                 // Before the list has been asked for.
                 Ok(watcher::Event::Init) | Err(_) => {}
                 Ok(_) => missed = false,

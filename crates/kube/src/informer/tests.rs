@@ -1,6 +1,7 @@
 use super::*;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::watcher::Event;
+use std::time::Duration;
 
 fn object(name: &str, uid: &str, version: &str) -> ConfigMap {
     let mut object = ConfigMap::default();
@@ -107,15 +108,24 @@ async fn check(events: Vec<Event<ConfigMap>>, expected: &[&str]) {
 #[tokio::test(start_paused = true)]
 async fn a_lost_place_in_history_costs_no_time_and_an_outage_a_few_seconds() {
     let mut retry = Retry::default();
-    let outage: Vec<u64> = (0..6).map(|_| retry.delay(false).as_secs()).collect();
+    let outage: Vec<u64> = (0..6)
+        .map(|_| retry.delay(Failure::Other).as_secs())
+        .collect();
     assert!(
         outage[..4].is_sorted() && (6..=8).contains(&outage[5]),
         "{outage:?}"
     );
-    assert_eq!(retry.delay(true), Duration::ZERO, "the server is back");
-    assert!(retry.delay(true) >= Retry::FIRST, "but not in a tight loop");
+    assert_eq!(
+        retry.delay(Failure::Expired),
+        Duration::ZERO,
+        "the server is back"
+    );
+    assert!(
+        retry.delay(Failure::Expired) >= Retry::FIRST,
+        "but not in a tight loop"
+    );
     tokio::time::advance(Retry::CALM * 2).await;
-    assert!(retry.delay(false) < Retry::FIRST * 2, "forgotten");
+    assert!(retry.delay(Failure::Other) < Retry::FIRST * 2, "forgotten");
 }
 
 #[tokio::test]
@@ -206,7 +216,7 @@ async fn a_kind_that_is_not_installed_is_told_from_one_that_cannot_be_read() {
         assert_eq!(*informer.absent.borrow_and_update(), expected, "{name}");
         assert!(informer.changes.try_recv().is_err(), "{name}");
         let lines = std::mem::take(&mut *said.0.lock()).len();
-        assert_eq!(lines, if expected { 1 } else { 2 }, "{name}: what is said");
+        assert_eq!(lines, 1, "{name}: what is said");
     }
     let events = vec![
         Ok(Event::Init),
@@ -222,4 +232,29 @@ async fn a_kind_that_is_not_installed_is_told_from_one_that_cannot_be_read() {
     assert!(!*informer.absent.borrow(), "it appeared");
     let said = std::mem::take(&mut *said.0.lock());
     assert_eq!(said, [tracing::Level::WARN, tracing::Level::INFO]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_right_is_logged_once_and_backs_off() {
+    use crate::testing::{LogLines, answer};
+    use http::StatusCode;
+    use serde_json::json;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    let (log, _guard) = LogLines::capture();
+    let requests = Arc::new(AtomicU32::new(0));
+    let count = requests.clone();
+    let client = crate::client::in_process(answer(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        let message = "configmaps is forbidden: User \"u\" cannot list resource \"configmaps\" in API group \"\" at the cluster scope";
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403, "message": message});
+        (StatusCode::FORBIDDEN, status)
+    }));
+    let stop = CancellationToken::new();
+    let _informer = Informer::<ConfigMap>::start(client, Scope::default(), stop);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let lines = log.lines();
+    let rule = "{apiGroups: [\"\"], resources: [configmaps], verbs: [list, watch]}";
+    assert!(lines.len() == 1 && lines[0].contains(rule), "{lines:#?}");
+    let requests = requests.load(Ordering::SeqCst);
+    assert!((10..=18).contains(&requests), "{requests} in ten minutes");
 }

@@ -1,0 +1,66 @@
+//! Log lines about a failure that lasts: one when it begins or changes, and one per minute.
+
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Decides which of many equal failures gets a log line.
+#[derive(Debug, Default)]
+pub struct FailureLog(Option<(Instant, String)>);
+
+impl FailureLog {
+    /// Time between two log lines about one failure.
+    pub const INTERVAL: Duration = Duration::from_secs(60);
+
+    /// Records a failure with the text `error`; returns whether it gets a log line: it is the first
+    /// one, another one than before, or the last line is a minute old.
+    pub fn record(&mut self, error: &str) -> bool {
+        let now = Instant::now();
+        if let Some((at, text)) = &self.0
+            && text == error
+            && now.duration_since(*at) < Self::INTERVAL
+        {
+            return false;
+        }
+        self.0 = Some((now, error.to_owned()));
+        true
+    }
+
+    /// Ends the failure; returns whether there was one.
+    pub fn clear(&mut self) -> bool {
+        self.0.take().is_some()
+    }
+}
+
+/// Returns the text of `error` followed by that of its causes, each once: many errors quote theirs.
+#[must_use]
+pub fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let quoted = cause.to_string();
+        if !text.contains(&quoted) {
+            text = format!("{text}: {quoted}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn failure_that_lasts_is_logged_once_a_minute() {
+        let mut log = FailureLog::default();
+        assert!(!log.clear());
+        let mut lines = 0;
+        for _ in 0..120 {
+            lines += u32::from(log.record("refused"));
+            tokio::time::advance(Duration::from_secs(2)).await;
+        }
+        assert_eq!(lines, 4, "in four minutes");
+        assert!(log.record("timed out"), "another failure");
+        assert!(log.clear() && log.record("timed out"), "a new failure");
+    }
+}

@@ -1,0 +1,145 @@
+//! Lists and watches that fail: when they are tried again, and what is logged of them.
+
+use crate::client::{MissingRule, Unreachable};
+use crate::failure_log::{FailureLog, causes};
+use kube::runtime::watcher;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Why a list or watch failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The server no longer holds the watch's place in history: a new list helps, waiting does not.
+    Expired,
+    /// The server does not serve the kind at all.
+    Absent,
+    /// The right to list or watch is missing.
+    Denied,
+    /// No answer; the client logs it, for all kinds at once.
+    Unreachable,
+    /// The stream of a watch broke off, as it does when the server ends.
+    Interrupted,
+    /// Any other error.
+    Other,
+}
+
+impl Failure {
+    pub(super) fn of(error: &watcher::Error) -> Self {
+        use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
+        let (code, lists) = match error {
+            InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error)
+                if Unreachable::is(error) =>
+            {
+                return Self::Unreachable;
+            }
+            InitialListFailed(kube::Error::Api(status)) => (status.code, true),
+            WatchStartFailed(kube::Error::Api(status)) | WatchFailed(kube::Error::Api(status)) => {
+                (status.code, false)
+            }
+            WatchError(status) if status.code == 410 => (410, false),
+            WatchFailed(
+                kube::Error::ReadEvents(_) | kube::Error::HyperError(_) | kube::Error::Service(_),
+            ) => return Self::Interrupted,
+            _ => return Self::Other,
+        };
+        match code {
+            410 if !lists => Self::Expired,
+            404 => Self::Absent,
+            403 => Self::Denied,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// When a watch that failed is tried again. A scheduler that is blind places nothing, so it looks
+/// more often than client-go, and lists at once when only its place in history is gone.
+#[derive(Debug, Default)]
+pub(super) struct Retry {
+    failures: u32,
+    expired: bool,
+    last: Option<Instant>,
+}
+
+impl Retry {
+    pub(super) const FIRST: Duration = Duration::from_millis(500);
+    pub(super) const LONGEST: Duration = Duration::from_secs(6);
+    /// The longest delay while a right is missing, which only an administrator ends.
+    pub(super) const LONGEST_DENIED: Duration = Duration::from_secs(60);
+    /// As long without a failure: all is well again.
+    pub(super) const CALM: Duration = Duration::from_secs(120);
+
+    pub(super) fn delay(&mut self, failure: Failure) -> Duration {
+        let now = Instant::now();
+        if self.last.is_some_and(|last| now - last > Self::CALM) {
+            *self = Self::default();
+        }
+        self.last = Some(now);
+        let expired = failure == Failure::Expired;
+        let again = std::mem::replace(&mut self.expired, expired);
+        if expired && !again {
+            self.failures = 0;
+            return Duration::ZERO;
+        }
+        let longest = match failure {
+            Failure::Denied => Self::LONGEST_DENIED,
+            _ => Self::LONGEST,
+        };
+        let doubled = Self::FIRST.saturating_mul(1 << self.failures.min(10));
+        self.failures += 1;
+        doubled.min(longest).mul_f64(1.0 + fastrand::f64() / 3.0)
+    }
+}
+
+/// Logs the failures of one kind's list and watch.
+#[derive(Debug, Default)]
+pub(super) struct FailureReporter {
+    log: FailureLog,
+    is_denied: bool,
+    is_interrupted: bool,
+}
+
+impl FailureReporter {
+    /// Logs a failure of `kind`, `plural.group/version`, unless it has been logged.
+    pub(super) fn report(&mut self, kind: &str, failure: Failure, error: &watcher::Error) {
+        match failure {
+            // Logged by those that hold the state of it.
+            Failure::Absent | Failure::Unreachable => {}
+            Failure::Expired => {
+                tracing::info!(kind, %error, "watch expired; objects are listed anew");
+            }
+            Failure::Denied => {
+                if !std::mem::replace(&mut self.is_denied, true) {
+                    let rule = missing_rule(kind);
+                    let error = causes(error);
+                    tracing::warn!(kind, %rule, error, "access denied: a role lacks a rule; the watch is retried");
+                }
+            }
+            // A server that ends breaks the watches of all kinds; the next attempt shows whether it is back.
+            Failure::Interrupted if !std::mem::replace(&mut self.is_interrupted, true) => {
+                tracing::debug!(kind, %error, "watch was interrupted; it is retried");
+            }
+            Failure::Interrupted | Failure::Other => {
+                let error = causes(error);
+                if self.log.record(&error) {
+                    tracing::warn!(kind, error, "watch failed; it is retried");
+                }
+            }
+        }
+    }
+
+    /// Ends the failure: the server sent an object, or all of a list.
+    pub(super) fn clear(&mut self, kind: &str) {
+        self.log.clear();
+        self.is_interrupted = false;
+        if std::mem::take(&mut self.is_denied) {
+            tracing::info!(kind, "access is granted now");
+        }
+    }
+}
+
+/// Returns the rule with which `kind`, `plural.group/version`, is listed and watched.
+fn missing_rule(kind: &str) -> MissingRule {
+    let (plural, group) = kind.split_once('.').unwrap_or((kind, ""));
+    let group = group.rsplit_once('/').map_or(group, |(group, _)| group);
+    MissingRule::list_and_watch(group, plural)
+}
