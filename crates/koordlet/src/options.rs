@@ -11,9 +11,10 @@ use crate::runtime;
 use crate::states::slo::SuppressMode;
 use crate::states::{Driver, Layout};
 use koord_host::{CgroupPath, Root};
+use koord_kube::endpoint::Trust;
 use koord_model::guard;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Where the list of pods comes from.
@@ -36,6 +37,8 @@ pub struct Kubelet {
     pub insecure: bool,
     /// That port.
     pub read_only_port: u16,
+    /// How its certificate is verified.
+    pub trust: Trust,
     /// Time between two polls; zero never polls.
     pub interval: Duration,
     /// How long one may take.
@@ -51,11 +54,30 @@ impl Default for Kubelet {
             address_type: "InternalIP".to_owned(),
             insecure: false,
             read_only_port: 10255,
+            trust: kubelet_trust(Some(Path::new("/var/lib/kubelet"))),
             interval: Duration::from_secs(10),
             timeout: Duration::from_secs(3),
             query_config: true,
         }
     }
+}
+
+/// Where a pod finds the cluster's authority.
+const CLUSTER_AUTHORITY: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+
+/// Returns how the certificate of this machine's kubelet is verified by default: it is signed by the
+/// cluster's authority, or in a file in `pki` below the kubelet's directory `dir`.
+#[must_use]
+pub fn kubelet_trust(dir: Option<&Path>) -> Trust {
+    let own = ["pki/kubelet.crt", "pki/kubelet-server-current.pem"];
+    let own = dir
+        .into_iter()
+        .flat_map(|dir| own.map(|name| dir.join(name)));
+    Trust::Files(
+        std::iter::once(CLUSTER_AUTHORITY.into())
+            .chain(own)
+            .collect(),
+    )
 }
 
 /// On which thread the loop runs.

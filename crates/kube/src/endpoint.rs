@@ -1,7 +1,18 @@
 //! A client for one other HTTP endpoint that speaks Kubernetes JSON, such as a kubelet.
 
+mod trust;
+
+pub use trust::Trust;
+
+use crate::client::transport;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::{Body, ConfigExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
+use tower::{BoxError, ServiceBuilder};
 
 /// Why an endpoint cannot be talked to.
 #[derive(Debug, thiserror::Error)]
@@ -24,13 +35,14 @@ pub enum EndpointError {
     },
 }
 
-/// A client for `url`. Its certificate is **not** verified, because a kubelet's is signed by
-/// itself; so only a bearer token with narrow rights should be sent along.
+/// Returns a client for `url` that verifies its certificate by `trust` and shows the token in
+/// `token_file`. `timeout` limits connecting, and the time until the head of an answer.
 ///
 /// # Errors
 /// When `url` is no URL or its scheme cannot be used.
 pub fn connect(
     url: &str,
+    trust: &Trust,
     token_file: Option<&Path>,
     timeout: Duration,
 ) -> Result<kube::Client, EndpointError> {
@@ -39,16 +51,40 @@ pub fn connect(
         source,
     })?;
     let mut config = kube::Config::new(uri);
-    config.accept_invalid_certs = true;
-    config.connect_timeout = Some(timeout);
-    config.read_timeout = Some(timeout);
-    config.default_retry = false;
     if let Some(file) = token_file {
         config.auth_info.token_file = Some(file.to_string_lossy().into_owned());
     }
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    kube::Client::try_from(config).map_err(|source| EndpointError::Client {
+    client(config, trust, timeout).map_err(|source| EndpointError::Client {
         url: url.to_owned(),
         source: Box::new(source),
     })
 }
+
+fn client(
+    mut config: kube::Config,
+    trust: &Trust,
+    timeout: Duration,
+) -> Result<kube::Client, kube::Error> {
+    // Where certificates are verified, it is by `trust`, and by no roots of the system.
+    config.accept_invalid_certs = true;
+    transport::prepare(&mut config);
+    let mut tls = config.rustls_client_config()?;
+    if let Some(verifier) = trust.verifier() {
+        tls.dangerous().set_certificate_verifier(verifier);
+    }
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_connect_timeout(Some(timeout));
+    let connector = hyper_rustls::HttpsConnector::from((connector, Arc::new(tls)));
+    let client = Client::builder(TokioExecutor::new()).build::<_, Body>(connector);
+    let service = ServiceBuilder::new()
+        .timeout(timeout)
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .map_err(BoxError::from)
+        .service(client);
+    Ok(kube::Client::new(service, "default"))
+}
+
+#[cfg(test)]
+mod tests;

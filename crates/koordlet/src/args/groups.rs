@@ -229,6 +229,13 @@ pub struct States {
     /// The kubelet's read-only port.
     #[arg(long, default_value_t = 10255)]
     pub kubelet_read_only_port: u16,
+    /// PEM file with the authority of the kubelet's certificate, or with the certificate; the cluster's
+    /// authority and the files in `pki` below the kubelet's directory otherwise.
+    #[arg(long, default_value = "")]
+    pub kubelet_certificate_authority: String,
+    /// Whether the kubelet's certificate is verified.
+    #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
+    pub kubelet_verify_certificate: bool,
     /// Do not ask the kubelet for its configuration.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub disable_query_kubelet_config: bool,

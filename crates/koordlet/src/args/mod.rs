@@ -14,13 +14,14 @@ use crate::evictor;
 use crate::exporter;
 use crate::gates::{Gate, GateError, Gates};
 use crate::node_topology::{self, Mode};
-use crate::options::{Collectors, Kubelet, Options, PodSource, Settings, Thread};
+use crate::options::{Collectors, Kubelet, Options, PodSource, Settings, Thread, kubelet_trust};
 use crate::predict;
 use crate::runtime;
 use crate::states::slo::{SuppressMode, UnknownMode};
 use clap::Parser;
 use koord_app::flags;
 use koord_host::{CgroupPath, HostError, Root};
+use koord_kube::endpoint::Trust;
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -271,6 +272,11 @@ impl Args {
             address_type: states.kubelet_preferred_address_type.clone(),
             insecure: states.kubelet_insecure_tls,
             read_only_port: states.kubelet_read_only_port,
+            trust: match states.kubelet_certificate_authority.as_str() {
+                _ if !states.kubelet_verify_certificate => Trust::Any,
+                "" => kubelet_trust(Some(&self.system.var_lib_kubelet_dir)),
+                file => Trust::Files(vec![file.into()]),
+            },
             interval: states.kubelet_sync_interval,
             timeout: states.kubelet_sync_timeout,
             query_config: !states.disable_query_kubelet_config,

@@ -107,15 +107,17 @@ resource-force-update-seconds 60
 ";
 
 /// Flags of our own.
-const OURS: [&str; 16] = [
+const OURS: [&str; 18] = [
     "agent-mode",
     "be-pod-cpu-idle",
     "cpu-suppress-mode",
     "enable-packet-collector",
     "eviction-mode",
     "kubeconfig",
+    "kubelet-certificate-authority",
     "kubelet-cgroup-root",
     "kubelet-url",
+    "kubelet-verify-certificate",
     "node-name",
     "node-topology-mode",
     "nvml-library",
@@ -254,6 +256,27 @@ fn the_defaults_of_flags_and_options_agree() {
     );
     let default = Settings::default();
     assert_eq!(format!("{settings:?}"), format!("{default:?}"));
+}
+
+#[test]
+fn kubelet_certificate_is_verified_unless_refused() {
+    let trust = |flags: &[&str]| match options(flags).pods {
+        PodSource::Kubelet(kubelet) => kubelet.trust,
+        PodSource::ApiServer => panic!("not asked for"),
+    };
+    let files = |names: &[&str]| Trust::Files(names.iter().map(Into::into).collect());
+    let cluster = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+    let own = ["/k/pki/kubelet.crt", "/k/pki/kubelet-server-current.pem"];
+    assert_eq!(
+        trust(&["--var-lib-kubelet-dir=/k"]),
+        files(&[cluster, own[0], own[1]])
+    );
+    assert_eq!(trust(&[]), crate::options::Kubelet::default().trust);
+    assert_eq!(
+        trust(&["--kubelet-certificate-authority=/a.pem"]),
+        files(&["/a.pem"])
+    );
+    assert_eq!(trust(&["--kubelet-verify-certificate=false"]), Trust::Any);
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! The command line of `koord topology-exporter`, with the names and defaults of nfd-topology-updater.
 
 use super::{ConfigSource, SOCKET, Settings, TakeOver};
-use crate::options::Kubelet;
+use crate::options::{Kubelet, kubelet_trust};
 use clap::ArgAction::Set;
 use clap::Parser;
 use koord_app::flags;
 use koord_host::root::Dirs;
 use koord_host::{HostError, Root};
+use koord_kube::endpoint::Trust;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -45,6 +46,13 @@ pub struct Args {
     /// File of a token that the kubelet accepts; the service account's otherwise
     #[arg(long, default_value = "")]
     pub api_auth_token_file: String,
+    /// PEM file with the authority of the kubelet's certificate, or with the certificate; the cluster's
+    /// authority and the files in pki below --kubelet-state-dir otherwise
+    #[arg(long, default_value = "")]
+    pub kubelet_certificate_authority: String,
+    /// Whether the kubelet's certificate is verified
+    #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
+    pub kubelet_verify_certificate: bool,
     /// Whether to say which pods were counted
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub pods_fingerprint: bool,
@@ -117,11 +125,18 @@ impl Args {
             return Err(wrong("sleep-interval", why.to_owned()));
         }
         let token = given(&self.api_auth_token_file);
+        let trust = match given(&self.kubelet_certificate_authority) {
+            _ if !self.kubelet_verify_certificate => Trust::Any,
+            None => kubelet_trust(given(&self.kubelet_state_dir).as_deref()),
+            Some(file) => Trust::Files(vec![file]),
+        };
         let kubelet = match self.kubelet_config_uri.as_str() {
-            "" => ConfigSource::Node(Kubelet::default()),
-            uri => {
-                ConfigSource::parse(uri, token).map_err(|why| wrong("kubelet-config-uri", why))?
-            }
+            "" => ConfigSource::Node(Kubelet {
+                trust,
+                ..Kubelet::default()
+            }),
+            uri => ConfigSource::parse(uri, token, trust)
+                .map_err(|why| wrong("kubelet-config-uri", why))?,
         };
         let exclude = match given(&self.config) {
             None => BTreeSet::new(),

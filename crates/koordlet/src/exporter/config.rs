@@ -4,7 +4,9 @@ use crate::options::Kubelet;
 use crate::states::NodeInfo;
 use crate::states::kubelet::{Config, TOKEN, url_of};
 use k8s_openapi::api::core::v1::Node;
-use koord_kube::{Api, Client, endpoint};
+use koord_kube::endpoint::{self, Trust};
+use koord_kube::failure_log::causes;
+use koord_kube::{Api, Client};
 use koord_model::alignment::{Policy, Scope};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -28,6 +30,8 @@ pub enum ConfigSource {
         path: String,
         /// The file of a token that it accepts.
         token: Option<PathBuf>,
+        /// How its certificate is verified.
+        trust: Trust,
     },
 }
 
@@ -36,7 +40,7 @@ impl ConfigSource {
     ///
     /// # Errors
     /// What is wrong with the text.
-    pub fn parse(text: &str, token: Option<PathBuf>) -> Result<Self, String> {
+    pub fn parse(text: &str, token: Option<PathBuf>, trust: Trust) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("file://") {
             let path = Path::new(path);
             return match path.is_absolute() {
@@ -51,6 +55,7 @@ impl ConfigSource {
                 server: format!("{scheme}://{authority}"),
                 path: uri.path().to_owned(),
                 token,
+                trust,
             }),
             _ => Err(wrong()),
         }
@@ -68,7 +73,7 @@ impl ConfigSource {
                 let found = found.map_err(|error| format!("Node {node}: {error}"))?;
                 let server = url_of(kubelet, &NodeInfo::of(&found)).map_err(|e| e.to_string())?;
                 let token = Some(Path::new(TOKEN)).filter(|path| path.exists());
-                configz(&server, "/configz", token).await
+                configz(&server, "/configz", token, &kubelet.trust).await
             }
             Self::File(path) => {
                 let named = |why: String| format!("{}: {why}", path.display());
@@ -85,7 +90,8 @@ impl ConfigSource {
                 server,
                 path,
                 token,
-            } => configz(server, path, token.as_deref()).await,
+                trust,
+            } => configz(server, path, token.as_deref(), trust).await,
         }
     }
 }
@@ -95,15 +101,16 @@ async fn configz(
     server: &str,
     path: &str,
     token: Option<&Path>,
+    trust: &Trust,
 ) -> Result<(Policy, Scope), String> {
     let named = |why: String| format!("{server}{path}: {why}");
-    let client = endpoint::connect(server, token, PATIENCE);
+    let client = endpoint::connect(server, trust, token, PATIENCE);
     let client = client.map_err(|error| named(error.to_string()))?;
     let request = http::Request::get(path).body(Vec::new());
     let request = request.map_err(|error| named(error.to_string()))?;
     let asked = tokio::time::timeout(PATIENCE, client.request_text(request)).await;
     let text = match asked {
-        Ok(answer) => answer.map_err(|error| named(error.to_string()))?,
+        Ok(answer) => answer.map_err(|error| named(causes(&error)))?,
         Err(_) => return Err(named(format!("no answer within {PATIENCE:?}"))),
     };
     alignment(&text).map_err(named)
@@ -151,15 +158,16 @@ mod tests {
     fn both_kinds_of_source_are_understood() {
         let token = Some(PathBuf::from("/t"));
         assert_eq!(
-            ConfigSource::parse("https://n1:10250/configz", token.clone()),
+            ConfigSource::parse("https://n1:10250/configz", token.clone(), Trust::Any),
             Ok(ConfigSource::Kubelet {
                 server: "https://n1:10250".to_owned(),
                 path: "/configz".to_owned(),
-                token
+                token,
+                trust: Trust::Any,
             })
         );
         assert_eq!(
-            ConfigSource::parse("file:///var/lib/kubelet/config.yaml", None),
+            ConfigSource::parse("file:///var/lib/kubelet/config.yaml", None, Trust::Any),
             Ok(ConfigSource::File("/var/lib/kubelet/config.yaml".into()))
         );
         for text in [
@@ -169,7 +177,7 @@ mod tests {
             "ftp://n1/configz",
             "/configz",
         ] {
-            let error = ConfigSource::parse(text, None).unwrap_err();
+            let error = ConfigSource::parse(text, None, Trust::Any).unwrap_err();
             assert!(error.contains(&format!("{text:?}")), "{error}");
         }
     }

@@ -10,6 +10,7 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_app::metrics::register;
 use koord_host::{Root, numa};
 use koord_kube::events::{Recorder, Severity};
+use koord_kube::failure_log::FailureLog;
 use koord_kube::{Client, Informer, ObjectKey, Scope, Store};
 use koord_model::alignment::{Policy, Scope as Alignment};
 use koord_model::export::{self, Report};
@@ -90,9 +91,12 @@ impl Metrics {
     }
 }
 
-/// What goes wrong, by what was tried.
+/// What goes wrong, by what was tried, and what was logged of it.
 #[derive(Debug, Default)]
-struct Troubles(BTreeMap<&'static str, String>);
+struct Troubles(
+    BTreeMap<&'static str, String>,
+    BTreeMap<&'static str, FailureLog>,
+);
 
 /// An exporter of one node.
 pub struct Exporter {
@@ -132,7 +136,10 @@ impl Exporter {
         recorder: Recorder,
         metrics: Metrics,
     ) -> Self {
-        let troubles = Troubles(BTreeMap::from([(LISTS, "not asked yet".to_owned())]));
+        let troubles = Troubles(
+            BTreeMap::from([(LISTS, "not asked yet".to_owned())]),
+            BTreeMap::new(),
+        );
         Self {
             settings,
             root,
@@ -233,16 +240,20 @@ impl Exporter {
         let mut troubles = self.troubles.lock();
         match outcome {
             Ok(()) => {
+                troubles.1.remove(step);
                 if let Some(was) = troubles.0.remove(step) {
                     tracing::info!(step, was, "topology exporter: this works now");
                 }
             }
             Err(why) => {
-                if troubles.0.insert(step, why.clone()).as_ref() == Some(&why) {
+                let is_same = troubles.0.insert(step, why.clone()).as_ref() == Some(&why);
+                if troubles.1.entry(step).or_default().record(&why) {
+                    tracing::warn!(step, why, "topology exporter: nothing is published");
+                }
+                if is_same {
                     return;
                 }
                 drop(troubles);
-                tracing::warn!(step, why, "topology exporter: nothing is published");
                 let node = ObjectReference {
                     api_version: Some("v1".to_owned()),
                     kind: Some("Node".to_owned()),

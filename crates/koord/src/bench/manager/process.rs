@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, bail};
 use koord_kube::Client;
+use koord_kube::endpoint::{Trust, connect};
 use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -119,7 +120,7 @@ impl Manager {
         // Its certificate names localhost and is signed by itself. Over HTTP/1.1 with connections that
         // are kept and made as needed, as kube-apiserver asks webhooks.
         let url = format!("https://127.0.0.1:{port}");
-        let webhooks = koord_kube::endpoint::connect(&url, None, ANSWER_WITHIN)?;
+        let webhooks = connect(&url, &Trust::Any, None, ANSWER_WITHIN)?;
         let mut manager = Self {
             child,
             log,

@@ -8,6 +8,7 @@ use crate::states::{Malformed, NodeInfo, States};
 use futures::AsyncBufReadExt as _;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::lenient::ReadError;
+use koord_kube::failure_log::causes;
 use koord_kube::{Client, endpoint};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -230,10 +231,10 @@ impl Kubelet {
                 if let koord_kube::Error::Api(status) = &error {
                     code = status.code;
                 }
-                error.to_string()
+                causes(&error)
             })?);
             loop {
-                let part = body.fill_buf().await.map_err(|error| error.to_string())?;
+                let part = body.fill_buf().await.map_err(|error| causes(&error))?;
                 if part.is_empty() {
                     code = 200;
                     return Ok(());
@@ -248,6 +249,15 @@ impl Kubelet {
         self.metrics.kubelet_request("get", path, code, seconds);
         match answer {
             Ok(Ok(())) => Ok(url),
+            Ok(Err(error)) if code == 403 => {
+                let resource = path.trim_start_matches('/');
+                let rule =
+                    format!("{{apiGroups: [\"\"], resources: [nodes/{resource}], verbs: [get]}}");
+                let problem = format!(
+                    "{error}; a role lacks the rule {rule} (before Kubernetes 1.33: nodes/proxy)"
+                );
+                Err((failed(problem), false))
+            }
             Ok(Err(error)) => Err((failed(error), code == 401)),
             Err(_) => Err((failed(format!("no answer within {limit:?}")), false)),
         }
@@ -259,7 +269,7 @@ impl Kubelet {
             None => self.url_of_node().await?,
         };
         let token = Some(self.token.as_path()).filter(|path| path.exists());
-        let client = endpoint::connect(&url, token, self.options.timeout)?;
+        let client = endpoint::connect(&url, &self.options.trust, token, self.options.timeout)?;
         Ok(Connection { url, client })
     }
 

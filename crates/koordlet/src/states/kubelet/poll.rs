@@ -9,6 +9,7 @@ use crate::states::roster::{self, Missing};
 use crate::states::{Layout, States};
 use koord_host::Root;
 use koord_kube::Client;
+use koord_kube::failure_log::FailureLog;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
@@ -34,7 +35,7 @@ pub(crate) struct Poll {
     /// The pods of the newest list, by their text.
     known: Known,
     config_at: Option<u64>,
-    last_error: String,
+    failures: FailureLog,
     last_config_error: String,
 }
 
@@ -75,7 +76,7 @@ impl Poll {
             missing: Missing::new(),
             known: Known::default(),
             config_at: None,
-            last_error: String::new(),
+            failures: FailureLog::default(),
             last_config_error: String::new(),
         }
     }
@@ -120,15 +121,13 @@ impl Poll {
             self.answers_since = None;
             self.states.set_pods_settled(false);
             let text = error.to_string();
-            if text != self.last_error {
+            if self.failures.record(&text) {
                 tracing::warn!(error = %text, "pods could not be read");
-                self.last_error = text;
             }
             return;
         }
-        if !self.last_error.is_empty() {
+        if self.failures.clear() {
             tracing::info!("the kubelet answers again");
-            self.last_error.clear();
         }
         let due = self
             .config_at

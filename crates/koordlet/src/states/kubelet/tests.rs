@@ -3,11 +3,12 @@
 use super::client::{Kubelet, KubeletError, url_of};
 use super::poll::Poll;
 use crate::metrics::Metrics;
-use crate::options::Kubelet as Options;
+use crate::options::{Kubelet as Options, kubelet_trust};
 use crate::states::{Driver, Layout, NodeInfo, PodInfo, States};
 use koord_host::CgroupPath;
 use koord_host::fake::Tree;
 use koord_kube::Client;
+use koord_kube::endpoint::{Trust, connect};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -40,6 +41,8 @@ struct Inner {
 struct Fake {
     inner: Arc<Mutex<Inner>>,
     url: String,
+    /// Its certificate, as PEM.
+    certificate: String,
     shutdown: CancellationToken,
 }
 
@@ -48,6 +51,7 @@ impl Fake {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let certificate = made.cert.pem();
         let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ServerConfig::builder_with_provider(provider)
@@ -79,6 +83,7 @@ impl Fake {
         Self {
             inner,
             url,
+            certificate,
             shutdown,
         }
     }
@@ -100,6 +105,7 @@ impl Fake {
         Options {
             url: Some(self.url.clone()),
             timeout: Duration::from_secs(60),
+            trust: Trust::Any,
             ..Options::default()
         }
     }
@@ -167,8 +173,13 @@ fn pod(name: &str) -> Value {
 
 /// A client that must not be needed.
 fn nobody() -> Client {
-    let config = koord_kube::endpoint::connect("http://127.0.0.1:1", None, Duration::from_secs(1));
-    config.unwrap()
+    connect(
+        "http://127.0.0.1:1",
+        &Trust::Any,
+        None,
+        Duration::from_secs(1),
+    )
+    .unwrap()
 }
 
 fn kubelet(options: Options, states: &Arc<States>) -> Kubelet {
@@ -504,4 +515,35 @@ fn urls_follow_the_node_object() {
         error.to_string(),
         "node n has no address of type ExternalIP"
     );
+}
+
+#[tokio::test]
+async fn kubelet_certificate_is_verified_by_its_file() {
+    let fake = Fake::start().await;
+    fake.pods(&[pod("a")]);
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options {
+        trust: kubelet_trust(Some(dir.path())),
+        ..fake.options()
+    };
+    let states = Arc::new(States::default());
+    let refused = count(&mut kubelet(options.clone(), &states)).await;
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("pki/kubelet.crt"), "{error}");
+    assert_eq!(fake.seen(), [], "no token is shown before");
+    std::fs::create_dir(dir.path().join("pki")).unwrap();
+    std::fs::write(dir.path().join("pki/kubelet.crt"), &fake.certificate).unwrap();
+    let accepted = count(&mut kubelet(options, &states)).await;
+    assert_eq!(accepted.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn refusal_of_the_kubelet_names_the_missing_rule() {
+    let fake = Fake::start().await;
+    fake.answer(Answer::Status(403));
+    let states = Arc::new(States::default());
+    let refused = count(&mut kubelet(fake.options(), &states)).await;
+    let error = refused.unwrap_err().to_string();
+    let rule = "{apiGroups: [\"\"], resources: [nodes/pods], verbs: [get]}";
+    assert!(error.contains(rule), "{error}");
 }

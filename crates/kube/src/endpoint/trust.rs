@@ -1,0 +1,127 @@
+//! Which certificates of an endpoint are accepted.
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How the certificate of an endpoint is verified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trust {
+    /// Any certificate is accepted.
+    Any,
+    /// The certificate is in one of these PEM files, or is for the address and signed by one that is.
+    /// Files are read at each handshake, so that renewed ones count at once; missing ones are skipped.
+    Files(Vec<PathBuf>),
+}
+
+impl Trust {
+    /// Returns the verifier; `None` for [`Trust::Any`].
+    pub(super) fn verifier(&self) -> Option<Arc<dyn ServerCertVerifier>> {
+        match self {
+            Self::Any => None,
+            Self::Files(files) => Some(Arc::new(FileVerifier {
+                files: files.clone(),
+                provider: Arc::new(rustls::crypto::ring::default_provider()),
+            })),
+        }
+    }
+}
+
+/// Verifies certificates by files.
+#[derive(Debug)]
+struct FileVerifier {
+    files: Vec<PathBuf>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl FileVerifier {
+    /// A longer file is not read, in bytes.
+    const LONGEST: u64 = 1 << 20;
+
+    fn certificates(&self) -> Vec<CertificateDer<'static>> {
+        let is_short = |file: &&PathBuf| {
+            std::fs::metadata(file).is_ok_and(|it| it.is_file() && it.len() <= Self::LONGEST)
+        };
+        let texts = self.files.iter().filter(is_short).map(std::fs::read);
+        let mut certificates = Vec::new();
+        for text in texts.flatten() {
+            // A kubelet's file holds its key, too; what is no certificate is passed over.
+            certificates.extend(CertificateDer::pem_slice_iter(&text).flatten());
+        }
+        certificates
+    }
+
+    fn refused(&self, name: &ServerName<'_>, problem: &str) -> Error {
+        let files: Vec<_> = self
+            .files
+            .iter()
+            .map(|file| file.display().to_string())
+            .collect();
+        let files = files.join(", ");
+        Error::General(format!(
+            "certificate of {} is neither in {files} nor signed by one there: {problem}",
+            name.to_str()
+        ))
+    }
+}
+
+impl ServerCertVerifier for FileVerifier {
+    fn verify_server_cert(
+        &self,
+        server: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let certificates = self.certificates();
+        // The server's own file: neither name nor age matters. A kubelet's self-signed certificate is for
+        // its host name, is reached by address, and outlives its date.
+        if certificates.iter().any(|it| it == server) {
+            return Ok(ServerCertVerified::assertion());
+        }
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(certificates);
+        if roots.is_empty() {
+            return Err(self.refused(name, "there is no certificate"));
+        }
+        let roots = Arc::new(roots);
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&self.provider)).build();
+        let verifier = verifier.map_err(|error| self.refused(name, &error.to_string()))?;
+        verifier
+            .verify_server_cert(server, intermediates, name, ocsp, now)
+            .map_err(|error| self.refused(name, &error.to_string()))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        server: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, server, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        server: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, server, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
