@@ -13,6 +13,7 @@ mod log;
 mod metrics;
 mod pods;
 mod profiles;
+mod protected;
 mod quotas;
 mod reapply;
 mod recommender;

@@ -5,6 +5,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod};
 use koord_api::config::ClusterColocationProfile;
+use koord_app::Context;
 use koord_app::features::Gates;
 use koord_kube::api::PostParams;
 use koord_kube::webhook::{Kind, Operation, Request, Resource, User, Verdict, Webhook};
@@ -113,11 +114,16 @@ impl koord_manager::webhook::Source for NoSettings {
     }
 }
 
-fn deps(cluster: &Cluster, gates: &str) -> Deps {
+pub(crate) fn deps(cluster: &Cluster, gates: &str) -> Deps {
+    deps_with(cluster, &cluster.ctx, gates)
+}
+
+/// As [`deps`], with the metrics of another context.
+pub(crate) fn deps_with(cluster: &Cluster, ctx: &Context, gates: &str) -> Deps {
     Deps {
         client: cluster.limited.clone(),
         gates: Gates::parse(GATES, gates).unwrap(),
-        metrics: WebhookMetrics::new(&cluster.ctx.metrics).unwrap(),
+        metrics: WebhookMetrics::new(&ctx.metrics).unwrap(),
         lookup: Arc::new(Known(typed(profile()))),
         admission: None,
         quotas: None,
@@ -126,7 +132,7 @@ fn deps(cluster: &Cluster, gates: &str) -> Deps {
     }
 }
 
-fn pod(name: &str) -> Value {
+pub(crate) fn pod(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "labels": {"koordinator.sh/enable-colocation": "true"}},
@@ -145,7 +151,11 @@ fn pod(name: &str) -> Value {
     })
 }
 
-fn request(operation: Operation, object: Option<Value>, old_object: Option<Value>) -> Request {
+pub(crate) fn request(
+    operation: Operation,
+    object: Option<Value>,
+    old_object: Option<Value>,
+) -> Request {
     let named = object.as_ref().or(old_object.as_ref()).unwrap();
     Request {
         uid: "u".to_owned(),
@@ -179,7 +189,7 @@ fn webhook(deps: &Deps, path: &str) -> Webhook {
     webhooks.find(|webhook| webhook.path == path).unwrap()
 }
 
-async fn ask(deps: &Deps, path: &str, request: Request) -> Verdict {
+pub(crate) async fn ask(deps: &Deps, path: &str, request: Request) -> Verdict {
     webhook(deps, path)
         .review(request, Duration::from_secs(10))
         .await

@@ -52,6 +52,19 @@ pub(crate) fn set(text: &str) -> BTreeSet<String> {
     flags::list(text).into_iter().collect()
 }
 
+/// Returns the users of a comma-separated list. A bare name stands for the user of that name and for the service
+/// account in Koordinator's namespace: upstream takes a listed text as part of a name, and its manifests list
+/// `koord-scheduler`.
+pub(crate) fn users(text: &str) -> BTreeSet<String> {
+    let mut users = set(text);
+    let bare = users.iter().filter(|name| !name.contains(':'));
+    let accounts: Vec<_> = bare
+        .map(|name| format!("system:serviceaccount:koordinator-system:{name}"))
+        .collect();
+    users.extend(accounts);
+    users
+}
+
 impl Namespaces {
     /// Reads a flag: `*`, or a comma-separated list.
     #[must_use]
@@ -211,6 +224,32 @@ mod tests {
                 want,
                 "{users} {scope} {user} {namespace}"
             );
+        }
+    }
+
+    #[test]
+    fn bare_name_is_the_service_accounts_too() {
+        let policy = BindingPolicy {
+            users: users("koord-scheduler,system:kube-scheduler"),
+            namespaces: Namespaces::All,
+            ..BindingPolicy::default()
+        };
+        for (user, may) in [
+            ("koord-scheduler", true),
+            (
+                "system:serviceaccount:koordinator-system:koord-scheduler",
+                true,
+            ),
+            ("system:kube-scheduler", true),
+            // A tenant's own account of that name.
+            ("system:serviceaccount:default:koord-scheduler", false),
+            (
+                "system:serviceaccount:koordinator-system:system:kube-scheduler",
+                false,
+            ),
+        ] {
+            let decision = policy.decide(user, "default");
+            assert_eq!(decision == Some(Decision::AllowedUser), may, "{user}");
         }
     }
 

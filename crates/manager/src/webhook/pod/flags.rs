@@ -1,6 +1,6 @@
 //! Flags of the pod webhooks, with upstream's names and defaults.
 
-use super::{BindingPolicy, Namespaces, Options, binding};
+use super::{AnnotationPolicy, BindingPolicy, Namespaces, Options, binding, protected};
 use clap::{ArgAction, Args};
 use koord_app::flags;
 use koord_kube::ObjectKey;
@@ -10,7 +10,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Args)]
 #[group(skip)]
 pub struct Flags {
-    /// Users who may bind pods to nodes, comma-separated; without any, everybody who has the right
+    /// Users who may bind pods to nodes, comma-separated; a name without colons is also the service account of that
+    /// name in koordinator-system; without any, everybody who has the right
     #[arg(long, default_value = "")]
     pub binding_admission_user_name: String,
     /// Count bindings that would be denied, and allow them
@@ -29,6 +30,19 @@ pub struct Flags {
     /// Annotation keys of pods that anybody may bind, comma-separated
     #[arg(long, default_value = "")]
     pub binding_admission_bypass_annotations: String,
+    /// Keys of pod annotations that only the users and groups below may write, comma-separated; empty accepts all of
+    /// them from every author, as Koordinator does
+    #[arg(long, default_value = protected::KEYS)]
+    pub protected_pod_annotations: String,
+    /// Users who may write protected pod annotations, comma-separated
+    #[arg(long, default_value = protected::USERS)]
+    pub protected_pod_annotations_users: String,
+    /// Groups whose members may write protected pod annotations, comma-separated
+    #[arg(long, default_value = protected::GROUPS)]
+    pub protected_pod_annotations_groups: String,
+    /// Namespaces where every author may write protected pod annotations, comma-separated
+    #[arg(long, default_value = protected::EXEMPT_NAMESPACES)]
+    pub protected_pod_annotations_exclude_namespaces: String,
     /// Namespace of the ConfigMap with the labels that pods must have
     #[arg(long, default_value = "koordinator-system")]
     pub pod_enhanced_validator_config_namespace: String,
@@ -46,12 +60,18 @@ impl Flags {
     pub fn options(&self) -> Options {
         Options {
             binding: BindingPolicy {
-                users: binding::set(&self.binding_admission_user_name),
+                users: binding::users(&self.binding_admission_user_name),
                 namespaces: Namespaces::parse(&self.binding_admission_namespaces),
                 exempt_namespaces: binding::set(&self.binding_admission_exclude_namespaces),
                 bypass_labels: binding::set(&self.binding_admission_bypass_labels),
                 bypass_annotations: binding::set(&self.binding_admission_bypass_annotations),
                 dry_run: self.binding_admission_dry_run,
+            },
+            annotations: AnnotationPolicy {
+                keys: binding::set(&self.protected_pod_annotations),
+                users: binding::set(&self.protected_pod_annotations_users),
+                groups: binding::set(&self.protected_pod_annotations_groups),
+                exempt_namespaces: binding::set(&self.protected_pod_annotations_exclude_namespaces),
             },
             enhanced_source: ObjectKey::new(
                 &self.pod_enhanced_validator_config_namespace,

@@ -10,6 +10,7 @@ mod extended;
 mod field;
 mod flags;
 mod mutate;
+mod protected;
 mod recommended;
 mod rules;
 mod translate;
@@ -18,6 +19,7 @@ mod validate;
 pub use binding::{BindingPolicy, Namespaces};
 pub use flags::Flags;
 pub(crate) use mutate::strategic;
+pub use protected::AnnotationPolicy;
 
 use crate::recommender::RecommendationFacts;
 use futures::future::BoxFuture;
@@ -38,6 +40,8 @@ use super::{Deps, Priority};
 pub struct Options {
     /// Who may bind pods.
     pub binding: BindingPolicy,
+    /// Which annotations only some users may write.
+    pub annotations: AnnotationPolicy,
     /// The ConfigMap of the enhanced validator.
     pub enhanced_source: ObjectKey,
     /// How old what was read of it may be.
@@ -48,6 +52,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             binding: BindingPolicy::default(),
+            annotations: AnnotationPolicy::default(),
             enhanced_source: ObjectKey::new("koordinator-system", "pod-enhanced-validator-config"),
             enhanced_interval: Duration::from_secs(300),
         }
@@ -119,6 +124,7 @@ pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
         lookup: deps.lookup.clone(),
         quotas: deps.quotas.clone(),
         gates: deps.gates.clone(),
+        annotations: deps.pods.annotations.clone(),
         metrics: deps.metrics.clone(),
     })
 }
@@ -135,6 +141,7 @@ pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
         quotas: deps.quotas.clone(),
         gates: deps.gates.clone(),
         enhanced,
+        annotations: options.annotations.clone(),
         metrics: deps.metrics.clone(),
     })
 }
@@ -143,6 +150,7 @@ pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
 pub(super) fn binding(deps: &Deps) -> Arc<dyn Handler> {
     Arc::new(validate::Binding {
         policy: deps.pods.binding.clone(),
+        annotations: deps.pods.annotations.clone(),
         gates: deps.gates.clone(),
         client: deps.client.clone(),
         metrics: deps.metrics.clone(),

@@ -1,6 +1,9 @@
 //! `/mutate-pod`: what a new pod becomes.
 
-use super::{Lookup, Quotas, device, extended, is_about_pods, read, recommended, translate};
+use super::{
+    AnnotationPolicy, Lookup, Quotas, device, extended, field, is_about_pods, protected, read,
+    recommended, translate,
+};
 use crate::webhook::json;
 use crate::webhook::metrics::WebhookMetrics;
 use crate::webhook::profile::{self, Means, Namespace, Priority, ProfileError};
@@ -21,6 +24,7 @@ pub(crate) struct Mutating {
     pub(crate) lookup: Arc<dyn Lookup>,
     pub(crate) quotas: Option<Arc<dyn Quotas>>,
     pub(crate) gates: Gates,
+    pub(crate) annotations: AnnotationPolicy,
     pub(crate) metrics: WebhookMetrics,
 }
 
@@ -47,6 +51,19 @@ impl Mutating {
         let failed = |error: &dyn std::fmt::Display| Answer::deny(500, error.to_string());
         let pods = self.metrics.of("mutate", "pod", request.operation.as_str());
         let mut warnings = Vec::new();
+
+        // Before the profiles: their annotations are an administrator's.
+        let timer = pods.start("ProtectedAnnotations");
+        let is_computed = !self.gates.enabled("DisableExtendedResourceSpec");
+        let problems = self.annotations.problems(
+            (&request.user, &request.namespace),
+            &protected::of_object(Some(&pod)),
+            &BTreeMap::new(),
+            is_computed,
+        );
+        timer
+            .stop(field::all(problems))
+            .map_err(|message| Answer::deny(403, message))?;
 
         let timer = pods.start("ClusterColocationProfile");
         let found = self.profiles(&request, &pod).await;

@@ -2,7 +2,9 @@
 
 use super::binding::Decision;
 use super::enhanced::Requirements;
-use super::{BindingPolicy, Quotas, device, field, is_about_pods, read, rules};
+use super::{
+    AnnotationPolicy, BindingPolicy, Quotas, device, field, is_about_pods, protected, read, rules,
+};
 use crate::webhook::metrics::WebhookMetrics;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -20,6 +22,7 @@ pub(crate) struct Validating {
     pub(crate) quotas: Option<Arc<dyn Quotas>>,
     pub(crate) gates: Gates,
     pub(crate) enhanced: Enhanced,
+    pub(crate) annotations: AnnotationPolicy,
     pub(crate) metrics: WebhookMetrics,
 }
 
@@ -55,6 +58,16 @@ impl Validating {
         let timer = pods.start("ClusterReservation");
         let checked = field::all(rules::annotation_problems(&pod));
         timer.stop(checked).map_err(denied)?;
+
+        // A new pod was checked as its author sent it; here it also has what profiles added.
+        if old.is_some() || !self.gates.enabled("PodMutatingWebhook") {
+            let timer = pods.start("ProtectedAnnotations");
+            let author = (&request.user, request.namespace.as_str());
+            let (new, old) = (protected::of_pod(Some(&pod)), protected::of_pod(old));
+            let problems = self.annotations.problems(author, &new, &old, false);
+            let checked = timer.stop(field::all(problems));
+            checked.map_err(|message| Answer::deny(403, message))?;
+        }
 
         let timer = pods.start("DeviceAllocation");
         let checked = field::all(rules::device_problems(&pod, old));
@@ -144,6 +157,7 @@ impl Enhanced {
 /// The handler of bindings.
 pub(crate) struct Binding {
     pub(crate) policy: BindingPolicy,
+    pub(crate) annotations: AnnotationPolicy,
     pub(crate) gates: Gates,
     pub(crate) client: Client,
     pub(crate) metrics: WebhookMetrics,
@@ -152,6 +166,9 @@ pub(crate) struct Binding {
 impl Handler for Binding {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         async move {
+            if let Err(message) = self.check_annotations(&request) {
+                return Answer::deny(403, message);
+            }
             let decision = self.decide(&request).await;
             if let Some(decision) = decision.metric() {
                 self.metrics.bindings.with_label_values(&[decision]).inc();
@@ -175,6 +192,14 @@ impl Handler for Binding {
 }
 
 impl Binding {
+    /// Checks the annotations of a binding, which the API server adds to the pod.
+    fn check_annotations(&self, request: &Request) -> Result<(), String> {
+        let new = protected::of_object(request.object.as_ref());
+        let author = (&request.user, request.namespace.as_str());
+        let nothing = Default::default();
+        field::all(self.annotations.problems(author, &new, &nothing, false))
+    }
+
     async fn decide(&self, request: &Request) -> Decision {
         let is_binding = request.resource.resource == "pods"
             && request.sub_resource == "binding"
