@@ -7,6 +7,7 @@
 
 mod check;
 mod colocation;
+mod duplicates;
 mod node;
 mod origin;
 mod section;
@@ -148,7 +149,7 @@ pub struct Report {
     /// Single overrides that were left out: with a bad selector, or with values that the definition of
     /// NodeSLO refuses. Their nodes have the cluster's strategy.
     pub warnings: Vec<ConfigError>,
-    /// Values that were taken over although they make little sense.
+    /// Values that were taken over, as upstream does, although they make little sense.
     pub doubts: Vec<ConfigError>,
     /// Texts that mean nothing, and the elements of lists that have one: they count as not given, the
     /// rest of their section is in force. Upstream writes them to NodeSLOs.
@@ -232,7 +233,7 @@ impl SloControllerConfig {
             },
         );
         macro_rules! lenient {
-            ($field:ident, $key:expr, $shape:expr, $rules:expr, $part:expr, $violations:expr) => {
+            ($field:ident, $key:expr, $shape:expr, $rules:expr, $part:expr, $check:expr) => {
                 self.$field.update(
                     $key,
                     text($key),
@@ -241,10 +242,14 @@ impl SloControllerConfig {
                     $rules,
                     &mut report,
                     |strategy| {
-                        let refused =
+                        // By the definition of NodeSLO.
+                        let of_kind =
                             $part.map_or_else(Vec::new, |part| crds::refusals(part, strategy));
-                        let mut doubtful: Vec<FieldError> = $violations(strategy);
-                        doubtful.retain(|d| refused.iter().all(|r| r.field != d.field));
+                        let (mut refused, mut doubtful) = $check(strategy).split();
+                        for errors in [&mut refused, &mut doubtful] {
+                            errors.retain(|e| of_kind.iter().all(|k| k.field != e.field));
+                        }
+                        refused.extend(of_kind);
                         Faults {
                             refused,
                             doubtful,
@@ -260,7 +265,7 @@ impl SloControllerConfig {
             Shape::Nested,
             words::THRESHOLD,
             Some("resourceUsedThresholdWithBE"),
-            threshold_violations
+            sections::check_threshold
         );
         lenient!(
             resource_qos,
@@ -268,7 +273,7 @@ impl SloControllerConfig {
             Shape::Nested,
             words::QOS,
             Some("resourceQOSStrategy"),
-            qos_violations
+            sections::check_qos
         );
         lenient!(
             cpu_burst,
@@ -276,7 +281,7 @@ impl SloControllerConfig {
             Shape::Nested,
             words::BURST,
             Some("cpuBurstStrategy"),
-            burst_violations
+            sections::check_burst
         );
         lenient!(
             system,
@@ -284,7 +289,7 @@ impl SloControllerConfig {
             Shape::Nested,
             &[],
             Some("systemStrategy"),
-            system_violations
+            sections::check_system
         );
         lenient!(
             host_application,
@@ -292,7 +297,7 @@ impl SloControllerConfig {
             Shape::Inline,
             words::HOST_APPLICATION,
             None,
-            |_| Vec::new()
+            |_: &HostApplications| check::Checker::default()
         );
         lenient!(
             cpu_normalization,
@@ -300,7 +305,7 @@ impl SloControllerConfig {
             Shape::Inline,
             &[],
             None,
-            CPUNormalizationStrategy::violations
+            CPUNormalizationStrategy::check
         );
         lenient!(
             resource_amplification,
@@ -308,7 +313,7 @@ impl SloControllerConfig {
             Shape::Inline,
             &[],
             None,
-            |_| Vec::new()
+            ResourceAmplificationStrategy::check
         );
         self.extensions = data
             .iter()

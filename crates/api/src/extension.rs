@@ -14,7 +14,8 @@ pub use gang::{GangAnnotationError, GangMatchPolicy, GangMode, GangSpec, gang_gr
 pub use node::*;
 pub use pod::*;
 pub use ratio::{
-    AmplificationRatios, RatioError, format_normalization_ratio, parse_normalization_ratio,
+    AmplificationRatios, MAX_AMPLIFICATION, RatioError, format_normalization_ratio,
+    parse_normalization_ratio,
 };
 
 use crate::lenient::{self, ReadError};

@@ -12,7 +12,7 @@ use koord_api::configmap::{
 };
 use koord_api::slo::{NodeMetricCollectPolicy, NodeSLOSpec};
 use koord_model::reclaim::{BatchPolicy, CpuPolicy, MemoryPolicy, MidMode, MidPolicy};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Reason of events about keys that NodeSLOs are made of.
 const REFUSED: &str = "SLOCfgUnmarshalFailed";
@@ -30,6 +30,49 @@ pub(crate) struct Problem {
     pub(crate) is_refused: bool,
 }
 
+impl Problem {
+    /// Settings are gone, and what they were stays in force.
+    fn emptied(key: &'static str, message: String) -> Self {
+        Self {
+            key,
+            reason: "SLOConfigEmptied",
+            message,
+            is_refused: true,
+        }
+    }
+}
+
+/// Returns the keys that are read.
+fn known_keys() -> impl Iterator<Item = &'static str> {
+    keys::ALL.into_iter().chain([suppress::CONFIG_KEY])
+}
+
+/// Returns the keys that are read and have a text in `data`. The text `null` gives nothing.
+pub(crate) fn given_keys(data: &BTreeMap<String, String>) -> BTreeSet<&'static str> {
+    let is_given = |key: &&str| {
+        let text = data.get(*key).map_or("", |text| text.trim());
+        !matches!(text, "" | "null")
+    };
+    known_keys().filter(is_given).collect()
+}
+
+/// Returns a problem for each key that is not read.
+fn unknown_keys(data: &BTreeMap<String, String>) -> Vec<Problem> {
+    let unknown = data
+        .iter()
+        .filter(|(key, _)| known_keys().all(|known| known != *key));
+    let problem = |(key, value): (&String, &String)| {
+        let shown: String = value.chars().take(100).collect();
+        Problem {
+            key: "",
+            reason: "SLOCfgUnknownKey",
+            message: format!("nobody here reads key {key:?}, which is {shown:?}"),
+            is_refused: false,
+        }
+    };
+    unknown.map(problem).collect()
+}
+
 /// The settings in force.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Config {
@@ -41,6 +84,8 @@ pub(crate) struct Config {
     settings: SloControllerConfig,
     /// The last good text of our own key.
     suppress: Option<String>,
+    /// The keys with a text in the ConfigMap that these settings are from.
+    given: BTreeSet<&'static str>,
 }
 
 impl Config {
@@ -65,10 +110,41 @@ impl Config {
             seen: true,
             ..self.clone()
         };
+        let mut problems = unknown_keys(data);
+        let given = given_keys(data);
+        let was_on =
+            self.given.contains(keys::COLOCATION) && self.settings.colocation.cluster.is_enabled();
+        if given.is_empty() && was_on {
+            // An emptied ConfigMap is like a deleted one: it must not take resources from running batch work.
+            next.colocation_error = false;
+            problems.push(Problem::emptied(
+                "",
+                "the settings are empty; the last ones stay in force until a restart".to_owned(),
+            ));
+            return (next, problems);
+        }
         let report = next.settings.update(data);
         next.colocation_error = report.failed(keys::COLOCATION);
         next.available |= !next.colocation_error;
-        let mut problems = Vec::new();
+        next.given = given;
+        for key in self.given.difference(&next.given.clone()) {
+            if *key == keys::COLOCATION && was_on {
+                next.settings.colocation = self.settings.colocation.clone();
+                next.given.insert(key);
+                let message = format!(
+                    "{key}: the section is empty; the last settings stay in force until a restart, and \
+                     {{\"enable\": false}} switches co-location off"
+                );
+                problems.push(Problem::emptied(key, message));
+            } else {
+                problems.push(Problem {
+                    key,
+                    reason: "SLOConfigSectionRemoved",
+                    message: format!("{key}: the section is empty; its defaults are in force"),
+                    is_refused: false,
+                });
+            }
+        }
         for (errors, so, is_refused) in [
             (report.errors, "the settings before it stay in force", true),
             (
@@ -77,7 +153,11 @@ impl Config {
                 true,
             ),
             (report.left_out, "it counts as not given", true),
-            (report.doubts, "it is in force all the same", false),
+            (
+                report.doubts,
+                "it is in force, as Koordinator accepts it",
+                false,
+            ),
             (report.remarks, "", false),
         ] {
             let semicolon = if so.is_empty() { "" } else { "; " };
@@ -111,16 +191,6 @@ impl Config {
                 let message = format!("{error}; the settings before it stay in force");
                 problems.push(own(message, true));
             }
-        }
-        let known = |key: &str| keys::ALL.contains(&key) || key == suppress::CONFIG_KEY;
-        for (key, value) in data.iter().filter(|(key, _)| !known(key)) {
-            let shown: String = value.chars().take(100).collect();
-            problems.push(Problem {
-                key: "",
-                reason: "SLOCfgUnknownKey",
-                message: format!("nobody here reads key {key:?}, which is {shown:?}"),
-                is_refused: false,
-            });
         }
         (next, problems)
     }

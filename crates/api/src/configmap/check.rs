@@ -19,20 +19,30 @@ pub struct FieldError {
 pub(super) struct Checker {
     prefix: String,
     errors: Vec<FieldError>,
+    /// Ends of a range that have no effect without the other end. They do no harm, and upstream accepts them.
+    lone_ends: Vec<FieldError>,
 }
 
 impl From<Vec<FieldError>> for Checker {
     fn from(errors: Vec<FieldError>) -> Self {
         Self {
-            prefix: String::new(),
             errors,
+            ..Self::default()
         }
     }
 }
 
 impl Checker {
+    /// Returns all violations.
     pub(super) fn finish(self) -> Vec<FieldError> {
-        self.errors
+        let (mut errors, lone_ends) = self.split();
+        errors.extend(lone_ends);
+        errors
+    }
+
+    /// Returns the violations that must be refused, and those that have no effect.
+    pub(super) fn split(self) -> (Vec<FieldError>, Vec<FieldError>) {
+        (self.errors, self.lone_ends)
     }
 
     /// Checks the fields of a nested object.
@@ -50,11 +60,21 @@ impl Checker {
         value: &dyn fmt::Display,
         reason: impl Into<String>,
     ) {
-        self.errors.push(FieldError {
+        let error = self.error(field, value, reason);
+        self.errors.push(error);
+    }
+
+    fn error(
+        &self,
+        field: &str,
+        value: &dyn fmt::Display,
+        reason: impl Into<String>,
+    ) -> FieldError {
+        FieldError {
             field: format!("{}{field}", self.prefix),
             value: value.to_string(),
             reason: reason.into(),
-        });
+        }
     }
 
     pub(super) fn at_least(&mut self, field: &str, value: Option<i64>, min: i64) {
@@ -104,7 +124,9 @@ impl Checker {
                 self.fail(field, &value, format!("{rule}, which is {bound}"));
             }
             (None, Some(low)) => {
-                self.fail(lower_field, &low, format!("needs {upper_field} to be set"));
+                let reason = format!("needs {upper_field} to be set");
+                let error = self.error(lower_field, &low, reason);
+                self.lone_ends.push(error);
             }
             _ => {}
         }

@@ -1,6 +1,7 @@
 //! `colocation-config`: how much of a node the manager gives to batch and mid pods.
 
 use super::check::{Checker, FieldError};
+use super::sections::MAX_SECONDS;
 use crate::duration::GoDuration;
 use crate::serde_util::open_enum;
 use crate::slo::{AggregatePolicy, ExtensionsMap, MemoryCollectPolicy};
@@ -103,6 +104,10 @@ pub struct ColocationStrategy {
     pub extensions: ExtensionsMap,
 }
 
+/// The longest time in a setting that is given in minutes: what upstream's durations can hold. Longer than a year
+/// makes sense for `degradeTimeMinutes`: never.
+const MAX_MINUTES: i64 = i64::MAX / 1_000_000_000 / 60;
+
 impl ColocationStrategy {
     /// The defaults: disabled, 60 % CPU, 65 % memory, reports every minute.
     #[must_use]
@@ -140,19 +145,22 @@ impl ColocationStrategy {
         self.enable == Some(true)
     }
 
-    /// What the controllers cannot work with. Upstream's controllers use exactly these bounds.
+    /// What the controllers cannot work with. Upstream's controllers use these bounds but for those that keep times
+    /// from overflowing, and for the upper one of `resourceDiffThreshold`, which only its webhook has.
     #[must_use]
     pub fn violations(&self) -> Vec<FieldError> {
         let mut check = Checker::default();
-        check.at_least(
+        check.within(
             "metricAggregateDurationSeconds",
             self.metric_aggregate_duration_seconds,
             1,
+            MAX_SECONDS,
         );
-        check.at_least(
+        check.within(
             "metricReportIntervalSeconds",
             self.metric_report_interval_seconds,
             1,
+            MAX_SECONDS,
         );
         check.at_least(
             "cpuReclaimThresholdPercent",
@@ -164,16 +172,27 @@ impl ColocationStrategy {
             self.memory_reclaim_threshold_percent,
             0,
         );
-        check.at_least("degradeTimeMinutes", self.degrade_time_minutes, 1);
-        check.at_least(
+        check.within(
+            "degradeTimeMinutes",
+            self.degrade_time_minutes,
+            1,
+            MAX_MINUTES,
+        );
+        check.within(
             "updateTimeThresholdSeconds",
             self.update_time_threshold_seconds,
             1,
+            MAX_SECONDS,
         );
         if let Some(threshold) = self.resource_diff_threshold
-            && (threshold.is_nan() || threshold <= 0.0)
+            && !(threshold > 0.0 && threshold <= 1.0)
         {
-            check.fail("resourceDiffThreshold", &threshold, "must be more than 0");
+            let reason = "must be more than 0 and at most 1";
+            check.fail(
+                "resourceDiffThreshold",
+                &format_args!("{threshold:?}"),
+                reason,
+            );
         }
         if let Some(policy) = &self.metric_memory_collect_policy
             && policy.as_str().is_empty()
@@ -255,11 +274,6 @@ impl ColocationStrategy {
     #[must_use]
     pub fn admission_violations(&self) -> Vec<FieldError> {
         let mut check = Checker::from(self.violations());
-        if let Some(threshold) = self.resource_diff_threshold
-            && threshold > 1.0
-        {
-            check.fail("resourceDiffThreshold", &threshold, "must be at most 1");
-        }
         for (field, value) in [
             (
                 "midStaticCPUReservedPercent",

@@ -2,6 +2,7 @@
 
 use super::words;
 use super::{ColocationCfg, ColocationStrategy, SystemCfg, SystemStrategy};
+use crate::quantity::Quantity;
 use crate::{annotations, labels, lenient, merge};
 use std::collections::BTreeMap;
 
@@ -110,18 +111,19 @@ pub fn system_strategy_for_node(
     let Some(text) = node_annotations.get(annotations::NODE_BANDWIDTH) else {
         return (strategy, None);
     };
-    match text.parse() {
-        Ok(bandwidth) => {
+    let parsed = text.parse::<Quantity>();
+    let reason = match parsed {
+        Ok(bandwidth) if bandwidth.signum() >= 0 => {
             strategy.total_network_bandwidth = Some(bandwidth);
-            (strategy, None)
+            return (strategy, None);
         }
-        Err(error) => {
-            let warning = NodeOverrideWarning {
-                key: annotations::NODE_BANDWIDTH,
-                value: text.clone(),
-                reason: format!("{error}"),
-            };
-            (strategy, Some(warning))
-        }
-    }
+        Ok(_) => "must be at least 0".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let warning = NodeOverrideWarning {
+        key: annotations::NODE_BANDWIDTH,
+        value: text.clone(),
+        reason,
+    };
+    (strategy, Some(warning))
 }

@@ -1,7 +1,7 @@
 //! One section: a cluster strategy and overrides for nodes.
 
 use super::words::{self, Rule};
-use super::{ConfigError, ConfigProblem, FieldError, Report, unknown};
+use super::{ConfigError, ConfigProblem, FieldError, Report, duplicates, unknown};
 use crate::lenient::{self, ReadError};
 use crate::{merge, selector};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -231,7 +231,8 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
             path: ".".to_owned(),
             message: error.to_string(),
         })?;
-        let mut unknown = match (shape, cluster_value) {
+        let mut unknown = duplicates::fields(text);
+        unknown.extend(match (shape, cluster_value) {
             (Shape::Inline, _) => unknown::fields::<T>(&document, "", &[nodes_key]),
             (Shape::Nested, given) => {
                 let mut found = unknown::members(&document, &["clusterStrategy", nodes_key]);
@@ -239,7 +240,7 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
                 found.extend(below.into_iter().flatten());
                 found
             }
-        };
+        });
         let mut nodes = Vec::new();
         match lenient::member(&document, nodes_key) {
             None | Some(Value::Null) => {}

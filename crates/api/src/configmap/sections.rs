@@ -3,6 +3,7 @@
 //! The bounds are the validation tags of upstream's types, enforced by its ConfigMap webhook.
 
 use super::check::{Checker, FieldError};
+use crate::extension::MAX_AMPLIFICATION;
 use crate::slo::{
     CPUBurstStrategy, HostApplicationSpec, ResourceQOS, ResourceQOSStrategy,
     ResourceThresholdStrategy, SystemStrategy,
@@ -11,9 +12,17 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// The longest time in a setting that is given in seconds: a year. Longer ones overflow in arithmetic on times.
+pub(super) const MAX_SECONDS: i64 = 365 * 24 * 60 * 60;
+
 /// What the ConfigMap webhook refuses in `resource-threshold-config`.
 #[must_use]
 pub fn threshold_violations(strategy: &ResourceThresholdStrategy) -> Vec<FieldError> {
+    check_threshold(strategy).finish()
+}
+
+/// Checks `resource-threshold-config`.
+pub(super) fn check_threshold(strategy: &ResourceThresholdStrategy) -> Checker {
     let s = strategy;
     let mut check = Checker::default();
     for (field, value) in [
@@ -64,10 +73,11 @@ pub fn threshold_violations(strategy: &ResourceThresholdStrategy) -> Vec<FieldEr
     ] {
         check.at_least(field, value, 0);
     }
-    check.at_least(
+    check.within(
         "cpuEvictTimeWindowSeconds",
         s.cpu_evict_time_window_seconds,
         1,
+        MAX_SECONDS,
     );
     check.within(
         "allocatableEvictPriorityThreshold",
@@ -131,12 +141,17 @@ pub fn threshold_violations(strategy: &ResourceThresholdStrategy) -> Vec<FieldEr
             None,
         ),
     );
-    check.finish()
+    check
 }
 
 /// What the ConfigMap webhook refuses in `resource-qos-config`, class by class.
 #[must_use]
 pub fn qos_violations(strategy: &ResourceQOSStrategy) -> Vec<FieldError> {
+    check_qos(strategy).finish()
+}
+
+/// Checks `resource-qos-config`.
+pub(super) fn check_qos(strategy: &ResourceQOSStrategy) -> Checker {
     let mut check = Checker::default();
     for (name, class) in [
         ("lsrClass", &strategy.lsr_class),
@@ -149,7 +164,7 @@ pub fn qos_violations(strategy: &ResourceQOSStrategy) -> Vec<FieldError> {
             check.nested(name, |check| class_violations(check, class));
         }
     }
-    check.finish()
+    check
 }
 
 fn class_violations(check: &mut Checker, class: &ResourceQOS) {
@@ -207,6 +222,11 @@ fn class_violations(check: &mut Checker, class: &ResourceQOS) {
 /// What the ConfigMap webhook refuses in `cpu-burst-config`.
 #[must_use]
 pub fn burst_violations(strategy: &CPUBurstStrategy) -> Vec<FieldError> {
+    check_burst(strategy).finish()
+}
+
+/// Checks `cpu-burst-config`.
+pub(super) fn check_burst(strategy: &CPUBurstStrategy) -> Checker {
     let mut check = Checker::default();
     check.within("cpuBurstPercent", strategy.cpu_burst_percent, 1, 10000);
     check.at_least(
@@ -214,10 +234,11 @@ pub fn burst_violations(strategy: &CPUBurstStrategy) -> Vec<FieldError> {
         strategy.cfs_quota_burst_percent,
         100,
     );
-    check.at_least(
+    check.within(
         "cfsQuotaBurstPeriodSeconds",
         strategy.cfs_quota_burst_period_seconds,
         -1,
+        MAX_SECONDS,
     );
     check.within(
         "sharePoolThresholdPercent",
@@ -225,12 +246,17 @@ pub fn burst_violations(strategy: &CPUBurstStrategy) -> Vec<FieldError> {
         0,
         100,
     );
-    check.finish()
+    check
 }
 
 /// What the ConfigMap webhook refuses in `system-config`.
 #[must_use]
 pub fn system_violations(strategy: &SystemStrategy) -> Vec<FieldError> {
+    check_system(strategy).finish()
+}
+
+/// Checks `system-config`.
+pub(super) fn check_system(strategy: &SystemStrategy) -> Checker {
     let mut check = Checker::default();
     check.at_least("minFreeKbytesFactor", strategy.min_free_kbytes_factor, 1);
     check.within(
@@ -246,7 +272,13 @@ pub fn system_violations(strategy: &SystemStrategy) -> Vec<FieldError> {
         0,
         1,
     );
-    check.finish()
+    if let Some(bandwidth) = strategy.total_network_bandwidth
+        && bandwidth.signum() < 0
+    {
+        let value = format!("{:?}", bandwidth.to_string());
+        check.fail("totalNetworkBandwidth", &value, "must be at least 0");
+    }
+    check
 }
 
 /// `host-application-config`: the applications of a node. Always written, so an empty list of a node
@@ -287,6 +319,10 @@ impl CPUNormalizationStrategy {
     /// Ratios that are not positive.
     #[must_use]
     pub fn violations(&self) -> Vec<FieldError> {
+        self.check().finish()
+    }
+
+    pub(super) fn check(&self) -> Checker {
         let mut check = Checker::default();
         positive(&mut check, "defaultRatio", self.default_ratio);
         for (model, ratios) in &self.ratio_model {
@@ -307,13 +343,13 @@ impl CPUNormalizationStrategy {
                 });
             });
         }
-        check.finish()
+        check
     }
 }
 
 fn positive(check: &mut Checker, field: &str, value: Option<f64>) {
     if let Some(value) = value
-        && (value.is_nan() || value <= 0.0)
+        && !(value.is_finite() && value > 0.0)
     {
         check.fail(field, &value, "must be more than 0");
     }
@@ -350,6 +386,20 @@ pub struct ResourceAmplificationStrategy {
 }
 
 impl ResourceAmplificationStrategy {
+    /// Checks the factors: outside of these bounds no node is amplified.
+    pub(super) fn check(&self) -> Checker {
+        let mut check = Checker::default();
+        check.nested("resourceAmplificationRatio", |check| {
+            for (resource, ratio) in &self.resource_amplification_ratio {
+                if !(1.0..=MAX_AMPLIFICATION).contains(ratio) {
+                    let reason = format!("must be from 1 to {MAX_AMPLIFICATION}");
+                    check.fail(resource, &format_args!("{ratio:?}"), reason);
+                }
+            }
+        });
+        check
+    }
+
     /// Amplification is off.
     #[must_use]
     pub fn defaults() -> Self {

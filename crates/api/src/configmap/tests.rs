@@ -157,7 +157,7 @@ fn an_impossible_colocation_value_refuses_the_section_or_the_override() {
     ));
     assert_eq!(
         messages(&report.errors),
-        ["colocation-config: field degradeTimeMinutes is 0: must be at least 1"]
+        ["colocation-config: field degradeTimeMinutes is 0: must be from 1 to 153722867"]
     );
     assert!(!config.colocation.cluster.is_enabled());
 
@@ -227,14 +227,14 @@ fn what_the_api_server_would_refuse_is_not_taken_over_and_what_is_doubtful_is() 
     let strategy = config.resource_threshold.for_node(&BTreeMap::new());
     assert_eq!(strategy.cpu_suppress_threshold_percent, Some(65));
 
-    // The definition has nothing against this, and upstream writes it.
+    // The definition has nothing against this, and upstream writes it; koordlet would refuse it.
     let report = config.update(&threshold(
         r#"{"clusterStrategy": {"memoryEvictThresholdPercent": 60, "memoryEvictLowerPercent": 80}}"#,
     ));
     let found = [report.errors, report.warnings, report.doubts].map(|found| found.len());
-    assert_eq!(found, [0, 0, 1]);
+    assert_eq!(found, [1, 0, 0]);
     let strategy = &config.resource_threshold.cluster;
-    assert_eq!(strategy.memory_evict_lower_percent, Some(80));
+    assert_eq!(strategy.memory_evict_lower_percent, None);
 
     let qos = r#"{"clusterStrategy": {"beClass": {"resctrlQOS": {"mbaPercent": 101},
         "blkioQOS": {"blocks": [{"ioCfg": {"ioWeightPercent": 0}}]}}}}"#;
@@ -446,7 +446,7 @@ fn violations_of_the_qos_section_name_the_class() {
     let (config, report) = SloControllerConfig::parse(&data(
         keys::RESOURCE_QOS,
         &json!({
-            "clusterStrategy": { "beClass": { "cpuQOS": { "groupIdentity": 3 } } },
+            "clusterStrategy": { "beClass": { "cpuQOS": { "groupIdentity": 2 } } },
             "nodeStrategies": [{ "name": "x", "nodeSelector": {}, "lsClass": { "memoryQOS": { "wmarkRatio": 101 } } }],
         }),
     ));
@@ -456,14 +456,17 @@ fn violations_of_the_qos_section_name_the_class() {
             "resource-qos-config: override \"x\": field lsClass.memoryQOS.wmarkRatio is 101: must be from 0 to 100"
         ]
     );
-    // The definition of NodeSLO has no bounds for it, only the webhook.
-    assert_eq!(
-        messages(&report.doubts),
-        ["resource-qos-config: field beClass.cpuQOS.groupIdentity is 3: must be from -1 to 2"]
-    );
     assert!(config.resource_qos.cluster.be_class.is_some());
     let nodes = config.resource_qos.for_node(&BTreeMap::new());
     assert_eq!(nodes, &config.resource_qos.cluster);
+    // The definition of NodeSLO has no bounds for it.
+    let cluster = json!({"clusterStrategy": {"beClass": {"cpuQOS": {"groupIdentity": 3}}}});
+    let (config, report) = SloControllerConfig::parse(&data(keys::RESOURCE_QOS, &cluster));
+    assert_eq!(
+        messages(&report.errors),
+        ["resource-qos-config: field beClass.cpuQOS.groupIdentity is 3: must be from -1 to 2"]
+    );
+    assert_eq!(config.resource_qos.cluster.be_class, None);
 }
 
 #[test]

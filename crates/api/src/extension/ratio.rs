@@ -3,6 +3,10 @@
 use crate::lenient::{self, ReadError};
 use std::collections::BTreeMap;
 
+/// The largest factor by which a resource may be amplified. Koordinator has no bound; a larger factor is a slip, and
+/// its products overflow.
+pub const MAX_AMPLIFICATION: f64 = 100.0;
+
 /// A text that is not a ratio.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("ratio {text:?} is not a number above 0")]
@@ -54,9 +58,19 @@ impl AmplificationRatios {
         format!("{{{}}}", fields.join(","))
     }
 
-    /// The factor of `resource`, if it amplifies at all.
+    /// Returns the factor of `resource` if it amplifies at all. A factor above [`MAX_AMPLIFICATION`] does not.
     #[must_use]
     pub fn of(&self, resource: &str) -> Option<f64> {
-        self.0.get(resource).copied().filter(|ratio| *ratio > 1.0)
+        let ratio = self.0.get(resource).copied();
+        ratio.filter(|ratio| *ratio > 1.0 && *ratio <= MAX_AMPLIFICATION)
+    }
+
+    /// Returns the factors above [`MAX_AMPLIFICATION`], which are ignored, with their resources.
+    pub fn excessive(&self) -> impl Iterator<Item = (&str, f64)> {
+        let all = self
+            .0
+            .iter()
+            .filter(|(_, ratio)| **ratio > MAX_AMPLIFICATION);
+        all.map(|(resource, ratio)| (resource.as_str(), *ratio))
     }
 }

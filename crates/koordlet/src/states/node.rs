@@ -271,7 +271,7 @@ fn normalization_ratio(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Opti
 
 fn above_one(ratios: AmplificationRatios) -> BTreeMap<String, f64> {
     let mut ratios = ratios.0;
-    ratios.retain(|_, ratio| *ratio > 1.0);
+    ratios.retain(|_, ratio| *ratio > 1.0 && *ratio <= extension::MAX_AMPLIFICATION);
     ratios
 }
 

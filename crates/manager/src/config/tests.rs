@@ -1,3 +1,4 @@
+mod invalid;
 mod sections;
 
 use super::*;
@@ -196,7 +197,7 @@ fn what_cannot_be_used_leaves_the_last_good_settings_in_force() {
         let (first, _) = Config::default().updated(&data(&[(keys::COLOCATION, text)]));
         assert!(!first.is_available() && first.is_present());
         // A good key clears the error.
-        let (again, problems) = config.updated(&data(&[]));
+        let (again, problems) = config.updated(&data(&[(keys::COLOCATION, "{}")]));
         assert!(!again.has_colocation_error() && problems.is_empty());
     }
 }
@@ -265,6 +266,7 @@ fn sections_of_node_slo_are_independent() {
     assert_eq!(of("b").host_applications[0].name, "db");
 
     let bad = data(&[
+        ("host-application-config", "{}"),
         (
             "resource-threshold-config",
             r#"{"clusterStrategy": {"enable": "yes"}}"#,

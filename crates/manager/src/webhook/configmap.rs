@@ -8,6 +8,7 @@ mod network;
 
 use super::metrics::WebhookMetrics;
 use super::{Deps, json};
+use crate::config::given_keys;
 use crate::replica::Replica;
 use crate::suppress;
 use futures::future::BoxFuture;
@@ -245,8 +246,8 @@ impl Overrides {
     }
 }
 
-/// A label of a selector that no node can have.
-fn no_label(selector: &LabelSelector) -> Option<String> {
+/// Returns what is wrong with a label of a selector that no object can have.
+pub(super) fn no_label(selector: &LabelSelector) -> Option<String> {
     let labels = selector.match_labels.iter().flatten();
     let labels = labels.map(|(key, value)| (key.as_str(), value.as_str()));
     let wanted = selector.match_expressions.iter().flatten();
@@ -336,6 +337,10 @@ fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<Vec<Str
             return Err(Refusal::invalid(messages.join("; ")));
         }
         warnings.extend(odd.into_iter().map(|(message, _)| message));
+    }
+    for key in given_keys(old).difference(&given_keys(data)) {
+        let reason = "its settings are removed; an event on the ConfigMap reports what is in force";
+        warnings.push(format!("{key}: {reason}"));
     }
     let sections = Sections::in_config(&config, data).only(&changed);
     for section in &sections.0 {

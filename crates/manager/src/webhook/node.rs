@@ -5,7 +5,7 @@ use super::metrics::WebhookMetrics;
 use super::{Deps, json};
 use futures::future::BoxFuture;
 use koord_api::annotations::{NODE_RAW_ALLOCATABLE, NODE_RESOURCE_AMPLIFICATION_RATIO};
-use koord_api::extension::AmplificationRatios;
+use koord_api::extension::{AmplificationRatios, MAX_AMPLIFICATION};
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_kube::webhook::{Answer, Handler, Operation, Request};
 use serde_json::{Value, json};
@@ -46,7 +46,10 @@ impl Mutating {
                 .any(|group| group == "system:nodes");
         let old = request.old_object.as_ref();
         match step.stop(amplify(&mut node, old, by_kubelet)) {
-            Ok(()) => Answer::mutate(node),
+            Ok(warnings) => Answer::Mutate {
+                object: node,
+                warnings,
+            },
             Err(problem) => Answer::deny(500, problem),
         }
     }
@@ -77,7 +80,7 @@ fn amounts(list: &Value, at: &str) -> Result<ResourceList, String> {
 ///
 /// # Errors
 /// Names annotation or field, and its value.
-fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<(), String> {
+fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<Vec<String>, String> {
     const ANNOTATIONS: [&str; 2] = ["metadata", "annotations"];
     let annotations = json::annotations(node);
     let ratios = annotations.get(NODE_RESOURCE_AMPLIFICATION_RATIO);
@@ -87,18 +90,25 @@ fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<()
         {
             map.remove(NODE_RAW_ALLOCATABLE);
         }
-        return Ok(());
+        return Ok(Vec::new());
     };
     let wrong = |key: &str, text: &str, error: &dyn std::fmt::Display| {
         format!("metadata.annotations[{key}]: {text:?}: {error}")
     };
     let ratios = AmplificationRatios::parse(ratios)
         .map_err(|error| wrong(NODE_RESOURCE_AMPLIFICATION_RATIO, ratios, &error))?;
+    let warnings = ratios.excessive().map(|(resource, ratio)| {
+        format!(
+            "metadata.annotations[{NODE_RESOURCE_AMPLIFICATION_RATIO}]: invalid value {ratio:?} for {resource}: \
+             expected at most {MAX_AMPLIFICATION}; {resource} is not amplified"
+        )
+    });
+    let warnings: Vec<String> = warnings.collect();
     let Some(allocatable) = node
         .pointer("/status/allocatable")
         .filter(|l| l.is_object())
     else {
-        return Ok(());
+        return Ok(warnings);
     };
     let asked = amounts(allocatable, "status.allocatable")?;
     let known = match annotations.get(NODE_RAW_ALLOCATABLE) {
@@ -119,7 +129,7 @@ fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<()
         _ => asked,
     };
     if raw.is_empty() {
-        return Ok(());
+        return Ok(warnings);
     }
     let text = json!(raw).to_string();
     if annotations.get(NODE_RAW_ALLOCATABLE) != Some(&text)
@@ -134,7 +144,7 @@ fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<()
             list.insert(name.clone(), json!(amplified(name, *amount, ratio)));
         }
     }
-    Ok(())
+    Ok(warnings)
 }
 
 /// Whether a kubelet's amounts are neither those that are stored nor the known ones amplified.
@@ -277,6 +287,18 @@ mod tests {
             let before = new.clone();
             amplify(&mut new, Some(&old), by_kubelet).unwrap();
             assert_eq!(shown(&new), expected, "{before}");
+        }
+    }
+
+    #[test]
+    fn excessive_ratio_amplifies_nothing_and_warns() {
+        let annotations = [(RATIO, r#"{"cpu":1e300,"memory":2}"#)];
+        let mut new = node(&annotations, "4", "2000");
+        let warnings = amplify(&mut new, None, true).unwrap();
+        assert_eq!(shown(&new), ("4", "4k", r#"{"cpu":"4","memory":"2k"}"#));
+        assert_eq!(warnings.len(), 1);
+        for part in ["amplification-ratio", "1e300", "cpu", "at most 100"] {
+            assert!(warnings[0].contains(part), "{}", warnings[0]);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Draft, Plugin};
 use crate::noderesource::plan::Input;
-use koord_api::extension::{self, AmplificationRatios};
+use koord_api::extension::{self, AmplificationRatios, MAX_AMPLIFICATION};
 use koord_api::{annotations, resources};
 use koord_model::reclaim::NodeView;
 use std::collections::BTreeMap;
@@ -49,11 +49,11 @@ fn ratios(input: &Input<'_>, cpu_ratio: Option<f64>) -> Result<BTreeMap<String, 
     }
     match ratios
         .iter()
-        .find(|(_, ratio)| ratio.is_nan() || **ratio < 1.0)
+        .find(|(_, ratio)| !(1.0..=MAX_AMPLIFICATION).contains(*ratio))
     {
         None => Ok(ratios),
         Some((name, ratio)) => Err(format!(
-            "the amplification ratio of {name} is {ratio}, less than 1"
+            "the amplification ratio of {name} is {ratio:?}, expected 1 to {MAX_AMPLIFICATION}"
         )),
     }
 }

@@ -105,7 +105,11 @@ fn with(strategy: &str, capacity: &str, allocatable: &str, reservation: &str) ->
     let (config, problems) = Config::default().updated(&data);
     let refused: Vec<_> = problems
         .iter()
-        .filter(|problem| !problem.message.contains("in force all the same"))
+        .filter(|problem| {
+            !problem
+                .message
+                .contains("in force, as Koordinator accepts it")
+        })
         .collect();
     assert!(
         refused.is_empty() || strategy.contains("150"),

@@ -1,0 +1,179 @@
+//! Names that a JSON text gives twice in one object. Readers take the last value and drop the others silently.
+
+use super::FieldError;
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The most duplicates that are reported for one text.
+const MOST: usize = 20;
+
+/// Returns an error for each name that occurs twice in an object of `text`, in any letter case: a reader matches
+/// names without regard to it. Each has the value that counts. A text that is not JSON has none.
+pub(super) fn fields(text: &str) -> Vec<FieldError> {
+    let mut found = Vec::new();
+    let place = Place {
+        path: String::new(),
+        found: &mut found,
+    };
+    let mut reader = serde_json::Deserializer::from_str(text);
+    // The reader of the section reports a text that is not JSON.
+    drop(place.deserialize(&mut reader));
+    found
+}
+
+/// A value to read, and where it is.
+struct Place<'a> {
+    path: String,
+    found: &'a mut Vec<FieldError>,
+}
+
+impl<'de> DeserializeSeed<'de> for Place<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Place<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        // By the name in lower case: the spellings, with the value of each.
+        let mut seen: BTreeMap<String, Vec<(String, Value)>> = BTreeMap::new();
+        let mut twice = Vec::new();
+        let dot = if self.path.is_empty() { "" } else { "." };
+        while let Some(name) = map.next_key::<String>()? {
+            let place = Place {
+                path: format!("{}{dot}{name}", self.path),
+                found: &mut *self.found,
+            };
+            let value = map.next_value_seed(place)?;
+            let folded = name.to_ascii_lowercase();
+            let spellings = seen.entry(folded.clone()).or_default();
+            match spellings.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, known)) => *known = value,
+                None => spellings.push((name, value)),
+            }
+            twice.push(folded);
+        }
+        twice.sort_unstable();
+        let repeated = twice.chunk_by(|a, b| a == b).filter(|same| same.len() > 1);
+        for same in repeated {
+            let spellings = same.first().and_then(|name| seen.get(name));
+            let Some([(name, value), others @ ..]) = spellings.map(Vec::as_slice) else {
+                continue;
+            };
+            if self.found.len() >= MOST {
+                break;
+            }
+            let reason = match others {
+                [] => "it is given more than once; the last value counts".to_owned(),
+                [(other, _), ..] => {
+                    format!("{other:?} is given, too; the exact spelling counts")
+                }
+            };
+            self.found.push(FieldError {
+                field: format!("{}{dot}{name}", self.path),
+                value: value.to_string(),
+                reason,
+            });
+        }
+        // What is inside an object is reported by its own path.
+        Ok(Value::Object(serde_json::Map::new()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut at = 0;
+        loop {
+            let place = Place {
+                path: format!("{}[{at}]", self.path),
+                found: &mut *self.found,
+            };
+            if items.next_element_seed(place)?.is_none() {
+                return Ok(Value::Array(Vec::new()));
+            }
+            at += 1;
+        }
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        Value::deserialize(deserializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(text: &str) -> Vec<String> {
+        fields(text).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn duplicate_names_are_found_at_every_depth() {
+        assert_eq!(
+            shown(
+                r#"{"enable": true, "nodeConfigs": [{"a": 1, "a": 2, "a": 3}], "enable": false}"#
+            ),
+            [
+                "field nodeConfigs[0].a is 3: it is given more than once; the last value counts",
+                "field enable is false: it is given more than once; the last value counts",
+            ]
+        );
+        assert_eq!(
+            shown(r#"{"enable": true, "Enable": false}"#),
+            ["field enable is true: \"Enable\" is given, too; the exact spelling counts"]
+        );
+        for text in [
+            "",
+            "{",
+            "[1, 1]",
+            r#"{"a": {"b": 1}, "c": {"b": 1}}"#,
+            "null",
+        ] {
+            assert_eq!(shown(text), [""; 0], "{text}");
+        }
+    }
+
+    /// Bounded in time and in what it reports.
+    #[test]
+    fn many_duplicates_are_reported_in_part() {
+        let names: Vec<String> = (0..50_000)
+            .map(|n| format!("\"k{}\":1", n % 25_000))
+            .collect();
+        assert_eq!(fields(&format!("{{{}}}", names.join(","))).len(), MOST);
+        let same = vec!["\"k\":1"; 100_000].join(",");
+        assert_eq!(fields(&format!("{{{same}}}")).len(), 1);
+    }
+}
