@@ -22,6 +22,7 @@ pub(crate) struct Metrics {
     pub(crate) reconciles: Reconciles,
     plugins: IntCounterVec,
     allocatable: Computed,
+    clock_skew: IntGaugeVec,
 }
 
 /// A counter with `status` and `reason`.
@@ -49,6 +50,10 @@ impl Metrics {
             "slo_controller_node_resource_run_plugin_status",
             "How the plugins of the noderesource controller ran",
         );
+        let clock_skew = Opts::new(
+            "koord_manager_node_clock_skew_seconds",
+            "How far ahead of now the first refused NodeMetric of a node was dated; only nodes whose clock is ahead",
+        );
         Ok(Self {
             nodemetric_reconcile: outcomes("nodemetric_reconcile_count", "NodeMetric reconciles")?,
             nodemetric_spec_parse: outcomes("nodemetric_spec_parse_count", "NodeMetric specs")?,
@@ -72,6 +77,7 @@ impl Metrics {
                 IntCounterVec::new(plugins, &["plugin", "status", "reason"])?,
             )?,
             allocatable: register(registry, Computed::new()?)?,
+            clock_skew: register(registry, IntGaugeVec::new(clock_skew, &["node"])?)?,
         })
     }
 
@@ -87,8 +93,18 @@ impl Metrics {
         self.allocatable.set(node, resource, amount);
     }
 
+    /// Sets by how many seconds the clock of a node is ahead; `None` removes the series.
+    pub(crate) fn set_clock_skew(&self, node: &str, seconds: Option<i64>) {
+        match seconds {
+            Some(seconds) => self.clock_skew.with_label_values(&[node]).set(seconds),
+            // An error: there is no such series.
+            None => drop(self.clock_skew.remove_label_values(&[node])),
+        }
+    }
+
     /// Forgets a node.
     pub(crate) fn forget(&self, node: &str) {
+        self.set_clock_skew(node, None);
         self.allocatable.forget(node);
     }
 }

@@ -139,6 +139,7 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
         .map(|pod| Arc::new(PodFacts::of(pod, Keep::default())))
         .collect();
     let input = Input {
+        is_report_ahead: false,
         node: &objects.node,
         strategy: strategy.as_ref(),
         normalization: config.normalization(&objects.node),

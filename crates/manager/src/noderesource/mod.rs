@@ -5,6 +5,7 @@
 
 mod plan;
 mod plugins;
+mod skew;
 mod view;
 
 use crate::cache::Kind;
@@ -12,7 +13,8 @@ use crate::config::Strategy;
 use crate::controllers::{Controller, Outcome, Row};
 use crate::node;
 use crate::replica::Replica;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Node;
 use koord_api::annotations;
 use koord_api::quantity::Quantity;
 use koord_api::resources::{self, BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
@@ -20,13 +22,16 @@ use koord_api::scheduling::Device;
 use koord_api::topology::v1alpha1;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_kube::api::{Patch, PatchParams};
+use koord_kube::events::{self, Severity};
 use koord_kube::{Change, Client, Mirrored, ObjectKey, patch};
 use koord_model::reclaim::NodeView;
+use koord_model::report_time;
 use parking_lot::Mutex;
 use plan::Plan;
 use plugins::Fared;
 use rustc_hash::FxHasher;
 use serde_json::Value;
+use skew::{Skew, SkewedNodes};
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -79,6 +84,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
             }
             Change::Deleted(metric) => {
                 state.forget(&metric.node);
+                state.skewed.remove(&metric.node);
                 metrics.add(metric.key());
             }
             Change::Synced => {}
@@ -139,6 +145,7 @@ struct Resources {
     synced: Mutex<HashMap<String, Timestamp>>,
     /// The version of each node that the last write left.
     written: Mutex<HashMap<String, Option<String>>>,
+    skewed: SkewedNodes,
 }
 
 impl Resources {
@@ -148,6 +155,7 @@ impl Resources {
             replica,
             synced: Mutex::default(),
             written: Mutex::default(),
+            skewed: SkewedNodes::default(),
         }
     }
 
@@ -177,6 +185,7 @@ impl Resources {
         let Some(node) = replica.caches.nodes.object(key) else {
             self.forget(name);
             self.written.lock().remove(name);
+            self.skewed.remove(name);
             replica.metrics.forget(name);
             return Ok(Outcome::Done);
         };
@@ -191,12 +200,23 @@ impl Resources {
         }
         let caches = &replica.caches;
         let metric = caches.node_metrics.get(key);
+        let report = metric.as_ref().and_then(|metric| metric.report.as_ref());
+        let now = replica.clock.now();
+        let life = strategy
+            .as_ref()
+            .map_or(report_time::MAX_AHEAD, |strategy| {
+                SignedDuration::from_secs(strategy.degrade_minutes.saturating_mul(60))
+            });
+        let reported = report.and_then(|report| report.updated);
+        let skew = self.skewed.observe(name, reported, now, life);
+        self.report_skew(&node, skew);
         let plan = plan::plan(&Input {
             node: &node,
             strategy: strategy.as_ref(),
             normalization: config.normalization(&node),
             amplification: config.amplification(&node),
-            report: metric.as_ref().and_then(|metric| metric.report.as_ref()),
+            report,
+            is_report_ahead: skew.is_refused(),
             pods: &replica.pods_by_node.get(name),
             topology: caches.topologies.get(key).as_deref(),
             device: caches.devices.get(key).as_deref(),
@@ -204,7 +224,7 @@ impl Resources {
             share_gpus: gates.enabled("EnableSyncGPUSharedResource"),
             devices_always: gates.enabled("DeviceResourceWithoutColocation"),
             synced: Some(self.synced(name, strategy.as_ref())),
-            now: replica.clock.now(),
+            now,
         });
         self.report(name, &plan);
         let result = self.apply(name, &plan).await;
@@ -216,6 +236,37 @@ impl Resources {
             Zones::Settled => Ok(plan.recheck.map_or(Outcome::Done, Outcome::Again)),
             // The cache has what somebody else wrote by then.
             Zones::Outdated => Ok(Outcome::Again(OUTDATED)),
+        }
+    }
+
+    /// Reports once that the clock of `node` is ahead, and once that it is right again.
+    fn report_skew(&self, node: &Node, skew: Skew) {
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let metrics = &self.replica.metrics;
+        match skew {
+            Skew::None | Skew::Ongoing => {}
+            Skew::Ended => {
+                metrics.set_clock_skew(name, None);
+                tracing::info!(node = name, "clock skew ended, NodeMetric is used again");
+            }
+            Skew::Started(ahead) => {
+                let seconds = ahead.as_secs();
+                metrics.set_clock_skew(name, Some(seconds));
+                tracing::warn!(
+                    node = name,
+                    seconds,
+                    "ignoring NodeMetric dated ahead of now"
+                );
+                let limit = report_time::MAX_AHEAD.as_secs();
+                let message = format!(
+                    "NodeMetric {name:?} is dated {seconds} s ahead of now, expected less than {limit} s: the clock of \
+                     the node or of this manager is wrong; the report is not used, and batch and mid resources are \
+                     taken away"
+                );
+                let about = events::reference(node);
+                let recorder = &self.replica.recorder;
+                recorder.event(about, Severity::Warning, "NodeClockSkew", message);
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use super::plugins::{self, Draft, Fared, ZoneAmounts};
 use super::view;
 use crate::config::Strategy;
 use crate::facts::{PodFacts, Report};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use koord_api::configmap::{CPUNormalizationStrategy, ResourceAmplificationStrategy};
 use koord_api::quantity::Quantity;
@@ -14,6 +14,7 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_api::topology::{ResourceInfo, Zone};
 use koord_app::flags::Selection;
 use koord_model::reclaim::{self, NodeView};
+use koord_model::report_time;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub(crate) struct Input<'a> {
     pub(crate) amplification: &'a ResourceAmplificationStrategy,
     /// The node's newest report.
     pub(crate) report: Option<&'a Report>,
+    /// The report was dated too far ahead of now when it arrived.
+    pub(crate) is_report_ahead: bool,
     pub(crate) pods: &'a [Arc<PodFacts>],
     pub(crate) topology: Option<&'a NodeResourceTopology>,
     pub(crate) device: Option<&'a Device>,
@@ -140,6 +143,15 @@ pub(super) fn reclaimable(input: &Input<'_>, plan: &mut Plan) -> Result<NodeView
     let now = input.now.as_second();
     if reclaim::is_stale(report.updated, now, strategy.degrade_minutes) {
         return Err(Reset::Degraded("the report is too old"));
+    }
+    let life = SignedDuration::from_secs(strategy.degrade_minutes.saturating_mul(60));
+    let date = report
+        .updated
+        .and_then(|at| Timestamp::from_second(at).ok());
+    if input.is_report_ahead
+        || date.is_some_and(|date| report_time::excess(date, input.now, life).is_some())
+    {
+        return Err(Reset::Degraded("the report is dated ahead of now"));
     }
     if !report.measured {
         return Err(Reset::Degraded("the report is empty"));

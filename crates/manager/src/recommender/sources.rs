@@ -8,6 +8,7 @@ use koord_api::quantity::Quantity;
 use koord_api::resources;
 use koord_kube::{Client, ObjectKey, kube_core};
 use koord_model::histogram::UnixMillis;
+use koord_model::report_time;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -167,8 +168,12 @@ impl PodMetrics {
     }
 }
 
-/// The time of a measurement, no later than now; `None` of one that is too old.
+/// Returns the time of a measurement, no later than now; `None` if it is too old or dated too far ahead.
 fn current(time: Timestamp, now: UnixMillis) -> Option<UnixMillis> {
+    let local = Timestamp::from_millisecond(now).ok()?;
+    if report_time::excess(time, local, report_time::MAX_AHEAD).is_some() {
+        return None;
+    }
     let time = time.as_millisecond().min(now);
     (now - time <= STALE_MS).then_some(time)
 }

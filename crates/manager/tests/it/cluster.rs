@@ -183,10 +183,21 @@ impl Cluster {
 
     /// Reports as koordlet does: now, with the use of node and system.
     pub(crate) async fn report(&self, node: &str, used: (&str, &str), system: (&str, &str)) {
+        self.report_ahead(node, Duration::ZERO, used, system).await;
+    }
+
+    /// As [`Self::report`], by a node whose clock is ahead.
+    pub(crate) async fn report_ahead(
+        &self,
+        node: &str,
+        ahead: Duration,
+        used: (&str, &str),
+        system: (&str, &str),
+    ) {
         let resources =
             |(cpu, memory): (&str, &str)| json!({"resources": {"cpu": cpu, "memory": memory}});
         let status: NodeMetricStatus = typed(json!({
-            "updateTime": self.ctx.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            "updateTime": (self.ctx.clock.now() + ahead).strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
             "nodeMetric": {"nodeUsage": resources(used), "systemUsage": resources(system)},
         }));
         let metrics: Api<NodeMetric> = Api::all(self.client.clone());

@@ -5,6 +5,7 @@ use koord_kube::api::PostParams;
 use koord_kube::{Api, ResourceExt};
 use koord_manager::Options;
 use serde_json::json;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// What of `name` a node has allocatable.
@@ -240,4 +241,81 @@ pub(crate) async fn objects_follow_their_node_into_death() {
         .await;
     slos.until_deleted("the NodeSLO", |slo| slo.name_any() == "n1")
         .await;
+}
+
+/// Case 04 of the field reports: a node whose clock is an hour ahead stops reporting.
+#[tokio::test(start_paused = true)]
+async fn report_dated_ahead_keeps_no_batch_resources() {
+    let cluster = Cluster::start().await;
+    let settings = json!({"colocation-config": "{\"enable\": true}"});
+    cluster.configure(settings).await;
+    cluster.add_node("n1", json!({}), "10", "100G").await;
+    cluster.manager(Options::default());
+    let mut metrics = cluster.watch::<NodeMetric>();
+    metrics.until("a NodeMetric", |_| Some(())).await;
+    let mut nodes = cluster.watch::<Node>();
+    let hour = Duration::from_secs(3600);
+    let used = (("3", "30G"), ("1", "5G"));
+    cluster.report("n1", used.0, used.1).await;
+    let has = |node: &Node| allocatable(node, BATCH_CPU).map(drop);
+    nodes.until("batch resources", has).await;
+
+    let ahead = |minutes: u64| hour + Duration::from_secs(60 * minutes);
+    cluster.report_ahead("n1", ahead(0), used.0, used.1).await;
+    let has_not = |node: &Node| allocatable(node, BATCH_CPU).is_none().then_some(());
+    nodes.until("no batch resources", has_not).await;
+    cluster.report_ahead("n1", ahead(1), used.0, used.1).await;
+    let skew = || {
+        let text = koord_app::metrics::encode(&cluster.ctx.metrics).unwrap();
+        text.contains("koord_manager_node_clock_skew_seconds{node=\"n1\"} 3600")
+    };
+    assert!(skew());
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let events: Api<Event> = Api::all(cluster.client.clone());
+    let events = events.list(&Default::default()).await.unwrap().items;
+    let mut events = events
+        .iter()
+        .filter(|event| event.reason.as_deref() == Some("NodeClockSkew"));
+    let event = events.next().unwrap();
+    assert_eq!((event.count, events.count()), (Some(1), 0));
+    let message = event.message.as_deref().unwrap();
+    for part in ["\"n1\"", "3600 s ahead", "expected less than 300 s"] {
+        assert!(message.contains(part), "{message}");
+    }
+
+    // The local clock catches up with the date, and no report has come since.
+    tokio::time::sleep(hour + Duration::from_secs(120)).await;
+    let all: Api<Node> = Api::all(cluster.client.clone());
+    assert_eq!(allocatable(&all.get("n1").await.unwrap(), BATCH_CPU), None);
+
+    cluster.report("n1", used.0, used.1).await;
+    nodes.until("batch resources again", has).await;
+    assert!(!skew());
+}
+
+#[tokio::test(start_paused = true)]
+async fn emptied_settings_keep_batch_resources_with_an_event() {
+    let cluster = Cluster::start().await;
+    let settings = json!({"colocation-config": "{\"enable\": true}"});
+    cluster.configure(settings).await;
+    cluster.add_node("n1", json!({}), "10", "100G").await;
+    cluster.manager(Options::default());
+    let mut metrics = cluster.watch::<NodeMetric>();
+    metrics.until("a NodeMetric", |_| Some(())).await;
+    let mut nodes = cluster.watch::<Node>();
+    cluster.report("n1", ("3", "30G"), ("1", "5G")).await;
+    let has = |node: &Node| allocatable(node, BATCH_CPU).map(drop);
+    nodes.until("batch resources", has).await;
+    cluster.configure(json!({"colocation-config": null})).await;
+    let mut events = cluster.watch::<Event>();
+    let about = events.until("an event", |event| {
+        let is_it = event.reason.as_deref() == Some("SLOConfigEmptied");
+        is_it.then(|| event.involved_object.name.clone())
+    });
+    assert_eq!(about.await.as_deref(), Some("slo-controller-config"));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    cluster.report("n1", ("3", "30G"), ("1", "5G")).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let all: Api<Node> = Api::all(cluster.client.clone());
+    assert!(allocatable(&all.get("n1").await.unwrap(), BATCH_CPU).is_some());
 }

@@ -91,6 +91,7 @@ impl Case {
             device: self.device.as_ref(),
             share_gpus: self.share_gpus,
             devices_always: self.devices_always,
+            is_report_ahead: false,
             report: report.as_ref(),
             pods: &self.pods,
             plugins: &self.plugins,

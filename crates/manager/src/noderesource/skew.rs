@@ -1,0 +1,85 @@
+//! Nodes whose clock is ahead, as far as their reports show it.
+
+use jiff::{SignedDuration, Timestamp};
+use koord_model::report_time;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+
+/// The times of reports that were refused because they were dated ahead, by node. A refused report stays so when the
+/// local clock catches up with its date: nothing newer has come since.
+#[derive(Debug, Default)]
+pub(super) struct SkewedNodes(Mutex<HashMap<String, i64>>);
+
+/// The result of looking at a node's newest report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Skew {
+    /// The report may be used as far as its date goes.
+    None,
+    /// The report is the first that may be used after others were refused.
+    Ended,
+    /// The report is refused, as the one before it was.
+    Ongoing,
+    /// The report is the first to be refused, dated so far ahead of now.
+    Started(SignedDuration),
+}
+
+impl Skew {
+    /// Returns true if the report must not be used.
+    pub(super) fn is_refused(self) -> bool {
+        matches!(self, Self::Ongoing | Self::Started(_))
+    }
+}
+
+impl SkewedNodes {
+    /// Records the date of the newest report of `node`, in seconds since 1970, which is used for `life`.
+    pub(super) fn observe(
+        &self,
+        node: &str,
+        reported: Option<i64>,
+        now: Timestamp,
+        life: SignedDuration,
+    ) -> Skew {
+        let mut refused = self.0.lock();
+        if reported.is_some() && refused.get(node).copied() == reported {
+            return Skew::Ongoing;
+        }
+        let date = reported.and_then(|second| Timestamp::from_second(second).ok());
+        let excess = date.and_then(|date| report_time::excess(date, now, life));
+        match (reported, excess) {
+            (Some(reported), Some(ahead)) => match refused.insert(node.to_owned(), reported) {
+                None => Skew::Started(ahead),
+                Some(_) => Skew::Ongoing,
+            },
+            _ if refused.remove(node).is_some() => Skew::Ended,
+            _ => Skew::None,
+        }
+    }
+
+    /// Removes a node that no longer has reports.
+    pub(super) fn remove(&self, node: &str) {
+        self.0.lock().remove(node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skew_starts_once_and_ends_with_a_report_of_now() {
+        let nodes = SkewedNodes::default();
+        let observe = |reported: i64, now: i64| {
+            let now = Timestamp::from_second(now).unwrap();
+            nodes.observe("n", Some(reported), now, SignedDuration::from_mins(15))
+        };
+        assert_eq!(observe(1000, 1000), Skew::None);
+        let hour = SignedDuration::from_hours(1);
+        assert_eq!(observe(4600, 1000), Skew::Started(hour));
+        assert_eq!(observe(4660, 1060), Skew::Ongoing, "the next report");
+        // The clock catches up with a report that nothing followed.
+        assert_eq!(observe(4660, 4661), Skew::Ongoing);
+        assert_eq!(observe(4700, 4700), Skew::Ended);
+        assert_eq!(observe(4760, 4760), Skew::None);
+        assert!(observe(i64::MAX, 4760) == Skew::None, "no time at all");
+    }
+}
