@@ -7,7 +7,8 @@ use crate::cache::Kind;
 use crate::metrics::Reconciles;
 use crate::replica::Replica;
 use crate::{
-    Error, colocationprofile, nodemetric, noderesource, nodeslo, quotaprofile, recommender,
+    Error, colocationprofile, nodemetric, noderesource, nodeslo, quotacheck, quotaprofile,
+    recommender,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -47,23 +48,25 @@ pub(crate) struct Row {
 }
 
 /// All controllers.
-const TABLE: [Row; 6] = [
+const TABLE: [Row; 7] = [
     nodemetric::ROW,
     nodeslo::ROW,
     noderesource::ROW,
     colocationprofile::ROW,
     recommender::ROW,
     quotaprofile::ROW,
+    quotacheck::ROW,
 ];
 
 /// The names that `--controllers` may say.
-pub(crate) const NAMES: [&str; 6] = [
+pub(crate) const NAMES: [&str; 7] = [
     nodemetric::ROW.name,
     nodeslo::ROW.name,
     noderesource::ROW.name,
     recommender::ROW.name,
     quotaprofile::ROW.name,
     colocationprofile::ROW.name,
+    quotacheck::ROW.name,
 ];
 
 /// A queue that listens to caches, and what is done with its keys.

@@ -28,6 +28,7 @@ mod nodemetric;
 mod noderesource;
 mod nodeslo;
 mod object;
+mod quotacheck;
 mod quotaprofile;
 mod recommender;
 mod replica;
@@ -55,7 +56,7 @@ use std::net::SocketAddr;
 pub const LEASE_NAME: &str = "koordinator-manager";
 
 /// The controllers that `--controllers` may name.
-pub const CONTROLLERS: [&str; 6] = controllers::NAMES;
+pub const CONTROLLERS: [&str; 7] = controllers::NAMES;
 
 /// How the manager runs. The default is upstream's, without leader election and servers.
 #[derive(Debug, Clone)]

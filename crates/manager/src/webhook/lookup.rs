@@ -77,8 +77,9 @@ where
 }
 
 /// From now on a profile that cannot be applied as it is gets an event, before a pod meets it.
-pub(super) fn report_profiles(replica: &Replica) {
+pub(super) fn report_profiles(replica: &Arc<Replica>) {
     let recorder = replica.recorder.clone();
+    let weak = Arc::downgrade(replica);
     replica.caches.profiles.on_change(move |change| {
         let Change::Applied { old, new } = change else {
             return;
@@ -90,5 +91,31 @@ pub(super) fn report_profiles(replica: &Replica) {
             let (about, problem) = (events::reference(&**new), problem.to_string());
             recorder.event(about, Severity::Warning, "InvalidProfile", problem);
         }
+        let has_class = !new.spec.priority_class_name.is_empty();
+        if let Some(replica) = weak.upgrade().filter(|_| has_class) {
+            tokio::spawn(report_missing_class(replica, new.clone()));
+        }
     });
+}
+
+/// Writes an event on a profile whose PriorityClass does not exist, once classes are known.
+async fn report_missing_class(replica: Arc<Replica>, profile: Arc<ClusterColocationProfile>) {
+    let stop = replica.stop.clone();
+    let class = tokio::select! {
+        () = stop.cancelled() => return,
+        class = replica.priority_class(&profile.spec.priority_class_name) => class,
+    };
+    if class.is_none() {
+        let (about, problem) = (
+            events::reference(&*profile),
+            profile::missing_class(&profile),
+        );
+        let recorder = &replica.recorder;
+        recorder.event(
+            about,
+            Severity::Warning,
+            "InvalidProfile",
+            problem.to_string(),
+        );
+    }
 }

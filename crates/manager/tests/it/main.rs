@@ -8,6 +8,7 @@ mod deploy;
 mod devices;
 mod flags;
 mod https;
+mod invalid;
 mod leadership;
 mod log;
 mod metrics;

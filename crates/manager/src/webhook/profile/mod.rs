@@ -5,6 +5,7 @@
 //! the pod spec is differs. Source: Koordinator `pkg/webhook/pod/mutating/cluster_colocation_profile.go`,
 //! `pkg/webhook/reservation/mutating`.
 
+use super::configmap::no_label;
 use super::json::{self, Misfit};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -171,10 +172,7 @@ pub(crate) fn apply(
             }
             if !spec.priority_class_name.is_empty() {
                 let class = &spec.priority_class_name;
-                let priority = (means.priority)(class).ok_or_else(|| {
-                    let problem = format!("there is no PriorityClass {class:?}");
-                    ProfileError::new(profile, "spec.priorityClassName", problem)
-                })?;
+                let priority = (means.priority)(class).ok_or_else(|| missing_class(profile))?;
                 let pod = json::object_at(object, path).map_err(misfit)?;
                 pod.insert("priorityClassName".into(), json!(class));
                 pod.insert("priority".into(), json!(priority.value));
@@ -288,6 +286,13 @@ pub(crate) fn roll(subject: &str, profile: &str) -> i64 {
     i64::try_from((hasher.finish() >> 32) % 100).unwrap_or(0)
 }
 
+/// Returns the error of a profile whose PriorityClass does not exist: pods that it applies to are refused.
+pub(crate) fn missing_class(profile: &ClusterColocationProfile) -> ProfileError {
+    let class = &profile.spec.priority_class_name;
+    let problem = format!("there is no PriorityClass {class:?}");
+    ProfileError::new(profile, "spec.priorityClassName", problem)
+}
+
 /// What is wrong with a profile by itself, so that it can be said before a pod meets it.
 pub(crate) fn problems(profile: &ClusterColocationProfile) -> Vec<ProfileError> {
     let spec = &profile.spec;
@@ -300,9 +305,22 @@ pub(crate) fn problems(profile: &ClusterColocationProfile) -> Vec<ProfileError> 
         let result = selector.as_ref().map(|s| selector::matches(s, &nothing));
         if let Some(Err(error)) = result {
             problems.push(ProfileError::new(profile, field, error));
+        } else if let Some(problem) = selector.as_ref().and_then(no_label) {
+            let problem = format!("{problem}; it selects nothing");
+            problems.push(ProfileError::new(profile, field, problem));
         }
     }
-    problems.extend(percent(profile).err());
+    match percent(profile) {
+        Ok(0..=100) => {}
+        Ok(percent) => {
+            let counts = if percent > 100 { 100 } else { 0 };
+            let problem = format!(
+                "invalid value {percent}: expected 0 to 100 percent; it counts as {counts}"
+            );
+            problems.push(ProfileError::new(profile, "spec.probability", problem));
+        }
+        Err(error) => problems.push(error),
+    }
     if let Some(patch) = spec
         .patch
         .as_ref()

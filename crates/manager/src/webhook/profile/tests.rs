@@ -190,3 +190,27 @@ fn mistakes_are_found_before_a_pod_meets_them() {
     assert_eq!(fields, want);
     assert_eq!(problems(&profile("p", json!({"patch": {}}))), []);
 }
+
+#[test]
+fn values_out_of_range_are_reported_with_their_effect() {
+    for (spec, parts) in [
+        (
+            json!({"probability": "200%"}),
+            ["spec.probability", "200", "counts as 100"],
+        ),
+        (
+            json!({"probability": -5}),
+            ["spec.probability", "-5", "counts as 0"],
+        ),
+        (
+            json!({"selector": {"matchLabels": {"no label": "x"}}}),
+            ["spec.selector", "no label", "selects nothing"],
+        ),
+    ] {
+        let found = problems(&profile("p", spec));
+        assert_eq!(found.len(), 1, "{found:?}");
+        let text = found[0].to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+    assert_eq!(problems(&profile("p", json!({"probability": 100}))), []);
+}
