@@ -83,7 +83,7 @@ gates! {
     ColdPageCollector: Alpha, false, Works;
     HugePageReport: Alpha, false, Works;
     PodResourcesProxy: Alpha, false, NOT_YET;
-    HamiCoreVGPUMonitor: Alpha, false, Nothing("HAMi's shared cache is not read");
+    HamiCoreVGPUMonitor: Alpha, false, Partly("containers get the directory of HAMi's shared cache, which is not read");
     PerCPUMetric: Alpha, false, Works;
     NodeMetricPromMetrics: Alpha, false, Works;
     GroupIdentity: Beta, true, Works;

@@ -38,6 +38,7 @@ pub const GATES: &[Gate] = &[
     Gate::alpha("DisableDefaultQuota", false),
     Gate::alpha("SupportParentQuotaSubmitPod", false),
     Gate::alpha("EnableQuotaAdmission", false),
+    Gate::alpha("EnableQuotaAdmissionOnUpdate", false),
     Gate::alpha("EnableSyncGPUSharedResource", false),
     Gate::alpha("ColocationProfileController", false),
     Gate::alpha("ValidatePodDeviceResource", false),

@@ -58,6 +58,26 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    /// The list of gates that `--help` and the log show must not call a gate that does something idle.
+    #[test]
+    fn monitor_gate_that_adds_mounts_is_not_without_effect() {
+        let half = pod(json!({
+            "metadata": {"uid": "u", "labels": {"koordinator.sh/gpu-isolation-provider": "HAMi-core"},
+                "annotations": {"scheduling.koordinator.sh/device-allocated":
+                    r#"{"gpu":[{"minor":1,"resources":{"koordinator.sh/gpu-core":"50",
+                    "koordinator.sh/gpu-memory":"16Gi","koordinator.sh/gpu-memory-ratio":"50"}}]}"#}},
+            "spec": {"containers": [{"name": "c"}]}}));
+        let mounts = |node: Node| {
+            let wanted = desired(&half, half.containers.first(), &node.rules());
+            wanted.mounts.len()
+        };
+        let gate = Gate::HamiCoreVGPUMonitor;
+        let without = mounts(Node::default().open(Gate::GPUEnvInject));
+        let with = mounts(Node::default().open(Gate::GPUEnvInject).open(gate));
+        assert!(with > without);
+        assert!(matches!(gate.effect(), crate::gates::Effect::Partly(_)));
+    }
+
     /// Upstream: `Test_InjectContainerGPUEnv`; what is injected is tested with the model.
     #[test]
     fn containers_only() {
