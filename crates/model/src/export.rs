@@ -7,8 +7,10 @@
 //! makes no sense is told ([`Zones::problems`]) and passed over.
 
 mod object;
+mod unmanaged;
 
 pub use object::{Report, foreign, is_same, keep_foreign, merged};
+pub use unmanaged::{Reserved, add_unmanaged};
 
 use crate::alignment::{Policy, Scope};
 use crate::cpuset::CpuSet;

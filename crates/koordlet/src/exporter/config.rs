@@ -4,10 +4,12 @@ use crate::options::Kubelet;
 use crate::states::NodeInfo;
 use crate::states::kubelet::{Config, TOKEN, url_of};
 use k8s_openapi::api::core::v1::Node;
+use koord_api::Quantity;
 use koord_kube::endpoint::{self, Trust};
 use koord_kube::failure_log::causes;
 use koord_kube::{Api, Client};
 use koord_model::alignment::{Policy, Scope};
+use koord_model::export::Reserved;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -61,11 +63,11 @@ impl ConfigSource {
         }
     }
 
-    /// Policy and scope of the kubelet's topology manager.
+    /// Policy and scope of the kubelet's topology manager, and what it reserves.
     ///
     /// # Errors
     /// When it cannot be read, or says something that no kubelet does.
-    pub async fn read(&self, api: &Client, node: &str) -> Result<(Policy, Scope), String> {
+    pub async fn read(&self, api: &Client, node: &str) -> Result<Alignment, String> {
         match self {
             Self::Node(kubelet) => {
                 let api: Api<Node> = Api::all(api.clone());
@@ -102,7 +104,7 @@ async fn configz(
     path: &str,
     token: Option<&Path>,
     trust: &Trust,
-) -> Result<(Policy, Scope), String> {
+) -> Result<Alignment, String> {
     let named = |why: String| format!("{server}{path}: {why}");
     let client = endpoint::connect(server, trust, token, PATIENCE);
     let client = client.map_err(|error| named(error.to_string()))?;
@@ -116,13 +118,31 @@ async fn configz(
     alignment(&text).map_err(named)
 }
 
+/// How a kubelet aligns containers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Alignment {
+    /// `topologyManagerPolicy`.
+    pub policy: Policy,
+    /// `topologyManagerScope`.
+    pub scope: Scope,
+    /// What it reserves, and which of its managers are on.
+    pub reserved: Reserved,
+}
+
 /// What an answer of `/configz` says. Without a word the policy is none and the scope container.
-fn alignment(answer: &str) -> Result<(Policy, Scope), String> {
+fn alignment(answer: &str) -> Result<Alignment, String> {
     let (config, malformed) = Config::read(answer).map_err(|error| error.to_string())?;
     // A field that cannot be read is not one that is not there.
+    const FIELDS: [&str; 5] = [
+        ".topologyManager",
+        ".cpuManagerPolicy",
+        ".memoryManagerPolicy",
+        "eserved",
+        ".evictionHard",
+    ];
     let mut ours = malformed
         .iter()
-        .filter(|it| it.field.contains(".topologyManager"));
+        .filter(|it| FIELDS.iter().any(|name| it.field.contains(name)));
     if let Some(field) = ours.next() {
         let (name, value, why) = (&field.field, &field.value, &field.error);
         return Err(format!("{name}: {value}: {why}"));
@@ -139,7 +159,42 @@ fn alignment(answer: &str) -> Result<(Policy, Scope), String> {
             .parse()
             .map_err(|error| format!("topologyManagerScope: {error}"))?,
     };
-    Ok((policy, scope))
+    let (bytes, memory_percent) = threshold(&config.eviction_memory)?;
+    let memory = u64::try_from(config.reserved_memory).unwrap_or(0);
+    let reserved = Reserved {
+        cpu_manager: config.is_cpu_manager_static(),
+        memory_manager: config.is_memory_manager_static(),
+        cpus: config.reserved_cpus.iter().collect(),
+        milli: config.reserved_milli,
+        memory: memory.saturating_add(bytes),
+        memory_percent,
+    };
+    Ok(Alignment {
+        policy,
+        scope,
+        reserved,
+    })
+}
+
+/// A threshold of eviction in bytes, or in percent.
+fn threshold(text: &str) -> Result<(u64, f64), String> {
+    let wrong = || {
+        format!(
+            "invalid value {text:?} for evictionHard[memory.available]: expected a quantity or a percentage"
+        )
+    };
+    if text.is_empty() {
+        return Ok((0, 0.0));
+    }
+    if let Some(percent) = text.strip_suffix('%') {
+        let percent = percent
+            .parse::<f64>()
+            .ok()
+            .filter(|it| (0.0..=100.0).contains(it));
+        return Ok((0, percent.ok_or_else(wrong)?));
+    }
+    let bytes = text.parse::<Quantity>().map_err(|_| wrong())?.value();
+    Ok((u64::try_from(bytes).map_err(|_| wrong())?, 0.0))
 }
 
 #[cfg(test)]
@@ -188,7 +243,8 @@ mod tests {
         let path = dir.path().join("config.yaml");
         let read = async |text: &str| {
             std::fs::write(&path, text).unwrap();
-            ConfigSource::File(path.clone()).read(&nobody(), "n").await
+            let read = ConfigSource::File(path.clone()).read(&nobody(), "n").await;
+            read.map(|read| (read.policy, read.scope))
         };
         let kind = "kind: KubeletConfiguration\n";
         assert_eq!(read(kind).await, Ok((Policy::None, Scope::Container)));
@@ -216,6 +272,29 @@ mod tests {
                 "{error}"
             );
         }
+        // The default of the kubelet, a share, and none; of both lists of reserved amounts.
+        for (text, memory, percent) in [
+            ("", 100 << 20, 0.0),
+            ("evictionHard: {memory.available: 5%}", 0, 5.0),
+            ("evictionHard: {nodefs.available: 5%}", 0, 0.0),
+            (
+                "kubeReserved: {memory: 1Gi}\nsystemReserved: {memory: 1Gi}",
+                (2 << 30) + (100 << 20),
+                0.0,
+            ),
+        ] {
+            std::fs::write(&path, format!("{kind}{text}")).unwrap();
+            let read = ConfigSource::File(path.clone()).read(&nobody(), "n").await;
+            let reserved = read.unwrap().reserved;
+            assert_eq!(
+                (reserved.memory, reserved.memory_percent),
+                (memory, percent),
+                "{text}"
+            );
+            assert!(!reserved.cpu_manager && !reserved.memory_manager);
+        }
+        let error = read(&format!("{kind}evictionHard: {{memory.available: much}}")).await;
+        assert!(error.unwrap_err().contains("invalid value \"much\""));
         let missing = ConfigSource::File("/nonexistent/config.yaml".into());
         let error = missing.read(&nobody(), "n").await.unwrap_err();
         assert!(error.contains("/nonexistent"), "{error}");

@@ -1,5 +1,6 @@
 //! The exporter's loop.
 
+use super::config::Alignment;
 use super::events::Events;
 use super::owner::TakeOver;
 use super::publish::{self, PublishError, Published};
@@ -12,7 +13,6 @@ use koord_host::{Root, numa};
 use koord_kube::events::{Recorder, Severity};
 use koord_kube::failure_log::FailureLog;
 use koord_kube::{Client, Informer, ObjectKey, Scope, Store};
-use koord_model::alignment::{Policy, Scope as Alignment};
 use koord_model::export::{self, Report};
 use parking_lot::Mutex;
 use prometheus::{IntCounterVec, Opts, Registry};
@@ -106,8 +106,8 @@ pub struct Exporter {
     recorder: Recorder,
     metrics: Metrics,
     troubles: Arc<Mutex<Troubles>>,
-    /// The kubelet's policy and scope, once it was told.
-    alignment: Option<(Policy, Alignment)>,
+    /// How the kubelet aligns, once that was read.
+    alignment: Option<Alignment>,
     /// What the last look found; `None` if it did not succeed.
     report: Option<Report>,
 }
@@ -310,7 +310,11 @@ impl Exporter {
         }
         self.told(LISTS, Ok(()));
         // Said already.
-        let (policy, scope) = self.alignment.ok_or(())?;
+        let Alignment {
+            policy,
+            scope,
+            ref reserved,
+        } = *self.alignment.as_ref().ok_or(())?;
         let fingerprint = Some(listed.fingerprint).filter(|_| self.settings.fingerprint);
         let mut attributes = export::attributes(policy, scope, fingerprint);
         attributes.extend(types.into_iter().map(|(name, cpus)| AttributeInfo {
@@ -318,6 +322,7 @@ impl Exporter {
             value: cpus.to_string(),
         }));
         let mut zones = listed.zones.zones;
+        export::add_unmanaged(&mut zones, &machine, reserved);
         for zone in &mut zones {
             let exclude = &self.settings.exclude;
             zone.resources

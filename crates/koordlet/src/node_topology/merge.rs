@@ -4,6 +4,7 @@
 //! Works on JSON as it came, so that what a newer definition adds is kept, too.
 
 use super::{Mode, Report};
+use crate::exporter;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::topology::{ResourceInfo, ZONE_TYPE_NODE, Zone, v1alpha1, v1alpha2};
 use koord_api::{Quantity, labels};
@@ -126,7 +127,15 @@ impl Newer {
     pub(crate) fn is_exported(&self) -> bool {
         let notes = self.metadata.annotations.as_ref();
         let old = notes.is_some_and(|notes| notes.contains_key(OLD_FINGERPRINT));
+        // Ours may be set to leave the fingerprint out.
+        let entries = self.metadata.managed_fields.iter().flatten();
+        let mut ours = entries.filter(|it| it.manager.as_deref() == Some(exporter::FIELD_MANAGER));
         old || list(&self.fields, "attributes").any(|it| it["name"] == FINGERPRINT)
+            || ours.any(|it| {
+                it.fields_v1
+                    .as_ref()
+                    .is_some_and(|it| it.0.get("f:zones").is_some())
+            })
     }
 
     /// A merge patch that makes it say what `report` says, good for the version that this is; `None`

@@ -835,6 +835,54 @@ fn an_exporters_zones_are_left_alone() {
     );
 }
 
+/// The exporter of a kubelet without managers, with and without a fingerprint, and koordlet.
+#[test]
+fn exporter_and_koordlet_keep_each_others_zones() {
+    let mut case = Case::new();
+    case.kubelet = Some(kubelet(json!({"cpuManagerPolicy": "none"})));
+    let report = case.report().unwrap();
+    let amount = |name: &str, capacity: &str, allocatable: &str| {
+        json!({"name": name, "capacity": capacity, "allocatable": allocatable,
+            "available": allocatable})
+    };
+    let zone = |number: u32| {
+        json!({"name": format!("node-{number}"), "type": "Node", "resources": [
+            amount("cpu", "4", "3500m"), amount("memory", "8Gi", "7Gi")]})
+    };
+    for fingerprint in [Some("pfp0v001ef46db3751d8e999".to_owned()), None] {
+        let exported = koord_model::export::Report {
+            zones: serde_json::from_value(json!([zone(0), zone(1)])).unwrap(),
+            attributes: koord_model::export::attributes(
+                koord_model::alignment::Policy::None,
+                koord_model::alignment::Scope::Container,
+                fingerprint,
+            ),
+            policy: "None".to_owned(),
+        };
+        // Koordlet has written first, then the exporter, which is part of the same agent.
+        let created = Newer::created("test", "node-uid", &report, Mode::Auto);
+        let mut value = serde_json::to_value(created).unwrap();
+        let fields = |value: &Value| serde_json::from_value(value.clone()).unwrap();
+        let merged = koord_model::export::merged(&fields(&value), &exported);
+        for (key, part) in serde_json::to_value(&merged).unwrap().as_object().unwrap() {
+            value[key] = part.clone();
+        }
+        value["metadata"]["managedFields"] = json!([{"manager": crate::exporter::FIELD_MANAGER,
+            "operation": "Update", "apiVersion": "topology.node.k8s.io/v1alpha2",
+            "fieldsType": "FieldsV1", "fieldsV1": {"f:zones": {}, "f:attributes": {}}}]);
+        let there = object(value.clone());
+        assert_eq!(there.changes(&report, Mode::Auto), None);
+        // What koordlet has to say later leaves the zones, and the exporter has nothing to mend.
+        value["metadata"]["annotations"] = json!({});
+        let there = object(value);
+        let patch = there.changes(&report, Mode::Auto).unwrap();
+        assert!(patch.get("zones").is_none(), "{patch}");
+        let after = serde_json::to_value(patched(&there, &patch)).unwrap();
+        let again = koord_model::export::merged(&fields(&after), &exported);
+        assert!(koord_model::export::is_same(&fields(&after), &again));
+    }
+}
+
 #[test]
 fn modes_have_names() {
     for (name, mode) in [

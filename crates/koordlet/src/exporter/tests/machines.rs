@@ -58,6 +58,25 @@ async fn reported(world: &World, kubelet: Kubelet) -> Vec<String> {
     text(&object)
 }
 
+/// A kubelet as it is without settings: it has no CPU manager and no memory manager, and lists nothing.
+#[tokio::test]
+async fn kubelet_without_managers_has_allocatable_zones() {
+    let world = World::new().await;
+    let config = "kind: KubeletConfiguration\ncpuManagerPolicy: none\nmemoryManagerPolicy: None\n\
+                  kubeReserved: {cpu: 500m, memory: 512Mi}\nsystemReserved: {cpu: 500m, memory: 256Mi}\n\
+                  evictionHard: {memory.available: 256Mi}\n";
+    world.put("kubelet/config.yaml", config);
+    let container = ContainerResources::default();
+    let zones = reported(&world, lists(0, &[], &[], container)).await;
+    assert_eq!(
+        zones,
+        [
+            "node-0 0:10 1:21: cpu 4/3500m/3500m, memory 8Gi/7680Mi/7680Mi",
+            "node-1 0:21 1:10: cpu 4/3500m/3500m, memory 8Gi/7680Mi/7680Mi",
+        ]
+    );
+}
+
 #[tokio::test]
 async fn four_sockets_with_huge_pages() {
     let world = World::new().await;

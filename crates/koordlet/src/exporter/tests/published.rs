@@ -99,7 +99,8 @@ impl World {
         world.machine("0-1", &[(0, "0-3", 8, "10 21"), (1, "4-7", 8, "21 10")]);
         world.put(
             "kubelet/config.yaml",
-            "kind: KubeletConfiguration\ntopologyManagerPolicy: single-numa-node\n",
+            "kind: KubeletConfiguration\ntopologyManagerPolicy: single-numa-node\n\
+             cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n",
         );
         world.give(&[("pod1", &[1, 2])]);
         // As long as the world.

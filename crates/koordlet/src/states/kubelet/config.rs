@@ -12,6 +12,9 @@ use std::collections::BTreeMap;
 /// The member of `/configz` that holds the KubeletConfiguration.
 const KEY: &str = "kubeletconfig";
 
+/// The signal of eviction whose threshold is taken off the allocatable memory.
+const MEMORY_AVAILABLE: &str = "memory.available";
+
 /// The parts of a KubeletConfiguration that the agent heeds. The rest of it, which changes its form
 /// between releases (`logging` in 1.28), is not looked at.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -26,6 +29,12 @@ pub struct Config {
     pub reserved_cpus: CpuSet,
     /// CPU of `kubeReserved` and `systemReserved` together, in milli-cores.
     pub reserved_milli: i64,
+    /// `memoryManagerPolicy`; empty is None.
+    pub memory_manager_policy: String,
+    /// Memory of `kubeReserved` and `systemReserved` together, in bytes.
+    pub reserved_memory: i64,
+    /// The threshold `memory.available` of `evictionHard`, in bytes or percent; empty is no threshold.
+    pub eviction_memory: String,
     /// `topologyManagerPolicy`; empty is none.
     pub topology_policy: String,
     /// `topologyManagerScope`; empty is container.
@@ -39,6 +48,12 @@ impl Config {
     #[must_use]
     pub fn is_cpu_manager_static(&self) -> bool {
         self.cpu_manager_policy == "static"
+    }
+
+    /// Whether the memory manager hands out memory of NUMA nodes.
+    #[must_use]
+    pub fn is_memory_manager_static(&self) -> bool {
+        self.memory_manager_policy == "Static"
     }
 
     /// Reads the answer of `/configz`. A field that does not fit its type counts as not given and is
@@ -67,14 +82,25 @@ impl Config {
             fields.refuse("reservedSystemCPUs", &reserved_cpus, &error);
             CpuSet::new()
         });
-        let mut milli = 0_i64;
+        let (mut milli, mut memory) = (0_i64, 0_i64);
         for name in ["kubeReserved", "systemReserved"] {
             let reserved = fields.get::<ResourceList>(name).unwrap_or_default();
             let cpu = reserved
                 .get(resources::CPU)
                 .map_or(0, Quantity::milli_value);
             milli = milli.saturating_add(cpu.max(0));
+            let bytes = reserved.get(resources::MEMORY).map_or(0, Quantity::value);
+            memory = memory.saturating_add(bytes.max(0));
         }
+        let eviction = fields.get::<BTreeMap<String, String>>("evictionHard");
+        let eviction_memory = match eviction {
+            // The kubelet's own default.
+            None => "100Mi".to_owned(),
+            Some(thresholds) => thresholds
+                .get(MEMORY_AVAILABLE)
+                .cloned()
+                .unwrap_or_default(),
+        };
         let driver = fields.get::<String>("cgroupDriver").unwrap_or_default();
         let cgroups = Words::of(config);
         if cgroups.driver.is_none() && !driver.is_empty() {
@@ -86,6 +112,9 @@ impl Config {
             cpu_manager_options: fields.get("cpuManagerPolicyOptions").unwrap_or_default(),
             reserved_cpus,
             reserved_milli: milli,
+            memory_manager_policy: fields.get("memoryManagerPolicy").unwrap_or_default(),
+            reserved_memory: memory,
+            eviction_memory,
             topology_policy: fields.get("topologyManagerPolicy").unwrap_or_default(),
             topology_scope: fields.get("topologyManagerScope").unwrap_or_default(),
             cfs_quota: fields.get("cpuCFSQuota").unwrap_or(true),
