@@ -149,6 +149,14 @@ impl HostError {
             || self.os_error().is_some_and(|code| code == libc::EOPNOTSUPP)
     }
 
+    /// Returns true if the same write may succeed a moment later.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        let transient = [libc::EBUSY, libc::EAGAIN, libc::EINTR, libc::ENOMEM];
+        self.os_error()
+            .is_some_and(|code| transient.contains(&code))
+    }
+
     /// Whether we lack the right, or the tree is read-only.
     #[must_use]
     pub fn is_denied(&self) -> bool {

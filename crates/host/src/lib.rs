@@ -44,7 +44,7 @@ pub mod testing;
 pub mod topology;
 pub mod watch;
 
-pub use cgroup::{Cgroup, PressureKind, Resource, Written};
+pub use cgroup::{Cgroup, PressureKind, Resource, WeightFormula, Written};
 pub use cpuset::CpuSet;
 pub use error::{HostError, Malformed, Result};
 pub use path::CgroupPath;

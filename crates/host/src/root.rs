@@ -1,16 +1,18 @@
 //! Where the kernel's pseudo-filesystems are, and which cgroup hierarchies are mounted.
 
-use crate::cgroup::Cgroup;
+use crate::cgroup::{Cgroup, Resource, WeightFormula};
 use crate::core_sched::{self, Cookie};
 use crate::error::{HostError, Malformed, Result, is_gone};
 use crate::mounts::{Mounts, distinct_trees, mounts_by_layout, parse_mountinfo, relevant_mounts};
 use crate::path::CgroupPath;
 use crate::reader;
+use crate::target::Target;
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The directories under which the kernel is found. In a container they are often bind mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -182,6 +184,8 @@ struct Inner {
     /// Each mounted tree once, by its real path, with the v1 controllers that it carries.
     trees: Vec<(PathBuf, Vec<Controller>)>,
     writer: Arc<dyn KernelWriter>,
+    /// Whether the runtime was seen to use [`WeightFormula::Quadratic`].
+    quadratic_weights: AtomicBool,
 }
 
 impl Root {
@@ -247,7 +251,39 @@ impl Root {
             unified,
             trees,
             writer,
+            quadratic_weights: AtomicBool::new(false),
         })))
+    }
+
+    /// Returns the formula by which weights are read and written: that of the node's runtime, as far
+    /// as [`Root::observe_weight`] has found it out.
+    #[must_use]
+    pub fn weight_formula(&self) -> WeightFormula {
+        match self.0.quadratic_weights.load(Ordering::Relaxed) {
+            true => WeightFormula::Quadratic,
+            false => WeightFormula::Linear,
+        }
+    }
+
+    /// Takes note of a weight that the runtime gave a group of `shares`. Runtimes go from the linear
+    /// formula to the quadratic one, and not back.
+    pub fn observe_weight(&self, shares: i64, weight: i64) {
+        let detected = WeightFormula::detect(shares, weight);
+        if detected == Some(WeightFormula::Quadratic) {
+            self.0.quadratic_weights.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes note of the weight of `group`, to which a runtime of cgroup v2 gave `shares`.
+    pub fn observe_group(&self, group: &CgroupPath, shares: i64) {
+        if self.version() != Version::V2 {
+            return;
+        }
+        let target = Target::cgroup(group, Resource::CpuShares);
+        let Ok(path) = target.path(self) else { return };
+        if let Ok(Some(weight)) = self.read_short(&path, |text| Ok(text.trim().parse().ok())) {
+            weight.inspect(|weight| self.observe_weight(shares, *weight));
+        }
     }
 
     /// The directories this root was made with.

@@ -4,11 +4,14 @@ mod lifecycle;
 pub mod psi;
 pub mod resource;
 pub mod stat;
+pub mod weight;
 
 pub use lifecycle::KillReport;
 pub use psi::{Pressure, PressureKind, PressureLine};
 pub use resource::Resource;
+pub(crate) use resource::is_rounded_quota;
 pub use stat::{CpuStat, MemoryStat};
+pub use weight::WeightFormula;
 
 use crate::cpuset::CpuSet;
 use crate::error::{HostError, Malformed, Result};
@@ -106,9 +109,10 @@ impl Cgroup {
     /// # Errors
     /// When the version has no such file, or it cannot be read or understood.
     pub fn value(&self, resource: Resource) -> Result<Option<String>> {
-        let version = self.root.version();
-        self.root
-            .read_short(&self.file(resource)?, |text| resource.decode(version, text))
+        let (version, formula) = (self.root.version(), self.root.weight_formula());
+        self.root.read_short(&self.file(resource)?, |text| {
+            resource.decode_with(version, formula, text)
+        })
     }
 
     /// Writes `value` (v1 units) unless the file already says it.

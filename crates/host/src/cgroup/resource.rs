@@ -4,6 +4,7 @@
 //! both versions: shares (2..=262144), microseconds, bytes; -1 is "unlimited" for the CPU quota
 //! and the memory limit. The conversions to v2 happen here and nowhere else.
 
+use super::weight::WeightFormula;
 use crate::cpuset::CpuSet;
 use crate::error::{HostError, Malformed, Result};
 use crate::root::{Controller, Version};
@@ -379,11 +380,24 @@ impl Resource {
         }
     }
 
-    /// Turns file content into a value in v1 units.
+    /// Turns file content into a value in v1 units; weights by the linear formula.
     ///
     /// # Errors
     /// When the content does not have the file's format.
     pub fn decode(self, version: Version, content: &str) -> std::result::Result<String, Malformed> {
+        self.decode_with(version, WeightFormula::Linear, content)
+    }
+
+    /// Turns file content into a value in v1 units; weights by `formula`.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub(crate) fn decode_with(
+        self,
+        version: Version,
+        formula: WeightFormula,
+        content: &str,
+    ) -> std::result::Result<String, Malformed> {
         let content = content.trim();
         let first = content.split_ascii_whitespace().next().unwrap_or("");
         let number = |text: &str| {
@@ -391,7 +405,7 @@ impl Resource {
                 .map_err(|_| Malformed::new("a number", content))
         };
         Ok(match (self, version) {
-            (Self::CpuShares, Version::V2) => weight_to_shares(number(content)?).to_string(),
+            (Self::CpuShares, Version::V2) => formula.shares(number(content)?).to_string(),
             (Self::CfsQuota, Version::V2) => match first {
                 "max" => "-1".to_owned(),
                 quota => number(quota)?.to_string(),
@@ -416,9 +430,20 @@ impl Resource {
     /// Turns a value in v1 units into what is written to the file. `current` is the file's
     /// content, needed where one v2 file holds two values.
     pub(crate) fn encode(self, version: Version, value: &str, current: &str) -> String {
+        self.encode_with(version, WeightFormula::Linear, value, current)
+    }
+
+    /// Does what [`Self::encode`] does, with weights by `formula`.
+    pub(crate) fn encode_with(
+        self,
+        version: Version,
+        formula: WeightFormula,
+        value: &str,
+        current: &str,
+    ) -> String {
         let number = value.parse::<i64>().unwrap_or(0);
         match (self, version) {
-            (Self::CpuShares, Version::V2) => shares_to_weight(number).to_string(),
+            (Self::CpuShares, Version::V2) => formula.weight(number).to_string(),
             (Self::CfsQuota | Self::MemoryLimit, Version::V2) if number == -1 => "max".to_owned(),
             (Self::CfsPeriod, Version::V2) => {
                 let quota = current.split_ascii_whitespace().next().unwrap_or("max");
@@ -497,6 +522,15 @@ impl Resource {
                     }
                 })
             }
+            // The runtime writes weights, too, by a formula that depends on its release.
+            Kind::Range(..) if self == Self::CpuShares && version == Version::V2 => {
+                match (current.trim().parse::<i64>(), value.parse::<i64>()) {
+                    (Ok(weight), Ok(shares)) => WeightFormula::ALL.iter().any(|formula| {
+                        formula.weight(shares) == weight || formula.shares(weight) == shares
+                    }),
+                    _ => false,
+                }
+            }
             Kind::Range(..) | Kind::Quota | Kind::Limit => {
                 let encoded = self.encode(version, value, current);
                 current.trim() == encoded
@@ -514,6 +548,30 @@ pub fn page_size() -> i64 {
     i64::try_from(rustix::param::page_size())
         .unwrap_or(4096)
         .max(1)
+}
+
+/// Returns true if `current` is the CFS quota that systemd makes of `value`: it counts in hundredths of
+/// a CPU, and runtimes with the systemd driver round up to the next one.
+pub(crate) fn is_rounded_quota(version: Version, current: &str, value: &str) -> bool {
+    const HUNDREDTH_US: i64 = 10_000;
+    let mut fields = current.split_ascii_whitespace();
+    let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
+    let quota = number(fields.next());
+    let period = match version {
+        Version::V1 => Some(DEFAULT_PERIOD_US),
+        Version::V2 => number(fields.next()),
+    };
+    let (Some(quota), Some(period), Some(value)) = (quota, period, number(Some(value))) else {
+        return false;
+    };
+    if value <= 0 || period <= 0 {
+        return false;
+    }
+    let (value, period) = (i128::from(value), i128::from(period));
+    let hundredth = i128::from(HUNDREDTH_US);
+    let per_second = value * 1_000_000 / period;
+    let rounded = (per_second + hundredth - 1) / hundredth * hundredth;
+    rounded * period / 1_000_000 == i128::from(quota)
 }
 
 /// Splits `MAJ:MIN rest`.
@@ -615,6 +673,10 @@ mod tests {
         for (resource, version, current, value, same) in [
             (R::CpusetCpus, Version::V1, "0-1\n", "0,1", true),
             (R::CpuShares, Version::V2, "39\n", "1024", true),
+            (R::CpuShares, Version::V2, "100\n", "1024", true),
+            (R::CpuShares, Version::V2, "50\n", "1024", false),
+            (R::CpuShares, Version::V2, "174\n", "2048", true),
+            (R::CpuShares, Version::V1, "100\n", "1024", false),
             (R::CfsQuota, Version::V2, "50000 100000\n", "50000", true),
             (R::CfsQuota, Version::V2, "max 100000\n", "-1", true),
             (R::CfsQuota, Version::V2, "max 100000\n", "50000", false),

@@ -8,14 +8,15 @@ mod sysctl;
 
 pub use sysctl::{SchedFeature, Sysctl};
 
-use crate::cgroup::{Resource, Written};
+use crate::cgroup::{Resource, Written, is_rounded_quota};
 use crate::core_sched::Cookie;
 use crate::cpuset::CpuSet;
 use crate::error::{HostError, Malformed, Result};
 use crate::path::CgroupPath;
 use crate::resctrl::{ResctrlGroup, Schema};
-use crate::root::Root;
+use crate::root::{Root, Version};
 use std::fmt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -361,6 +362,14 @@ impl Target {
         })
     }
 
+    /// Returns true if other programs write the same value in another form.
+    fn is_written_in_forms(&self) -> bool {
+        matches!(
+            self.resource(),
+            Some(Resource::CpuShares | Resource::CfsQuota)
+        )
+    }
+
     /// The process whose core-scheduling cookie it is.
     fn cookie_of(&self) -> Option<u32> {
         match self {
@@ -399,7 +408,9 @@ impl Target {
     /// The value in the file's content.
     fn decode(&self, root: &Root, content: &str) -> std::result::Result<String, Malformed> {
         Ok(match self {
-            Self::Cgroup { resource, .. } => return resource.decode(root.version(), content),
+            Self::Cgroup { resource, .. } => {
+                return resource.decode_with(root.version(), root.weight_formula(), content);
+            }
             Self::CgroupLine { resource, key, .. } => {
                 resource.decode_line(root.version(), content, *key)
             }
@@ -421,7 +432,19 @@ impl Target {
     /// Whether the file with content `current` already says `value`.
     fn says(&self, root: &Root, current: &str, value: &str) -> bool {
         match self {
-            Self::Cgroup { resource, .. } => resource.says(root.version(), current, value),
+            Self::Cgroup { group, resource } => {
+                let version = root.version();
+                // A group of systemd's, whose quotas runtimes round as it does.
+                let is_unit = || {
+                    [".scope", ".slice"]
+                        .iter()
+                        .any(|it| group.name().ends_with(it))
+                };
+                resource.says(version, current, value)
+                    || (*resource == Resource::CfsQuota
+                        && is_unit()
+                        && is_rounded_quota(version, current, value))
+            }
             Self::CgroupLine { resource, key, .. } => {
                 resource.says(root.version(), current, &format!("{key} {value}"))
             }
@@ -451,7 +474,9 @@ impl Target {
     /// What to write so that the file with content `current` says `value`.
     fn encode(&self, root: &Root, value: &str, current: &str) -> String {
         match self {
-            Self::Cgroup { resource, .. } => resource.encode(root.version(), value, current),
+            Self::Cgroup { resource, .. } => {
+                resource.encode_with(root.version(), root.weight_formula(), value, current)
+            }
             Self::CgroupLine { resource, key, .. } => {
                 resource.encode(root.version(), &format!("{key} {value}"), current)
             }
@@ -509,6 +534,17 @@ impl Root {
         self.read_short(&path, |content| target.decode(self, content))
     }
 
+    /// Returns the number of the inode behind `target`: another one means that the file was made again
+    /// since. `None` where there is no file, and for processes, whose files have no lasting inode.
+    #[must_use]
+    pub fn target_inode(&self, target: &Target) -> Option<u64> {
+        if matches!(target, Target::Process { .. }) {
+            return None;
+        }
+        let path = target.path(self).ok()?;
+        Some(std::fs::metadata(path).ok()?.ino())
+    }
+
     /// Whether `target` has `value` now; `None` when its group, process or file is gone.
     ///
     /// # Errors
@@ -538,9 +574,28 @@ impl Root {
     /// [`HostError::Invalid`] before anything is written; else what the kernel answered, with path
     /// and value. [`HostError::is_gone`] tells a vanished group or process.
     pub fn write_target(&self, target: &Target, value: &str) -> Result<Written> {
+        self.write_target_after(target, value, None)
+    }
+
+    /// Does what [`Root::write_target`] does. Where a program writes the same value in another form,
+    /// such as a weight, that is left, unless the file still has `previous`, another value that this
+    /// one wrote last.
+    ///
+    /// # Errors
+    /// As [`Root::write_target`].
+    pub fn write_target_after(
+        &self,
+        target: &Target,
+        value: &str,
+        previous: Option<&str>,
+    ) -> Result<Written> {
         let value = value.trim();
         target.validate(value)?;
-        self.put_target(target, value)
+        self.put_target(
+            target,
+            value,
+            previous.filter(|previous| *previous != value),
+        )
     }
 
     /// As [`Root::write_target`], for a value that was read from this very target: it may be one
@@ -549,7 +604,7 @@ impl Root {
     /// # Errors
     /// What the kernel answered.
     pub fn restore_target(&self, target: &Target, value: &str) -> Result<Written> {
-        self.put_target(target, value)
+        self.put_target(target, value, None)
     }
 
     /// `memory.reclaim` cannot be read. When less could be had than was asked for it says EAGAIN, which
@@ -566,7 +621,7 @@ impl Root {
         }
     }
 
-    fn put_target(&self, target: &Target, value: &str) -> Result<Written> {
+    fn put_target(&self, target: &Target, value: &str, previous: Option<&str>) -> Result<Written> {
         let path = target.path(self)?;
         if let Target::Resctrl {
             file: ResctrlFile::Directory,
@@ -595,9 +650,20 @@ impl Root {
         let old = target
             .decode(self, &current)
             .unwrap_or_else(|_| current.trim().to_owned());
-        let changed = !target.says(self, &current, value);
+        let encoded = target.encode(self, value, &current);
+        let is_previous = || {
+            let previous = previous.map(|previous| target.encode(self, previous, &current));
+            previous.is_some_and(|it| it != encoded && it.trim() == current.trim())
+        };
+        let changed =
+            !target.says(self, &current, value) || (target.is_written_in_forms() && is_previous());
         if changed {
-            self.write(&path, &target.encode(self, value, &current))?;
+            self.write(&path, &encoded)?;
+        } else if target.resource() == Some(Resource::CpuShares)
+            && self.version() == Version::V2
+            && let (Ok(shares), Ok(weight)) = (value.parse(), current.trim().parse())
+        {
+            self.observe_weight(shares, weight);
         }
         Ok(Written {
             path,
