@@ -237,6 +237,14 @@ fn render(status: &Status) -> String {
         }
         let _ = writeln!(out, "\n{}", trimmed(&table));
     }
+    if !s.conditions.is_empty() {
+        let mut table = columns();
+        table.set_header(["CONDITION", "OF", "MESSAGE"]);
+        for one in &s.conditions {
+            table.add_row([&one.condition, &one.object, &one.message]);
+        }
+        let _ = writeln!(out, "\n{}", trimmed(&table));
+    }
     let open = s.gates.iter().filter(|gate| gate.on);
     let without: Vec<_> = open.filter(|gate| !gate.why.is_empty()).collect();
     if !without.is_empty() {
@@ -343,7 +351,7 @@ fn trimmed(table: &Table) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use koordlet::status::{Device, Gate, Kernel, Lack, Malformed};
+    use koordlet::status::{Condition, Device, Gate, Kernel, Lack, Malformed};
 
     #[test]
     fn a_status_reads_well() {
@@ -416,6 +424,11 @@ mod tests {
                 value: "x".to_owned(),
                 error: "no such policy".to_owned(),
             }],
+            conditions: vec![Condition {
+                condition: "WriteRefused".to_owned(),
+                object: "/kubepods/podx memory.high".to_owned(),
+                message: "Invalid argument (os error 22); written again after 60 s".to_owned(),
+            }],
             ..Status::default()
         };
         assert_eq!(
@@ -442,6 +455,9 @@ resctrl            cache is not divided
 
 NOT UNDERSTOOD  FIELD                  VALUE  BECAUSE
 NodeSLO         cpuBurstConfig.policy  x      no such policy
+
+CONDITION     OF                          MESSAGE
+WriteRefused  /kubepods/podx memory.high  Invalid argument (os error 22); written again after 60 s
 
 OPEN GATE WITHOUT FULL EFFECT  BECAUSE
 TerwayQoS                      Terway is not supported

@@ -117,7 +117,8 @@ impl Agent {
             learning: Learning::new(settings.predict.clone()),
             strategies: Strategies::new(&settings, &metrics)?,
             executor: Executor::new(root.clone(), audit.clone(), settings.force_update_ms)
-                .measured(metrics.clone()),
+                .measured(metrics.clone())
+                .reporting(states.conditions.clone()),
             metrics,
             root,
             settings,

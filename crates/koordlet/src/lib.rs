@@ -29,6 +29,7 @@ pub mod agent;
 pub mod args;
 pub mod audit;
 pub mod collect;
+pub mod conditions;
 pub mod devices;
 pub mod evictor;
 pub mod executor;

@@ -104,7 +104,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
     metrics.started(&options.node_name, ctx.clock.now().as_second());
     options.audit.count_in(metrics.clone());
-    let board = Board::new(states.complaints.clone());
+    let board = Board::new(states.complaints.clone(), states.conditions.clone());
     board.update(|status| {
         status.node.clone_from(&options.node_name);
         status.started_at = Some(ctx.clock.now());
@@ -113,6 +113,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     states
         .complaints
         .register(&ctx.metrics, &options.node_name, metrics.clone());
+    states.conditions.register(&ctx.metrics, &options.node_name);
     let agent = Agent::new(
         root.clone(),
         options.settings.clone(),

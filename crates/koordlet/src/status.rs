@@ -7,6 +7,7 @@ mod guard;
 
 pub use guard::{Guard, GuardExperiment, GuardHeld, GuardService};
 
+use crate::conditions::Conditions;
 use crate::gates::{self, Effect};
 use crate::options::Settings;
 use crate::qos;
@@ -160,6 +161,20 @@ pub struct Status {
     pub gates: Vec<Gate>,
     /// Input that was not understood and stands still.
     pub malformed: Vec<Malformed>,
+    /// Conditions that hold.
+    pub conditions: Vec<Condition>,
+}
+
+/// Something that lasts and that an operator has to look at; see [`crate::conditions`].
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Condition {
+    /// Its name, such as `WriteRefused`.
+    pub condition: String,
+    /// The file, container or pod that has it.
+    pub object: String,
+    /// The details.
+    pub message: String,
 }
 
 /// A value that breaks the rules of its field; the last good one, or the default, is used.
@@ -181,14 +196,16 @@ pub struct Malformed {
 pub struct Board {
     status: Arc<Mutex<Status>>,
     complaints: Complaints,
+    conditions: Conditions,
 }
 
 impl Board {
-    /// A board that also shows `complaints`.
+    /// A board that also shows `complaints` and `conditions`.
     #[must_use]
-    pub fn new(complaints: Complaints) -> Self {
+    pub fn new(complaints: Complaints, conditions: Conditions) -> Self {
         Self {
             complaints,
+            conditions,
             ..Self::default()
         }
     }
@@ -203,6 +220,13 @@ impl Board {
     pub fn get(&self) -> Status {
         let mut status = self.status.lock().clone();
         complain(&mut status, &self.complaints);
+        let active = self.conditions.active().into_iter();
+        let active = active.map(|(condition, object, message)| Condition {
+            condition: condition.name().to_owned(),
+            object,
+            message,
+        });
+        status.conditions = active.collect();
         status
     }
 

@@ -1,13 +1,17 @@
 //! What the executor remembers of each target: the value it wrote, the one before, the last refusal.
 
+use super::backoff::Refusal;
 use super::{Intent, Subject};
-use koord_host::{CgroupPath, Device, Resource, Root, Target};
+use crate::conditions::{Condition, Conditions};
+use koord_host::{CgroupPath, Device, HostError, Resource, Root, Target};
 use rustc_hash::FxHashMap;
 
 /// How many values from before are kept; those of later targets cannot be restored.
 const MAX_ORIGINALS: usize = 1 << 16;
 /// How long a written value is believed at most.
 const EXPIRE_MS: u64 = 120_000;
+/// How many times in a row a value must be replaced by another program before that is reported.
+const MAX_REWRITES: u8 = 3;
 
 /// A change that can be undone.
 #[derive(Debug)]
@@ -27,7 +31,12 @@ struct Record {
     /// The value before the first write, and whom it concerns.
     original: Option<(String, Subject)>,
     ours: String,
-    refused: Option<String>,
+    /// The last write, when the kernel refused it.
+    refused: Option<Refusal>,
+    /// The foreign value that the step before the exact value replaced.
+    stepping: Option<String>,
+    /// How many times in a row the value was found replaced.
+    rewrites: u8,
 }
 
 /// A file within a group.
@@ -39,7 +48,10 @@ pub(super) struct Memory {
     groups: FxHashMap<CgroupPath, Vec<(Part, Record)>>,
     others: FxHashMap<Target, Record>,
     originals: usize,
+    /// Upper bound of the number of records with a refusal.
+    refusals: usize,
     force_after_ms: u64,
+    pub(super) conditions: Conditions,
 }
 
 impl Memory {
@@ -48,8 +60,31 @@ impl Memory {
             groups: FxHashMap::default(),
             others: FxHashMap::default(),
             originals: 0,
+            refusals: 0,
             force_after_ms,
+            conditions: Conditions::default(),
         }
+    }
+
+    /// Returns true if `target` refused earlier writes and `value` has to wait.
+    pub(super) fn holds_back(
+        &mut self,
+        root: &Root,
+        target: &Target,
+        value: &str,
+        now_ms: u64,
+    ) -> bool {
+        if self.refusals == 0 {
+            return false;
+        }
+        let refusal = self.get_mut(target).and_then(|it| it.refused.as_mut());
+        refusal.is_some_and(|refusal| refusal.holds_back(root, target, value, now_ms))
+    }
+
+    /// Returns the value that was written to `target` last, if one was.
+    pub(super) fn last_written(&self, target: &Target) -> Option<&str> {
+        let record = self.get(target)?;
+        (!record.ours.is_empty()).then_some(record.ours.as_str())
     }
 
     /// Whether `value` was written to `target` so recently that it need not be looked at.
@@ -75,7 +110,30 @@ impl Memory {
         let mut kept = 0;
         let changed = original.is_some();
         let record = self.record(target);
-        record.refused = None;
+        let refused = record.refused.take().is_some();
+        let stepping = record.stepping.take();
+        let foreign = changed && (stepping.is_some() || record.ours == intent.value);
+        if foreign && !exact {
+            record.stepping.clone_from(&original);
+        }
+        let mut rewritten = None;
+        if exact && target.is_stable() {
+            let before = record.rewrites;
+            record.rewrites = match (changed, foreign) {
+                (false, _) => 0,
+                (true, true) => before.saturating_add(1),
+                (true, false) => before,
+            };
+            if record.rewrites >= MAX_REWRITES {
+                let found = stepping.as_ref().or(original.as_ref());
+                let found = found.map_or("", String::as_str);
+                rewritten = Some(Some(format!(
+                    "another program replaces {value} each time, last with {found}"
+                )));
+            } else if before >= MAX_REWRITES {
+                rewritten = Some(None);
+            }
+        }
         if target.is_stable() {
             record.cached = exact.then(|| (value.to_owned(), now_ms));
             if let Some(original) = original {
@@ -87,6 +145,25 @@ impl Memory {
             }
         }
         self.originals += kept;
+        match rewritten {
+            None => {}
+            Some(None) => {
+                let name = target.to_string();
+                self.conditions.clear(Condition::ValueRewritten, &name);
+            }
+            Some(Some(message)) => {
+                let name = target.to_string();
+                self.conditions
+                    .set(Condition::ValueRewritten, &name, &message);
+            }
+        }
+        if refused {
+            let name = target.to_string();
+            self.conditions.clear(Condition::WriteRefused, &name);
+        }
+        if changed {
+            self.expire_related(target);
+        }
         if changed
             && value == "0"
             && let Target::Cgroup {
@@ -95,18 +172,59 @@ impl Memory {
             } = target
         {
             // The weight is back at its default now, whatever was written before.
-            self.record(&Target::cgroup(group, Resource::CpuShares))
-                .cached = None;
+            let record = self.record(&Target::cgroup(group, Resource::CpuShares));
+            record.cached = None;
+            record.rewrites = 0;
         }
     }
 
-    /// Notes a refusal. Returns whether it is a new one, which wants a log line.
-    pub(super) fn refused(&mut self, target: &Target, error: &str) -> bool {
+    /// Records that `target` refused `value`. Returns the seconds until it is written again when the
+    /// refusal is a new one, which wants a log line.
+    pub(super) fn refused(
+        &mut self,
+        root: &Root,
+        target: &Target,
+        value: &str,
+        error: &HostError,
+        now_ms: u64,
+    ) -> Option<u64> {
         let record = self.record(target);
         record.cached = None;
-        let new = record.refused.as_deref() != Some(error);
-        record.refused = Some(error.to_owned());
-        new
+        let last = record.refused.take();
+        let fresh = last.is_none();
+        let before = last.as_ref().map(|last| last.cause.clone());
+        let refusal = Refusal::new(last, root, target, value, error, now_ms);
+        let is_new = before.as_ref() != Some(&refusal.cause);
+        let (cause, seconds) = (refusal.cause.clone(), refusal.remaining_seconds(now_ms));
+        record.refused = Some(refusal);
+        self.refusals += usize::from(fresh);
+        let message = format!("{cause}; written again after {seconds} s");
+        let name = target.to_string();
+        self.conditions
+            .set_quietly(Condition::WriteRefused, &name, &message);
+        is_new.then_some(seconds)
+    }
+
+    /// Ends the wait of refused files of the same kind in groups above and below a changed one: what
+    /// the kernel accepts for one depends on the others.
+    fn expire_related(&mut self, changed: &Target) {
+        if self.refusals == 0 {
+            return;
+        }
+        let (Some(group), Some(resource)) = (changed.group(), changed.resource()) else {
+            return;
+        };
+        for (path, records) in &mut self.groups {
+            if path == group || !(path.is_within(group) || group.is_within(path)) {
+                continue;
+            }
+            let related = records
+                .iter_mut()
+                .filter(|((part, _), _)| *part == resource);
+            for refusal in related.filter_map(|(_, record)| record.refused.as_mut()) {
+                refusal.expire();
+            }
+        }
     }
 
     /// Notes that `target` does not exist (any more).
@@ -118,6 +236,9 @@ impl Memory {
             }),
             None => self.others.remove(target),
         };
+        if let Some(record) = &record {
+            end_conditions(&self.conditions, record, || target.to_string());
+        }
         self.originals -= record.map_or(0, |record| usize::from(record.original.is_some()));
     }
 
@@ -160,14 +281,24 @@ impl Memory {
 
     /// Drops what is old, and the values from before of groups that are gone.
     pub(super) fn sweep(&mut self, root: &Root, now_ms: u64) {
-        let mut dropped = 0;
-        let mut keep = |record: &mut Record, exists: bool| {
+        let (mut dropped, mut refusals) = (0, 0);
+        let conditions = self.conditions.clone();
+        let mut keep = |record: &mut Record, exists: bool, target: &dyn Fn() -> Target| {
             let old = |at: u64| now_ms.saturating_sub(at) >= EXPIRE_MS;
             if record.cached.as_ref().is_some_and(|(_, at)| old(*at)) {
                 record.cached = None;
             }
+            let unwanted = |refusal: &mut Refusal| !exists || old(refusal.wanted_ms);
+            if record.refused.as_mut().is_some_and(unwanted) {
+                end_conditions(&conditions, record, || target().to_string());
+                record.refused = None;
+            }
             let worth = record.original.is_some() || record.refused.is_some();
             let keep = record.cached.is_some() || (exists && worth);
+            if !keep {
+                end_conditions(&conditions, record, || target().to_string());
+            }
+            refusals += usize::from(keep && record.refused.is_some());
             dropped += usize::from(!keep && record.original.is_some());
             keep
         };
@@ -175,15 +306,30 @@ impl Memory {
             // A group that is written all the time need not be looked at.
             let active = records.iter().any(|(_, record)| record.cached.is_some());
             let exists = active || root.cgroup(group).exists();
-            records.retain_mut(|(_, record)| keep(record, exists));
+            records.retain_mut(|(part, record)| {
+                let part = *part;
+                keep(record, exists, &|| whole(group, part))
+            });
             !records.is_empty()
         });
-        // Processes come and go: their refusals are told again after a while.
-        self.others.retain(|_, record| {
-            let undoable = record.original.is_some();
-            keep(record, undoable)
+        self.others.retain(|target, record| {
+            let worth = record.original.is_some() || record.refused.is_some();
+            keep(record, worth, &|| target.clone())
         });
         self.originals -= dropped;
+        self.refusals = refusals;
+    }
+
+    fn get_mut(&mut self, target: &Target) -> Option<&mut Record> {
+        match part(target) {
+            Some((group, part)) => self
+                .groups
+                .get_mut(group)?
+                .iter_mut()
+                .find(|(known, _)| *known == part)
+                .map(|(_, record)| record),
+            None => self.others.get_mut(target),
+        }
     }
 
     fn get(&self, target: &Target) -> Option<&Record> {
@@ -211,6 +357,16 @@ impl Memory {
             }
         };
         &mut records[at].1
+    }
+}
+
+/// Ends the conditions that come from `record`.
+fn end_conditions(conditions: &Conditions, record: &Record, target: impl Fn() -> String) {
+    if record.refused.is_some() {
+        conditions.clear(Condition::WriteRefused, &target());
+    }
+    if record.rewrites >= MAX_REWRITES {
+        conditions.clear(Condition::ValueRewritten, &target());
     }
 }
 

@@ -4,9 +4,11 @@
 //! down and shrink from the leaves up), leaves out what is already so, writes, and records an audit
 //! line for every write. A group that vanished meanwhile is no error.
 
+mod backoff;
 mod memory;
 
 use crate::audit::{self, Entry, FileChange, Log};
+use crate::conditions::Conditions;
 use crate::metrics::{Metrics, Part};
 use jiff::Timestamp;
 use koord_host::target::Sysctl;
@@ -76,6 +78,8 @@ pub struct Applied {
     pub absent: u32,
     /// Files that the kernel refused.
     pub failed: u32,
+    /// Files that refused an earlier write and are not written again yet.
+    pub held_back: u32,
 }
 
 /// A write that the kernel refused.
@@ -129,6 +133,19 @@ impl Executor {
     pub fn measured(mut self, metrics: Metrics) -> Self {
         self.metrics = Some(metrics);
         self
+    }
+
+    /// Reports files that refuse values or whose values are replaced, in `conditions`.
+    #[must_use]
+    pub fn reporting(mut self, conditions: Conditions) -> Self {
+        self.memory.conditions = conditions;
+        self
+    }
+
+    /// Returns true if this executor has changed `target`.
+    #[must_use]
+    pub fn has_written(&self, target: &Target) -> bool {
+        self.memory.last_written(target).is_some()
     }
 
     /// What the kernel refused in the last batch.
@@ -196,7 +213,12 @@ impl Executor {
     }
 
     /// What has to be looked at, in the order of the way down.
-    fn pending(&self, mut intents: Vec<Intent>, now_ms: u64, applied: &mut Applied) -> Vec<Intent> {
+    fn pending(
+        &mut self,
+        mut intents: Vec<Intent>,
+        now_ms: u64,
+        applied: &mut Applied,
+    ) -> Vec<Intent> {
         // A group that changes its idle policy may lose its weight in this very batch.
         let turning: FxHashSet<CgroupPath> = intents
             .iter()
@@ -217,7 +239,13 @@ impl Executor {
                 && !at_risk
                 && self.memory.is_fresh(&intent.target, &intent.value, now_ms);
             applied.same += u32::from(fresh);
-            !fresh
+            if fresh {
+                return false;
+            }
+            let (root, target) = (&self.root, &intent.target);
+            let held_back = self.memory.holds_back(root, target, &intent.value, now_ms);
+            applied.held_back += u32::from(held_back);
+            !held_back
         });
         intents
     }
@@ -301,7 +329,8 @@ impl Executor {
         let done = if back {
             self.root.restore_target(target, value)
         } else {
-            self.root.write_target(target, value)
+            let previous = self.memory.last_written(target);
+            self.root.write_target_after(target, value, previous)
         };
         self.measure(intent, &done, began);
         match done {
@@ -323,9 +352,12 @@ impl Executor {
             }
             Err(error) => {
                 applied.failed += 1;
-                let text = error.to_string();
-                if self.memory.refused(target, &text) {
-                    tracing::warn!(reason = intent.reason, error = %text, "write refused");
+                let refused = self
+                    .memory
+                    .refused(&self.root, target, &intent.value, &error, at.ms);
+                if let Some(retry_after_s) = refused {
+                    let reason = intent.reason;
+                    tracing::warn!(reason, %target, %error, retry_after_s, "write refused");
                 }
                 self.last.push(Refusal {
                     target: target.clone(),

@@ -190,8 +190,10 @@ fn a_refusal_is_counted_and_not_cached() {
             .to_string()
             .contains("cpu.shares")
     );
+    rig.now_ms += 30_000;
     assert_eq!(rig.apply(want()).failed, 1, "tried again");
     rig.tree.refuse("podx/cpu.shares", None);
+    rig.now_ms += 60_000;
     assert_eq!(rig.apply(want()).written, 1);
     // A value the kernel could never take is not even tried.
     let bad = intent(&pod, Resource::CpuShares, "1");
@@ -308,6 +310,120 @@ fn what_was_there_before_can_be_brought_back() {
     assert_eq!(again, Applied::default());
     // Nothing is believed of what was brought back.
     assert_eq!(rig.apply(want("20000")).written, 5);
+}
+
+/// Public report koordinator-sh/koordinator#3217: a kernel refuses every write of a file.
+#[test]
+fn refused_write_backs_off_and_is_reported_once() {
+    for errno in [22, 1, 13, 30, 28, 16] {
+        let mut rig = Rig::new();
+        let conditions = Conditions::default();
+        rig.executor = rig.executor.reporting(conditions.clone());
+        let pod = rig.group("kubepods/podx");
+        rig.tree.refuse("podx/memory.limit_in_bytes", Some(errno));
+        let mut attempts = Vec::new();
+        // One round in ten seconds for an hour.
+        for round in 0..360_u64 {
+            rig.now_ms += 9_000;
+            let applied = rig.apply(vec![intent(&pod, Resource::MemoryLimit, "4096000")]);
+            if applied.failed == 1 {
+                attempts.push(round * 10);
+            }
+            assert_eq!(applied.failed + applied.held_back, 1, "{errno}");
+        }
+        let in_second_minute = attempts.iter().filter(|at| (60..120).contains(*at));
+        assert!(in_second_minute.count() <= 1, "{errno}: {attempts:?}");
+        assert!(attempts.len() <= 14, "{errno}: {attempts:?}");
+        assert!(
+            attempts.last() >= Some(&3000),
+            "never given up: {attempts:?}"
+        );
+        assert_eq!(conditions.active().len(), 1);
+        assert_eq!(conditions.logged(), 1);
+        // Accepted at last.
+        rig.tree.refuse("podx/memory.limit_in_bytes", None);
+        rig.now_ms += 600_000;
+        let applied = rig.apply(vec![intent(&pod, Resource::MemoryLimit, "4096000")]);
+        assert_eq!(applied.written, 1, "{errno}");
+        assert!(conditions.active().is_empty(), "{errno}");
+    }
+}
+
+#[test]
+fn refused_write_is_retried_when_file_or_value_changes() {
+    let mut rig = Rig::new();
+    let pod = rig.group("kubepods/podx");
+    let leaf = rig.group("kubepods/podx/c");
+    let want = |value: &str| vec![intent(&leaf, Resource::CfsQuota, value)];
+    rig.tree.refuse("podx/c/cpu.cfs_quota_us", Some(22));
+    assert_eq!(rig.apply(want("50000")).failed, 1);
+    assert_eq!(rig.apply(want("50000")).held_back, 1);
+    assert_eq!(rig.apply(want("40000")).failed, 1, "another value");
+    assert_eq!(rig.apply(want("40000")).held_back, 1);
+    // Another program writes the file.
+    let path = Target::cgroup(&leaf, Resource::CfsQuota).path(rig.tree.root());
+    std::fs::write(path.unwrap(), "70000\n").unwrap();
+    assert_eq!(rig.apply(want("40000")).failed, 1, "the file changed");
+    assert_eq!(rig.apply(want("40000")).held_back, 1);
+    // What the kernel accepts depends on the parent's quota.
+    rig.apply(vec![intent(&pod, Resource::CfsQuota, "90000")]);
+    assert_eq!(rig.apply(want("40000")).failed, 1, "the parent changed");
+    // The group is made again.
+    assert_eq!(rig.apply(want("40000")).held_back, 1);
+    rig.tree.vanish(&leaf).unwrap();
+    rig.group("kubepods/podx/c");
+    assert_eq!(rig.apply(want("40000")).failed, 1, "another group");
+    // A file that refuses one value after the other waits as a whole.
+    let mut failed = 0;
+    for value in 0..100 {
+        failed += rig.apply(want(&format!("{}", 30_000 + value))).failed;
+    }
+    assert!(failed <= 8, "{failed}");
+}
+
+#[test]
+fn value_replaced_by_other_program_is_reported_once() {
+    let mut rig = Rig::new();
+    let conditions = Conditions::default();
+    rig.executor = rig.executor.reporting(conditions.clone());
+    let pod = rig.group("kubepods/podx");
+    let root = rig.tree.root().clone();
+    let round = |rig: &mut Rig, foreign: Option<&str>| {
+        let mut want = intent(&pod, Resource::CpusetCpus, "0-1");
+        want.cacheable = false;
+        rig.apply(vec![want]);
+        if let Some(foreign) = foreign {
+            let target = Target::cgroup(&pod, Resource::CpusetCpus);
+            root.write_target(&target, foreign).unwrap();
+        }
+    };
+    for _ in 0..6 {
+        round(&mut rig, Some("1-2"));
+    }
+    let active = conditions.active();
+    assert_eq!(active.len(), 1, "{active:?}");
+    let (condition, object, message) = &active[0];
+    assert_eq!(*condition, crate::conditions::Condition::ValueRewritten);
+    assert!(
+        object.contains("podx") && object.contains("cpuset.cpus"),
+        "{object}"
+    );
+    assert!(
+        message.contains("0-1") && message.contains("1-2"),
+        "{message}"
+    );
+    assert_eq!(conditions.logged(), 1);
+    // It stops.
+    round(&mut rig, None);
+    round(&mut rig, None);
+    assert!(conditions.active().is_empty());
+    // A kubelet that writes after each change of its own is no fight.
+    for _ in 0..6 {
+        round(&mut rig, Some("1-2"));
+        round(&mut rig, None);
+        round(&mut rig, None);
+    }
+    assert_eq!(conditions.logged(), 1);
 }
 
 #[test]

@@ -26,6 +26,7 @@ pub use pod::{ContainerInfo, Phase, PodInfo};
 pub use slo::Slo;
 pub use topology::TopologyInfo;
 
+use crate::conditions::Conditions;
 use crate::hooks::Rules;
 use crate::report::Policy;
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -58,6 +59,8 @@ pub struct States {
     pub rules: ArcSwapOption<Rules>,
     /// Input that was not understood and stands.
     pub complaints: Complaints,
+    /// What lasts and an operator has to look at.
+    pub conditions: Conditions,
     /// Whether the list of pods is surely complete.
     settled: AtomicBool,
     /// Wakes whoever reads pods; keeps one wake-up.
