@@ -14,12 +14,13 @@ use crate::gates::Gates;
 use crate::metrics::Metrics;
 use crate::options::Settings;
 use crate::qos::{ClaimError, Eviction, Facts, Kernel, Standings, Strategies, View, guard};
-use crate::states::{NodeInfo, Slo, States, TopologyInfo};
+use crate::states::{NodeInfo, PodInfo, Slo, States, TopologyInfo};
 use crate::status::{Collector, Guard, State};
 use jiff::Timestamp;
-use koord_host::{HostError, Root};
+use koord_host::{CgroupPath, HostError, Resource, Root, Target, Version, WeightFormula};
 use learn::Learning;
 use measure::Measure;
+use rustc_hash::FxHashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -169,9 +170,11 @@ impl Agent {
     /// Measures, decides and writes.
     pub fn tick(&mut self, now: Now) -> Ticked {
         self.ticks += 1;
-        for group in self.measure.follow(self.states.pods.load_full(), now) {
-            self.executor.forget(&group);
+        let changed = self.measure.follow(self.states.pods.load_full(), now);
+        for group in &changed {
+            self.executor.forget(group);
         }
+        self.observe_weights(changed);
         let slo = self.states.slo.load_full();
         let layout = self.states.layout_or(&self.settings.layout);
         self.measure.settle(&layout, &slo.host_apps);
@@ -263,6 +266,31 @@ impl Agent {
         let interval = self.settings.training_interval_ms;
         self.learning.step(&self.measure, now, interval);
         ticked
+    }
+
+    /// Finds out by which formula the runtime turns shares into weights, from containers of `pods`
+    /// whose shares follow from what they request.
+    fn observe_weights(&self, pods: Vec<CgroupPath>) {
+        let is_open = self.root.version() == Version::V2
+            && self.root.weight_formula() != WeightFormula::Quadratic;
+        let Some(all) = self.states.pods.load_full().filter(|_| is_open) else {
+            return;
+        };
+        let pods: FxHashSet<CgroupPath> = pods.into_iter().collect();
+        let changed = all.iter().filter(|pod| pods.contains(&pod.cgroup));
+        for container in changed.flat_map(PodInfo::all_containers) {
+            let batch = container.batch.and_then(|batch| batch.cpu_request);
+            let milli = container.native.cpu_request.or(batch);
+            let shares = milli.filter(|milli| *milli > 0);
+            let shares = shares.map(|milli| milli.saturating_mul(1024) / 1000);
+            let (Some(group), Some(shares)) = (&container.cgroup, shares) else {
+                continue;
+            };
+            let target = Target::cgroup(group, Resource::CpuShares);
+            if !self.executor.has_written(&target) {
+                self.root.observe_group(group, shares);
+            }
+        }
     }
 
     /// How many steps of the fast lane are to be taken in one; `None` while no strategy asks for it.

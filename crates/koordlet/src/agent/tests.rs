@@ -9,6 +9,7 @@ mod measured;
 mod node;
 mod resctrl;
 mod signals;
+mod weights;
 
 use super::*;
 use crate::gates::Gate;
@@ -20,7 +21,6 @@ use crate::states::{Layout, Slo};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::NodeSLOSpec;
 use koord_host::fake::Tree;
-use koord_host::{CgroupPath, Resource, Version};
 use serde_json::json;
 
 const START: i64 = 1_748_000_000;
