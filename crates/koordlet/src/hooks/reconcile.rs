@@ -365,7 +365,11 @@ fn sandbox(view: &View<'_>, pod: &PodInfo) -> Option<CgroupPath> {
             .any(|container| container.cgroup.as_ref() == Some(group))
     };
     let children = view.kernel.children(&pod.cgroup, Controller::Cpuset);
-    let mut others = children.into_iter().filter(|group| !known(group));
+    // The process that watches a container of CRI-O or podman is no part of the pod.
+    let is_monitor = |group: &CgroupPath| group.name().contains("-conmon-");
+    let mut others = children
+        .into_iter()
+        .filter(|group| !known(group) && !is_monitor(group));
     let sandbox = others.next()?;
     // Two: a container that is not listed yet. Which is which will be known with the next list.
     others.next().is_none().then_some(sandbox)

@@ -187,16 +187,30 @@ impl Kernel<'_> {
         self.0.read_target(target).ok().flatten()
     }
 
-    /// The processes directly in a control group; none where there is no such group.
+    /// The processes of a control group; none where there is no such group. Crun and programs that
+    /// manage cgroups themselves, such as systemd, move all processes into groups below.
     #[must_use]
     pub fn processes(&self, group: &CgroupPath) -> Vec<u32> {
-        self.0.cgroup(group).processes().unwrap_or_default()
+        let direct = self.0.cgroup(group).processes().unwrap_or_default();
+        if !direct.is_empty() {
+            return direct;
+        }
+        let below = self.children(group, Controller::Cpu);
+        below
+            .iter()
+            .flat_map(|child| self.processes(child))
+            .collect()
     }
 
-    /// The threads directly in a control group; none where there is no such group.
+    /// The threads of a control group, as [`Self::processes`]; none where there is no such group.
     #[must_use]
     pub fn threads(&self, group: &CgroupPath) -> Vec<u32> {
-        self.0.cgroup(group).tasks().unwrap_or_default()
+        let direct = self.0.cgroup(group).tasks().unwrap_or_default();
+        if !direct.is_empty() {
+            return direct;
+        }
+        let below = self.children(group, Controller::Cpu);
+        below.iter().flat_map(|child| self.threads(child)).collect()
     }
 }
 

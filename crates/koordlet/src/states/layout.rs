@@ -1,9 +1,11 @@
 //! Where the kubelet puts pods and containers in the cgroup tree.
 
 mod find;
+mod locate;
 
 pub(crate) use find::Finder;
 pub use find::{Found, Source, Words};
+pub(crate) use locate::{Located, Locator};
 
 use super::slo::HostApp;
 use koord_api::qos::{KubeQos, QosClass};
@@ -11,6 +13,7 @@ use koord_api::slo::CgroupBase;
 use koord_host::{CgroupPath, HostError};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// How the kubelet names cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +59,8 @@ pub struct Layout {
     pods: CgroupPath,
     /// What slices of QoS classes and pods begin with under systemd, such as `kubelet-kubepods`.
     prefix: String,
+    /// Containers' cgroups that have other names, by the hash in the container's id.
+    located: Arc<Located>,
 }
 
 impl Default for Layout {
@@ -99,7 +104,20 @@ impl Layout {
             cgroup_root,
             pods,
             prefix,
+            located: Arc::default(),
         }
+    }
+
+    /// Returns the layout in which these containers have cgroups of other names.
+    #[must_use]
+    pub(crate) fn with_located(mut self, located: Located) -> Self {
+        self.located = Arc::new(located);
+        self
+    }
+
+    /// Containers' cgroups that have other names than the scheme gives them.
+    pub(crate) fn located(&self) -> &Located {
+        &self.located
     }
 
     /// The naming scheme.
@@ -167,6 +185,9 @@ impl Layout {
                 path: id.to_owned(),
                 reason: "is no container id",
             })?;
+        if let Some(located) = self.located.get(hash) {
+            return Ok(located.clone());
+        }
         match self.driver {
             Driver::Cgroupfs => pod.join(hash),
             Driver::Systemd => {
@@ -174,6 +195,7 @@ impl Layout {
                     "containerd" => "cri-containerd-",
                     "cri-o" => "crio-",
                     "pouch" => "pouch-",
+                    "podman" => "libpod-",
                     _ => "docker-",
                 };
                 pod.join(&format!("{prefix}{hash}.scope"))
@@ -203,7 +225,7 @@ impl Layout {
     #[must_use]
     pub fn container_hash<'a>(&self, dir: &'a str) -> Option<&'a str> {
         let name = dir.strip_suffix(".scope").unwrap_or(dir);
-        let hash = ["cri-containerd-", "crio-", "docker-", "pouch-"]
+        let hash = ["cri-containerd-", "crio-", "docker-", "pouch-", "libpod-"]
             .iter()
             .find_map(|prefix| name.strip_prefix(prefix))
             .unwrap_or(name);
@@ -211,7 +233,9 @@ impl Layout {
             Driver::Systemd => dir.len() > name.len() && hash.len() < name.len(),
             Driver::Cgroupfs => dir == name,
         };
-        (known && !hash.is_empty()).then_some(hash)
+        // The process that watches a container of CRI-O or podman has a cgroup of its own.
+        let is_monitor = hash.starts_with("conmon-");
+        (known && !hash.is_empty() && !is_monitor).then_some(hash)
     }
 
     /// The group of the pod's sandbox: the only one of its `children` that is none of its known

@@ -1,10 +1,11 @@
-//! Settling how the kubelet names groups.
+//! Settling how the kubelet and the container runtime name cgroups.
 
-use super::layout::Finder;
+use super::layout::{Finder, Locator};
 use super::{Layout, States};
+use crate::conditions::Condition;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// Between two looks while nobody has said it for sure.
@@ -12,6 +13,9 @@ const UNSETTLED: Duration = Duration::from_secs(10);
 
 /// Between two looks afterwards: a node may get another kubelet.
 const SETTLED: Duration = Duration::from_secs(300);
+
+/// Between two checks that running containers have cgroups.
+const LOCATE: Duration = Duration::from_secs(10);
 
 /// Looks until `shutdown` and publishes what it finds, starting from `setting`. Pods are read again
 /// when it changes, so that their groups are named anew.
@@ -23,10 +27,22 @@ pub(crate) async fn settle(
 ) {
     let work = async {
         let mut said = false;
+        let mut locator = Locator::default();
+        let mut look_at = Instant::now();
         loop {
+            if Instant::now() < look_at {
+                locate(&mut locator, &finder, &setting, &states);
+                let next = look_at.min(Instant::now() + LOCATE);
+                tokio::select! {
+                    () = sleep_until(next) => {}
+                    () = states.layout_wanted() => look_at = Instant::now(),
+                }
+                continue;
+            }
             let kubelet = states.kubelet.load_full();
-            let found = finder.look(kubelet.as_deref().map(|config| &config.cgroups));
+            let mut found = finder.look(kubelet.as_deref().map(|config| &config.cgroups));
             let before = states.layout_or(&setting);
+            found.layout = found.layout.with_located(before.located().clone());
             if *before != found.layout || !said {
                 said = true;
                 tracing::info!(
@@ -41,17 +57,37 @@ pub(crate) async fn settle(
                 states.layout.store(Some(Arc::new(found.layout)));
                 states.resync_pods();
             }
-            let wait = if found.settled { SETTLED } else { UNSETTLED };
-            tokio::select! {
-                () = sleep(wait) => {}
-                () = states.layout_wanted() => {}
-            }
+            look_at = Instant::now() + if found.settled { SETTLED } else { UNSETTLED };
         }
     };
     tokio::select! {
         () = shutdown.cancelled() => {}
         () = work => {}
     }
+}
+
+/// Finds the cgroups of running containers that the layout in force does not have, and reports those
+/// that are nowhere.
+fn locate(locator: &mut Locator, finder: &Finder, setting: &Layout, states: &States) {
+    let Some(pods) = states.pods.load_full() else {
+        return;
+    };
+    let before = states.layout_or(setting);
+    let pass = locator.pass(finder.root(), &pods, before.located());
+    let conditions = &states.conditions;
+    conditions.replace(Condition::CgroupNotFound, &pass.missing);
+    if pass.located == *before.located() {
+        return;
+    }
+    let example = pass.located.values().next().map(ToString::to_string);
+    tracing::info!(
+        containers = pass.located.len(),
+        example,
+        "cgroups of containers found under other names"
+    );
+    let layout = (*before).clone().with_located(pass.located);
+    states.layout.store(Some(Arc::new(layout)));
+    states.resync_pods();
 }
 
 #[cfg(test)]

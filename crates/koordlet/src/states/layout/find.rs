@@ -164,6 +164,11 @@ impl Finder {
         Self { root, own }
     }
 
+    /// The machine that is looked at.
+    pub(crate) fn root(&self) -> &Root {
+        &self.root
+    }
+
     /// What is known now; `configz` is what the kubelet says of itself.
     pub(crate) fn look(&self, configz: Option<&Words>) -> Found {
         let process = match configz {

@@ -144,6 +144,11 @@ fn containers_by_runtime() {
     for bad in ["c0", "containerd://", "containerd://../x", "", "://"] {
         assert!(systemd.container(&pod, bad).is_err(), "{bad}");
     }
+    assert_eq!(systemd.container_hash("libpod-d.scope"), Some("d"));
+    for dir in ["crio-conmon-d.scope", "libpod-conmon-d.scope"] {
+        assert_eq!(systemd.container_hash(dir), None, "{dir}");
+    }
+    assert_eq!(Layout::default().container_hash("crio-conmon-d"), None);
     for dir in ["", ".scope", "x.scope", "docker-.scope", "init.scope"] {
         assert_eq!(systemd.container_hash(dir), None, "{dir}");
     }
