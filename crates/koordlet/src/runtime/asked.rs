@@ -1,5 +1,6 @@
 //! A pod and a container as a runtime speaks of them, turned into what hooks know.
 
+use crate::states::pod::check_new_pod;
 use crate::states::{ContainerInfo, Layout, PodInfo};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use koord_api::annotations;
@@ -67,7 +68,7 @@ pub(super) fn pod(
     listed: Option<Arc<Vec<PodInfo>>>,
     layout: &Layout,
 ) -> Result<Known, AskedError> {
-    if let Some(pods) = listed
+    if let Some(pods) = listed.clone()
         && let Some(at) = pods.iter().position(|pod| pod.uid == asked.uid)
     {
         return Ok(Known::Listed(pods, at));
@@ -105,6 +106,10 @@ pub(super) fn pod(
             ?malformed,
             "what a request tells is left out"
         );
+    }
+    let listed = listed.as_deref().map_or(&[][..], Vec::as_slice);
+    if let Some(reason) = check_new_pod(&mut pod, listed) {
+        tracing::warn!(pod = asked.name, reason, "CPUs of an annotation refused");
     }
     if let Some((group, class)) = group(&asked.cgroup_parent, layout) {
         (pod.cgroup, pod.kube_qos) = (group, class);

@@ -1,6 +1,8 @@
 //! What becomes of a list of pods while it is read, one pod after the other.
 
+use super::pod::settle_cpus;
 use super::{Layout, PodInfo, States};
+use crate::conditions::Condition;
 use k8s_openapi::api::core::v1::Pod;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -135,6 +137,13 @@ impl<'a> Listing<'a> {
         infos.shrink_to_fit();
         // Equal lists look equal.
         infos.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+        let conflicts = settle_cpus(&mut infos, self.old);
+        let conditions = &self.states.conditions;
+        conditions.replace(Condition::CpusConflict, &conflicts);
+        // Pods that were refused CPUs are read with them each time.
+        if !first && infos == self.old {
+            return;
+        }
         self.states.pods.store(Some(Arc::new(infos)));
     }
 }

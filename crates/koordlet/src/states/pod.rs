@@ -2,9 +2,11 @@
 
 mod containers;
 mod contested;
+mod exclusive;
 mod notes;
 
 pub use contested::Contested;
+pub(crate) use exclusive::{check_new_pod, settle_cpus};
 pub use notes::{CoreSchedPolicy, Notes, VolumeSource};
 
 use super::Layout;
@@ -130,6 +132,8 @@ pub struct PodInfo {
     pub eviction_priority: i32,
     /// CPUs the scheduler gave the pod for itself.
     pub cpus: Option<CpuSet>,
+    /// CPUs that the annotation names and that another pod has exclusively.
+    pub refused_cpus: Option<Box<CpuSet>>,
     /// Whether it lives in the node's network namespace.
     pub host_network: bool,
     /// `spec.runtimeClassName`.
@@ -169,6 +173,7 @@ impl Default for PodInfo {
             eviction_enabled: false,
             eviction_priority: 0,
             cpus: None,
+            refused_cpus: None,
             host_network: false,
             runtime_class: None,
             cgroup: CgroupPath::root(),
@@ -249,6 +254,7 @@ impl PodInfo {
             eviction_enabled: label(pod, labels::POD_EVICTION_ENABLED) == Some("true"),
             eviction_priority: read.eviction_priority,
             cpus: read.cpus,
+            refused_cpus: None,
             host_network: spec.is_some_and(|s| s.host_network == Some(true)),
             runtime_class: spec.and_then(|s| s.runtime_class_name.as_deref().map(Into::into)),
             uid,
