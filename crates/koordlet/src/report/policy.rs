@@ -62,6 +62,14 @@ impl Policy {
             let value = u64::try_from(value).unwrap_or(0);
             value.max(least).saturating_mul(1000)
         };
+        for (name, least) in MINIMUMS {
+            let value = fields.at(&[name]);
+            let value = value.and_then(|value| lenient::from_value::<i64>(value).ok());
+            if value.is_some_and(|value| value < least) {
+                let error = format!("expected at least {least}: {least} is used");
+                fields.refuse(&[name], &error);
+            }
+        }
         let memory = |name: MemoryCollectPolicy| match name {
             MemoryCollectPolicy::WithoutPageCache => Some(Memory::WithoutPageCache),
             MemoryCollectPolicy::WithPageCache => Some(Memory::WithPageCache),
@@ -72,12 +80,12 @@ impl Policy {
             aggregate_ms: fields.read(&["aggregateDurationSeconds"]).or(
                 last.aggregate_ms,
                 default.aggregate_ms,
-                |s| seconds(s, 60),
+                |s| seconds(s, LEAST_AGGREGATE_SECONDS),
             ),
             interval_ms: fields.read(&["reportIntervalSeconds"]).or(
                 last.interval_ms,
                 default.interval_ms,
-                |s| seconds(s, 30),
+                |s| seconds(s, LEAST_INTERVAL_SECONDS),
             ),
             windows: match fields.read::<Value>(&[AGGREGATES]) {
                 Field::Open => default.windows,
@@ -105,6 +113,16 @@ impl Policy {
         (policy, fields.malformed)
     }
 }
+
+/// Shortest window of averages.
+const LEAST_AGGREGATE_SECONDS: u64 = 60;
+/// Shortest time between two reports.
+const LEAST_INTERVAL_SECONDS: u64 = 30;
+/// Fields whose values are raised to a minimum.
+const MINIMUMS: [(&str, i64); 2] = [
+    ("aggregateDurationSeconds", LEAST_AGGREGATE_SECONDS as i64),
+    ("reportIntervalSeconds", LEAST_INTERVAL_SECONDS as i64),
+];
 
 const SECTION: &str = "metricCollectPolicy";
 const AGGREGATES: &str = "nodeAggregatePolicy";
@@ -236,6 +254,28 @@ mod tests {
         ] {
             assert_eq!(policy(given.clone()), want, "{given}");
         }
+    }
+
+    #[test]
+    fn value_below_minimum_is_raised_and_reported() {
+        for (field, value, least) in [
+            ("reportIntervalSeconds", 29, 30),
+            ("reportIntervalSeconds", -5, 30),
+            ("aggregateDurationSeconds", 0, 60),
+        ] {
+            let spec = json!({"metricCollectPolicy": {field: value}});
+            let (policy, malformed) = Policy::read(&spec, None);
+            let used = [policy.interval_ms, policy.aggregate_ms];
+            assert!(used.contains(&(least * 1000)), "{field}: {used:?}");
+            let expected = Malformed::new(
+                format!("metricCollectPolicy.{field}"),
+                value.to_string(),
+                &format!("expected at least {least}: {least} is used"),
+            );
+            assert_eq!(malformed, [expected]);
+        }
+        let spec = json!({"metricCollectPolicy": {"reportIntervalSeconds": 30}});
+        assert_eq!(Policy::read(&spec, None).1, []);
     }
 
     #[test]
