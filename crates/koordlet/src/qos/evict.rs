@@ -253,10 +253,16 @@ impl Round {
                 Some(settings)
             }
             Err(error) => {
-                self.said.say(feature, &error);
                 let list = match error {
-                    ConfigError::Missing(_) => &mut self.unset,
-                    _ => &mut self.wrong,
+                    // The default: nothing is wrong.
+                    ConfigError::Missing(_) => {
+                        self.said.is_unset(feature, &error);
+                        &mut self.unset
+                    }
+                    _ => {
+                        self.said.say(feature, &error);
+                        &mut self.wrong
+                    }
                 };
                 list.push(format!("{feature}: {error}"));
                 None
@@ -318,6 +324,46 @@ impl Round {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// Counts what is logged as a warning or worse.
+    #[derive(Clone, Default)]
+    struct Warnings(Arc<AtomicU32>);
+
+    impl tracing::Subscriber for Warnings {
+        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+            *metadata.level() <= tracing::Level::WARN
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[test]
+    fn unset_threshold_is_no_warning() {
+        let warnings = Warnings::default();
+        let field = "cpuEvictThresholdPercent";
+        tracing::subscriber::with_default(warnings.clone(), || {
+            let mut round = Round::new(0);
+            for _ in 0..2 {
+                round.settings::<()>("BECPUEvict", Err(ConfigError::Missing(field)));
+            }
+            assert_eq!(warnings.0.load(Ordering::Relaxed), 0);
+            assert!(
+                round.unset[0].starts_with("BECPUEvict"),
+                "{:?}",
+                round.unset
+            );
+        });
+    }
     use crate::states::{Driver, Layout};
     use koord_api::resources;
     use koord_host::CgroupPath;

@@ -82,6 +82,15 @@ impl Once {
         }
     }
 
+    /// Logs at debug level that `what` is off because a setting that has no default is not set.
+    pub fn is_unset(&mut self, what: &'static str, setting: &dyn fmt::Display) {
+        let text = setting.to_string();
+        if self.0.get(what) != Some(&text) {
+            tracing::debug!(feature = what, setting = text, "is off");
+            self.0.insert(what, text);
+        }
+    }
+
     /// Says what this machine lacks for `what`: nobody's mistake, and nothing to be mended.
     pub fn lacks(&mut self, what: &'static str, lack: &str) {
         if self.0.get(what).is_none_or(|said| said != lack) {
