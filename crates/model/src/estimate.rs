@@ -65,13 +65,13 @@ pub fn weighted_score(scores: impl IntoIterator<Item = (i64, i64)>, dominant_wei
     let mut weights = 0_i64;
     let mut scarcest = 100_i64;
     for (weight, score) in scores {
-        sum += weight * score;
-        weights += weight;
+        sum = sum.saturating_add(weight.saturating_mul(score));
+        weights = weights.saturating_add(weight);
         scarcest = scarcest.min(score);
     }
     if dominant_weight > 0 {
-        sum += dominant_weight * scarcest;
-        weights += dominant_weight;
+        sum = sum.saturating_add(dominant_weight.saturating_mul(scarcest));
+        weights = weights.saturating_add(dominant_weight);
     }
     if weights == 0 { 0 } else { sum / weights }
 }
@@ -145,6 +145,12 @@ mod tests {
         assert_eq!(least_used_score(4, 3), 0);
         assert_eq!(weighted_score([(1, 90), (1, 81)], 0), 85);
         assert_eq!(weighted_score([(1, 90), (1, 60)], 2), 67);
+    }
+
+    #[test]
+    fn weighted_score_saturates() {
+        let score = weighted_score([(i64::MAX, 100), (i64::MAX, 100)], i64::MAX);
+        assert!((0..=100).contains(&score), "{score}");
     }
 
     #[test]

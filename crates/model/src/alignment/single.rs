@@ -146,7 +146,7 @@ impl Course<'_> {
             let Some(left) = self.left.iter_mut().find(of) else {
                 continue;
             };
-            left.least -= want.amount;
+            left.least = left.least.saturating_sub(want.amount);
             // Devices are taken from what is left first; of CPUs nothing is left where none is free.
             if want.id == CPU && left.least <= 0 && free.get(zone, CPU).unwrap_or(0) > 0 {
                 left.least = 1;

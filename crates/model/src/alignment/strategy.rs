@@ -60,7 +60,7 @@ fn of_zone(
         let part = match kind {
             _ if have == 0 || asked > have => 0,
             Strategy::MostAllocated => asked,
-            _ => have - asked,
+            _ => have.saturating_sub(asked),
         };
         let points = i128::from(part) * i128::from(BEST) / i128::from(have.max(1));
         let weight = i128::from(weight(id).max(1));

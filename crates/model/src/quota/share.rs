@@ -48,7 +48,7 @@ pub fn divide(total: i64, claims: &[Claim]) -> Vec<i64> {
         let mut units = left;
         remainders.clear();
         for at in &hungry {
-            // Both factors are below 2^63.
+            // Both factors are below 2^63, unless a guaranteed amount is negative.
             let product = weight_of(&claims[*at], left);
             units -= grant(&mut out[*at], product / weight);
             if claims[*at].weight > 0 {
@@ -81,7 +81,7 @@ fn weight(claim: &Claim) -> i128 {
 }
 
 fn weight_of(claim: &Claim, left: i128) -> i128 {
-    weight(claim) * left
+    weight(claim).saturating_mul(left)
 }
 
 /// Adds `amount`, which is at most the total that is divided.

@@ -15,6 +15,15 @@ fn claim(weight: i64, request: i64, min: i64, guaranteed: i64) -> Claim {
     }
 }
 
+/// Amounts that no validation let through, but another program may have stored.
+#[test]
+fn absurd_claims_do_not_overflow() {
+    let absurd = || claim(i64::MAX, i64::MAX, i64::MIN, i64::MIN);
+    for total in [i64::MIN, 0, i64::MAX] {
+        assert_eq!(divide(total, &[absurd(), absurd(), absurd()]).len(), 3);
+    }
+}
+
 #[test]
 fn what_nobody_is_guaranteed_goes_by_weight() {
     let four = |last: Claim| {
