@@ -34,6 +34,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Why the node ended.
@@ -310,7 +311,11 @@ async fn clean_leftovers(root: &Root, groups: &Groups, state: &StateFile, left: 
     state.note(|state| state.pods.clear());
 }
 
-/// Registers the Node and keeps its status fresh.
+/// How often the Node is compared with what it must say: the kubelet's `nodeStatusUpdateFrequency`.
+const STATUS_CHECK: Duration = Duration::from_secs(10);
+
+/// Registers the Node and keeps its status fresh: it is written when it is due, and at the next look
+/// when the API server has other conditions, as after a lease that came late.
 async fn report(
     shared: Arc<Shared>,
     machine: Machine,
@@ -330,16 +335,21 @@ async fn report(
         confinement: &confinement,
     };
     let mut pause = Duration::from_millis(200);
+    let mut reported: Option<Instant> = None;
     loop {
-        match report_once(&shared, &machine, &facts).await {
-            Ok(node) => {
+        let due = reported.is_none_or(|at| at.elapsed() >= options.status_interval);
+        match report_once(&shared, &machine, &facts, due).await {
+            Ok((node, written)) => {
                 if let Some(registered) = registered.take() {
                     tracing::info!(node = facts.name, "node is registered");
                     // The receiver only goes when the node stops.
                     let _ = registered.send(node.metadata.uid);
                 }
+                if written {
+                    reported = Some(Instant::now());
+                }
                 pause = Duration::from_millis(200);
-                tokio::time::sleep(options.status_interval).await;
+                tokio::time::sleep(options.status_interval.min(STATUS_CHECK)).await;
             }
             Err(error) => {
                 tracing::warn!(node = facts.name, %error, "node not reported; it is retried");
@@ -354,7 +364,8 @@ async fn report_once(
     shared: &Shared,
     machine: &Machine,
     facts: &NodeFacts<'_>,
-) -> Result<Node, koord_kube::Error> {
+    due: bool,
+) -> Result<(Node, bool), koord_kube::Error> {
     let api: koord_kube::Api<Node> = koord_kube::Api::all(shared.client.clone());
     let metadata = machine::metadata(facts);
     let known = match api.get(facts.name).await {
@@ -378,7 +389,11 @@ async fn report_once(
         Err(error) => return Err(error),
     };
     let status = machine::status(machine, facts, Some(&known), shared.clock.now());
-    strategic_status(&api, facts.name, &json!({"status": status})).await
+    if !due && !machine::conditions_differ(&known, &status) {
+        return Ok((known, false));
+    }
+    let node = strategic_status(&api, facts.name, &json!({"status": status})).await?;
+    Ok((node, true))
 }
 
 fn differs(node: &Node, metadata: &serde_json::Value) -> bool {

@@ -215,6 +215,27 @@ pub fn status(
     })
 }
 
+/// Whether a Node's conditions are not those of `status`, times aside.
+#[must_use]
+pub(crate) fn conditions_differ(node: &Node, status: &Value) -> bool {
+    let known = node
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let has = |wanted: &Value| {
+        known.into_iter().flatten().any(|condition| {
+            wanted["type"] == condition.type_
+                && wanted["status"] == condition.status
+                && wanted["reason"].as_str() == condition.reason.as_deref()
+        })
+    };
+    !status["conditions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .all(has)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -105,3 +105,39 @@ async fn a_taken_address_and_a_used_directory_are_named() {
     );
     node.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn status_is_written_again_while_the_node_is_not_ready() {
+    let world = World::new().await;
+    // Without groups: what they need is not done in paused time.
+    let options = Options {
+        unconfined: true,
+        ..world.options()
+    };
+    let node = world.start_with(options).await;
+    let nodes: Api<Node> = Api::all(world.client.clone());
+    let ready = |node: &Node| {
+        let conditions = node.status.clone().unwrap().conditions.unwrap();
+        let ready = conditions.into_iter().find(|c| c.type_ == "Ready").unwrap();
+        (ready.status, ready.last_heartbeat_time)
+    };
+    let first = nodes.get(NODE).await.unwrap();
+    assert_eq!(ready(&first).0, "True");
+    for _ in 0..2 {
+        let before = nodes.get(NODE).await.unwrap().metadata.resource_version;
+        // Nothing is written while all is as it must be.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let after = nodes.get(NODE).await.unwrap().metadata.resource_version;
+        assert_eq!(before, after);
+        let lost = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown",
+            "reason": "NodeStatusUnknown"}]}});
+        patch::strategic_status(&nodes, NODE, &lost).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        assert_eq!(ready(&nodes.get(NODE).await.unwrap()).0, "True");
+    }
+    let before = nodes.get(NODE).await.unwrap().metadata.resource_version;
+    tokio::time::sleep(Duration::from_secs(310)).await;
+    let after = nodes.get(NODE).await.unwrap().metadata.resource_version;
+    assert_ne!(before, after, "a report is due after five minutes");
+    node.stop().await;
+}
