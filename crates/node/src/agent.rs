@@ -46,6 +46,12 @@ pub enum Error {
     /// The state cannot be kept.
     #[error(transparent)]
     State(#[from] StateError),
+    /// Others could read along, and take the tokens of callers.
+    #[error("refusing to serve plain HTTP on {0}, which is not a loopback address")]
+    Exposed(SocketAddr),
+    /// The routes cannot be guarded.
+    #[error(transparent)]
+    Guard(#[from] koord_kube::guard::OpenPathError),
     /// The address is taken or not ours.
     #[error("listen on {address}: {source}")]
     Listen {
@@ -101,6 +107,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     let (groups, confinement) = confine(&options, &root, groups, milli).await;
     let listener = match options.listen {
         None => None,
+        Some(address) if !address.ip().is_loopback() => return Err(Error::Exposed(address)),
         Some(address) => Some(
             TcpListener::bind(address)
                 .await
@@ -157,7 +164,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     }
     let mut services = JoinSet::new();
     if let Some(listener) = listener {
-        let serve = axum::serve(listener, http::router(shared.clone()));
+        let serve = axum::serve(listener, http::router(shared.clone())?);
         let shutdown = ctx.shutdown.clone();
         services.spawn(async move {
             // Open log streams must not hold up the end, so this is not a graceful shutdown.

@@ -1,18 +1,43 @@
-//! The small part of the kubelet's HTTP interface that others read.
+//! The small part of the kubelet's HTTP interface that others read, for those who may: callers are told
+//! by their bearer tokens, and what they may is asked as a kubelet asks it.
 
 use crate::agent::Shared;
 use crate::logs::LogOptions;
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use http::{StatusCode, header};
+use koord_kube::guard::{Guard, GuardOptions, OpenPathError, Peer};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 
-pub(crate) fn router(shared: Arc<Shared>) -> Router {
+/// How long answers about callers are valid: the kubelet's defaults for tokens and refusals, and the
+/// former for permissions too.
+const TOKEN_TTL: Duration = Duration::from_secs(120);
+const REFUSED_TTL: Duration = Duration::from_secs(30);
+
+/// The routes behind their guard. Health is for everybody, as on a kubelet's health port.
+pub(crate) fn router(shared: Arc<Shared>) -> Result<Router, OpenPathError> {
+    let options = GuardOptions {
+        always_allow_paths: vec!["/healthz".to_owned()],
+        token_ttl: TOKEN_TTL,
+        authorized_ttl: TOKEN_TTL,
+        unauthorized_ttl: REFUSED_TTL,
+    };
+    let client = shared.client.clone();
+    let guard = Guard::new(&options, Some(client.clone()), Some(client))?;
+    let guard = guard.of_node(shared.options.node_name.clone());
+    let routes = guard
+        .protect(routes(shared))
+        .layer(Extension(Peer::of(None)));
+    Ok(koord_app::local::refuse_foreign(routes))
+}
+
+fn routes(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok" }))
         .route("/pods", get(pods))

@@ -285,16 +285,46 @@ async fn pods_and_logs_are_served() {
         .kubelet_endpoint
         .unwrap()
         .port;
-    let get = async |path: &str| {
+    let ask = async |path: &str, headers: &str| {
         let address = ("127.0.0.1", u16::try_from(port).unwrap());
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).await.unwrap();
         text
     };
-    assert!(get("/healthz").await.ends_with("ok"));
+    let local = "Host: localhost\r\n";
+    let code = async |path: &str, headers: &str| {
+        let answer = ask(path, headers).await;
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    let (reader, other) = (world.token("reader").await, world.token("other").await);
+    world.allow("reader", "nodes/proxy").await;
+    let bearer = |token: &str| format!("{local}Authorization: Bearer {token}\r\n");
+    for path in [
+        "/pods",
+        "/configz",
+        "/containerLogs/default/served/c",
+        "/none",
+    ] {
+        assert_eq!(code(path, local).await, "403", "{path}");
+        assert_eq!(code(path, &bearer(&other)).await, "403", "{path}");
+        assert_eq!(code(path, &bearer("made-up")).await, "401", "{path}");
+        for foreign in [
+            "Host: example.com\r\n",
+            "Host: localhost\r\nOrigin: https://example.com\r\n",
+        ] {
+            let token = format!("{foreign}Authorization: Bearer {reader}\r\n");
+            assert_eq!(code(path, &token).await, "421", "{path} {foreign}");
+        }
+    }
+    let fine = world.token("fine").await;
+    world.allow("fine", "nodes/pods").await;
+    assert_eq!(code("/pods", &bearer(&fine)).await, "200");
+    assert_eq!(code("/configz", &bearer(&fine)).await, "403");
+    let get = async |path: &str| ask(path, &bearer(&reader)).await;
+    assert!(ask("/healthz", local).await.ends_with("ok"));
     let pods = get("/pods").await;
     assert!(
         pods.contains("\"kind\":\"PodList\"") && pods.contains("koord://"),

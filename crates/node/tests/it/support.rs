@@ -120,6 +120,38 @@ impl World {
         RunningNode { ctx, task }
     }
 
+    /// A token of a new service account.
+    pub(crate) async fn token(&self, name: &str) -> String {
+        use k8s_openapi::api::authentication::v1::TokenRequest;
+        use k8s_openapi::api::core::v1::ServiceAccount;
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), "default");
+        let account = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        let params = PostParams::default();
+        accounts.create(&params, &account).await.unwrap();
+        let request = TokenRequest::default();
+        let issued = accounts.create_token_request(name, &params, &request).await;
+        issued.unwrap().status.unwrap().token
+    }
+
+    /// Lets a service account get a resource of no namespace.
+    pub(crate) async fn allow(&self, account: &str, resource: &str) {
+        use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+        let role: ClusterRole = serde_json::from_value(json!({"metadata": {"name": account},
+            "rules": [{"apiGroups": [""], "resources": [resource], "verbs": ["get"]}]}))
+        .unwrap();
+        let binding: ClusterRoleBinding = serde_json::from_value(json!({
+            "metadata": {"name": account},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": "default"}],
+        }))
+        .unwrap();
+        let params = PostParams::default();
+        let roles: Api<ClusterRole> = Api::all(self.client.clone());
+        roles.create(&params, &role).await.unwrap();
+        let bindings: Api<ClusterRoleBinding> = Api::all(self.client.clone());
+        bindings.create(&params, &binding).await.unwrap();
+    }
+
     pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), "default")
     }
