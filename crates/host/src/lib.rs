@@ -15,6 +15,7 @@
 //! Invariants: nothing here knows Kubernetes; this is the only crate of the workspace where
 //! `unsafe` may appear, and each use says why it is sound.
 
+pub mod capability;
 pub mod cgroup;
 pub mod core_sched;
 pub mod cpuset;
@@ -25,6 +26,7 @@ pub mod fake;
 pub mod features;
 pub mod limits;
 pub mod memory;
+mod mount_namespace;
 mod mounts;
 pub mod numa;
 pub mod nvml;
@@ -44,9 +46,11 @@ pub mod testing;
 pub mod topology;
 pub mod watch;
 
+pub use capability::Capabilities;
 pub use cgroup::{Cgroup, PressureKind, Resource, WeightFormula, Written};
 pub use cpuset::CpuSet;
 pub use error::{HostError, Malformed, Result};
+pub use mount_namespace::MountNamespace;
 pub use path::CgroupPath;
 pub use reader::{Reader, Scratch};
 pub use resctrl::{ResctrlGroup, Schema};
@@ -57,6 +61,12 @@ pub use target::{Attribute, Device, Order, ResctrlFile, SchedFeature, Sysctl, Ta
 #[must_use]
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// Returns this process's effective user id.
+#[must_use]
+pub fn user_id() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// Size in bytes of the file system that holds `path`.

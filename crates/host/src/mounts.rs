@@ -41,7 +41,7 @@ pub(crate) fn parse_mountinfo(text: &str) -> std::result::Result<Vec<Mount>, Mal
 }
 
 /// Undoes the octal escapes (`\040` for a space) of mountinfo.
-fn unescape(text: &str) -> String {
+pub(crate) fn unescape(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut index = 0;

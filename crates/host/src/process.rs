@@ -1,19 +1,24 @@
 //! Starting processes inside control groups, and watching them.
 
+mod identity;
+
+use crate::capability::Capabilities;
 use crate::error::{HostError, Result};
+use crate::mount_namespace::MountNamespace;
 use crate::procfs::ProcessStat;
 use crate::root::Root;
 use crate::sched;
+use identity::{Identity, prepare_child};
 use rustix::process::{PidfdFlags, Signal, pidfd_open};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::OpenOptions;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 /// What to start and where.
 #[derive(Debug, Clone, Default)]
@@ -32,6 +37,14 @@ pub struct Spawn {
     pub uid: Option<u32>,
     /// Group to become before exec; ours when `None`.
     pub gid: Option<u32>,
+    /// Supplementary groups. When `None`, ours, or none in another user or group.
+    pub groups: Option<Vec<u32>>,
+    /// All that user 0 may do beyond other users, then and later; what we may when `None`.
+    pub capabilities: Option<Capabilities>,
+    /// Whether programs that it runs give it no more rights, as with set-user-ID.
+    pub no_new_privileges: bool,
+    /// The files that it sees; ours when `None`.
+    pub namespace: Option<Arc<MountNamespace>>,
     /// What its standard streams are.
     pub streams: Streams,
 }
@@ -172,30 +185,25 @@ fn start(root: &Root, spawn: &Spawn) -> Result<Spawned> {
         Streams::Output => command.stdin(Stdio::null()).process_group(0),
         Streams::Piped => command.stdin(Stdio::piped()).process_group(0),
         Streams::Terminal => {
-            let (ours, [stdin, stdout, stderr]) = open_terminal()?;
+            let (ours, [stdin, stdout, stderr]) = open_terminal(spawn.namespace.as_deref())?;
             terminal = Some(ours);
             command.stdin(stdin).stdout(stdout).stderr(stderr)
         }
     };
     let has_terminal = terminal.is_some();
-    if let Some(dir) = &spawn.dir {
-        command.current_dir(dir);
-    }
-    // uid and gid are applied by std before the hook runs, so entering groups would lack the right:
-    // they are set in the hook instead.
-    let (uid, gid) = (spawn.uid, spawn.gid);
+    let identity = Identity::of(spawn)?;
     let parent = rustix::process::getpid();
     // SAFETY: the hook runs in the forked child before exec. It only makes system calls that are
-    // async-signal-safe (setsid, ioctl, write, prctl, getppid, geteuid, setgroups, setgid, setuid) on values that
-    // were prepared before the fork, and does not allocate: io::Error from a raw code is a plain
-    // number.
+    // async-signal-safe (setsid, ioctl, write, umask, setns, unshare, fchdir, chroot, chdir, prctl, capset,
+    // getppid, geteuid, setgroups, setgid, setuid) on values that were prepared before the fork, and does
+    // not allocate: io::Error from a raw code is a plain number.
     unsafe {
         command.pre_exec(move || {
             if has_terminal {
                 rustix::process::setsid()?;
                 rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
             }
-            prepare_child(&mut entrances, parent, uid, gid)
+            prepare_child(&mut entrances, parent, &identity)
         });
     }
     let mut child = command.spawn().map_err(|error| {
@@ -239,11 +247,18 @@ fn start(root: &Root, spawn: &Spawn) -> Result<Spawned> {
 }
 
 /// Our side of a new terminal, and three handles of the other.
-fn open_terminal() -> Result<(OwnedFd, [Stdio; 3])> {
+fn open_terminal(namespace: Option<&MountNamespace>) -> Result<(OwnedFd, [Stdio; 3])> {
+    use rustix::fs::{Mode, OFlags, openat};
     use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let open = || {
-        let ours = openpt(flags)?;
+        let ours = match namespace {
+            None => openpt(flags)?,
+            Some(namespace) => {
+                let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+                openat(&namespace.terminals, "ptmx", flags, Mode::empty())?
+            }
+        };
         grantpt(&ours)?;
         unlockpt(&ours)?;
         let theirs = ioctl_tiocgptpeer(&ours, flags)?;
@@ -266,49 +281,6 @@ pub fn resize_terminal(terminal: &OwnedFd, columns: u16, rows: u16) -> Result<()
     };
     rustix::termios::tcsetwinsize(terminal, size)
         .map_err(|error| HostError::call("resize a terminal", error))
-}
-
-#[allow(
-    unsafe_code,
-    reason = "raw set*id calls: rustix sets them per thread on purpose"
-)]
-fn prepare_child(
-    entrances: &mut [File],
-    parent: rustix::process::Pid,
-    uid: Option<u32>,
-    gid: Option<u32>,
-) -> io::Result<()> {
-    for entrance in entrances {
-        // "0" is the writing process itself.
-        entrance.write_all(b"0")?;
-    }
-    // Our own groups are no business of another user. Only root can drop them, and only root can
-    // become somebody else.
-    if (uid.is_some() || gid.is_some()) && rustix::process::geteuid().is_root() {
-        // SAFETY: no pointers are read with a count of 0.
-        if unsafe { libc::setgroups(0, std::ptr::null()) } == -1 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    if let Some(gid) = gid {
-        // SAFETY: gid is a plain number.
-        if unsafe { libc::setgid(gid) } == -1 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    if let Some(uid) = uid {
-        // SAFETY: uid is a plain number.
-        if unsafe { libc::setuid(uid) } == -1 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    // After setuid, which clears it.
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The parent may have died before the call above took effect.
-    if rustix::process::getppid() != Some(parent) {
-        return Err(io::Error::from_raw_os_error(libc::ESRCH));
-    }
-    Ok(())
 }
 
 /// Sends `signal` to every process of the group `pgid`; a group without processes is no error.
@@ -443,6 +415,7 @@ fn with_environment(root: &Root, name: &str, values: &BTreeSet<String>) -> Resul
 mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, poll};
+    use std::fs::File;
 
     fn wait(spawned: &mut Spawned) -> Exit {
         let mut fds = [PollFd::new(&spawned.pidfd, PollFlags::IN)];
@@ -528,6 +501,121 @@ mod tests {
         assert!(kill_by_environment(&root, "MARK", &marks).unwrap() <= 1);
         poll(&mut [PollFd::new(&stray, PollFlags::IN)], None).unwrap();
         assert_eq!(kill_by_environment(&root, "MARK", &marks).unwrap(), 0);
+    }
+
+    fn output(spawned: &mut Spawned) -> String {
+        use std::io::Read;
+        let mut text = String::new();
+        File::from(spawned.stdout.take().unwrap())
+            .read_to_string(&mut text)
+            .unwrap();
+        wait(spawned);
+        text
+    }
+
+    #[test]
+    fn identity_of_a_child_is_the_requested_one() {
+        if !crate::is_root() {
+            return crate::testing::skip("root", "another user cannot be taken");
+        }
+        let spawner = Spawner::start(Root::system().unwrap()).unwrap();
+        let run = |spawn| output(&mut spawner.spawn(spawn).unwrap());
+        let status = "umask; exec grep -E 'Uid|Gid|Groups|Cap|NoNew' /proc/self/status";
+        let spawn = Spawn {
+            capabilities: Capabilities::from_name("KILL"),
+            groups: Some(vec![7, 9]),
+            no_new_privileges: true,
+            gid: Some(5),
+            ..shell(status)
+        };
+        let text = run(spawn.clone());
+        let field = |text: &str, name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+            line.split_whitespace()
+                .skip(1)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let kill = "0000000000000020";
+        let none = "0000000000000000";
+        assert!(text.starts_with("0022\n"), "{text}");
+        for (name, value) in [
+            ("Uid", "0 0 0 0"),
+            ("Gid", "5 5 5 5"),
+            ("Groups", "7 9"),
+            ("CapInh", none),
+            ("CapPrm", kill),
+            ("CapEff", kill),
+            ("CapBnd", kill),
+            ("CapAmb", none),
+            ("NoNewPrivs", "1"),
+        ] {
+            assert_eq!(field(&text, name), value, "{name}");
+        }
+        let other = Spawn {
+            uid: Some(1234),
+            ..spawn
+        };
+        let text = run(other);
+        for (name, value) in [
+            ("Uid", "1234 1234 1234 1234"),
+            ("CapEff", none),
+            ("CapPrm", none),
+        ] {
+            assert_eq!(field(&text, name), value, "{name}");
+        }
+    }
+
+    #[test]
+    fn namespace_hides_and_protects_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let (secret, open) = (dir.path().join("secret"), dir.path().join("open"));
+        std::fs::create_dir(&secret).unwrap();
+        std::fs::create_dir(&open).unwrap();
+        std::fs::write(secret.join("key"), "x").unwrap();
+        let namespace =
+            MountNamespace::new(std::slice::from_ref(&secret), std::slice::from_ref(&open));
+        let namespace = match namespace {
+            Ok(namespace) => Arc::new(namespace),
+            Err(error) => return crate::testing::skip("mount-namespace", error),
+        };
+        let spawner = Spawner::start(Root::system().unwrap()).unwrap();
+        let script = format!(
+            "cat {0}/key; ls {0}; echo a > {1}/a && echo written; echo b > {2}/b || echo refused; \
+             echo x > /dev/null && echo null; ls /run; cat /proc/sys/kernel/ostype; \
+             echo core > /proc/sys/kernel/core_pattern || echo refused; ls /dev/sda /dev/vda; pwd",
+            secret.display(),
+            open.display(),
+            dir.path().display(),
+        );
+        let spawn = Spawn {
+            capabilities: Some(Capabilities::default()),
+            namespace: Some(namespace.clone()),
+            dir: Some("/usr".into()),
+            ..shell(&script)
+        };
+        let mut spawned = spawner.spawn(spawn).unwrap();
+        let text = output(&mut spawned);
+        let resolv = text
+            .replace("systemd\n", "")
+            .replace("NetworkManager\n", "");
+        assert_eq!(resolv, "written\nrefused\nnull\nLinux\nrefused\n/usr\n");
+        assert!(open.join("a").exists() && !dir.path().join("b").exists());
+        assert!(secret.join("key").exists());
+
+        // Who may mount has a namespace of his own: what he uncovers, the others do not see.
+        let script = format!("umount {0} && cat {0}/key", secret.display());
+        let mighty = Spawn {
+            namespace: Some(namespace.clone()),
+            env: vec![("PATH".into(), "/usr/bin:/bin:/sbin".into())],
+            ..shell(&script)
+        };
+        assert_eq!(output(&mut spawner.spawn(mighty).unwrap()), "x");
+        let looks = Spawn {
+            namespace: Some(namespace),
+            ..shell(&format!("cat {}/key", secret.display()))
+        };
+        assert_eq!(output(&mut spawner.spawn(looks).unwrap()), "");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::options::Options;
 use crate::pod::burstable_shares;
 use crate::pod_resources::Listed;
 use crate::runner::Runner;
+use crate::security::{Rights, Views};
 use crate::state::{State, StateError, StateFile};
 use crate::table::Table;
 use crate::worker::{Command, Worker};
@@ -78,6 +79,8 @@ pub(crate) struct Shared {
     pub(crate) table: Table,
     pub(crate) places: Places,
     pub(crate) runner: Box<dyn Runner>,
+    /// Of the machine's files.
+    pub(crate) views: Views,
     pub(crate) backoff: Backoff,
     pub(crate) shutdown: CancellationToken,
 }
@@ -124,6 +127,11 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         ctx.clock.clone(),
         ctx.shutdown.clone(),
     );
+    let (views, rights) = rights(&options);
+    let described = match &options.runtime {
+        Some(_) => "pods have the rights that their container runtime gives them".to_owned(),
+        None => rights.describe(),
+    };
     let path = std::env::var("PATH").unwrap_or_default();
     let shared = Arc::new(Shared {
         spawner: Spawner::start(root.clone())?,
@@ -144,8 +152,9 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
             } else {
                 path
             },
-            root: koord_host::is_root(),
+            rights,
         },
+        views,
         table: Table::default(),
         places: Places::default(),
         runner: match options.runtime.clone() {
@@ -195,7 +204,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     services.spawn(report(
         shared.clone(),
         machine,
-        confinement,
+        [confinement, described],
         port,
         registered,
     ));
@@ -206,6 +215,27 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         groups.remove_all().await;
     }
     Ok(())
+}
+
+/// What containers can be granted, and the files they see. A runtime has views of its own.
+fn rights(options: &Options) -> (Views, Rights) {
+    let mut hidden = options.hidden.clone();
+    hidden.push(options.data_dir.clone());
+    let views = match &options.runtime {
+        Some(_) => Ok(Views::default()),
+        None => Views::new(&hidden),
+    };
+    let (views, unguarded) = match views {
+        Ok(views) => (views, None),
+        Err(why) => (Views::default(), Some(why)),
+    };
+    let rights = Rights {
+        uid: koord_host::user_id(),
+        capabilities: koord_host::Capabilities::bounding(),
+        unguarded,
+        trusted: options.trusted_pods,
+    };
+    (views, rights)
 }
 
 /// Whether containers can be confined, and how that is told.
@@ -326,7 +356,7 @@ const STATUS_CHECK: Duration = Duration::from_secs(10);
 async fn report(
     shared: Arc<Shared>,
     machine: Machine,
-    confinement: String,
+    [confinement, rights]: [String; 2],
     port: Option<u16>,
     registered: oneshot::Sender<Option<String>>,
 ) {
@@ -340,6 +370,7 @@ async fn report(
         max_pods: options.max_pods,
         port,
         confinement: &confinement,
+        rights: &rights,
     };
     let mut pause = Duration::from_millis(200);
     let mut reported: Option<Instant> = None;

@@ -1,5 +1,6 @@
 //! What a container runs: command, arguments, environment, directory, user.
 
+use crate::security::{Rights, Security};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, SecurityContext};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,10 +14,8 @@ pub struct Invocation {
     pub env: Vec<(String, String)>,
     /// Working directory.
     pub dir: Option<PathBuf>,
-    /// User id.
-    pub uid: Option<u32>,
-    /// Group id.
-    pub gid: Option<u32>,
+    /// What it may do.
+    pub security: Security,
 }
 
 /// Why a container cannot be started. The text is for the user.
@@ -63,8 +62,8 @@ pub struct HostFacts {
     pub ip: String,
     /// Search path for programs.
     pub path: String,
-    /// Whether the node itself runs as root, and so what it starts.
-    pub root: bool,
+    /// What the node can grant a container, and keep from it.
+    pub rights: Rights,
 }
 
 /// What a container asks for, whoever runs it.
@@ -185,14 +184,14 @@ pub fn invocation(
             image: container.image.clone().unwrap_or_default(),
         });
     }
-    asked.check_user(&container.name, host.root)?;
+    asked.check_user(&container.name, host.rights.uid == 0)?;
+    let security = host.rights.resolve(pod, container, &asked)?;
     argv.extend(asked.args);
     Ok(Invocation {
         argv,
         env: asked.env,
         dir: asked.dir.or_else(|| Some(PathBuf::from("/"))),
-        uid: asked.uid,
-        gid: asked.gid,
+        security,
     })
 }
 
@@ -359,7 +358,7 @@ mod tests {
         let host = HostFacts {
             ip: "10.0.0.1".into(),
             path: "/bin".into(),
-            root: true,
+            rights: Rights::default(),
         };
         invocation(&pod, &container, &host)
     }
@@ -409,7 +408,7 @@ mod tests {
             (value("APP"), value("CPUS"), value("PATH")),
             ("web".into(), "2".into(), "/bin".into())
         );
-        assert_eq!((built.uid, built.gid), (Some(1000), None));
+        assert_eq!(built.security.uid, Some(1000));
         assert_eq!(built.dir, Some("/tmp".into()));
     }
 

@@ -122,9 +122,7 @@ async fn start(shared: &Arc<Shared>, wanted: Wanted<'_>) -> Result<Started, Fail
             .collect(),
         dir: invocation.dir.clone(),
         cgroups: entrances,
-        uid: invocation.uid,
-        gid: invocation.gid,
-        ..Spawn::default()
+        ..invocation.security.spawn(&shared.views)
     };
     let spawner = shared.clone();
     let spawned = tokio::task::spawn_blocking(move || spawner.spawner.spawn(spawn)).await;

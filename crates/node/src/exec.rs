@@ -225,13 +225,13 @@ pub(crate) async fn spawn(
         env,
         dir: invocation.dir.clone(),
         cgroups: entrances,
-        uid: invocation.uid,
-        gid: invocation.gid,
         streams: match (options.tty, options.stdin) {
             (true, _) => Streams::Terminal,
             (false, true) => Streams::Piped,
             (false, false) => Streams::Output,
         },
+        // The user, rights and files of its container.
+        ..invocation.security.spawn(&shared.views)
     };
     let spawner = shared.clone();
     let spawned = tokio::task::spawn_blocking(move || spawner.spawner.spawn(spawn)).await;

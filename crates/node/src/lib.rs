@@ -15,7 +15,8 @@
 //! What it is not without one, on purpose:
 //! * images are not pulled: a container's `command` is a program of this machine, and a container
 //!   without one waits with reason `ErrImageNeverPull` and a message that says so;
-//! * there are no namespaces and no volumes: every pod sees the host's network and files;
+//! * there are no volumes, and no namespaces but of mounts: every pod sees the host's network,
+//!   processes, and files, the latter read-only but for temporary ones: see [`security`];
 //! * gRPC and HTTPS probes are not run: they count as well, and an Event says so;
 //! * containers end with the node: after a restart they are started again (their restart count
 //!   rises), or, with restart policy `Never`, the pod is failed.
@@ -52,6 +53,7 @@ mod pod_resources;
 pub mod probe;
 mod publish;
 mod runner;
+pub mod security;
 pub mod state;
 pub mod status;
 mod table;
@@ -62,7 +64,7 @@ pub use cri::{Runtime, RuntimeError};
 pub use exec::{Ending, ExecOptions, Execs, Session, Terminal};
 pub use groups::GroupError;
 pub use logs::{LogOptions, LogStream, Logs};
-pub use machine::{CONFINEMENT_ANNOTATION, HOST_LABEL, unconfined};
+pub use machine::{CONFINEMENT_ANNOTATION, HOST_LABEL, RIGHTS_ANNOTATION, unconfined};
 pub use options::{Args, Options, host_name};
 pub use pod::pod_cgroup_path;
 

@@ -16,6 +16,9 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 /// Annotation on the Node that says whether containers are confined.
 pub const CONFINEMENT_ANNOTATION: &str = "node.koordinator.sh/confinement";
 
+/// Annotation on the Node that says in one line what its pods may do.
+pub const RIGHTS_ANNOTATION: &str = "node.koordinator.sh/pod-rights";
+
 /// Before the reason, in [`CONFINEMENT_ANNOTATION`], when containers are not confined.
 pub(crate) const UNCONFINED: &str = "unconfined: ";
 
@@ -132,6 +135,8 @@ pub struct NodeFacts<'a> {
     pub port: Option<u16>,
     /// Value of [`CONFINEMENT_ANNOTATION`].
     pub confinement: &'a str,
+    /// Value of [`RIGHTS_ANNOTATION`].
+    pub rights: &'a str,
 }
 
 /// Labels and annotations, as a merge patch of metadata.
@@ -151,7 +156,10 @@ pub fn metadata(facts: &NodeFacts<'_>) -> Value {
             .iter()
             .map(|(key, value)| (key.as_str(), value.as_str())),
     );
-    json!({"labels": labels, "annotations": {CONFINEMENT_ANNOTATION: facts.confinement}})
+    json!({"labels": labels, "annotations": {
+        CONFINEMENT_ANNOTATION: facts.confinement,
+        RIGHTS_ANNOTATION: facts.rights,
+    }})
 }
 
 /// The Node's status as a strategic merge patch: resources that others publish (batch-cpu and the
@@ -249,6 +257,7 @@ mod tests {
             max_pods: 20,
             port: Some(10255),
             confinement: "cgroup v1",
+            rights: "none",
         }
     }
 

@@ -46,6 +46,10 @@ pub struct Options {
     pub execs: Option<Execs>,
     /// The kernel; the running one when `None`.
     pub root: Option<Root>,
+    /// Directories that containers do not see, besides `data_dir`.
+    pub hidden: Vec<PathBuf>,
+    /// Containers have all rights of the node unless they give them up.
+    pub trusted_pods: bool,
     /// Run containers without control groups even where they could be used.
     pub unconfined: bool,
     /// Who runs the containers; this node itself, as processes, when `None`.
@@ -73,6 +77,8 @@ impl Default for Options {
             logs: None,
             execs: None,
             root: None,
+            hidden: Vec::new(),
+            trusted_pods: false,
             unconfined: false,
             runtime: None,
             hurry: CancellationToken::new(),
@@ -101,6 +107,9 @@ pub struct Args {
     /// Run containers without control groups
     #[arg(long)]
     pub unconfined: bool,
+    /// Give containers all rights of the node unless they give them up
+    #[arg(long)]
+    pub trusted_pods: bool,
 }
 
 impl From<Args> for Options {
@@ -112,6 +121,7 @@ impl From<Args> for Options {
             listen: Some(args.listen),
             max_pods: args.max_pods,
             unconfined: args.unconfined,
+            trusted_pods: args.trusted_pods,
             ..Self::default()
         }
     }

@@ -66,9 +66,13 @@ pub fn service(of: &Service<'_>) -> Pod {
     if let Some(limit) = of.limit {
         resources["limits"] = json!({"cpu": format!("{limit}m")});
     }
-    let args = match of.ready_file {
-        Some(file) => json!(["--ready-file", file]),
-        None => json!([]),
+    let (args, security) = match of.ready_file {
+        Some(file) => (json!(["--ready-file", file]), json!({})),
+        // nginx's workers set their user and groups.
+        None => {
+            let add = json!({"capabilities": {"add": ["SETGID", "SETUID"]}});
+            (json!([]), add)
+        }
     };
     pod(
         &of.name,
@@ -79,6 +83,7 @@ pub fn service(of: &Service<'_>) -> Pod {
             "command": of.command,
             "args": args,
             "resources": resources,
+            "securityContext": security,
         }),
         &[("priorityClassName", json!("koord-prod"))],
     )

@@ -8,4 +8,5 @@ mod exec;
 mod pods;
 mod recovery;
 mod registration;
+mod security;
 mod support;
