@@ -64,7 +64,10 @@ async fn run(args: &Args) -> Result<()> {
         show(args, record);
     }
     if !args.follow {
-        return Ok(());
+        return match records.is_empty() {
+            true => nothing(args),
+            false => Ok(()),
+        };
     }
     // What came between the pages and now.
     let mut seen = newest;
@@ -81,6 +84,20 @@ async fn run(args: &Args) -> Result<()> {
         after = answer.newest;
         tokio::time::sleep(FOLLOW).await;
     }
+}
+
+/// Says that there is nothing to show: whoever asks for something that is not there may have misspelled it.
+fn nothing(args: &Args) -> Result<()> {
+    let pod = args.pod.as_ref().map(|pod| format!("of pod {pod:?}"));
+    let reason = args.reason.as_ref();
+    let reason = reason.map(|reason| format!("with reason {reason:?}"));
+    let since = args.since.map(|since| format!("younger than {since:?}"));
+    let wanted: Vec<String> = [pod, reason, since].into_iter().flatten().collect();
+    if wanted.is_empty() {
+        console::warn("koord: there are no records yet");
+        return Ok(());
+    }
+    bail!("there is no record {}", wanted.join(" "))
 }
 
 /// The wanted records, newest first, and the place of the newest of all.
@@ -294,6 +311,41 @@ mod tests {
                 ..all()
             };
             assert_eq!(messages(of, now).await.len(), count, "{pod}");
+        }
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn records_that_are_not_there_are_an_error() {
+        let (address, serving) = served().await;
+        let all = || args(address.clone());
+        run(&all()).await.unwrap();
+        let pod = |pod: &str| Some(pod.to_owned());
+        for (args, said) in [
+            (
+                Args {
+                    pod: pod("nonsense"),
+                    ..all()
+                },
+                "there is no record of pod \"nonsense\"",
+            ),
+            (
+                Args {
+                    pod: pod("shop/cart"),
+                    reason: Some("x".to_owned()),
+                    ..all()
+                },
+                "there is no record of pod \"shop/cart\" with reason \"x\"",
+            ),
+            (
+                Args {
+                    since: Some(Duration::from_secs(1)),
+                    ..all()
+                },
+                "there is no record younger than 1s",
+            ),
+        ] {
+            assert_eq!(run(&args).await.unwrap_err().to_string(), said);
         }
         serving.abort();
     }
