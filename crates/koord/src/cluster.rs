@@ -9,6 +9,7 @@ pub use objects::{
     CONFIG_NAME, CONFIG_NAMESPACE, QUICK_REPORT, config_data, descheduler_config, quick_config,
 };
 
+use crate::access::{self, Access};
 use crate::exported;
 use crate::place::{self, Claim, Groups};
 use crate::placement::Targets;
@@ -17,16 +18,18 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use koord_apiserver::{ApiServer, Config, Storage};
 use koord_app::Context;
-use koord_app::admin::{Admin, Exposure};
+use koord_app::admin::Admin;
 use koord_app::flags::Selection;
+use koord_app::local::RouteServer;
 use koord_host::CgroupPath;
 use koord_kube::api::{DeleteParams, ListParams};
 use koord_kube::{Api, Client, ResourceExt as _};
 use koordlet::gates::Gate;
 use koordlet::states::{Driver, Layout};
 use node_side::NodeSide;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -57,8 +60,8 @@ pub struct Options {
     pub data_dir: PathBuf,
     /// Keep objects in memory only.
     pub memory: bool,
-    /// Where the API server listens.
-    pub listen: SocketAddr,
+    /// Where the API server listens on 127.0.0.1; the usual port, or any if that is taken, when `None`.
+    pub port: Option<u16>,
     /// Which controllers of the API server run.
     pub controllers: Selection,
     /// Which of [`COMPONENTS`] run.
@@ -81,6 +84,8 @@ pub struct Options {
     pub report_interval: Option<Duration>,
     /// The container runtime that runs this machine's pods; processes when `None`.
     pub runtime: Option<crate::runtime::Chosen>,
+    /// Pods have all rights of this process unless they give them up.
+    pub trusted_pods: bool,
     /// What clients can take of the API server.
     pub limits: koord_apiserver::Limits,
 }
@@ -109,7 +114,10 @@ pub struct Cluster {
     pub koordlet_address: Option<SocketAddr>,
     /// Cancelled while the cluster stops, pods are killed instead of waited for.
     pub hurry: CancellationToken,
+    /// What is not as one would expect.
+    pub notes: Vec<String>,
     groups: Groups,
+    access: Access,
     components: JoinSet<(&'static str, Result<()>)>,
     serving: JoinHandle<Result<(), koord_apiserver::Error>>,
     server_stop: CancellationToken,
@@ -168,7 +176,8 @@ impl Cluster {
             Storage::Dir(options.data_dir.join("apiserver"))
         };
         let mut config = Config::new(storage, context.clock.clone());
-        config.bind = options.listen;
+        let (bind, note) = place::find_port(options.port).await?;
+        config.bind = bind;
         config.limits = options.limits.clone();
         config.controllers = options.controllers.clone();
         config.terminated_pod_gc_threshold = options.terminated_pod_gc_threshold;
@@ -187,6 +196,7 @@ impl Cluster {
         let kubeconfig = options.data_dir.join("kubeconfig");
         server.install_crds(koord_api::crd_values()).await?;
         let client = koord_kube::client::in_process(server.service());
+        let access = Access::new(&options.data_dir, client.clone())?;
         // Set once, here.
         let _ = side.client.set(client.clone());
         let managed = options.components.enabled("manager");
@@ -227,7 +237,9 @@ impl Cluster {
             descheduler_address: None,
             koordlet_address: None,
             hurry: CancellationToken::new(),
+            notes: note.into_iter().collect(),
             groups,
+            access,
             components: JoinSet::new(),
             serving,
             server_stop,
@@ -304,7 +316,7 @@ impl Cluster {
                 scheduler.build.gates.insert(gate, true);
             }
             let admin = Admin::new(context.metrics.clone()).with_routes(scheduler.debug.router());
-            self.scheduler_address = self.serve("scheduler", SCHEDULER_PORT, &admin).await;
+            self.scheduler_address = self.serve("scheduler", SCHEDULER_PORT, &admin);
             spawn(
                 &mut self.components,
                 "scheduler",
@@ -326,6 +338,8 @@ impl Cluster {
             logs: Some(node_logs),
             execs: Some(execs),
             hurry: self.hurry.clone(),
+            hidden: vec![options.data_dir.clone()],
+            trusted_pods: options.trusted_pods,
             runtime: options
                 .runtime
                 .as_ref()
@@ -351,7 +365,13 @@ impl Cluster {
                     settings.gates.set(gate, true);
                 }
             }
-            self.koordlet_address = free_port(KOORDLET_PORT);
+            let server = match access::listen(KOORDLET_PORT) {
+                Some((listener, address)) => {
+                    self.koordlet_address = Some(address);
+                    Some(self.koordlet_server(listener))
+                }
+                None => None,
+            };
             if !options.memory {
                 settings.predict.dir = Some(options.data_dir.join("koordlet"));
             }
@@ -361,7 +381,7 @@ impl Cluster {
                 node_name: self.node_name.clone(),
                 audit: self.audit.clone(),
                 report_interval: options.report_interval,
-                address: self.koordlet_address,
+                server,
                 devices,
                 runtime: options
                     .runtime
@@ -435,7 +455,7 @@ impl Cluster {
             let targets = Targets::follow(None, &self.client, &self.context);
             framework.placement = Some(Box::new(targets.context("descheduler")?));
         }
-        self.descheduler_address = self.serve("descheduler", DESCHEDULER_PORT, &admin).await;
+        self.descheduler_address = self.serve("descheduler", DESCHEDULER_PORT, &admin);
         let (client, context) = (self.client.clone(), self.context.clone());
         Ok(running(Box::pin(daemon::run(
             options, framework, client, context,
@@ -443,17 +463,25 @@ impl Cluster {
     }
 
     /// Serves a component's side. Another cluster on this machine may have the usual port.
-    async fn serve(&self, who: &str, port: u16, admin: &Admin) -> Option<SocketAddr> {
-        for port in [port, 0] {
-            let address = ([127, 0, 0, 1], port).into();
-            let stop = self.context.shutdown.clone();
-            match admin.serve(address, Exposure::Loopback, stop).await {
-                Ok(address) => return Some(address),
-                Err(error) => tracing::debug!(%error, "another port is tried"),
+    fn serve(&self, who: &str, port: u16, admin: &Admin) -> Option<SocketAddr> {
+        let Some((listener, address)) = access::listen(port) else {
+            tracing::warn!("the {who}'s health and explanations are not served: no port is free");
+            return None;
+        };
+        let stop = self.context.shutdown.clone();
+        self.access.serve(listener, admin.router(), stop);
+        Some(address)
+    }
+
+    /// Serves what koordlet hands over, once.
+    fn koordlet_server(&self, listener: std::net::TcpListener) -> RouteServer {
+        let (access, stop) = (self.access.clone(), self.context.shutdown.clone());
+        let listener = Mutex::new(Some(listener));
+        RouteServer::new(move |routes| {
+            if let Some(listener) = listener.lock().take() {
+                access.serve(listener, routes, stop.clone());
             }
-        }
-        tracing::warn!("the {who}'s health and explanations are not served: no port is free");
-        None
+        })
     }
 
     /// Leaves in the cluster where its parts are to be asked, for `koord explain` and others that
@@ -517,11 +545,11 @@ impl Cluster {
         ))
     }
 
-    /// Waits until the node is ready, and returns how its pods are confined.
+    /// Waits until the node is ready, and returns how its pods are confined and what they may do.
     ///
     /// # Errors
     /// When a component ends before.
-    pub async fn ready(&mut self) -> Result<String> {
+    pub async fn ready(&mut self) -> Result<PodTerms> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let name = self.node_name.clone();
         let ready = async {
@@ -535,7 +563,7 @@ impl Cluster {
             }
         };
         tokio::select! {
-            confinement = ready => Ok(confinement),
+            terms = ready => Ok(terms),
             error = self.failed() => Err(error),
         }
     }
@@ -577,23 +605,27 @@ impl Cluster {
     }
 }
 
-/// `port` of this machine if it is free, else any that is.
-fn free_port(port: u16) -> Option<SocketAddr> {
-    [port, 0].into_iter().find_map(|port| {
-        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?;
-        listener.local_addr().ok()
-    })
+/// How the pods of a node run.
+#[derive(Debug, Clone)]
+pub struct PodTerms {
+    /// The value of [`koord_node::CONFINEMENT_ANNOTATION`].
+    pub confinement: String,
+    /// The value of [`koord_node::RIGHTS_ANNOTATION`].
+    pub rights: Option<String>,
 }
 
-/// How the pods of a ready node are confined.
-fn is_ready(node: &Node) -> Option<String> {
+/// How the pods of a ready node run.
+fn is_ready(node: &Node) -> Option<PodTerms> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
     let ready = conditions
         .iter()
         .any(|condition| condition.type_ == "Ready" && condition.status == "True");
     let annotations = node.metadata.annotations.as_ref()?;
     let said = annotations.get(koord_node::CONFINEMENT_ANNOTATION)?;
-    ready.then(|| said.clone())
+    ready.then(|| PodTerms {
+        confinement: said.clone(),
+        rights: annotations.get(koord_node::RIGHTS_ANNOTATION).cloned(),
+    })
 }
 
 /// How long a part may take to stop.

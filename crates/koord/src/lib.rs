@@ -1,5 +1,6 @@
 //! The `koord` command: argument parsing and wiring. Decisions live in the component crates.
 
+mod access;
 pub mod audit;
 pub mod bench;
 pub mod cli;

@@ -9,6 +9,8 @@ use koord_host::CgroupPath;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -42,7 +44,7 @@ pub(crate) struct Holder {
 pub(crate) async fn claim_directory(dir: &Path) -> Result<Claim> {
     const TRIES: u32 = 10;
     let shown = dir.display();
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {shown}"))?;
+    make_private(dir)?;
     let mut tries = 0;
     loop {
         tries += 1;
@@ -56,6 +58,56 @@ pub(crate) async fn claim_directory(dir: &Path) -> Result<Claim> {
             ),
         }
     }
+}
+
+/// Makes `dir` when it is missing, and takes it from all users but its owner: in it are keys, logs and
+/// objects of everybody.
+///
+/// # Errors
+/// It cannot be made or changed, or others may write in it, as in `/tmp`.
+pub(crate) fn make_private(dir: &Path) -> Result<()> {
+    let shown = dir.display();
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .with_context(|| format!("cannot create {shown}"))?;
+    let cannot = || format!("cannot make {shown} private");
+    let mode = std::fs::metadata(dir)
+        .with_context(cannot)?
+        .permissions()
+        .mode();
+    if mode & 0o002 != 0 {
+        bail!(
+            "invalid value {shown} for --data-dir: expected a directory that only its owner writes"
+        );
+    }
+    if mode & 0o077 != 0 {
+        let private = std::fs::Permissions::from_mode(mode & 0o700);
+        std::fs::set_permissions(dir, private).with_context(cannot)?;
+    }
+    Ok(())
+}
+
+/// Keeps all files that this process makes from now on for its user. What it starts for others has a
+/// mask of its own.
+pub(crate) fn keep_files_private() {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+}
+
+/// The directories of the clusters of this machine, as far as this user may see them.
+pub(crate) fn directories() -> Vec<PathBuf> {
+    let claims = Path::new(GROUP_CLAIMS);
+    let claims = (1..=MOST_CLUSTERS).map(|number| claim_of(claims, number));
+    let dirs = claims.filter_map(|path| {
+        let holder: Holder = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+        Some(holder.dir)
+    });
+    dirs.collect()
+}
+
+fn claim_of(claims: &Path, number: u32) -> PathBuf {
+    claims.join(format!("cluster-{number}.lock"))
 }
 
 /// The process that has `dir`, if one has.
@@ -77,6 +129,47 @@ pub(crate) fn holder(dir: &Path) -> Result<Option<Holder>> {
 
 fn lock_of(dir: &Path) -> PathBuf {
     dir.join("lock")
+}
+
+/// The usual port of an API server.
+const PORT: u16 = 6443;
+/// How long a port is waited for: an earlier owner that was killed holds it until its memory is freed.
+const PORT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The address for the API server, and a sentence if the usual port is taken: then any other does.
+///
+/// # Errors
+/// The port that was asked for stays taken.
+pub(crate) async fn find_port(asked: Option<u16>) -> Result<(SocketAddr, Option<String>)> {
+    find_port_like(asked, PORT, PORT_PATIENCE).await
+}
+
+async fn find_port_like(
+    asked: Option<u16>,
+    usual: u16,
+    patience: Duration,
+) -> Result<(SocketAddr, Option<String>)> {
+    let port = asked.unwrap_or(usual);
+    let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
+    let begun = tokio::time::Instant::now();
+    loop {
+        match std::net::TcpListener::bind(at(port)) {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+            // Any other failure is told by the server, which tries again.
+            _ => return Ok((at(port), None)),
+        }
+        if begun.elapsed() >= patience {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    if asked.is_some() {
+        bail!(
+            "invalid value {port} for --port: expected a free port, another program uses this one; 0 takes any"
+        );
+    }
+    let note = format!("port {port} is used by another program, so the API server has another one");
+    Ok((at(0), Some(note)))
 }
 
 /// The control groups of one cluster's pods.
@@ -111,7 +204,7 @@ fn claim_groups_in(claims: &Path, dir: &Path) -> Result<Groups> {
     }
     let mut first = None;
     for number in 1..=MOST_CLUSTERS {
-        match claim(&claims.join(format!("cluster-{number}.lock")), dir) {
+        match claim(&claim_of(claims, number), dir) {
             Ok(Ok(claim)) => {
                 let parent = match number {
                     1 => CgroupPath::root(),
@@ -193,6 +286,51 @@ mod tests {
         drop(claim);
         assert_eq!(holder(dir.path()).unwrap(), None);
         claim_directory(dir.path()).await.unwrap();
+    }
+
+    #[test]
+    fn directory_is_for_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| {
+            let permissions = std::fs::metadata(path).unwrap().permissions();
+            permissions.mode() & 0o7777
+        };
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let new = dir.path().join("a/b");
+        make_private(&new).unwrap();
+        assert_eq!((mode(&new), mode(&dir.path().join("a"))), (0o700, 0o700));
+        set(&new, 0o755);
+        make_private(&new).unwrap();
+        assert_eq!(mode(&new), 0o700);
+        set(&new, 0o1777);
+        let error = make_private(&new).unwrap_err().to_string();
+        assert!(error.contains("--data-dir"), "{error}");
+        assert_eq!(mode(&new), 0o1777);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn taken_port_is_waited_for_or_replaced() {
+        let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = holder.local_addr().unwrap().port();
+        let patience = Duration::from_secs(5);
+        let (other, note) = find_port_like(None, port, patience).await.unwrap();
+        assert_eq!(other.port(), 0);
+        assert!(note.unwrap().contains(&format!("port {port} is used")));
+        let error = find_port_like(Some(port), 1, patience).await.unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains(&format!("invalid value {port} for --port")),
+            "{text}"
+        );
+        // Its owner dies meanwhile.
+        let waits = tokio::spawn(find_port_like(Some(port), 1, patience));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(!waits.is_finished());
+        drop(holder);
+        let (found, note) = waits.await.unwrap().unwrap();
+        assert_eq!((found.port(), note), (port, None));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One GET over plain HTTP, to a server on this machine: spoken by hand, as nothing more is needed.
 
+use crate::running;
 use anyhow::{Context as _, Result, anyhow};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -10,14 +11,36 @@ use tokio::net::TcpStream;
 /// # Errors
 /// The server cannot be reached, or does not speak HTTP.
 pub async fn get(server: &str, who: &str, path: &str) -> Result<(u16, String)> {
+    get_as(None, server, who, path).await
+}
+
+/// [`get`] with a bearer token. Without one, that of the cluster of this machine which has this port is
+/// shown, if it may be read.
+///
+/// # Errors
+/// As [`get`].
+pub async fn get_as(
+    token: Option<&str>,
+    server: &str,
+    who: &str,
+    path: &str,
+) -> Result<(u16, String)> {
     let authority = server.strip_prefix("http://").unwrap_or(server);
     let authority = authority.trim_end_matches('/');
     let unreachable = || format!("{who} at {server} cannot be reached");
     let mut stream = TcpStream::connect(authority)
         .await
         .with_context(unreachable)?;
-    let request =
-        format!("GET {path} HTTP/1.0\r\nHost: {authority}\r\nAccept: application/json\r\n\r\n");
+    let known = match token {
+        Some(token) => Some(token.trim().to_owned()),
+        None => running::token_of(authority),
+    };
+    let authorization = known.map_or_else(String::new, |token| {
+        format!("Authorization: Bearer {token}\r\n")
+    });
+    let request = format!(
+        "GET {path} HTTP/1.0\r\nHost: {authority}\r\nAccept: application/json\r\n{authorization}\r\n"
+    );
     stream
         .write_all(request.as_bytes())
         .await

@@ -1,10 +1,12 @@
 //! What is known of a cluster that runs on this machine: `koord status`, `koord down`.
 
-use crate::{cluster, console, place};
+use crate::{access, cluster, console, place};
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -32,6 +34,12 @@ pub(crate) struct Running {
     pub(crate) descheduler: Option<SocketAddr>,
     /// Where koordlet shows its state.
     pub(crate) koordlet: Option<SocketAddr>,
+    /// What a pod may do, in one line.
+    #[serde(default)]
+    pub(crate) rights: Option<String>,
+    /// What else is not as one would expect.
+    #[serde(default)]
+    pub(crate) notes: Vec<String>,
 }
 
 /// How the cluster is stopped.
@@ -61,7 +69,12 @@ impl Running {
 
     pub(crate) fn write(&self, dir: &Path) -> Result<()> {
         let path = Self::path(dir);
-        std::fs::write(&path, serde_json::to_vec_pretty(self)?)
+        let write = |text: Vec<u8>| {
+            let mut options = std::fs::File::options();
+            options.write(true).create(true).truncate(true).mode(0o600);
+            options.open(&path)?.write_all(&text)
+        };
+        write(serde_json::to_vec_pretty(self)?)
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
@@ -114,6 +127,12 @@ impl Running {
                  limited nor measured.\n  {why}"
             );
         }
+        if let Some(rights) = &self.rights {
+            let _ = writeln!(text, "\n  Rights: {rights}.");
+        }
+        for note in &self.notes {
+            let _ = writeln!(text, "\n  NOTE: {note}.");
+        }
         if let Some(runtime) = &self.runtime {
             let _ = writeln!(text, "\n  Pods run in {runtime}.");
         }
@@ -155,6 +174,28 @@ pub(crate) fn koordlet(given: Option<&str>) -> String {
         running.koordlet.filter(|_| running.pid == holder.pid)
     });
     known.map_or_else(|| cluster::KOORDLET.to_owned(), |at| at.to_string())
+}
+
+/// The token of the cluster of this machine that has a component at `authority`, if this user may read
+/// it.
+pub(crate) fn token_of(authority: &str) -> Option<String> {
+    let mut dirs = place::directories();
+    dirs.extend([false, true].map(cluster::default_data_dir));
+    token_in(&dirs, authority)
+}
+
+fn token_in(dirs: &[PathBuf], authority: &str) -> Option<String> {
+    let authority: SocketAddr = authority.replace("localhost", "127.0.0.1").parse().ok()?;
+    dirs.iter().find_map(|dir| {
+        // A cluster that has ended no longer has the port, and another program may.
+        let holder = place::holder(dir).ok()??;
+        let running = Running::read(dir).ok()??;
+        let its = [running.scheduler, running.descheduler, running.koordlet];
+        if running.pid != holder.pid || !its.contains(&Some(authority)) {
+            return None;
+        }
+        std::fs::read_to_string(access::token_file(dir)).ok()
+    })
 }
 
 /// How long `koord down` waits: twice what the parts of a cluster may take.
@@ -240,6 +281,8 @@ mod tests {
             scheduler: None,
             descheduler: None,
             koordlet: None,
+            rights: None,
+            notes: Vec::new(),
         }
     }
 
@@ -257,6 +300,8 @@ mod tests {
             unconfined: Some("kubepods: denied (are you root?)".to_owned()),
             beside: Some("another cluster".to_owned()),
             runtime: Some("containerd at x".to_owned()),
+            rights: Some("pods may little".to_owned()),
+            notes: vec!["port 1 is used".to_owned()],
             ..running()
         };
         let text = odd.welcome(Stopping::Down(Path::new("/d"), true));
@@ -265,10 +310,39 @@ mod tests {
             "NOTHING IS ENFORCED",
             "are you root?",
             "Pods run in containerd at x.",
+            "\n  Rights: pods may little.\n",
+            "NOTE: port 1 is used.",
             "NOT ALONE: another cluster.",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    #[tokio::test]
+    async fn token_goes_to_the_ports_of_its_cluster_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let koordlet: SocketAddr = "127.0.0.1:9316".parse().unwrap();
+        let cluster = Running {
+            pid: std::process::id(),
+            koordlet: Some(koordlet),
+            ..running()
+        };
+        cluster.write(dir.path()).unwrap();
+        std::fs::write(access::token_file(dir.path()), "t").unwrap();
+        let dirs = [dir.path().join("none"), dir.path().to_owned()];
+        // It does not run.
+        assert_eq!(token_in(&dirs, "127.0.0.1:9316"), None);
+        let claim = place::claim_directory(dir.path()).await.unwrap();
+        for (authority, token) in [
+            ("127.0.0.1:9316", Some("t")),
+            ("localhost:9316", Some("t")),
+            ("127.0.0.1:9317", None),
+            ("10.0.0.1:9316", None),
+            ("example.com:9316", None),
+        ] {
+            assert_eq!(token_in(&dirs, authority).as_deref(), token, "{authority}");
+        }
+        drop(claim);
     }
 
     #[test]

@@ -50,9 +50,12 @@ pub struct Args {
     /// Where the cluster keeps its state. Started again with the same directory, it resumes.
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// Port of the API server on 127.0.0.1; 0 takes any free one.
-    #[arg(long, default_value_t = 6443)]
-    pub port: u16,
+    /// Port of the API server on 127.0.0.1; 0 takes any free one [default: 6443, or any if that is taken]
+    #[arg(long)]
+    pub port: Option<u16>,
+    /// Give pods all rights of this process, unless they give them up: root's, and the data directory.
+    #[arg(long)]
+    pub trusted_pods: bool,
     /// Keep objects in memory only: nothing survives a stop. Without --data-dir it has a directory
     /// of its own.
     #[arg(long)]
@@ -82,7 +85,7 @@ pub struct Args {
     /// Changing requests that the API server takes at once; 0: any number.
     #[arg(long, default_value_t = 200, value_name = "N")]
     pub max_mutating_requests_inflight: usize,
-    /// Log warnings only.
+    /// Log warnings only, also in the background, where the log has more; in the foreground this is the default.
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
     /// Log what the components find and decide; twice: everything.
@@ -147,6 +150,8 @@ impl Args {
     fn log_filter(&self) -> String {
         match (self.quiet, self.verbose) {
             (true, _) => "warn".to_owned(),
+            // In a terminal, what people read is between the lines.
+            (false, 0) if !self.detached => "warn".to_owned(),
             (false, 0) => "info,koord_scheduler=warn".to_owned(),
             // Of everybody else's libraries only what is wrong is of interest.
             (false, 1) => koord_app::logging::filter(4),
@@ -162,6 +167,7 @@ impl Args {
 pub fn main(args: &Args) -> Result<()> {
     args.layout()?;
     args.descheduler()?;
+    crate::place::keep_files_private();
     if args.detach {
         return detach(args);
     }
@@ -184,7 +190,8 @@ async fn run(args: &Args) -> Result<()> {
         runtime,
         data_dir: data_dir.clone(),
         memory: args.memory,
-        listen: ([127, 0, 0, 1], args.port).into(),
+        port: args.port,
+        trusted_pods: args.trusted_pods,
         controllers: args.controllers.clone(),
         components: args.components.clone(),
         terminated_pod_gc_threshold: args.terminated_pod_gc_threshold,
@@ -236,7 +243,7 @@ async fn serve(
     data_dir: &Path,
     runtime: Option<String>,
 ) -> Result<std::convert::Infallible> {
-    let confinement = cluster.ready().await?;
+    let terms = cluster.ready().await?;
     let running = Running {
         pid: std::process::id(),
         server: format!("https://{}", cluster.address),
@@ -244,7 +251,9 @@ async fn serve(
         node: cluster.node_name.clone(),
         simulated_nodes: args.nodes,
         memory: args.memory,
-        unconfined: koord_node::unconfined(&confinement).map(str::to_owned),
+        unconfined: koord_node::unconfined(&terms.confinement).map(str::to_owned),
+        rights: terms.rights,
+        notes: cluster.notes.clone(),
         beside: cluster.beside(),
         runtime,
         scheduler: cluster.scheduler_address,
@@ -282,7 +291,7 @@ impl Stop {
 /// Starts the same command in a session of its own, and waits until its cluster is up.
 fn detach(args: &Args) -> Result<()> {
     let dir = args.data_dir();
-    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    crate::place::make_private(&dir)?;
     if let Some(holder) = crate::place::holder(&dir)? {
         bail!(
             "a cluster runs in {} already, as process {}: koord down stops it",

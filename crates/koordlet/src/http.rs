@@ -35,7 +35,7 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    fn router(self) -> Router {
+    pub(crate) fn router(self) -> Router {
         let ready = self.ready;
         let admin = Admin::new(self.registry)
             .split_metrics(is_external)

@@ -237,6 +237,8 @@ pub struct Options {
     pub exporter: Option<exporter::Settings>,
     /// Where to serve health, metrics and audit events; `None` serves nothing.
     pub address: Option<SocketAddr>,
+    /// Serves health, metrics and audit events in place of `address`.
+    pub server: Option<koord_app::local::RouteServer>,
     /// The audit log; hand in one to read along.
     pub audit: audit::Log,
     /// How pods are evicted.
@@ -266,6 +268,7 @@ impl Default for Options {
             topology: None,
             exporter: None,
             address: None,
+            server: None,
             audit: audit::Log::default(),
             evict: evictor::Config::default(),
             devices: devices::Config::default(),

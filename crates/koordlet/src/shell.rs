@@ -122,15 +122,17 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         metrics.clone(),
     )?;
     let ready = Arc::new(AtomicBool::new(false));
-    if let Some(address) = options.address {
-        let served = http::Served {
-            registry: ctx.metrics.clone(),
-            audit: options.audit.clone(),
-            gates: options.settings.gates.clone(),
-            ready: ready.clone(),
-            board: board.clone(),
-        };
-        let local = http::serve(address, served, ctx.shutdown.clone()).await?;
+    let served = || http::Served {
+        registry: ctx.metrics.clone(),
+        audit: options.audit.clone(),
+        gates: options.settings.gates.clone(),
+        ready: ready.clone(),
+        board: board.clone(),
+    };
+    if let Some(server) = &options.server {
+        server.serve(served().router());
+    } else if let Some(address) = options.address {
+        let local = http::serve(address, served(), ctx.shutdown.clone()).await?;
         tracing::info!(address = %local, "serving health, metrics and audit events");
     }
     watch_cluster(&options, &client, &ctx, &states, &metrics);

@@ -89,7 +89,8 @@ impl Scene {
         let cluster = Cluster::start(cluster::Options {
             data_dir: directory.path().join("cluster"),
             memory: true,
-            listen: ([127, 0, 0, 1], 0).into(),
+            port: Some(0),
+            trusted_pods: false,
             controllers: koord_app::flags::Selection::all(),
             // Nothing shall move.
             components: koord_app::flags::selection("*,-descheduler")?,

@@ -375,7 +375,14 @@ async fn guard(address: &str, name: &str) -> Result<(Option<Guard>, String)> {
 /// Status code and body of a GET at `server`, which is `who`.
 pub(crate) async fn ask(args: &Args, who: &str, server: &str, path: &str) -> Result<(u16, String)> {
     if !server.starts_with("https://") {
-        return plain::get(server, who, path).await;
+        let token = match &args.token_file {
+            None => None,
+            Some(path) => {
+                let cannot = || format!("--token-file: {}", path.display());
+                Some(std::fs::read_to_string(path).with_context(cannot)?)
+            }
+        };
+        return plain::get_as(token.as_deref(), server, who, path).await;
     }
     let client = to_peer(&Peer {
         url: server.to_owned(),

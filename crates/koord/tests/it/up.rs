@@ -558,3 +558,65 @@ fn accelerators_that_a_file_describes_are_given_to_pods() {
     assert_eq!(placed, 2, "one card is two halves");
     assert_eq!(up.interrupt(), Some(0));
 }
+
+/// Files and directories below `dir`, itself included, that another user may use.
+fn open_to_others(dir: &Path, found: &mut Vec<String>) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let metadata = std::fs::symlink_metadata(dir).expect("metadata");
+    if !metadata.is_symlink() && metadata.permissions().mode() & 0o077 != 0 {
+        found.push(dir.display().to_string());
+    }
+    if metadata.is_dir() {
+        for entry in std::fs::read_dir(dir).expect("a directory") {
+            open_to_others(&entry.expect("an entry").path(), found);
+        }
+    }
+}
+
+#[test]
+fn directory_and_ports_are_for_their_owner() {
+    let _machine = exclusive();
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).expect("a directory");
+    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&data, readable).expect("permissions");
+    let up = Up::start(&data, &[]);
+    assert!(up.welcome.contains("  Rights: "), "{}", up.welcome);
+    let mut found = Vec::new();
+    open_to_others(&data, &mut found);
+    assert_eq!(found, Vec::<String>::new());
+
+    let running = std::fs::read(data.join("cluster.json")).expect("its file");
+    let running: serde_json::Value = serde_json::from_slice(&running).expect("JSON");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let get = |port: &str, path: &str| {
+        let at = running[port].as_str().expect("an address").to_owned();
+        runtime.block_on(koord::plain::get_as(Some("none"), &at, "it", path))
+    };
+    for (port, path) in [
+        ("scheduler", "/metrics"),
+        ("descheduler", "/metrics"),
+        ("koordlet", "/debug/status"),
+        ("koordlet", "/events"),
+    ] {
+        let (code, body) = get(port, path).expect("an answer");
+        assert_eq!(code, 401, "{port} {path}: {body}");
+        assert_eq!(get(port, "/healthz").expect("an answer").0, 401);
+    }
+
+    let koordlet = running["koordlet"].as_str().expect("an address");
+    let command = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_koord"))
+            .args(args)
+            .args(["--address", koordlet])
+            .output();
+        output.expect("koord starts")
+    };
+    let status = command(&["node", "status"]);
+    assert!(status.status.success(), "{}", text(&status.stderr));
+    let nothing = command(&["audit", "--pod", "nonsense"]);
+    assert_eq!(nothing.status.code(), Some(1));
+    let stderr = text(&nothing.stderr);
+    assert!(stderr.contains("no record of pod \"nonsense\""), "{stderr}");
+}

@@ -197,6 +197,7 @@ impl Args {
             topology: self.topology()?,
             exporter: self.exporter(),
             address: self.addr.0,
+            server: None,
             audit,
             evict,
             devices: self.devices(),

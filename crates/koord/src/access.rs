@@ -1,0 +1,224 @@
+//! Who may use the ports of a local cluster's components: whoever can read its directory, and those
+//! whom its API server allows it.
+
+use anyhow::{Context as _, Result};
+use axum::extract::{Request, State};
+use axum::http::header::AUTHORIZATION;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use axum::{Extension, Router};
+use koord_kube::Client;
+use koord_kube::guard::{Guard, GuardOptions, Peer};
+use std::fmt::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
+
+/// How long the API server's answers are valid.
+const TTL: Duration = Duration::from_secs(10);
+/// Paths that show no more than that a component is well.
+const OPEN: [&str; 3] = ["/healthz", "/livez", "/readyz"];
+
+/// Guards the ports of one start of a cluster.
+#[derive(Clone)]
+pub(crate) struct Access {
+    token: Arc<str>,
+    client: Client,
+}
+
+impl Access {
+    /// Makes a token for this start, and leaves it in `dir` for its owner's commands.
+    ///
+    /// # Errors
+    /// It cannot be made or written.
+    pub(crate) fn new(dir: &Path, client: Client) -> Result<Self> {
+        let path = token_file(dir);
+        let cannot = || format!("cannot write {}", path.display());
+        let mut random = [0; 32];
+        std::fs::File::open("/dev/urandom")
+            .and_then(|mut source| source.read_exact(&mut random))
+            .context("cannot make a token")?;
+        let token = random.iter().fold(String::new(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        });
+        // One that is there may have other permissions.
+        let _ = std::fs::remove_file(&path);
+        let mut options = std::fs::File::options();
+        options.write(true).create_new(true).mode(0o600);
+        options
+            .open(&path)
+            .and_then(|mut file| file.write_all(token.as_bytes()))
+            .with_context(cannot)?;
+        Ok(Self {
+            token: token.into(),
+            client,
+        })
+    }
+
+    /// `routes`, for requests with the token, and for those that the API server allows.
+    ///
+    /// # Errors
+    /// Never: the paths are constant.
+    pub(crate) fn protect(&self, routes: Router) -> Result<Router> {
+        let options = GuardOptions {
+            always_allow_paths: OPEN.map(str::to_owned).to_vec(),
+            token_ttl: TTL,
+            authorized_ttl: TTL,
+            unauthorized_ttl: TTL,
+        };
+        let client = || Some(self.client.clone());
+        let guard = Guard::new(&options, client(), client())?;
+        let guarded = guard.protect(routes.clone());
+        let guarded = guarded.layer(Extension(Peer::of(None)));
+        let state = Arc::new((self.token.clone(), routes));
+        let routes = guarded.layer(from_fn_with_state(state, by_token));
+        Ok(koord_app::local::refuse_foreign(routes))
+    }
+
+    /// Serves `routes` on `listener` until `shutdown`.
+    pub(crate) fn serve(&self, listener: TcpListener, routes: Router, shutdown: CancellationToken) {
+        let access = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = access.run(listener, routes, shutdown).await {
+                tracing::error!(error = %format!("{error:#}"), "failed to serve a component's port");
+            }
+        });
+    }
+
+    async fn run(
+        &self,
+        listener: TcpListener,
+        routes: Router,
+        shutdown: CancellationToken,
+    ) -> Result<()> {
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let serving = axum::serve(listener, self.protect(routes)?);
+        let stop = shutdown.cancelled_owned();
+        Ok(serving.with_graceful_shutdown(stop).await?)
+    }
+}
+
+/// Where the token of a cluster is.
+pub(crate) fn token_file(dir: &Path) -> PathBuf {
+    dir.join("token")
+}
+
+/// Lets requests with the token pass, and leaves others to the guard.
+async fn by_token(
+    State(state): State<Arc<(Arc<str>, Router)>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (token, routes) = &*state;
+    let given = request.headers().get(AUTHORIZATION);
+    let given = given.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    if !given.is_some_and(|given| is_same(given, token.as_bytes())) {
+        return next.run(request).await;
+    }
+    match routes.clone().oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
+}
+
+/// Compares in a time that does not depend on where the first difference is.
+fn is_same(given: &[u8], token: &[u8]) -> bool {
+    let differences = given.iter().zip(token).fold(0, |all, (a, b)| all | (a ^ b));
+    given.len() == token.len() && differences == 0
+}
+
+/// `port` of this machine if it is free, else any that is.
+pub(crate) fn listen(port: u16) -> Option<(TcpListener, SocketAddr)> {
+    [port, 0].into_iter().find_map(|port| {
+        let listener = TcpListener::bind(("127.0.0.1", port)).ok()?;
+        let address = listener.local_addr().ok()?;
+        Some((listener, address))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+    use axum::http::StatusCode;
+    use axum::routing::get;
+    use koord_apiserver::{ApiServer, Config};
+    use koord_app::Clock;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[tokio::test]
+    async fn ports_need_the_token_or_a_permission() {
+        let server = ApiServer::open(Config::memory(Clock::system()));
+        let server = server.await.unwrap();
+        let client = koord_kube::client::in_process(server.service());
+        let dir = tempfile::tempdir().unwrap();
+        let path = token_file(dir.path());
+        std::fs::write(&path, "of an earlier start").unwrap();
+        let access = Access::new(dir.path(), client).unwrap();
+        let token = std::fs::read_to_string(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!((token.len(), mode & 0o777), (64, 0o600));
+        let routes = Router::new()
+            .route(
+                "/debug",
+                get(|| async { "secret" }).delete(|| async { "deleted" }),
+            )
+            .route("/healthz", get(|| async { "ok" }));
+        let routes = access.protect(routes).unwrap();
+        let good = format!("Bearer {token}");
+        let bad = format!("Bearer {}0", &token[..63]);
+        for (method, path, bearer, host, code) in [
+            ("GET", "/debug", "", "127.0.0.1:1", StatusCode::FORBIDDEN),
+            ("DELETE", "/debug", "", "127.0.0.1:1", StatusCode::FORBIDDEN),
+            ("GET", "/none", "", "127.0.0.1:1", StatusCode::FORBIDDEN),
+            (
+                "GET",
+                "/debug",
+                &bad,
+                "127.0.0.1:1",
+                StatusCode::UNAUTHORIZED,
+            ),
+            (
+                "GET",
+                "/debug",
+                "Bearer ",
+                "127.0.0.1:1",
+                StatusCode::FORBIDDEN,
+            ),
+            ("GET", "/debug", &good, "127.0.0.1:1", StatusCode::OK),
+            ("DELETE", "/debug", &good, "localhost", StatusCode::OK),
+            ("GET", "/none", &good, "localhost", StatusCode::NOT_FOUND),
+            (
+                "GET",
+                "/debug",
+                &good,
+                "example.com",
+                StatusCode::MISDIRECTED_REQUEST,
+            ),
+            ("GET", "/healthz", "", "localhost", StatusCode::OK),
+            (
+                "GET",
+                "/healthz",
+                "",
+                "example.com",
+                StatusCode::MISDIRECTED_REQUEST,
+            ),
+        ] {
+            let mut request = Request::builder().method(method).uri(path);
+            request = request.header("host", host);
+            if !bearer.is_empty() {
+                request = request.header(AUTHORIZATION, bearer);
+            }
+            let request = request.body(Body::empty()).unwrap();
+            let response = routes.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), code, "{method} {path} {bearer} {host}");
+        }
+    }
+}
