@@ -50,7 +50,7 @@ fn nothing_said_is_the_default() {
 fn the_manifest_says_what_it_says() {
     let config = shipped();
     assert_eq!(config.descheduling_interval.to_string(), "10s");
-    assert_eq!(config.healthz_bind_address, "0.0.0.0:10251");
+    assert_eq!(config.healthz_bind_address, "127.0.0.1:10251");
     let [profile] = &config.profiles[..] else {
         panic!("one profile: {config:?}");
     };

@@ -6,6 +6,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::ClusterRole;
+use koord_api::scheduling::Device;
 use koord_api::slo::{NodeMetric, NodeSLO};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_app::{Clock, Context, flags};
@@ -318,15 +319,24 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
     agent.await.unwrap().unwrap();
     let refused = record.refused.lock().unwrap().clone();
     assert_eq!(refused, BTreeSet::new(), "asked for, and no rule allows it");
-    let events: Api<Event> = Api::namespaced(client, "default");
-    assert!(
-        !events
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items
-            .is_empty()
-    );
+    // What node-policy.yaml demands.
+    let all = ListParams::default();
+    let events: Api<Event> = Api::all(client.clone());
+    let events = events.list(&all).await.unwrap().items;
+    assert!(!events.is_empty());
+    for event in events {
+        assert_eq!(event.source.and_then(|it| it.host).as_deref(), Some(NODE));
+        let about = event.involved_object;
+        let is_node = about.kind.as_deref() == Some("Node");
+        assert!(!is_node || about.name.as_deref() == Some(NODE), "{about:?}");
+    }
+    for topology in topologies.list(&all).await.unwrap() {
+        assert_eq!(topology.metadata.name.as_deref(), Some(NODE));
+    }
+    let devices: Api<Device> = Api::all(client);
+    for device in devices.list(&all).await.unwrap() {
+        assert_eq!(device.metadata.name.as_deref(), Some(NODE));
+    }
 }
 
 #[test]

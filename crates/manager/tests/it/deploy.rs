@@ -150,9 +150,26 @@ fn the_manifests_fit_together() {
     assert_eq!(options.pods.enhanced_source.namespace, *here);
     let webhooks = Settings::from_env(|_| None).unwrap();
     assert_eq!(webhooks.service.namespace, *here);
-    let secrets = of("Role")["rules"].as_array().unwrap().iter();
-    let mut named = secrets.filter_map(|rule| rule["resourceNames"].as_array());
-    assert_eq!(named.next(), Some(&vec![json!(webhooks.secret)]));
+    let rules = [of("ClusterRole"), of("Role")].map(|role| role["rules"].as_array().unwrap());
+    let named = rules
+        .into_iter()
+        .flatten()
+        .filter_map(|rule| rule["resourceNames"].as_array());
+    let named: Vec<_> = named.flatten().filter_map(Value::as_str).collect();
+    let hooks = documents("webhooks.yaml");
+    let hooks = hooks.iter().filter(|object| object["kind"] != "Service");
+    let hooks = hooks.map(|object| object["metadata"]["name"].as_str().unwrap());
+    let others = [
+        &*options.config_name,
+        &options.pods.enhanced_source.name,
+        &webhooks.secret,
+        koord_manager::LEASE_NAME,
+    ];
+    let wanted: Vec<_> = hooks.chain(others).collect();
+    assert_eq!(
+        named, wanted,
+        "names of the rules are those of the defaults"
+    );
     let config = &documents("config.yaml")[0];
     assert_eq!(config["metadata"]["name"], options.config_name);
     assert_eq!(config["metadata"]["namespace"], *here);

@@ -241,12 +241,20 @@ fn the_manifests_flags_are_flags() {
     let argv = argv.chain(flags).map(Into::into);
     let args = koord_app::flags::parse::<args::Args>(argv).unwrap().args;
     let (settings, _) = args.settings().unwrap();
-    let dir = Path::new("/host-var-lib-kubelet");
-    assert_eq!(settings.state_dir.as_deref(), Some(dir));
+    assert_eq!(settings.state_dir, None);
     assert_eq!(
         settings.kubelet,
-        ConfigSource::File(dir.join("config.yaml"))
+        ConfigSource::File("/host-kubelet-config.yaml".into())
     );
+    let mounts = object["spec"]["template"]["spec"]["containers"][0]["volumeMounts"].clone();
+    let mounts: Vec<Value> = serde_json::from_value(mounts).unwrap();
+    let is_mounted = |path: &Path| {
+        mounts
+            .iter()
+            .any(|it| it["mountPath"] == path.to_str().unwrap())
+    };
+    assert!(is_mounted(settings.socket.parent().unwrap()));
+    assert!(is_mounted(Path::new("/host-kubelet-config.yaml")));
 }
 
 /// What is free of CPUs in each zone.
