@@ -289,9 +289,19 @@ impl ApiServer {
         Ok(self.server.write_kubeconfig(path)?)
     }
 
-    /// TLS for an HTTP/2 client of this server that is `user`, in no group.
-    pub(crate) fn client_tls(&self, user: &str) -> Result<Arc<rustls::ClientConfig>, Error> {
-        Ok(self.server.client_tls(user)?)
+    /// The authority's certificate (PEM).
+    #[cfg(test)]
+    pub(crate) fn authority_pem(&self) -> Result<String, Error> {
+        Ok(self.server.authority_pem()?)
+    }
+
+    /// TLS for an HTTP/2 client of this server that is `user` in `groups`.
+    pub(crate) fn client_tls(
+        &self,
+        user: &str,
+        groups: &[&str],
+    ) -> Result<Arc<rustls::ClientConfig>, Error> {
+        Ok(self.server.client_tls(user, groups)?)
     }
 
     /// Creates or updates custom resource definitions.
@@ -340,7 +350,12 @@ impl ApiServer {
         Err(refused("kept being changed by somebody else"))
     }
 
-    async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> (StatusCode, Value) {
+    pub(crate) async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> (StatusCode, Value) {
         let body = body.map_or_else(Body::empty, |value| Body::from(value.to_string()));
         let request = Request::builder()
             .method(method)

@@ -404,7 +404,7 @@ async fn measure_mode(
     bind_user(&server).await?;
     let (address, stop, serving) = serve(&server).await?;
     let client = Client {
-        tls: server.client_tls(USER)?,
+        tls: server.client_tls(USER, &[])?,
         address,
         connections: options.connections,
         streams: options.streams,

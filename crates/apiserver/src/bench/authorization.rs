@@ -56,7 +56,7 @@ async fn start(
     load::prepare_gets(&server.service(), &owner).await?;
     let (address, stop, serving) = serve(&server).await?;
     let client = Client {
-        tls: server.client_tls(USER)?,
+        tls: server.client_tls(USER, &[])?,
         address,
         connections: options.connections,
         streams: options.streams,

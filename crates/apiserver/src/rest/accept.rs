@@ -6,7 +6,7 @@ use http::HeaderMap;
 pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// How objects are written into a reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Form {
     /// The object itself.
     Object,
@@ -17,7 +17,7 @@ pub(super) enum Form {
 }
 
 /// Version of `meta.k8s.io`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum MetaVersion {
     V1,
     V1Beta1,

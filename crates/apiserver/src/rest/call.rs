@@ -8,6 +8,7 @@ use super::query::Query;
 use super::respond::Style;
 use super::write::Input;
 use super::{User, transform};
+use crate::store::SendQueues;
 use bytes::Bytes;
 use http::HeaderMap;
 use hyper::upgrade::OnUpgrade;
@@ -27,6 +28,8 @@ pub(super) struct Call {
     pub(super) body: Bytes,
     /// The connection itself, for requests that want to speak something else on it.
     pub(super) upgrade: Option<OnUpgrade>,
+    /// What the client has not read counts there, when it is bounded.
+    pub(super) queues: Option<SendQueues>,
 }
 
 impl Call {

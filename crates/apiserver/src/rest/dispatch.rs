@@ -10,6 +10,7 @@ use super::respond::{self, Style};
 use super::selection::Selection;
 use super::write::{Object, Outcome};
 use super::{Api, User, exec, guard, nonresource, path, transform, usage};
+use crate::store::SendQueues;
 use axum::response::Response;
 use bytes::Bytes;
 use futures::FutureExt as _;
@@ -86,6 +87,7 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         user,
         body,
         upgrade: extensions.remove::<OnUpgrade>(),
+        queues: extensions.remove::<SendQueues>(),
     };
     check_protobuf(&resource, verb, &call)?;
     let mut response = if call.path.subresource.is_some() {
@@ -167,7 +169,7 @@ impl Api {
             "watch" => {
                 let negotiated = call.negotiate(Endpoint::Watch)?;
                 let selection = Selection::parse(resource, &call.path, &call.query)?;
-                self.serve_watch(resource, selection, &call.query, negotiated)
+                self.serve_watch(resource, selection, call, negotiated)
             }
             "create" => {
                 if resource.namespaced && namespace.is_empty() {

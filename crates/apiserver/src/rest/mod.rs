@@ -24,7 +24,7 @@ pub(crate) mod meta;
 mod nonresource;
 mod options;
 mod patch;
-mod path;
+pub(crate) mod path;
 mod podlog;
 pub(crate) mod protobuf;
 mod query;
@@ -39,6 +39,7 @@ mod transform;
 mod update;
 mod usage;
 mod watch;
+mod watch_format;
 mod write;
 
 use crate::store::Store;
@@ -113,6 +114,8 @@ struct Inner {
     webhooks: admission::Webhooks,
     /// What quotas were charged with and is not stored yet.
     charges: admission::Charges,
+    /// Events as watches have written them.
+    written_events: watch_format::EventCache,
     /// What passed admission, for its tests.
     #[cfg(test)]
     admitted: parking_lot::Mutex<Vec<String>>,
@@ -152,6 +155,7 @@ impl Api {
             definitions: parking_lot::Mutex::default(),
             webhooks: admission::Webhooks::default(),
             charges: admission::Charges::default(),
+            written_events: watch_format::EventCache::default(),
             #[cfg(test)]
             admitted: parking_lot::Mutex::default(),
         };
@@ -188,6 +192,22 @@ impl Api {
     #[must_use]
     pub fn shutdown(&self) -> &CancellationToken {
         &self.inner.shutdown
+    }
+
+    /// Events as watches have written them.
+    fn written_events(&self) -> &watch_format::EventCache {
+        &self.inner.written_events
+    }
+
+    /// Whether a request opens a watch.
+    pub(crate) fn is_watch(method: &http::Method, uri: &http::Uri) -> bool {
+        let query = query::Query::parse(uri.query().unwrap_or(""));
+        match (path::parse(uri.path()), query) {
+            (Some(path::Target::Resource(path)), Ok(query)) => {
+                guard::verb(method, &path, &query) == "watch"
+            }
+            _ => false,
+        }
     }
 
     /// The HTTP side: answers every path, unknown ones with a Status.

@@ -1,17 +1,18 @@
-//! WATCH: a stream of JSON lines.
+//! WATCH: a stream of events.
 
-use super::accept::{Form, MetaVersion, Negotiated};
+use super::accept::{Negotiated, only_protobuf};
+use super::call::Call;
 use super::query::Query;
 use super::selection::Selection;
-use super::{Api, list, meta, protobuf, transform};
-use crate::store::{Entry, Event, EventKind, Revision, StoreError, Watcher};
+use super::watch_format::{Chunk, Format, Seen};
+use super::{Api, list, respond, transform};
+use crate::store::{Charge, Entry, Event, EventKind, Revision, Stage, StoreError, Watcher};
 use axum::body::Body;
 use axum::response::Response;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use koord_kinds::Resource;
+use koord_kinds::proto::ProtoError;
 use koord_kinds::status::{ApiError, FieldError};
-use koord_kinds::table::Include;
-use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +26,6 @@ const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 const DEFAULT_TIMEOUT: u64 = 1800;
 /// Events that are ready at once share a chunk up to this size.
 const CHUNK: usize = 64 * 1024;
-/// Annotation of the bookmark that ends the initial events.
-const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// Where a watch starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,17 +94,6 @@ fn options(query: &Query, newest: Revision) -> Result<WatchOptions, ApiError> {
     })
 }
 
-/// What a watcher with a selection sees of a change.
-#[derive(Debug)]
-enum Seen {
-    Added(Arc<Entry>),
-    Modified(Arc<Entry>),
-    /// The object is gone.
-    Deleted(Arc<Entry>),
-    /// The object left the selection at this revision; the last state that was in it.
-    Left(Arc<Entry>, Revision),
-}
-
 /// Translates a change into what a watcher whose selection is `matches` sees, if anything.
 fn seen(event: &Event, matches: impl Fn(&Entry) -> bool) -> Option<Seen> {
     let before = event.old.as_deref().is_some_and(&matches);
@@ -128,109 +116,17 @@ fn seen(event: &Event, matches: impl Fn(&Entry) -> bool) -> Option<Seen> {
     }
 }
 
-/// How events are written.
-struct Format {
-    api: Api,
-    resource: Arc<Resource>,
-    form: Form,
-    include: Include,
-    /// The columns were sent; later Tables leave them out.
-    columns_sent: bool,
-}
-
-impl Format {
-    fn event(&mut self, out: &mut BytesMut, seen: &Seen) {
-        let (kind, entry, left) = match seen {
-            Seen::Added(e) => ("ADDED", e, None),
-            Seen::Modified(e) => ("MODIFIED", e, None),
-            Seen::Deleted(e) => ("DELETED", e, None),
-            Seen::Left(e, at) => ("DELETED", e, Some(*at)),
-        };
-        let bytes = left.map_or_else(|| entry.bytes.clone(), |at| entry.bytes_at(at));
-        let object = if self.form == Form::Object && self.resource.reads_stored() {
-            bytes
-        } else {
-            let stored: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-            Bytes::from(
-                self.transformed(&self.resource.from_storage(stored))
-                    .to_string(),
-            )
-        };
-        self.columns_sent = true;
-        line(out, kind, &object);
-    }
-
-    fn transformed(&self, value: &Value) -> Value {
-        match self.form {
-            Form::Object => value.clone(),
-            Form::Metadata(version) => transform::metadata_only(value, version),
-            Form::Table(version) => {
-                let list = json!({ "resourceVersion": meta::resource_version(value) });
-                let now = self.api.clock().now();
-                let items = std::slice::from_ref(value);
-                let mut table =
-                    transform::table(&self.resource, items, self.include, version, list, now);
-                if self.columns_sent {
-                    table["columnDefinitions"] = Value::Null;
-                }
-                table
-            }
-        }
-    }
-
-    fn bookmark(&self, out: &mut BytesMut, revision: Revision, end_of_initial: bool) {
-        let mut metadata = json!({
-            "resourceVersion": revision.to_string(),
-            "creationTimestamp": null,
-        });
-        if end_of_initial {
-            metadata["annotations"] = json!({ INITIAL_EVENTS_END: "true" });
-        }
-        let (kind, api_version) = match self.form {
-            Form::Metadata(v) => ("PartialObjectMetadata", v.api_version().to_owned()),
-            _ => (&*self.resource.kind, self.resource.api_version()),
-        };
-        let object = json!({ "kind": kind, "apiVersion": api_version, "metadata": metadata });
-        let object = match self.form {
-            Form::Table(version) => table_bookmark(object, version, revision),
-            _ => object,
-        };
-        line(out, "BOOKMARK", object.to_string().as_bytes());
-    }
-}
-
-/// A bookmark of a watch of Tables: an empty Table around the object.
-fn table_bookmark(object: Value, version: MetaVersion, revision: Revision) -> Value {
-    json!({
-        "kind": "Table",
-        "apiVersion": version.api_version(),
-        "metadata": { "resourceVersion": revision.to_string() },
-        "columnDefinitions": [],
-        "rows": [{ "cells": [], "object": object }],
-    })
-}
-
-fn line(out: &mut BytesMut, kind: &str, object: &[u8]) {
-    out.put_slice(b"{\"type\":\"");
-    out.put_slice(kind.as_bytes());
-    out.put_slice(b"\",\"object\":");
-    out.put_slice(object);
-    out.put_slice(b"}\n");
-}
-
-fn error_line(error: &ApiError) -> Bytes {
-    let mut out = BytesMut::new();
-    line(&mut out, "ERROR", error.to_value().to_string().as_bytes());
-    out.freeze()
-}
-
 /// A running watch.
 struct Stream {
     format: Format,
     selection: Selection,
     initial: VecDeque<Arc<Entry>>,
+    /// Bytes of `initial` and `ready` in the queues of the client.
+    charge: Option<Charge>,
     /// Send the end-of-initial-events bookmark after `initial`.
     end_bookmark: Option<Revision>,
+    /// Written and not handed out.
+    ready: VecDeque<Bytes>,
     watcher: Watcher,
     bookmarks: bool,
     next_bookmark: Instant,
@@ -240,66 +136,98 @@ struct Stream {
 }
 
 impl Stream {
-    /// The next chunk; `None` ends the stream.
-    async fn chunk(&mut self) -> Option<Bytes> {
-        if self.finished {
-            return None;
+    /// The next part of the answer; `None` ends it.
+    async fn part(&mut self) -> Option<Result<Bytes, ProtoError>> {
+        loop {
+            if let Some(part) = self.ready.pop_front() {
+                if let Some(charge) = &mut self.charge {
+                    charge.shrink(part.len());
+                }
+                return Some(Ok(part));
+            }
+            if self.finished {
+                return None;
+            }
+            match self.chunk().await {
+                Ok(chunk) => {
+                    if let Some(charge) = &mut self.charge {
+                        charge.grow(chunk.len());
+                    }
+                    self.ready = chunk.finish();
+                }
+                // What cannot be written ends the watch.
+                Err(error) => {
+                    self.finished = true;
+                    return Some(Err(error));
+                }
+            }
         }
-        let mut out = BytesMut::new();
+    }
+
+    /// What is sent next: nothing when the watch has ended.
+    async fn chunk(&mut self) -> Result<Chunk, ProtoError> {
+        let mut out = Chunk::default();
         while let Some(entry) = self.initial.pop_front() {
-            self.format.event(&mut out, &Seen::Added(entry));
+            if let Some(charge) = &mut self.charge {
+                charge.shrink(entry.bytes.len());
+            }
+            self.format.event(&mut out, &Seen::Added(entry))?;
             if out.len() >= CHUNK {
-                return Some(out.freeze());
+                return Ok(out);
             }
         }
         if let Some(revision) = self.end_bookmark.take() {
-            self.format.bookmark(&mut out, revision, true);
+            self.format.bookmark(&mut out, revision, true)?;
         }
-        if !out.is_empty() {
-            return Some(out.freeze());
+        if out.len() > 0 {
+            return Ok(out);
         }
         loop {
             let wake = self.wake();
             tokio::select! {
                 biased;
                 () = tokio::time::sleep_until(wake) => {
-                    if let Some(done) = self.on_time() {
-                        return done;
+                    if self.on_time(&mut out)? {
+                        return Ok(out);
                     }
                 }
                 next = self.watcher.next() => match next {
                     Ok(event) => {
-                        self.take(&mut out, &event);
-                        self.take_ready(&mut out);
-                        if !out.is_empty() {
-                            return Some(out.freeze());
+                        self.take(&mut out, &event)?;
+                        self.take_ready(&mut out)?;
+                        if out.len() > 0 {
+                            return Ok(out);
                         }
                     }
                     Err(lagged) => {
                         self.finished = true;
-                        return Some(error_line(&ApiError::too_old(lagged.at, lagged.oldest)));
+                        let error = ApiError::too_old(lagged.at, lagged.oldest);
+                        self.format.error(&mut out, &error)?;
+                        return Ok(out);
                     }
                 },
             }
         }
     }
 
-    fn take(&mut self, out: &mut BytesMut, event: &Event) {
+    fn take(&mut self, out: &mut Chunk, event: &Event) -> Result<(), ProtoError> {
         let selection = &self.selection;
-        if let Some(seen) = seen(event, |e| selection.matches(e)) {
-            self.format.event(out, &seen);
+        match seen(event, |e| selection.matches(e)) {
+            Some(seen) => self.format.event(out, &seen),
+            None => Ok(()),
         }
     }
 
     /// What else is ready goes into the same chunk.
-    fn take_ready(&mut self, out: &mut BytesMut) {
+    fn take_ready(&mut self, out: &mut Chunk) -> Result<(), ProtoError> {
         while out.len() < CHUNK {
             match self.watcher.try_next() {
-                Ok(Some(event)) => self.take(out, &event),
+                Ok(Some(event)) => self.take(out, &event)?,
                 // A lagging watcher says so again when it is asked next.
-                Ok(None) | Err(_) => return,
+                Ok(None) | Err(_) => break,
             }
         }
+        Ok(())
     }
 
     fn wake(&self) -> Instant {
@@ -313,15 +241,15 @@ impl Stream {
         wake
     }
 
-    /// A timer fired: `Some` is what the stream does now.
-    fn on_time(&mut self) -> Option<Option<Bytes>> {
+    /// A timer fired: true when the stream goes on with `out`, which is empty at its end.
+    fn on_time(&mut self, out: &mut Chunk) -> Result<bool, ProtoError> {
         let now = Instant::now();
         if now >= self.deadline {
             self.finished = true;
-            return Some(None);
+            return Ok(true);
         }
         if !self.bookmarks {
-            return None;
+            return Ok(false);
         }
         let mut due = now >= self.next_bookmark;
         if due {
@@ -331,13 +259,11 @@ impl Stream {
             self.last_bookmark = None;
             due = true;
         }
-        if !due {
-            return None;
+        if due {
+            let revision = self.watcher.progress();
+            self.format.bookmark(out, revision, false)?;
         }
-        let mut out = BytesMut::new();
-        self.format
-            .bookmark(&mut out, self.watcher.progress(), false);
-        Some(Some(out.freeze()))
+        Ok(due)
     }
 }
 
@@ -347,18 +273,13 @@ impl Api {
         &self,
         resource: &Arc<Resource>,
         selection: Selection,
-        query: &Query,
+        call: &Call,
         negotiated: Negotiated,
     ) -> Result<Response, ApiError> {
-        let options = options(query, self.store().revision())?;
-        let include = transform::include(query)?;
-        let format = Format {
-            api: self.clone(),
-            resource: resource.clone(),
-            form: negotiated.form,
-            include,
-            columns_sent: false,
-        };
+        let options = options(&call.query, self.store().revision())?;
+        let include = transform::include(&call.query)?;
+        let binary = only_protobuf(&call.headers);
+        let format = Format::new(self, resource, negotiated.form, include, binary);
         let mut initial = VecDeque::new();
         let from = match options.start {
             Start::After(revision) => revision,
@@ -380,15 +301,21 @@ impl Api {
                 page.revision
             }
         };
-        let watcher = match self
-            .store()
-            .watch_scoped(&resource.table, from, selection.scope())
-        {
+        let watcher = match self.store().watch_queued(
+            &resource.table,
+            from,
+            selection.scope(),
+            call.queues.as_ref(),
+        ) {
             Ok(watcher) => watcher,
             // Clients notice an expired version only inside the stream, not by the HTTP code.
             Err(StoreError::Expired { requested, oldest }) => {
-                let bytes = error_line(&ApiError::too_old(requested, oldest));
-                return Ok(protobuf::lines(Body::from(bytes)));
+                let mut out = Chunk::default();
+                let written = format.error(&mut out, &ApiError::too_old(requested, oldest));
+                written.map_err(|e| ApiError::internal(e.to_string()))?;
+                let parts: Vec<Bytes> = out.finish().into();
+                let body = Body::from(parts.concat());
+                return Ok(respond::with_body(200, format.media(), body));
             }
             Err(e) => {
                 return Err(super::check::store_error(
@@ -400,10 +327,17 @@ impl Api {
         };
         let now = Instant::now();
         let deadline = now + options.timeout;
+        let media = format.media();
+        let charge = call.queues.as_ref().map(|queues| {
+            let bytes = initial.iter().map(|entry| entry.bytes.len()).sum();
+            queues.charge(Stage::Queued, bytes)
+        });
         let stream = Stream {
             format,
             selection,
             initial,
+            charge,
+            ready: VecDeque::new(),
             end_bookmark: (options.start == Start::StateThenBookmark).then_some(from),
             watcher,
             bookmarks: options.bookmarks,
@@ -417,19 +351,17 @@ impl Api {
             finished: false,
         };
         let shutdown = self.shutdown().clone();
-        let chunks = futures::stream::unfold(stream, move |mut stream| {
+        let parts = futures::stream::unfold(stream, move |mut stream| {
             let shutdown = shutdown.clone();
             async move {
                 tokio::select! {
                     biased;
                     () = shutdown.cancelled() => None,
-                    chunk = stream.chunk() => {
-                        chunk.map(|c| (Ok::<_, std::convert::Infallible>(c), stream))
-                    }
+                    part = stream.part() => part.map(|part| (part, stream)),
                 }
             }
         });
-        Ok(protobuf::lines(Body::from_stream(chunks)))
+        Ok(respond::with_body(200, media, Body::from_stream(parts)))
     }
 }
 

@@ -1,5 +1,6 @@
 //! What goes on on a connection: is anything asked for, and does the client read what it is sent.
 
+use super::connections::OpenConnection;
 use super::limits::Limits;
 use axum::body::Body;
 use axum::response::Response;
@@ -25,16 +26,19 @@ struct State {
     open: usize,
     /// When the last request ended.
     idle_since: Instant,
+    /// Updated when the first request begins and when the last one ends.
+    connection: Option<OpenConnection>,
     /// Since when a part of an answer waits to be sent, by request.
     unread: FxHashMap<u64, Instant>,
 }
 
 impl Activity {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(connection: Option<OpenConnection>) -> Self {
         Self(Arc::new(Mutex::new(State {
             serial: 0,
             open: 0,
             idle_since: Instant::now(),
+            connection,
             unread: FxHashMap::default(),
         })))
     }
@@ -44,6 +48,9 @@ impl Activity {
         let mut state = self.0.lock();
         state.serial += 1;
         state.open += 1;
+        if let Some(connection) = state.connection.as_ref().filter(|_| state.open == 1) {
+            connection.set_busy(true);
+        }
         Request {
             id: state.serial,
             activity: self.clone(),
@@ -99,6 +106,9 @@ impl Drop for Request {
         state.open -= 1;
         if state.open == 0 {
             state.idle_since = Instant::now();
+            if let Some(connection) = &state.connection {
+                connection.set_busy(false);
+            }
         }
     }
 }
@@ -221,7 +231,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_ends_when_idle_or_unread() {
         let limits = Limits::default();
-        let activity = Activity::new();
+        let activity = Activity::new(None);
         tokio::time::advance(limits.idle / 2).await;
         assert_eq!(activity.overdue(&limits), None);
         let request = activity.begin();

@@ -2,18 +2,21 @@
 //! ends the streams of its answer when the server stops.
 
 use super::auth::{Peer, bearer};
+use super::connections::OpenConnection;
 use super::health::{Health, with_type};
 use super::impersonate::Wanted;
 use super::limits::Gate;
 use super::metrics::{HttpMetrics, InFlight};
-use crate::authz::User;
+use super::sending::{Admission, Clients};
+use crate::authz::{ANONYMOUS, User};
 use crate::rest::{Api, Authorization, guard, protobuf};
+use crate::store::SendQueue;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::WWW_AUTHENTICATE;
+use http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body::Body as _;
 use http_body::Frame;
@@ -46,6 +49,8 @@ pub(super) struct Front {
     pub(super) metrics: HttpMetrics,
     /// How many requests may be in progress.
     pub(super) gate: Gate,
+    /// How much one user may have open and unread.
+    pub(super) clients: Clients,
     /// Ends all streams.
     pub(super) stop: CancellationToken,
 }
@@ -64,16 +69,28 @@ impl Front {
             let front = Arc::clone(&front);
             async move {
                 let rewrite = protobuf::wanted(request.headers());
-                let response = front.answer(access, request).await;
+                let mut admission = None;
+                let mut response = front.answer(access, request, &mut admission).await;
                 if rewrite {
-                    return protobuf::rewrite(response).await;
+                    response = protobuf::rewrite(response).await;
                 }
-                response
+                match admission {
+                    Some(admission) => response.map(|body| admission.meter(body)),
+                    None => response,
+                }
             }
         })
     }
 
-    async fn answer(&self, access: Access, mut request: Request) -> Response {
+    /// The answer, and in `admission` what its body counts as.
+    async fn answer(
+        &self,
+        access: Access,
+        mut request: Request,
+        admission: &mut Option<Admission>,
+    ) -> Response {
+        let connection = request.extensions_mut().remove::<OpenConnection>();
+        let queue = request.extensions_mut().remove::<Arc<SendQueue>>();
         let path = request.uri().path();
         if let Some(answer) = self.health.answer(path, request.uri().query()) {
             return answer;
@@ -81,6 +98,11 @@ impl Front {
         let Some(user) = self.authenticate(access, &mut request) else {
             return unauthorized();
         };
+        if let Some(connection) = connection
+            && user.name != ANONYMOUS
+        {
+            connection.prove(&user);
+        }
         let user = match self.speaks_as(user, request.headers()) {
             Ok(user) => user,
             Err(error) => return refused(&error),
@@ -99,6 +121,19 @@ impl Front {
                 return *response;
             }
         };
+        let long = labels.long_running();
+        match self.clients.admit(&user, queue.as_ref(), long) {
+            Ok(admitted) => *admission = admitted,
+            Err(error) => {
+                let response = refused(&error);
+                self.metrics.end(&labels, response.status(), Duration::ZERO);
+                return response;
+            }
+        }
+        if let Some(admission) = admission {
+            let queues = admission.queues().clone();
+            request.extensions_mut().insert(queues);
+        }
         request.extensions_mut().insert(user);
         let in_flight = self.metrics.begin(&labels);
         let began = Instant::now();
@@ -159,7 +194,12 @@ impl Front {
 
 fn refused(error: &ApiError) -> Response {
     let status = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    with_type(status, "application/json", error.to_value().to_string())
+    let mut response = with_type(status, "application/json", error.to_value().to_string());
+    if let Some(seconds) = error.retry_after_seconds() {
+        let headers = response.headers_mut();
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
 }
 
 fn unauthorized() -> Response {

@@ -22,8 +22,26 @@ pub struct Limits {
     /// Changing requests in progress; more are answered 429. 0: no limit. Default 200, as
     /// kube-apiserver's.
     pub max_mutating_requests_inflight: usize,
-    /// Open connections; further ones wait to be accepted. Default 8192.
+    /// Open connections; a further one takes the place of the one that has waited longest without an
+    /// identity or a request. At most half of the files that this process may open. Default 8192.
     pub max_connections: usize,
+    /// Connections of members of `system:masters` beyond these. Default 64.
+    pub reserved_connections: usize,
+    /// TLS handshakes in progress, on top of the connections; a further one takes the place of the
+    /// oldest. Default 512.
+    pub max_handshakes: usize,
+    /// Requests in progress on one HTTP/2 connection. Default 100, as kube-apiserver's; 2000 for members
+    /// of `system:masters`, unless this is more.
+    pub max_streams: u32,
+    /// Watches, followed logs and the like that one user has open; more are answered 429. 0: no limit.
+    /// Not for members of `system:masters`, as the two limits below. Default 1000.
+    pub max_watches_per_user: usize,
+    /// Bytes of answers that one user has not read, on all connections, objects and changes included that
+    /// his watches have yet to send. Beyond it further watches are answered 429, and those that are open
+    /// get no more until something is read. 0: no limit. Default 256 MiB.
+    pub unread_bytes_per_user: usize,
+    /// The same of one connection. Default 64 MiB.
+    pub unread_bytes_per_connection: usize,
     /// How long a connection may be open with nothing asked for. Default 90 s.
     pub idle: Duration,
     /// How long a client may leave unread what it is sent before its connection is closed, watches
@@ -37,6 +55,12 @@ impl Default for Limits {
             max_requests_inflight: 400,
             max_mutating_requests_inflight: 200,
             max_connections: 8192,
+            reserved_connections: 64,
+            max_handshakes: 512,
+            max_streams: 100,
+            max_watches_per_user: 1000,
+            unread_bytes_per_user: 256 << 20,
+            unread_bytes_per_connection: 64 << 20,
             idle: Duration::from_secs(90),
             unread: Duration::from_secs(60),
         }

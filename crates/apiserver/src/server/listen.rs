@@ -2,28 +2,34 @@
 
 use super::activity::{Activity, Patient};
 use super::auth::Peer;
+use super::connections::{Connections, OpenConnection};
 use super::limits::Limits;
+use crate::authz::MASTERS;
+use crate::store::SendQueue;
 use axum::Router;
 use axum::body::Body;
 use http::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use rustix::process::{Resource, getrlimit};
 use rustls::ServerConfig;
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-/// Streams a client may have open on one connection: Go clients put all their watches on one.
-const MAX_STREAMS: u32 = 2000;
+/// Requests in progress on a connection of a member of `system:masters`: a client without a pool has all
+/// its watches on one.
+const PRIVILEGED_STREAMS: u32 = 2000;
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a connection that makes room for another may take to end.
+const GOODBYE: Duration = Duration::from_secs(1);
 /// How long requests in progress may go on after the server was told to stop.
 const DRAIN: Duration = Duration::from_secs(5);
 /// The pause after accepting failed, for example because there are no file descriptors left.
@@ -38,41 +44,34 @@ pub(super) async fn serve(
     shutdown: CancellationToken,
 ) {
     let acceptor = TlsAcceptor::from(tls);
-    let connections = TaskTracker::new();
-    let most = limits.max_connections.clamp(1, Semaphore::MAX_PERMITS);
-    let places = Arc::new(Semaphore::new(most));
+    let tasks = TaskTracker::new();
+    let connections = Connections::new(&limits, getrlimit(Resource::Nofile).current);
     loop {
-        let place = tokio::select! {
-            () = shutdown.cancelled() => break,
-            place = Arc::clone(&places).acquire_owned() => place,
-        };
         let stream = tokio::select! {
             () = shutdown.cancelled() => break,
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     if !is_of_one_connection(&error) {
-                        tracing::warn!(%error, "accept a connection");
+                        tracing::warn!(%error, "failed to accept a connection");
+                        connections.make_room();
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                     continue;
                 }
             },
         };
+        let place = connections.accept();
         let (acceptor, router) = (acceptor.clone(), router.clone());
         let (limits, shutdown) = (limits.clone(), shutdown.clone());
-        connections.spawn(async move {
-            connection(stream, acceptor, router, &limits, shutdown).await;
-            drop(place);
+        tasks.spawn(async move {
+            connection(stream, place, acceptor, router, &limits, shutdown).await;
         });
     }
     drop(listener);
-    connections.close();
-    if tokio::time::timeout(DRAIN, connections.wait())
-        .await
-        .is_err()
-    {
-        tracing::warn!(open = connections.len(), "connections did not end in time");
+    tasks.close();
+    if tokio::time::timeout(DRAIN, tasks.wait()).await.is_err() {
+        tracing::warn!(open = tasks.len(), "connections did not end in time");
     }
 }
 
@@ -87,6 +86,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 async fn connection(
     stream: TcpStream,
+    place: OpenConnection,
     acceptor: TlsAcceptor,
     router: Router,
     limits: &Limits,
@@ -94,12 +94,12 @@ async fn connection(
 ) {
     // Small answers must not wait for more data.
     let _ = stream.set_nodelay(true);
-    let stream = match tokio::time::timeout(
-        HANDSHAKE,
-        acceptor.accept(Patient::new(stream, limits.unread)),
-    )
-    .await
-    {
+    let handshake = acceptor.accept(Patient::new(stream, limits.unread));
+    let handshake = tokio::select! {
+        handshake = tokio::time::timeout(HANDSHAKE, handshake) => handshake,
+        () = place.ended() => return,
+    };
+    let stream = match handshake {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             tracing::debug!(%error, "TLS handshake");
@@ -113,13 +113,29 @@ async fn connection(
         .peer_certificates()
         .and_then(|chain| chain.first());
     let peer = certificate.and_then(|certificate| Peer::of(certificate));
-    let activity = Activity::new();
+    let user = peer.as_ref().map(|Peer(user)| user);
+    let privileged = user.is_some_and(|user| user.is_in(MASTERS));
+    if !place.establish(user) {
+        tracing::debug!("a connection is closed: all others are in use");
+        return;
+    }
+    let streams = if privileged {
+        limits.max_streams.max(PRIVILEGED_STREAMS)
+    } else {
+        limits.max_streams
+    };
+    let queue = Arc::new(SendQueue::new(limits.unread_bytes_per_connection));
+    let activity = Activity::new(Some(place.clone()));
+    let of_requests = place.clone();
     let requests = activity.clone();
     let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
         let mut request = request.map(Body::new);
+        let extensions = request.extensions_mut();
         if let Some(peer) = &peer {
-            request.extensions_mut().insert(peer.clone());
+            extensions.insert(peer.clone());
         }
+        extensions.insert(of_requests.clone());
+        extensions.insert(Arc::clone(&queue));
         let (router, in_progress) = (router.clone(), requests.begin());
         async move {
             let response = router.oneshot(request).await?;
@@ -134,7 +150,7 @@ async fn connection(
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_STREAMS)
+        .max_concurrent_streams(streams)
         .max_header_list_size(256 * 1024)
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20)
@@ -150,6 +166,13 @@ async fn connection(
             // Said first, so that a client does not take it for a failure.
             connection.as_mut().graceful_shutdown();
             match tokio::time::timeout(DRAIN, connection).await {
+                Ok(result) => result,
+                Err(_) => return,
+            }
+        }
+        () = place.ended() => {
+            connection.as_mut().graceful_shutdown();
+            match tokio::time::timeout(GOODBYE, connection).await {
                 Ok(result) => result,
                 Err(_) => return,
             }

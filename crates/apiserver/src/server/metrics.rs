@@ -1,6 +1,8 @@
 //! `/metrics`: what is asked, how long it takes, and how much is stored.
 
 use super::health::with_type;
+use crate::rest::Api;
+use crate::rest::path::percent_decode;
 use crate::store::Store;
 use axum::response::Response;
 use http::{Method, StatusCode, Uri};
@@ -130,14 +132,25 @@ impl HttpMetrics {
 
     /// What a request is about.
     pub(super) fn labels(&self, method: &Method, uri: &Uri) -> Labels {
-        let mut segments = uri.path().split('/').filter(|segment| !segment.is_empty());
+        // As the handlers read it, or a watch in other letters would pass for a short request.
+        let decoded = |segment| percent_decode(segment).unwrap_or_default();
+        let segments: Vec<String> = uri
+            .path()
+            .split('/')
+            .filter(|segment| !segment.is_empty())
+            .map(decoded)
+            .collect();
+        let mut segments = segments.iter().map(String::as_str);
         let (group, version) = match segments.next() {
             Some("api") => ("", segments.next()),
             Some("apis") => (segments.next().unwrap_or_default(), segments.next()),
             _ => ("", None),
         };
         let version = version.unwrap_or_default();
-        let rest: Vec<&str> = segments.collect();
+        let mut rest: Vec<&str> = segments.collect();
+        if rest.len() > 1 && rest[0] == "watch" {
+            rest.remove(0);
+        }
         // `namespaces/{name}` alone is the namespace itself; with more it is a prefix.
         let (namespaced, rest) = match rest.as_slice() {
             ["namespaces", _, rest @ ..]
@@ -149,11 +162,7 @@ impl HttpMetrics {
         };
         let resource = rest.first().copied().unwrap_or_default();
         let name = rest.get(1).copied();
-        let watch = uri.query().is_some_and(|query| {
-            query
-                .split('&')
-                .any(|pair| matches!(pair, "watch=true" | "watch=1" | "watch"))
-        });
+        let watch = Api::is_watch(method, uri);
         let verb = match (method.as_str(), name.is_some()) {
             ("GET" | "HEAD", _) if watch => "WATCH",
             ("GET" | "HEAD", false) if !resource.is_empty() => "LIST",

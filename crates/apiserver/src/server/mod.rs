@@ -7,6 +7,7 @@
 
 mod activity;
 mod auth;
+mod connections;
 mod error;
 mod front;
 mod health;
@@ -17,6 +18,7 @@ mod listen;
 mod metrics;
 mod pki;
 mod secret_file;
+mod sending;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -91,6 +93,7 @@ impl Server {
             health: Arc::new(Health::new(store.clone())),
             metrics: HttpMetrics::new(options.metrics.clone(), store, kinds)?,
             gate: limits::Gate::new(&options.limits),
+            clients: sending::Clients::new(&options.limits),
             stop: options.stop.clone(),
         };
         Ok(Self {
@@ -181,10 +184,14 @@ impl Server {
         secret_file::write(path, text.as_bytes())
     }
 
-    /// TLS for an HTTP/2 client of this server that is `user`.
-    pub(crate) fn client_tls(&self, user: &str) -> Result<Arc<rustls::ClientConfig>, ServeError> {
+    /// TLS for an HTTP/2 client of this server that is `user` in `groups`.
+    pub(crate) fn client_tls(
+        &self,
+        user: &str,
+        groups: &[&str],
+    ) -> Result<Arc<rustls::ClientConfig>, ServeError> {
         let authority = self.authority()?;
-        tls::client_config(&authority, authority.client(user, &[])?)
+        tls::client_config(&authority, authority.client(user, groups)?)
     }
 
     /// The authority's certificate (PEM).

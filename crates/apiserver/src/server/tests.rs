@@ -1,5 +1,7 @@
 //! Tests of the parts of the server.
 
+mod clients;
+
 use super::auth::{Peer, bearer};
 use super::health::Health;
 use super::impersonate::Wanted;

@@ -19,6 +19,7 @@ mod inner;
 mod list;
 mod metrics;
 mod recovery;
+mod send_queue;
 mod sequencer;
 mod snapshot;
 mod stamp;
@@ -33,6 +34,7 @@ pub use error::StoreError;
 pub use inner::TableStats;
 pub use koord_kinds::{Index, TableId};
 pub use metrics::StoreMetrics;
+pub(crate) use send_queue::{Charge, SendQueue, SendQueues, Stage};
 pub use table::HistoryLimits;
 pub use types::{Entry, Event, EventKind, Key, Page, Revision};
 pub use watch::{Lagged, Scope, Watcher};
@@ -437,6 +439,17 @@ impl Store {
         from: Revision,
         scope: Scope,
     ) -> Result<Watcher, StoreError> {
+        self.watch_queued(table, from, scope, None)
+    }
+
+    /// [`Self::watch_scoped`] for a client whose unread bytes count in `queues`.
+    pub(crate) fn watch_queued(
+        &self,
+        table: &TableId,
+        from: Revision,
+        scope: Scope,
+        queues: Option<&SendQueues>,
+    ) -> Result<Watcher, StoreError> {
         let table = self.inner.table(table);
         let oldest = table.state.read().compacted;
         if from < oldest {
@@ -445,12 +458,8 @@ impl Store {
                 oldest,
             });
         }
-        Ok(Watcher::start(
-            table,
-            Arc::clone(self.inner.published()),
-            from,
-            scope,
-        ))
+        let published = Arc::clone(self.inner.published());
+        Ok(Watcher::start(table, published, from, scope, queues))
     }
 
     /// The tables that exist: those that were written to or read from.

@@ -2,6 +2,7 @@
 //! table's history. Writers never wait for a watcher; a watcher is lost only when the history it
 //! still has to read has been compacted away.
 
+use super::send_queue::{Charge, SendQueues, Stage};
 use super::table::Table;
 use super::{Event, Key, Revision, TableId};
 use parking_lot::Mutex;
@@ -69,6 +70,8 @@ struct InboxState {
     queue: VecDeque<Event>,
     /// Bytes of the new versions in the queue.
     bytes: usize,
+    /// The same in the queues of the client, for one whose bytes are bounded.
+    charge: Option<Charge>,
     /// Events after the queued ones must be read from the history; nothing is queued meanwhile.
     behind: bool,
 }
@@ -80,8 +83,10 @@ impl Inbox {
         }
         let mut state = self.state.lock();
         if !state.behind {
-            let bytes = state.bytes + event.new.bytes.len();
-            if state.queue.len() < INBOX_EVENTS && bytes <= INBOX_BYTES {
+            let size = event.new.bytes.len();
+            let bytes = state.bytes + size;
+            let fits = state.queue.len() < INBOX_EVENTS && bytes <= INBOX_BYTES;
+            if fits && charged(&mut state.charge, size) {
                 state.bytes = bytes;
                 state.queue.push_back(event.clone());
             } else {
@@ -203,6 +208,11 @@ impl Dispatch {
     }
 }
 
+/// Counts `bytes` in the client's queues; false when they are full.
+fn charged(charge: &mut Option<Charge>, bytes: usize) -> bool {
+    charge.as_mut().is_none_or(|charge| charge.try_grow(bytes))
+}
+
 fn offer_all(inboxes: Option<&Group>, event: &Event) {
     for inbox in inboxes.into_iter().flatten() {
         inbox.offer(event);
@@ -226,6 +236,8 @@ pub struct Watcher {
     inbox: Arc<Inbox>,
     /// Taken from the inbox or the history, not yet handed out.
     local: VecDeque<Event>,
+    /// Bytes of `local` in the queues of the client.
+    charge: Option<Charge>,
     /// Everything up to here has been moved into `local` or was handed out.
     taken: Revision,
     /// Everything up to here was handed out.
@@ -234,13 +246,16 @@ pub struct Watcher {
 
 impl Watcher {
     /// Starts watching `table` after revision `from`. The caller has checked that the history
-    /// reaches that far back.
+    /// reaches that far back. What it has not handed out counts in `queues`; while they are full,
+    /// it reads from the history.
     pub(super) fn start(
         table: Arc<Table>,
         published: Arc<AtomicU64>,
         from: Revision,
         scope: Scope,
+        queues: Option<&SendQueues>,
     ) -> Self {
+        let charge = || queues.map(|queues| queues.charge(Stage::Queued, 0));
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let inbox = Arc::new(Inbox {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -249,6 +264,7 @@ impl Watcher {
             state: Mutex::new(InboxState {
                 queue: VecDeque::new(),
                 bytes: 0,
+                charge: charge(),
                 behind: true,
             }),
             ready: Notify::new(),
@@ -259,6 +275,7 @@ impl Watcher {
             published,
             inbox,
             local: VecDeque::new(),
+            charge: charge(),
             taken: from,
             delivered: from,
         }
@@ -285,6 +302,9 @@ impl Watcher {
     pub fn try_next(&mut self) -> Result<Option<Event>, Lagged> {
         loop {
             while let Some(event) = self.local.pop_front() {
+                if let Some(charge) = &mut self.charge {
+                    charge.shrink(event.new.bytes.len());
+                }
                 if event.revision > self.delivered {
                     self.delivered = event.revision;
                     return Ok(Some(event));
@@ -303,6 +323,8 @@ impl Watcher {
             if !inbox.queue.is_empty() {
                 std::mem::swap(&mut inbox.queue, &mut self.local);
                 inbox.bytes = 0;
+                // Nothing is in `local`, so its charge is of nothing.
+                std::mem::swap(&mut inbox.charge, &mut self.charge);
                 if let Some(last) = self.local.back() {
                     self.taken = self.taken.max(last.revision);
                 }
@@ -320,15 +342,26 @@ impl Watcher {
             });
         }
         let mut complete = true;
+        let mut bytes = 0;
         for event in state.history_after(self.taken) {
-            if self.local.len() >= CATCH_UP_EVENTS {
-                complete = false;
-                break;
-            }
-            self.taken = event.revision;
             if self.inbox.scope.matches(event) {
+                let size = event.new.bytes.len();
+                // One goes on always, or a watcher with full queues would never come to an end.
+                if self.local.is_empty() {
+                    if let Some(charge) = &mut self.charge {
+                        charge.grow(size);
+                    }
+                } else if self.local.len() >= CATCH_UP_EVENTS
+                    || bytes + size > INBOX_BYTES
+                    || !charged(&mut self.charge, size)
+                {
+                    complete = false;
+                    break;
+                }
+                bytes += size;
                 self.local.push_back(event.clone());
             }
+            self.taken = event.revision;
         }
         if complete {
             // Writers deliver under the table's write lock, so nothing can slip in between.

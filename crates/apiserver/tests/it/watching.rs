@@ -444,6 +444,56 @@ async fn tables_and_metadata_on_every_read() {
     );
 }
 
+/// The first part of a watch's answer that is longer than 16 KiB.
+async fn long_part(cluster: &Cluster, path: &str, accept: &str) -> bytes::Bytes {
+    let request = http::Request::get(path)
+        .header("accept", accept)
+        .body(axum::body::Body::empty())
+        .unwrap();
+    let mut body = cluster.raw(request).await.into_body();
+    loop {
+        let frame = http_body_util::BodyExt::frame(&mut body).await.unwrap();
+        let part = frame.unwrap().into_data().unwrap();
+        if part.len() > 16 * 1024 {
+            return part;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_of_one_form_share_the_bytes_of_an_event() {
+    let cluster = Cluster::bare().await;
+    let mut map = config_map("a", json!({}), json!({}));
+    map["metadata"]["annotations"] = json!({ "long": "x".repeat(100_000) });
+    cluster.post(MAPS, map).await.expect(201);
+    let watch = format!("{MAPS}?watch=1");
+    let mut seen = Vec::new();
+    for accept in [
+        "application/json",
+        "application/json;as=Table;v=v1;g=meta.k8s.io",
+        "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+        "application/vnd.kubernetes.protobuf",
+        "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+    ] {
+        let first = long_part(&cluster, &watch, accept).await;
+        let second = long_part(&cluster, &watch, accept).await;
+        assert_eq!(first.as_ptr(), second.as_ptr(), "{accept}");
+        seen.push(first);
+    }
+    let whole = format!("{watch}&includeObject=Object");
+    seen.push(
+        long_part(
+            &cluster,
+            &whole,
+            "application/json;as=Table;v=v1;g=meta.k8s.io",
+        )
+        .await,
+    );
+    for (i, part) in seen.iter().enumerate() {
+        assert!(seen[..i].iter().all(|other| other != part), "form {i}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_long_list_arrives_whole() {
     let cluster = Cluster::bare().await;

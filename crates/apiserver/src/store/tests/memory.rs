@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::store::watch::Scope;
+use futures::StreamExt as _;
 use std::time::Duration;
 
 #[tokio::test]
@@ -324,6 +325,65 @@ async fn no_object_is_larger_than_its_limit() {
         .await;
     assert!(matches!(refused, Err(StoreError::TooLarge { .. })));
     assert_eq!(store.get(&pods(), &key("a")).unwrap().value()["data"], 0);
+}
+
+/// A watcher of pods from `from` whose client may leave `limit` bytes unread, and its queue.
+fn bounded(store: &Store, from: Revision, limit: usize) -> (Watcher, SendQueues) {
+    let queues = SendQueues::new([Arc::new(SendQueue::new(limit))]);
+    let watcher = store.watch_queued(&pods(), from, Scope::default(), Some(&queues));
+    (watcher.unwrap(), queues)
+}
+
+#[tokio::test]
+async fn watcher_with_a_full_queue_reads_the_history() {
+    let store = memory().await;
+    let size = create(&store, "a", 0).await.bytes.len();
+    let (mut watcher, queues) = bounded(&store, store.revision(), size * 3);
+    assert_eq!(
+        watcher.try_next().unwrap().map(|event| event.revision),
+        None
+    );
+    let written: Vec<_> = futures::stream::iter(100..200)
+        .then(|data| update(&store, "a", data))
+        .map(|entry| entry.revision)
+        .collect()
+        .await;
+    let unread = queues.charge(Stage::Queued, 0);
+    assert!(queues.full().is_some() || !{ unread }.try_grow(size));
+    let mut read = Vec::new();
+    while let Some(event) = watcher.try_next().unwrap() {
+        read.push(event.revision);
+        let mut one = queues.charge(Stage::Queued, 0);
+        assert!(
+            one.try_grow(size) || read.len() == 100,
+            "at most three are held"
+        );
+    }
+    assert_eq!(read, written);
+    drop(watcher);
+    assert!(
+        queues.charge(Stage::Queued, 0).try_grow(size * 3),
+        "all is given back"
+    );
+}
+
+#[tokio::test]
+async fn watcher_that_does_not_read_lags_however_little_it_holds() {
+    let mut options = StoreOptions::memory(Clock::system());
+    options.history = HistoryLimits {
+        events: 10,
+        ..HistoryLimits::default()
+    };
+    let store = Store::open(options).await.unwrap();
+    let start = create(&store, "a", 0).await.revision;
+    let (mut slow, queues) = bounded(&store, start, 1);
+    assert!(slow.try_next().unwrap().is_none());
+    for data in 1..100 {
+        update(&store, "a", data).await;
+    }
+    assert_eq!(queues.full(), None, "nothing is held for it");
+    let oldest = store.revision() - 10;
+    assert_eq!(slow.next().await.unwrap_err(), Lagged { at: start, oldest });
 }
 
 #[tokio::test]

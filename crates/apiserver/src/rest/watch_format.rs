@@ -1,0 +1,301 @@
+//! How a watch writes events. What is written is shared by all watches that send it in the same form.
+
+use super::accept::{Form, MetaVersion};
+use super::{Api, meta, transform};
+use crate::store::{Entry, Revision};
+use bytes::{BufMut, Bytes, BytesMut};
+use koord_kinds::Resource;
+use koord_kinds::proto::{self, ProtoError};
+use koord_kinds::status::ApiError;
+use koord_kinds::table::Include;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// The media type of the events of a watch in protobuf.
+const STREAM: &str = "application/vnd.kubernetes.protobuf;stream=watch";
+/// Annotation of the bookmark that ends the initial events.
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+/// Bytes from this length on are sent as they are; shorter ones are copied into a part with others.
+const SHARED: usize = 16 * 1024;
+/// Bytes of written events that are kept for other watches.
+const CACHE_BYTES: usize = 8 << 20;
+
+/// What a watcher with a selection sees of a change.
+#[derive(Debug)]
+pub(super) enum Seen {
+    Added(Arc<Entry>),
+    Modified(Arc<Entry>),
+    /// The object is gone.
+    Deleted(Arc<Entry>),
+    /// The object left the selection at this revision; the last state that was in it.
+    Left(Arc<Entry>, Revision),
+}
+
+/// What a watch sends next, in parts.
+#[derive(Debug, Default)]
+pub(super) struct Chunk {
+    parts: VecDeque<Bytes>,
+    tail: BytesMut,
+    len: usize,
+}
+
+impl Chunk {
+    /// Bytes of all parts.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.len += bytes.len();
+        self.tail.put_slice(bytes);
+    }
+
+    fn put_shared(&mut self, bytes: Bytes) {
+        if bytes.len() < SHARED {
+            return self.put(&bytes);
+        }
+        self.len += bytes.len();
+        if !self.tail.is_empty() {
+            self.parts.push_back(self.tail.split().freeze());
+        }
+        self.parts.push_back(bytes);
+    }
+
+    fn put_line(&mut self, kind: &str, object: Bytes) {
+        self.put(b"{\"type\":\"");
+        self.put(kind.as_bytes());
+        self.put(b"\",\"object\":");
+        self.put_shared(object);
+        self.put(b"}\n");
+    }
+
+    /// The parts, in order.
+    pub(super) fn finish(mut self) -> VecDeque<Bytes> {
+        if !self.tail.is_empty() {
+            self.parts.push_back(self.tail.freeze());
+        }
+        self.parts
+    }
+}
+
+/// Events as they were written, by what decides about their bytes; the oldest go first.
+#[derive(Debug, Default)]
+pub(super) struct EventCache(Mutex<CachedEvents>);
+
+#[derive(Debug, Default)]
+struct CachedEvents {
+    /// With the resource, so that no other one takes its address.
+    events: FxHashMap<CacheKey, (Bytes, Arc<Resource>)>,
+    order: VecDeque<CacheKey>,
+    bytes: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct CacheKey {
+    /// Address of the resource: group, version and, for a custom one, its definition.
+    resource: usize,
+    /// Revisions are unique in the store.
+    revision: Revision,
+    left: Option<Revision>,
+    kind: &'static str,
+    form: Form,
+    include: u8,
+    with_columns: bool,
+    binary: bool,
+    /// Tables show ages.
+    second: i64,
+}
+
+impl EventCache {
+    fn get(&self, key: &CacheKey) -> Option<Bytes> {
+        let cached = self.0.lock();
+        cached.events.get(key).map(|(bytes, _)| bytes.clone())
+    }
+
+    fn insert(&self, key: CacheKey, bytes: Bytes, resource: Arc<Resource>) {
+        let mut cached = self.0.lock();
+        if bytes.len() > CACHE_BYTES || cached.events.contains_key(&key) {
+            return;
+        }
+        cached.bytes += bytes.len();
+        cached.order.push_back(key.clone());
+        cached.events.insert(key, (bytes, resource));
+        while cached.bytes > CACHE_BYTES {
+            let Some(oldest) = cached.order.pop_front() else {
+                return;
+            };
+            if let Some((bytes, _)) = cached.events.remove(&oldest) {
+                cached.bytes -= bytes.len();
+            }
+        }
+    }
+}
+
+/// How events are written.
+pub(super) struct Format {
+    api: Api,
+    resource: Arc<Resource>,
+    form: Form,
+    include: Include,
+    /// In protobuf, instead of lines of JSON.
+    binary: bool,
+    /// The columns were sent; later Tables leave them out.
+    columns_sent: bool,
+}
+
+impl Format {
+    pub(super) fn new(
+        api: &Api,
+        resource: &Arc<Resource>,
+        form: Form,
+        include: Include,
+        binary: bool,
+    ) -> Self {
+        Self {
+            api: api.clone(),
+            resource: resource.clone(),
+            form,
+            include,
+            binary,
+            columns_sent: false,
+        }
+    }
+
+    /// The content type.
+    pub(super) fn media(&self) -> &'static str {
+        if self.binary {
+            STREAM
+        } else {
+            "application/json"
+        }
+    }
+
+    /// Writes a change.
+    ///
+    /// # Errors
+    /// When the object has no protobuf form.
+    pub(super) fn event(&mut self, out: &mut Chunk, seen: &Seen) -> Result<(), ProtoError> {
+        let (kind, entry, left) = match seen {
+            Seen::Added(e) => ("ADDED", e, None),
+            Seen::Modified(e) => ("MODIFIED", e, None),
+            Seen::Deleted(e) => ("DELETED", e, None),
+            Seen::Left(e, at) => ("DELETED", e, Some(*at)),
+        };
+        let stored = || left.map_or_else(|| entry.bytes.clone(), |at| entry.bytes_at(at));
+        if self.form == Form::Object && self.resource.reads_stored() && !self.binary {
+            out.put_line(kind, stored());
+            return Ok(());
+        }
+        let key = self.key(kind, entry.revision, left);
+        let cache = self.api.written_events();
+        let bytes = if let Some(bytes) = cache.get(&key) {
+            bytes
+        } else {
+            let value: Value = serde_json::from_slice(&stored()).unwrap_or_default();
+            let value = self.transformed(self.resource.from_storage(value));
+            let bytes = self.written(kind, &value)?;
+            cache.insert(key, bytes.clone(), self.resource.clone());
+            bytes
+        };
+        self.columns_sent = true;
+        out.put_shared(bytes);
+        Ok(())
+    }
+
+    fn key(&self, kind: &'static str, revision: Revision, left: Option<Revision>) -> CacheKey {
+        let table = matches!(self.form, Form::Table(_));
+        let now = self.api.clock().now();
+        CacheKey {
+            resource: Arc::as_ptr(&self.resource).addr(),
+            revision,
+            left,
+            kind,
+            form: self.form,
+            include: self.include as u8,
+            with_columns: table && !self.columns_sent,
+            binary: self.binary,
+            second: if table { now.as_second() } else { 0 },
+        }
+    }
+
+    fn written(&self, kind: &str, object: &Value) -> Result<Bytes, ProtoError> {
+        if self.binary {
+            return proto::encode_event(kind, object).map(Bytes::from);
+        }
+        let mut out = Chunk::default();
+        out.put_line(kind, Bytes::from(object.to_string()));
+        let parts: Vec<Bytes> = out.finish().into();
+        Ok(Bytes::from(parts.concat()))
+    }
+
+    fn transformed(&self, value: Value) -> Value {
+        match self.form {
+            Form::Object => value,
+            Form::Metadata(version) => transform::metadata_only(&value, version),
+            Form::Table(version) => {
+                let list = json!({ "resourceVersion": meta::resource_version(&value) });
+                let now = self.api.clock().now();
+                let items = [value];
+                let mut table =
+                    transform::table(&self.resource, &items, self.include, version, list, now);
+                if self.columns_sent {
+                    table["columnDefinitions"] = Value::Null;
+                }
+                table
+            }
+        }
+    }
+
+    /// Writes how far the watch is.
+    ///
+    /// # Errors
+    /// When the kind has no protobuf form.
+    pub(super) fn bookmark(
+        &self,
+        out: &mut Chunk,
+        revision: Revision,
+        end_of_initial: bool,
+    ) -> Result<(), ProtoError> {
+        let mut metadata = json!({
+            "resourceVersion": revision.to_string(),
+            "creationTimestamp": null,
+        });
+        if end_of_initial {
+            metadata["annotations"] = json!({ INITIAL_EVENTS_END: "true" });
+        }
+        let (kind, api_version) = match self.form {
+            Form::Metadata(v) => ("PartialObjectMetadata", v.api_version().to_owned()),
+            _ => (&*self.resource.kind, self.resource.api_version()),
+        };
+        let object = json!({ "kind": kind, "apiVersion": api_version, "metadata": metadata });
+        let object = match self.form {
+            Form::Table(version) => table_bookmark(object, version, revision),
+            _ => object,
+        };
+        out.put_shared(self.written("BOOKMARK", &object)?);
+        Ok(())
+    }
+
+    /// Writes the end of the watch.
+    ///
+    /// # Errors
+    /// Never for a Status.
+    pub(super) fn error(&self, out: &mut Chunk, error: &ApiError) -> Result<(), ProtoError> {
+        out.put_shared(self.written("ERROR", &error.to_value())?);
+        Ok(())
+    }
+}
+
+/// A bookmark of a watch of Tables: an empty Table around the object.
+fn table_bookmark(object: Value, version: MetaVersion, revision: Revision) -> Value {
+    json!({
+        "kind": "Table",
+        "apiVersion": version.api_version(),
+        "metadata": { "resourceVersion": revision.to_string() },
+        "columnDefinitions": [],
+        "rows": [{ "cells": [], "object": object }],
+    })
+}

@@ -1,0 +1,226 @@
+//! Bounds of the bytes that wait for clients to read them.
+//!
+//! A part of an answer counts once in each [`SendQueue`] that it belongs to, its user's and its
+//! connection's, with its full length, also where several answers share the bytes: what a client can
+//! make the server hold is at most the limit.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
+
+/// What waits to be read on one connection, or by one user on all of his connections.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    /// Bytes.
+    limit: usize,
+    /// Bytes of the objects and changes that watches have yet to write.
+    queued: AtomicUsize,
+    /// Bytes that are written and not sent.
+    unsent: AtomicUsize,
+    sent: Arc<Notify>,
+}
+
+impl SendQueue {
+    /// An empty queue; `limit` is in bytes, 0 for none.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            limit: if limit == 0 { usize::MAX } else { limit },
+            queued: AtomicUsize::new(0),
+            unsent: AtomicUsize::new(0),
+            sent: Arc::default(),
+        }
+    }
+
+    /// The limit in bytes.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    fn counter(&self, stage: Stage) -> &AtomicUsize {
+        match stage {
+            Stage::Queued => &self.queued,
+            Stage::Unsent => &self.unsent,
+        }
+    }
+
+    fn used(&self) -> usize {
+        self.queued.load(Ordering::Relaxed) + self.unsent.load(Ordering::Relaxed)
+    }
+
+    fn stalled(&self) -> bool {
+        self.unsent.load(Ordering::Relaxed) >= self.limit
+    }
+}
+
+/// Where in the server bytes wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// In a watch, as objects and changes.
+    Queued,
+    /// In the connection, as parts of answers.
+    Unsent,
+}
+
+/// The queues that the answers to one request count in.
+#[derive(Debug, Clone)]
+pub(crate) struct SendQueues(Arc<[Arc<SendQueue>]>);
+
+impl SendQueues {
+    /// Answers that count in each of `queues`.
+    pub(crate) fn new(queues: impl IntoIterator<Item = Arc<SendQueue>>) -> Self {
+        Self(queues.into_iter().collect())
+    }
+
+    /// The limit of a queue that has reached it.
+    pub(crate) fn full(&self) -> Option<usize> {
+        let full = |queue: &&Arc<SendQueue>| queue.used() >= queue.limit;
+        self.0.iter().find(full).map(|queue| queue.limit)
+    }
+
+    /// The limit of a queue that has as much unsent.
+    pub(crate) fn stalled(&self) -> Option<usize> {
+        let stalled = self.0.iter().find(|queue| queue.stalled());
+        stalled.map(|queue| queue.limit)
+    }
+
+    /// Resolves once a queue that is stalled may have room again; `None` when none is.
+    pub(crate) fn room(&self) -> Option<Pin<Box<OwnedNotified>>> {
+        self.0.iter().find_map(|queue| {
+            if !queue.stalled() {
+                return None;
+            }
+            // Registered before looking again, so that what is sent in between wakes it.
+            let mut room = Box::pin(Arc::clone(&queue.sent).notified_owned());
+            room.as_mut().enable();
+            queue.stalled().then_some(room)
+        })
+    }
+
+    /// Counts `bytes`, whatever the limits are, until the result is dropped.
+    pub(crate) fn charge(&self, stage: Stage, bytes: usize) -> Charge {
+        let mut charge = Charge {
+            queues: self.clone(),
+            stage,
+            bytes: 0,
+        };
+        charge.grow(bytes);
+        charge
+    }
+}
+
+/// Bytes that count in queues.
+pub(crate) struct Charge {
+    queues: SendQueues,
+    stage: Stage,
+    bytes: usize,
+}
+
+impl fmt::Debug for Charge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Charge");
+        shown.field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Charge {
+    /// How many bytes it counts.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Counts `bytes` more.
+    pub(crate) fn grow(&mut self, bytes: usize) {
+        for queue in &*self.queues.0 {
+            queue
+                .counter(self.stage)
+                .fetch_add(bytes, Ordering::Relaxed);
+        }
+        self.bytes += bytes;
+    }
+
+    /// Counts `bytes` more unless a queue would exceed its limit.
+    #[must_use]
+    pub(crate) fn try_grow(&mut self, bytes: usize) -> bool {
+        let fits = |queue: &Arc<SendQueue>| queue.used().saturating_add(bytes) <= queue.limit;
+        let fit = self.queues.0.iter().all(fits);
+        if fit {
+            self.grow(bytes);
+        }
+        fit
+    }
+
+    /// Counts `bytes` less, at most all.
+    pub(crate) fn shrink(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        for queue in &*self.queues.0 {
+            let before = queue
+                .counter(self.stage)
+                .fetch_sub(bytes, Ordering::Relaxed);
+            let had_none = before >= queue.limit;
+            if self.stage == Stage::Unsent && had_none && before - bytes < queue.limit {
+                queue.sent.notify_waiters();
+            }
+        }
+    }
+
+    /// Takes `bytes` of it, at most all, into a charge of their own.
+    pub(crate) fn split(&mut self, bytes: usize) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self {
+            queues: self.queues.clone(),
+            stage: self.stage,
+            bytes,
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.shrink(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+
+    fn queues(user: usize, connection: usize) -> SendQueues {
+        SendQueues::new([user, connection].map(|limit| Arc::new(SendQueue::new(limit))))
+    }
+
+    #[test]
+    fn charge_beyond_the_smallest_limit_is_refused() {
+        let queues = queues(100, 10);
+        let mut charge = queues.charge(Stage::Queued, 4);
+        assert!(charge.try_grow(6));
+        assert!(!charge.try_grow(1));
+        assert_eq!((charge.bytes(), queues.full()), (10, Some(10)));
+        assert_eq!(queues.stalled(), None, "nothing is unsent");
+        let other = charge.split(7);
+        assert_eq!(queues.full(), Some(10), "a split frees nothing");
+        drop(other);
+        assert!(charge.try_grow(7) && !charge.try_grow(1));
+        drop(charge);
+        assert_eq!(queues.full(), None);
+    }
+
+    #[test]
+    fn room_comes_when_unsent_bytes_are_sent() {
+        let queues = queues(0, 10);
+        assert!(queues.room().is_none());
+        let charge = queues.charge(Stage::Unsent, 8);
+        let more = queues.charge(Stage::Unsent, 8);
+        let mut room = queues.room().unwrap();
+        assert!(room.as_mut().now_or_never().is_none());
+        drop(charge);
+        assert!(room.now_or_never().is_some());
+        assert!(queues.room().is_none());
+        drop(more);
+    }
+}
