@@ -2,8 +2,9 @@
 //!
 //! A frame is a 24-byte head (magic, payload length, last revision in it, CRC of the payload, CRC of
 //! the head) and the payload. One group commit is one frame, and the next is written only when this
-//! one is on the disk. So a damaged frame with nothing valid after it was never acknowledged (a torn
-//! tail); a damaged frame with a valid one after it is damage to acknowledged data.
+//! one is on the disk. So a damaged frame with a valid one after it is damage to acknowledged data. The
+//! last frame of a log may be torn: a crash left it too short, or with a part that was never written,
+//! which reads as zeros. One that is there in full was possibly acknowledged.
 
 use super::Revision;
 use std::io::{self, Read};
@@ -101,6 +102,19 @@ pub(super) fn find(bytes: &[u8], after: Revision) -> Option<usize> {
     bytes.windows(HEAD).position(|window| {
         window[..4] == MAGIC && Head::parse(window).is_some_and(|head| head.revision >= after)
     })
+}
+
+/// Whether a part of `tail`, which was read at `offset` of a file, was never written: it ends in a zero,
+/// which no frame with a payload does, or one of its disk sectors is empty, which text never is.
+pub(super) fn is_partly_unwritten(tail: &[u8], offset: u64) -> bool {
+    const SECTOR: usize = 512;
+    // Always less than a sector.
+    let into = usize::try_from(offset % SECTOR as u64).unwrap_or(0);
+    let aligned = tail.get((SECTOR - into) % SECTOR..).unwrap_or_default();
+    tail.last() == Some(&0)
+        || aligned
+            .chunks_exact(SECTOR)
+            .any(|sector| sector.iter().all(|byte| *byte == 0))
 }
 
 fn read_full(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {

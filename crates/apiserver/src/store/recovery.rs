@@ -324,7 +324,7 @@ fn replay(
     }
 }
 
-/// Cuts off the damaged end at `at`, once it is sure that it was never acknowledged.
+/// Cuts off the damaged end at `at` if it was not written completely, and so never acknowledged.
 fn cut_torn_tail(path: &Path, at: u64, after: Revision, reason: &str) -> Result<(), StoreError> {
     let unreadable = |source| StoreError::io("read", path, source);
     let mut file = OpenOptions::new()
@@ -342,6 +342,18 @@ fn cut_torn_tail(path: &Path, at: u64, after: Revision, reason: &str) -> Result<
             path: path.to_owned(),
             offset: at,
             reason: format!("{reason}, with later writes behind it"),
+        });
+    }
+    let is_short = tail.len() < frame::HEAD
+        || Head::parse(&tail).is_some_and(|head| tail.len() < frame::HEAD + head.length);
+    if !is_short && !frame::is_partly_unwritten(&tail, at) {
+        return Err(StoreError::Corrupt {
+            path: path.to_owned(),
+            offset: at,
+            reason: format!(
+                "{reason} in the last write, which is there in full and may have been acknowledged; \
+                 cut to {at} bytes, the file opens without it"
+            ),
         });
     }
     tracing::warn!(

@@ -146,6 +146,98 @@ async fn a_torn_tail_costs_only_what_was_torn() {
     store.close().await;
 }
 
+/// Writes three objects; returns the files as a kill leaves them, where the last frame begins, and what there was
+/// before it.
+async fn killed(padding: usize) -> (tempfile::TempDir, u64, Vec<(TableId, Key, Revision, Value)>) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    let length = || std::fs::metadata(&segments(dir.path())[0]).unwrap().len();
+    create(&store, "p0", 0).await;
+    create(&store, "p1", 1).await;
+    let (begin, before) = (length(), contents(&store));
+    let object = object("p2", "x".repeat(padding));
+    let created = store.create(pods(), key("p2"), object, index("p2"));
+    created.await.unwrap();
+    let left = tempfile::tempdir().unwrap();
+    copy(dir.path(), left.path());
+    store.close().await;
+    (left, begin, before)
+}
+
+/// Opens a copy of `dir` in which `change` was made to the log.
+async fn open_changed(
+    dir: &Path,
+    change: impl FnOnce(&mut Vec<u8>),
+) -> (tempfile::TempDir, Result<Store, StoreError>) {
+    let changed = tempfile::tempdir().unwrap();
+    copy(dir, changed.path());
+    let log = &segments(changed.path())[0];
+    let mut bytes = std::fs::read(log).unwrap();
+    change(&mut bytes);
+    std::fs::write(log, bytes).unwrap();
+    let opened = open(changed.path()).await;
+    (changed, opened)
+}
+
+#[tokio::test]
+async fn a_flipped_byte_of_the_last_write_is_refused() {
+    let (dir, begin, before) = killed(0).await;
+    let length = std::fs::metadata(&segments(dir.path())[0]).unwrap().len();
+    for at in begin..length {
+        for flip in [0x01, 0x10, 0xff] {
+            let (changed, opened) =
+                open_changed(dir.path(), |bytes| bytes[at as usize] ^= flip).await;
+            let error = opened.expect_err("damage went unnoticed");
+            let text = error.to_string();
+            let StoreError::Corrupt { path, offset, .. } = error else {
+                panic!("byte {at}: {text}")
+            };
+            assert_eq!((&path, offset), (&segments(changed.path())[0], begin));
+            for part in [
+                path.to_str().unwrap(),
+                &format!("at byte {begin}"),
+                &format!("cut to {begin} bytes, the file opens without it"),
+                "restore it from a backup",
+            ] {
+                assert!(text.contains(part), "{part:?} is missing: {text}");
+            }
+        }
+    }
+    // What the message proposes works.
+    let (_changed, opened) = open_changed(dir.path(), |bytes| bytes.truncate(begin as usize)).await;
+    let store = opened.unwrap();
+    assert_eq!(contents(&store), before);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn an_unwritten_tail_costs_only_the_torn_write() {
+    let (dir, begin, before) = killed(0).await;
+    let length = std::fs::metadata(&segments(dir.path())[0]).unwrap().len();
+    for cut in begin..length {
+        let (_changed, opened) =
+            open_changed(dir.path(), |bytes| bytes[cut as usize..].fill(0)).await;
+        let store = opened.unwrap();
+        assert_eq!(contents(&store), before, "zeros from byte {cut}");
+        store.close().await;
+    }
+}
+
+#[tokio::test]
+async fn an_unwritten_sector_costs_only_the_torn_write() {
+    let (dir, begin, before) = killed(4096).await;
+    let length = std::fs::metadata(&segments(dir.path())[0]).unwrap().len();
+    let sectors = begin.next_multiple_of(512)..=length - 512;
+    for sector in sectors.step_by(512) {
+        let at = sector as usize;
+        let (_changed, opened) =
+            open_changed(dir.path(), |bytes| bytes[at..at + 512].fill(0)).await;
+        let store = opened.unwrap();
+        assert_eq!(contents(&store), before, "sector at byte {sector}");
+        store.close().await;
+    }
+}
+
 /// Flips every byte of the log but those of the last frame: none may be lost without notice.
 #[tokio::test]
 async fn damage_in_the_middle_is_reported() {
