@@ -22,6 +22,7 @@ use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -137,6 +138,20 @@ pub enum Error {
     },
 }
 
+/// Between two tries to write the built-in objects to a store that takes no writes.
+const BUILT_INS_RETRY: Duration = Duration::from_secs(5);
+
+/// Makes the built-in objects that are missing as soon as the store takes them.
+async fn complete_built_ins(api: &Api, authority: &str) {
+    loop {
+        tokio::time::sleep(BUILT_INS_RETRY).await;
+        match api.ensure_built_ins(authority).await {
+            Ok(()) => return tracing::info!("the store takes writes again"),
+            Err(error) => tracing::debug!(%error, "the store takes no writes"),
+        }
+    }
+}
+
 /// A running control plane. It works as soon as it is open: in process through
 /// [`ApiServer::service`], over the network after [`ApiServer::serve`].
 #[derive(Debug)]
@@ -205,11 +220,23 @@ impl ApiServer {
         };
         let server = Server::new(options, &api, &store, registry)?;
         let authority = server.authority_pem()?;
-        api.bootstrap().await.map_err(Error::Bootstrap)?;
-        let published = api.publish_authority(&authority).await;
-        published.map_err(Error::Bootstrap)?;
+        api.load();
+        let complete = api.ensure_built_ins(&authority).await;
         let (wanted, ended_pods) = (&config.controllers, config.terminated_pod_gc_threshold);
+        if let Err(error) = &complete
+            && (!api.is_bootstrapped() || store.last_error().is_none())
+        {
+            return Err(Error::Bootstrap(error.clone()));
+        }
         let controllers = controllers::start(&api, &authority, wanted, ended_pods, &stop);
+        if let Err(error) = complete {
+            tracing::error!(%error, "the store takes no writes, serving what it holds until it does");
+            let (api, stop) = (api.clone(), stop.clone());
+            tokio::spawn(async move {
+                let completed = complete_built_ins(&api, &authority);
+                stop.run_until_cancelled(completed).await;
+            });
+        }
         server.set_ready();
         Ok(Arc::new(Self {
             api,

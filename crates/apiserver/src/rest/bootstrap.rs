@@ -16,14 +16,34 @@ const NAMESPACES: [&str; 5] = [
 ];
 
 impl Api {
-    /// Serves the definitions the store holds and makes the default namespaces, priority classes,
-    /// roles and bindings and the `kubernetes` service where they are missing. Run it before serving.
-    ///
-    /// # Errors
-    /// When the store does not take them.
-    pub async fn bootstrap(&self) -> Result<(), ApiError> {
+    /// Serves the definitions and webhooks that the store holds.
+    pub(crate) fn load(&self) {
         self.load_definitions();
         self.load_webhooks();
+    }
+
+    /// Whether an earlier start has made the default namespaces.
+    pub(crate) fn is_bootstrapped(&self) -> bool {
+        let Ok(namespaces) = self.builtin("", "v1", "namespaces") else {
+            return false;
+        };
+        NAMESPACES.iter().all(|name| {
+            let key = Self::key(&namespaces, "", name);
+            self.store().get(&namespaces.table, &key).is_some()
+        })
+    }
+
+    /// Makes the default namespaces, priority classes, roles and bindings and the `kubernetes` service where they are
+    /// missing, and publishes `authority`, a certificate in PEM. Run it before serving.
+    ///
+    /// # Errors
+    /// When the store does not take it.
+    pub(crate) async fn ensure_built_ins(&self, authority: &str) -> Result<(), ApiError> {
+        self.ensure_defaults().await?;
+        self.publish_authority(authority).await
+    }
+
+    async fn ensure_defaults(&self) -> Result<(), ApiError> {
         for name in NAMESPACES {
             self.ensure(
                 "",
@@ -81,7 +101,7 @@ impl Api {
     ///
     /// # Errors
     /// When the store does not take it.
-    pub(crate) async fn publish_authority(&self, pem: &str) -> Result<(), ApiError> {
+    async fn publish_authority(&self, pem: &str) -> Result<(), ApiError> {
         let data = json!({ "client-ca-file": pem });
         self.keep_config_map("kube-system", "extension-apiserver-authentication", data)
             .await

@@ -1,19 +1,21 @@
 //! A disk that is really full: a small tmpfs. Needs root.
 
+use crate::support::Cluster;
 use koord_apiserver::store::{Index, Key, Store, StoreError, StoreOptions, TableId};
+use koord_apiserver::{ApiServer, Config};
 use koord_app::Clock;
 use serde_json::json;
 use std::path::Path;
 use std::process::Command;
 
-/// A tmpfs of a megabyte; unmounted when dropped.
+/// A tmpfs of four megabytes; unmounted when dropped.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
     fn mount() -> Result<Self, String> {
         let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
         let mount = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"])
+            .args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"])
             .arg(dir.path())
             .output()
             .map_err(|error| format!("mount: {error}"))?;
@@ -53,7 +55,7 @@ async fn a_full_disk_refuses_writes_and_works_again_with_room() {
             .await
     };
     let ballast = disk.path().join("ballast");
-    std::fs::write(&ballast, vec![0; 400_000]).unwrap();
+    std::fs::write(&ballast, vec![0; 3_500_000]).unwrap();
     let dir = disk.path().join("store");
     let store = Store::open(StoreOptions::dir(&dir, Clock::system()))
         .await
@@ -89,4 +91,62 @@ async fn a_full_disk_refuses_writes_and_works_again_with_room() {
         .unwrap();
     assert_eq!(count(&store), written + 1);
     store.close().await;
+}
+
+/// Fills what is left of the disk.
+fn fill(disk: &SmallDisk) -> std::path::PathBuf {
+    use std::io::Write as _;
+    let ballast = disk.path().join("ballast");
+    let mut file = std::fs::File::create(&ballast).unwrap();
+    while file.write_all(&[0; 4096]).is_ok() {}
+    ballast
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
+    const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+    const CLASS: &str = "/apis/scheduling.k8s.io/v1/priorityclasses/system-node-critical";
+    let disk = match SmallDisk::mount() {
+        Ok(disk) => disk,
+        Err(why) => {
+            koord_host::testing::skip("mount", why);
+            return;
+        }
+    };
+    let dir = disk.path().join("data");
+    let map = |name: &str| json!({"metadata": {"name": name}, "data": {"x": "y".repeat(10_000)}});
+
+    // A disk that is full from the beginning holds nothing to serve.
+    let ballast = fill(&disk);
+    let config = Config::dir(&dir, Clock::system());
+    let error = ApiServer::open(config).await.expect_err("nothing fits");
+    assert!(error.to_string().contains("No space left"), "{error}");
+    std::fs::remove_file(&ballast).unwrap();
+
+    let cluster = Cluster::in_dir(&dir).await;
+    cluster.post(MAPS, map("kept")).await.expect(201);
+    // The next start has something to write.
+    cluster.delete(CLASS, json!({})).await.expect(200);
+    cluster.server.close().await;
+
+    let ballast = fill(&disk);
+    let cluster = Cluster::in_dir(&dir).await;
+    let kept = cluster.get(&format!("{MAPS}/kept")).await.expect(200);
+    assert_eq!(kept["data"], map("")["data"]);
+    let store = cluster.server.store();
+    let table = TableId::new("", "configmaps");
+    let mut watcher = store.watch(table, store.revision()).unwrap();
+    let refused = cluster.post(MAPS, map("late")).await;
+    let message = refused.fails(500, "InternalError");
+    assert!(message.contains("No space left"), "{message}");
+    let health = cluster.get("/healthz").await;
+    assert_eq!(health.code, 500, "{}", health.body);
+    cluster.get(CLASS).await.fails(404, "NotFound");
+
+    std::fs::remove_file(&ballast).unwrap();
+    cluster.post(MAPS, map("late")).await.expect(201);
+    assert_eq!(&*watcher.next().await.unwrap().new.key.name, "late");
+    // What is missing is made without another start.
+    cluster.until(CLASS, |answer| answer.code == 200).await;
+    cluster.server.close().await;
 }
