@@ -4,6 +4,8 @@
 use super::Plugin;
 use super::{Family, Reason};
 use crate::state::{NodeIndex, PodInfo};
+use rustc_hash::FxHashMap;
+use std::fmt::Debug;
 use std::sync::Arc;
 
 /// A write to the API.
@@ -72,6 +74,42 @@ pub struct Problem {
     pub uid: String,
     /// Names the key and the value.
     pub message: String,
+}
+
+impl Problem {
+    /// Returns the text for a value that is not used: the field, the value, and what is expected.
+    #[must_use]
+    pub fn invalid(field: &str, value: impl Debug, expected: &str) -> String {
+        format!("invalid value {value:?} for {field}: expected {expected}")
+    }
+}
+
+/// The problems of objects that were reported, by what identifies the objects of a kind: a uid, or a name.
+/// Each is reported once, until the object changes in that.
+#[derive(Debug, Default)]
+pub struct ReportedProblems(FxHashMap<Arc<str>, Vec<Problem>>);
+
+impl ReportedProblems {
+    /// Reports those of `found` that were not among the last ones of this object. Without any, the object
+    /// is forgotten.
+    pub fn update(&mut self, object: &str, found: Vec<Problem>, fx: &mut Effects) {
+        if found.is_empty() {
+            self.0.remove(object);
+            return;
+        }
+        let before = self.0.get(object);
+        let new = |problem: &&Problem| before.is_none_or(|before| !before.contains(problem));
+        fx.problems.extend(found.iter().filter(new).cloned());
+        match self.0.get_mut(object) {
+            Some(before) => *before = found,
+            None => drop(self.0.insert(object.into(), found)),
+        }
+    }
+
+    /// Forgets an object that is gone.
+    pub fn forget(&mut self, object: &str) {
+        self.0.remove(object);
+    }
 }
 
 /// What a plugin asks of the engine while it digests an event.
@@ -144,5 +182,56 @@ impl Effects {
             && withdraw.is_empty()
             && explain.is_empty()
             && writes.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(message: &str) -> Problem {
+        Problem {
+            kind: "Node",
+            namespace: String::new(),
+            name: "n".to_owned(),
+            uid: "u".to_owned(),
+            message: message.to_owned(),
+        }
+    }
+
+    #[test]
+    fn problem_is_reported_once_until_the_object_changes() {
+        let mut reported = ReportedProblems::default();
+        for (found, want) in [
+            (&["a", "b"][..], &["a", "b"][..]),
+            (&["a", "b"], &[]),
+            (&["b", "c"], &["c"]),
+            (&["a", "b", "c"], &["a"]),
+            (&[], &[]),
+            (&["a"], &["a"]),
+        ] {
+            let mut fx = Effects::default();
+            let found = found.iter().map(|message| problem(message)).collect();
+            reported.update("u", found, &mut fx);
+            let told: Vec<_> = fx
+                .problems
+                .iter()
+                .map(|problem| &*problem.message)
+                .collect();
+            assert_eq!(told, want);
+        }
+        let mut fx = Effects::default();
+        reported.forget("u");
+        reported.update("u", vec![problem("a")], &mut fx);
+        assert_eq!(fx.problems.len(), 1);
+    }
+
+    #[test]
+    fn invalid_value_names_field_value_and_expectation() {
+        let text = Problem::invalid("spec.min[cpu]", "-1", "0 or more");
+        assert_eq!(
+            text,
+            r#"invalid value "-1" for spec.min[cpu]: expected 0 or more"#
+        );
     }
 }

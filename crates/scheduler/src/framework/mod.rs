@@ -24,7 +24,7 @@ pub use answer::{
     PostFilter, PreFilter, PreScore, Preemption, RulesVersion,
 };
 pub use books::Bookkeeping;
-pub use effects::{Effects, Problem, Remark, Timed, Verb, Write};
+pub use effects::{Effects, Problem, Remark, ReportedProblems, Timed, Verb, Write};
 pub use event::{Action, ClusterEvent, EventNames, Helps, Interest, ObjectChange, Subject};
 pub use groups::{Groups, Label, Surroundings};
 pub use index::{Index, IndexKind, Indexes};
