@@ -6,6 +6,7 @@
 mod args;
 mod load;
 mod seen;
+mod skew;
 #[cfg(test)]
 mod tests;
 
@@ -62,6 +63,8 @@ struct Known {
     /// The first of the times in `expiries` for this node. A report that takes the place of another
     /// leaves it there, so that each node has one, as a rule.
     looked_at: Option<Timestamp>,
+    /// Whether the time of the report was refused, and that was reported.
+    is_ahead: bool,
 }
 
 /// The pod's side of a cycle.
@@ -142,7 +145,7 @@ impl LoadAware {
         for pod in view.nodes.pods(node) {
             let at = old.assigned_at(&pod.uid).unwrap_or(view.now);
             let estimate = self.dims.estimate(pod, view.resources, custom);
-            load.add(pod, estimate, (&self.args, &self.dims), at);
+            load.add(pod, estimate, (&self.args, &self.dims), at, view.now);
         }
         *self.load(node).0 = load;
         self.note(node);
@@ -171,6 +174,10 @@ impl LoadAware {
 
     /// Files a report. Until now the node was taken to be as [`LoadAware::reported`] says.
     fn report(&mut self, seen: Arc<SeenMetric>, gone: bool, view: View<'_>, fx: &mut Effects) {
+        let (seen, is_ahead) = match gone {
+            true => (seen, false),
+            false => self.bound_time(seen, view, fx),
+        };
         let node = view.nodes.find(&seen.name);
         self.reported = node.map(|node| {
             let load = self.load(node).0;
@@ -183,6 +190,7 @@ impl LoadAware {
             _ if gone => drop(self.reports.remove(&seen.name)),
             Some(known) => {
                 known.seen = seen;
+                known.is_ahead = is_ahead;
                 let looked_at = known.looked_at.unwrap_or(Timestamp::MAX);
                 if let Some(at) = expires.filter(|at| *at < looked_at) {
                     known.looked_at = Some(at);
@@ -195,7 +203,12 @@ impl LoadAware {
                 if let Some(at) = expires {
                     self.expiries.push(Reverse((at, name.clone())));
                 }
-                self.reports.insert(name, Known { seen, looked_at });
+                let known = Known {
+                    seen,
+                    looked_at,
+                    is_ahead,
+                };
+                self.reports.insert(name, known);
             }
         }
         if let Some(node) = node {
@@ -515,7 +528,7 @@ impl Bookkeeping for LoadAware {
         let custom = self.args.allow_customize_estimation;
         let estimate = self.dims.estimate(pod, view.resources, custom);
         let (load, rules) = self.load(node);
-        load.add(pod, estimate, rules, view.now);
+        load.add(pod, estimate, rules, view.now, view.now);
     }
     fn on_updated(
         &mut self,

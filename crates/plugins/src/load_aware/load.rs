@@ -133,6 +133,8 @@ impl Dims {
 struct Share {
     pod: Arc<PodInfo>,
     assigned: Timestamp,
+    /// When its kubelet had run its init containers.
+    initialized: Option<Timestamp>,
     estimate: Row,
 }
 
@@ -190,18 +192,22 @@ impl Load {
         }
     }
 
-    /// Adds `pod`, assigned at `now` unless its condition says when.
+    /// Adds `pod`, assigned at `assigned` unless its condition says when. Times that other machines
+    /// wrote count as `now` where they lie ahead: else an estimate would count for as long as another
+    /// clock is ahead.
     pub(super) fn add(
         &mut self,
         pod: &Arc<PodInfo>,
         estimate: Row,
         (args, dims): (&Args, &Dims),
+        assigned: Timestamp,
         now: Timestamp,
     ) {
         self.remove(&pod.uid, (args, dims));
         let share = Share {
             pod: pod.clone(),
-            assigned: pod.scheduled_at.unwrap_or(now),
+            assigned: pod.scheduled_at.map_or(assigned, |time| time.min(now)),
+            initialized: pod.initialized_at.map(|time| time.min(now)),
             estimate,
         };
         self.standing.count(&share, (args, dims), 1);
@@ -220,7 +226,7 @@ impl Load {
             .shares
             .get(&pod.uid)
             .map_or(now, |share| share.assigned);
-        self.add(pod, estimate, rules, assigned);
+        self.add(pod, estimate, rules, assigned, now);
     }
 
     /// When the pod with this uid was assigned.
@@ -317,7 +323,7 @@ impl Standing {
         let usage = reported.map(|reported| dims.seen(&reported.usage));
         let coverage = Coverage {
             assigned: share.assigned.as_millisecond(),
-            deadline: deadline(pod, share.assigned, args),
+            deadline: deadline(pod, share.assigned, share.initialized, args),
             reported: report.updated.map_or(0, |time| time.as_millisecond()),
             interval: report.interval,
         };
@@ -364,7 +370,12 @@ fn counts(row: &Row) -> bool {
 }
 
 /// Until when the estimate counts whatever the report says, in milliseconds.
-pub(super) fn deadline(pod: &PodInfo, assigned: Timestamp, args: &Args) -> Option<i64> {
+pub(super) fn deadline(
+    pod: &PodInfo,
+    assigned: Timestamp,
+    initialized_at: Option<Timestamp>,
+    args: &Args,
+) -> Option<i64> {
     let setting = |key: &str, default: Option<i64>| {
         let own = args
             .allow_customize_estimation
@@ -382,7 +393,7 @@ pub(super) fn deadline(pod: &PodInfo, assigned: Timestamp, args: &Args) -> Optio
         annotations::LOAD_ESTIMATED_SECONDS_AFTER_INITIALIZED,
         args.estimated_seconds_after_initialized,
     );
-    if let (Some(seconds), Some(time)) = (initialized, pod.initialized_at) {
+    if let (Some(seconds), Some(time)) = (initialized, initialized_at) {
         return Some(after(time, seconds));
     }
     let scheduled = setting(

@@ -58,7 +58,7 @@ pub(super) fn amount(name: &str, quantity: &Quantity) -> i64 {
 type Kinds = Vec<(Box<str>, Amounts)>;
 
 /// What a report says of one pod.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct PodUsage {
     namespace: Box<str>,
     name: Box<str>,
@@ -73,7 +73,7 @@ impl PodUsage {
 }
 
 /// See the module documentation.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct SeenMetric {
     /// The node's.
     pub(super) name: Arc<str>,
@@ -160,6 +160,14 @@ impl Mirrored for SeenMetric {
 }
 
 impl SeenMetric {
+    /// The same without a time, so that it counts as expired.
+    pub(super) fn without_time(&self) -> Self {
+        Self {
+            updated: None,
+            ..self.clone()
+        }
+    }
+
     /// What it says of a pod.
     pub(super) fn pod(&self, namespace: &str, name: &str) -> Option<&PodUsage> {
         let at = self

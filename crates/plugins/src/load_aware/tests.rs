@@ -1,6 +1,7 @@
 mod cache;
 mod rows;
 mod seen;
+mod skew;
 
 use super::seen::SeenMetric;
 use super::*;

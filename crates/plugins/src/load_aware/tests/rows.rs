@@ -430,7 +430,7 @@ fn estimates_hold_until_a_deadline() {
         let pod = PodInfo::new(Arc::new(pod), &ResourceTable::new()).unwrap();
         let expected = expected.map(|seconds| at(seconds).as_millisecond());
         assert_eq!(
-            load::deadline(&pod, at(-60), &args.complete()),
+            load::deadline(&pod, at(-60), pod.initialized_at, &args.complete()),
             expected,
             "{name}"
         );

@@ -1,0 +1,44 @@
+//! Reports of nodes whose clock is ahead.
+
+use super::LoadAware;
+use super::seen::SeenMetric;
+use jiff::SignedDuration;
+use koord_model::report_time;
+use koord_scheduler::framework::{Effects, Problem, View};
+use std::sync::Arc;
+
+impl LoadAware {
+    /// Refuses the time of a report that is dated too far ahead: the report counts as expired, until
+    /// another takes its place. The clock of a node is reported once, until it is right again.
+    pub(super) fn bound_time(
+        &self,
+        seen: Arc<SeenMetric>,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) -> (Arc<SeenMetric>, bool) {
+        let life = SignedDuration::from_secs(self.args.node_metric_expiration_seconds);
+        let excess = |reported| report_time::excess(reported, view.now, life);
+        let Some((reported, ahead)) = seen.updated.and_then(|at| Some((at, excess(at)?))) else {
+            return (seen, false);
+        };
+        let known = self.reports.get(&seen.name);
+        if known.is_none_or(|known| !known.is_ahead) {
+            let node = view.nodes.find(&seen.name);
+            let node = node.and_then(|node| view.nodes.info(node));
+            let uid = node.and_then(|node| node.object.metadata.uid.clone());
+            let (ahead, limit) = (ahead.as_secs(), life.min(report_time::MAX_AHEAD).as_secs());
+            fx.problems.push(Problem {
+                kind: "Node",
+                namespace: String::new(),
+                name: seen.name.to_string(),
+                uid: uid.unwrap_or_default(),
+                message: format!(
+                    "invalid value {:?} for status.updateTime of the NodeMetric: expected less than {limit} s \
+                     ahead of the scheduler's clock, and it is {ahead} s ahead; the report counts as expired",
+                    reported.to_string()
+                ),
+            });
+        }
+        (Arc::new(seen.without_time()), true)
+    }
+}

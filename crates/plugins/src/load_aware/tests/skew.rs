@@ -1,0 +1,97 @@
+//! Times of other machines that lie ahead.
+
+use super::*;
+
+/// The problems among what an engine was asked to do.
+fn problems(engine: &mut Engine) -> Vec<String> {
+    let outputs = engine.take_outputs().into_iter();
+    let problems = outputs.filter_map(|output| match output {
+        Output::Problem(problem) => Some(format!(
+            "{} {}: {}",
+            problem.kind, problem.name, problem.message
+        )),
+        _ => None,
+    });
+    problems.collect()
+}
+
+fn report(seconds: i64) -> ObjectChange {
+    metric("n", "90", json!({"updateTime": at(seconds).to_string()}))
+}
+
+/// A life of 180 s is the bound ahead, too.
+#[test]
+fn report_from_ahead_counts_as_expired() {
+    let pass = || json!({"enableScheduleWhenNodeMetricsExpired": true});
+    let expired = "0/1 nodes are available: 1 node(s) nodeMetric expired.";
+    for (ahead, refusing, passing) in [(179, HOT, HOT), (180, expired, "n"), (3600, expired, "n")] {
+        for (args, want) in [(json!({}), refusing), (pass(), passing)] {
+            let mut engine = engine(args);
+            engine.node_applied(node("n", json!({})), at(0));
+            engine.object_changed(&report(ahead), at(0));
+            assert_eq!(place(&mut engine, pod("p", json!({})), 0), want, "{ahead}");
+        }
+    }
+}
+
+/// Once the scheduler's clock has caught up, the old report looks current.
+#[test]
+fn report_from_ahead_stays_expired_until_the_next_one() {
+    let mut engine = engine(json!({"enableScheduleWhenNodeMetricsExpired": true}));
+    engine.node_applied(node("n", json!({})), at(0));
+    engine.object_changed(&report(3600), at(0));
+    assert_eq!(place(&mut engine, pod("p", json!({})), 3600), "n");
+    engine.object_changed(&report(3600), at(3600));
+    assert_eq!(place(&mut engine, pod("q", json!({})), 3600), HOT);
+}
+
+#[test]
+fn clock_skew_is_reported_once_per_node() {
+    let mut engine = engine(json!({}));
+    engine.node_applied(node("n", json!({})), at(0));
+    engine.object_changed(&report(3600), at(0));
+    let told = problems(&mut engine);
+    assert_eq!(told.len(), 1, "{told:?}");
+    for part in [
+        "Node n: invalid value",
+        &at(3600).to_string(),
+        "updateTime",
+        "expected less than 180 s ahead",
+        "3600 s ahead",
+    ] {
+        assert!(told[0].contains(part), "{told:?}");
+    }
+    engine.object_changed(&report(3660), at(60));
+    assert_eq!(problems(&mut engine), [""; 0]);
+    // Right again, and then not.
+    engine.object_changed(&report(120), at(120));
+    engine.object_changed(&report(7200), at(180));
+    assert_eq!(problems(&mut engine).len(), 1);
+}
+
+/// The kubelet's word of when a pod was initialized, and another scheduler's of when it was placed.
+#[test]
+fn times_of_pods_ahead_extend_no_estimate() {
+    for (kind, args) in [
+        (
+            "Initialized",
+            json!({"estimatedSecondsAfterInitialized": 60}),
+        ),
+        (
+            "PodScheduled",
+            json!({"estimatedSecondsAfterPodScheduled": 60}),
+        ),
+    ] {
+        let mut engine = engine(args);
+        engine.node_applied(node("n", json!({})), at(0));
+        let condition = json!({"type": kind, "status": "True",
+            "lastTransitionTime": at(100_000).to_string()});
+        let bound = json!({"spec": {"nodeName": "n"}, "status": {"conditions": [condition]}});
+        engine.pod_applied(pod("a", bound), at(0));
+        let usage = json!({"podsMetric": [{"name": "a", "namespace": "ns", "priority": "koord-prod",
+            "podUsage": {"resources": {"cpu": "1"}}}], "updateTime": at(200).to_string()});
+        // With the estimate of 8.5 cores for the pod that is there, it would be 65.5 %.
+        engine.object_changed(&metric("n", "49500m", usage), at(200));
+        assert_eq!(place(&mut engine, pod("p", json!({})), 200), "n", "{kind}");
+    }
+}
