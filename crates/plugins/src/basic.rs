@@ -1,6 +1,6 @@
 //! The small plugins: queue order, gates, node name, cordoned nodes, binding.
 
-use k8s_openapi::api::core::v1::Taint;
+use k8s_openapi::api::core::v1::{Taint, WorkloadReference};
 use koord_model::nodes::tolerates;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
@@ -91,6 +91,56 @@ impl Plugin for DynamicResources {
 fn has_claims(pod: &PodInfo) -> bool {
     let claims = pod.spec().and_then(|spec| spec.resource_claims.as_ref());
     claims.is_some_and(|claims| !claims.is_empty())
+}
+
+/// `GangScheduling`: does not place groups of the Workload API yet, and so lets no pod through that
+/// belongs to one: placed by itself, it could hold a node for mates that never come.
+#[derive(Debug)]
+pub(crate) struct GangScheduling;
+
+impl Plugin for GangScheduling {
+    fn name(&self) -> &'static str {
+        "GangScheduling"
+    }
+    fn points(&self) -> Points {
+        // All that configurations may name it at.
+        Points::PRE_ENQUEUE
+            .or(Points::PRE_FILTER)
+            .or(Points::RESERVE)
+            .or(Points::PERMIT)
+    }
+    fn holders(&self) -> Holders {
+        Holders::Judged
+    }
+    fn interests(&self) -> Vec<Interest> {
+        vec![Interest {
+            subject: Subject::UnscheduledPod,
+            actions: Action::POD_SPEC,
+        }]
+    }
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        signature.number(i64::from(workload_of(pod).is_some()));
+        Signable::Yes
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        let Some(workload) = workload_of(cycle.pod) else {
+            return PreFilter::Skip;
+        };
+        let named = match workload.name.as_str() {
+            "" => format!("spec.schedulingGroup names {:?}", workload.pod_group),
+            name => format!(
+                "spec.workloadRef names {:?} of {name:?}",
+                workload.pod_group
+            ),
+        };
+        PreFilter::Reject(Rejection::unresolvable(format!(
+            "{named}: this scheduler does not place pod groups of the Workload API"
+        )))
+    }
+}
+
+fn workload_of(pod: &PodInfo) -> Option<&WorkloadReference> {
+    pod.spec()?.workload_ref.as_ref()
 }
 
 /// `NodeName`: a pod that names a node goes nowhere else.

@@ -37,9 +37,6 @@ use koord_scheduler::framework::{Factory, Order, Plugin, Registry};
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// Plugins of Kubernetes and Koordinator that configurations may name and that are not here yet.
-const ACCEPTED: &[&str] = &["GangScheduling"];
-
 /// Why a rule refuses a pod for which its books were not prepared.
 const UNPREPARED: &str = "the books were not prepared for the pod";
 
@@ -72,6 +69,9 @@ pub fn registry() -> Registry {
             Ok(Box::new(basic::SchedulingGates) as Box<dyn Plugin>)
         }),
         both("PrioritySort", 1, |_, _| Ok(Box::new(basic::PrioritySort))),
+        both("GangScheduling", 1, |_, _| {
+            Ok(Box::new(basic::GangScheduling))
+        }),
         both("NodeUnschedulable", 1, |_, _| {
             Ok(Box::new(basic::NodeUnschedulable))
         }),
@@ -152,7 +152,7 @@ pub fn registry() -> Registry {
     ];
     Registry {
         factories,
-        accepted: ACCEPTED.to_vec(),
+        accepted: Vec::new(),
         before_binding: vec![pre_bind::NAME],
         koord_order: koord_order(),
         koord_args: koord_args.into(),

@@ -208,3 +208,66 @@ fn a_node_whose_services_leave_nothing_over_now_is_nearer_than_one_that_is_not_s
     let names: Vec<&str> = near.iter().map(|near| &*near.node).collect();
     assert_eq!(names, ["chosen", "other"], "{near:?}");
 }
+
+/// As a pod of 1.35 says it, and as one of 1.36 or later reaches a plugin.
+#[test]
+fn pod_of_a_workload_waits_with_a_reason() {
+    let mut engine = engine_of(&["GangScheduling", "NodeName", "DefaultBinder"]);
+    node(&mut engine, "open", false);
+    for (reference, named) in [
+        (
+            json!({"name": "w", "podGroup": "g", "podGroupReplicaKey": "0"}),
+            r#"spec.workloadRef names "g" of "w""#,
+        ),
+        (
+            json!({"name": "", "podGroup": "g"}),
+            r#"spec.schedulingGroup names "g""#,
+        ),
+    ] {
+        let grouped = pod("p", json!({"workloadRef": reference}));
+        let why = "this scheduler does not place pod groups of the Workload API";
+        assert_eq!(
+            place(&mut engine, grouped),
+            format!("0/1 nodes are available: {named}: {why}.")
+        );
+        assert_eq!(place(&mut engine, pod("other", json!({}))), "open");
+        // Waits for a change of its own, and for nothing else.
+        let later = now() + jiff::SignedDuration::from_secs(60);
+        node(&mut engine, "new", false);
+        assert!(engine.schedule_one(later).is_none());
+        engine.pod_applied(pod("p", json!({})), later);
+        assert!(engine.schedule_one(later).is_some());
+        assert!(engine.placement("p").is_some());
+        engine.node_deleted("new", later);
+        for uid in ["p", "other"] {
+            engine.pod_left(uid, later);
+        }
+    }
+}
+
+#[test]
+fn pod_of_a_workload_waits_in_every_default_profile() {
+    let config = Configuration::parse(
+        r#"{"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}"#,
+    )
+    .unwrap();
+    for koord in [false, true] {
+        let context = BuildContext::default();
+        let profiles = Profiles::build(&config, &crate::registry(), &context, koord).unwrap();
+        let mut engine = Engine::new(&config, profiles, EngineOptions::default());
+        node(&mut engine, "open", false);
+        let grouped = json!({"schedulerName": "default-scheduler",
+            "workloadRef": {"name": "w", "podGroup": "g"}});
+        engine.pod_applied(pod("p", grouped), now());
+        engine.schedule_one(now());
+        let outputs = engine.take_outputs().into_iter();
+        let said: Vec<String> = outputs
+            .filter_map(|output| match output {
+                Output::Failed(failure) => Some(failure.message.to_string()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(said.len(), 1, "{koord}: {said:?}");
+        assert!(said[0].contains("spec.workloadRef"), "{koord}: {said:?}");
+    }
+}

@@ -2,6 +2,7 @@
 
 mod binder;
 mod condition;
+mod decode;
 mod desk;
 mod discard;
 mod evict;
@@ -34,6 +35,7 @@ use crate::framework::Profiles;
 use crate::metrics::{Metrics, PluginMetrics};
 use crate::state::{Alike, SeenPod};
 use binder::Writer;
+use decode::DecodedPod;
 use desk::{Desk, Notes};
 use discard::Discard;
 use extender::Extenders;
@@ -332,7 +334,7 @@ fn watch_all(
     let resources = profiles.resources.clone();
     let alike = Alike::default();
     let victims_shown = config.shows_victims();
-    let read = move |mut pod| {
+    let read = move |DecodedPod(mut pod)| {
         if !shown {
             watch::trim_pod(&mut pod);
         }
