@@ -7,6 +7,7 @@
 
 mod admission;
 mod args;
+mod invalid;
 mod ledger;
 mod metrics;
 mod objects;
@@ -72,6 +73,7 @@ pub(crate) struct ElasticQuotas {
     /// Something changed since they were looked at.
     moved: bool,
     retried: Timestamp,
+    reports: invalid::Reports,
     times: metrics::Times,
 }
 
@@ -122,6 +124,7 @@ pub(crate) fn build(
         refused: FxHashSet::default(),
         moved: false,
         retried: Timestamp::UNIX_EPOCH,
+        reports: invalid::Reports::default(),
         times: metrics::Times::default(),
     }))
 }
@@ -545,13 +548,19 @@ impl Bookkeeping for ElasticQuotas {
         let table = view.resources;
         self.start(table);
         let began = Some(std::time::Instant::now());
+        let before = self.objects.place_of(&key_of(&object));
         let (key, mut namespaces) = if change.action == Action::DELETE {
             let key = key_of(&object);
             let last = self.objects.remove(&key);
+            self.reports.forget(&object);
             (key, last.map_or_else(Vec::new, |last| last.namespaces))
         } else {
+            self.reports.values(&object, self.objects.has_trees(), fx);
             self.objects.apply(&object, table, &mut fx.problems)
         };
+        if self.objects.place_of(&key) != before {
+            self.reports.parents_changed(view.now);
+        }
         self.settle(&key.1, table);
         if key.0 == key.1 {
             namespaces.push(key.0);
@@ -640,6 +649,7 @@ impl Bookkeeping for ElasticQuotas {
         if self.ledger.end(trees, view.now) {
             self.moved();
         }
+        self.report_parents(view.now, fx);
         self.create_built_ins(view.now, fx);
         self.show(view, fx);
         self.revoke(view, fx);
@@ -654,8 +664,9 @@ impl Bookkeeping for ElasticQuotas {
         let write = self.writer.next(self.lacks_built_ins());
         let end = self.ledger.next_ending();
         let revoke = self.revoker.next();
+        let report = self.reports.next();
         let all = retry.into_iter().chain(write).chain(end).chain(revoke);
-        all.min()
+        all.chain(report).min()
     }
     fn after_post_filter(
         &mut self,

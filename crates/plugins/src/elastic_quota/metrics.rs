@@ -13,6 +13,13 @@ static STATUS: Family = Family {
     labels: &["name", "resource", "tree", "is_parent", "parent", "field"],
     kind: Kind::Gauge,
 };
+/// Upstream registers it and never sets it; its dashboard selects quotas by it.
+static SPEC: Family = Family {
+    name: "scheduler_elastic_quota_spec",
+    help: "What quotas are guaranteed and may use at most; CPU in thousandths.",
+    labels: &["name", "resource", "tree", "is_parent", "parent", "field"],
+    kind: Kind::Gauge,
+};
 static LATENCY: Family = Family {
     name: "scheduler_elastic_quota_process_latency",
     help: "Time of one change of the books, in seconds; of pods, of one change in sixteen.",
@@ -61,6 +68,7 @@ impl Times {
 impl ElasticQuotas {
     pub(super) fn measured(&mut self, table: &ResourceTable, out: &mut Readings) {
         out.renew(&STATUS);
+        out.renew(&SPEC);
         let runtime = self.divides();
         let trees = &mut self.trees;
         trees.settle();
@@ -118,7 +126,11 @@ impl ElasticQuotas {
                     let resource = table.name(id);
                     let labels = [name, &*resource, tree, is_parent, parent, field];
                     #[allow(clippy::cast_precision_loss, reason = "metrics are floating point")]
-                    out.add(&STATUS, &labels, amounts.get(id) as f64);
+                    let value = amounts.get(id) as f64;
+                    out.add(&STATUS, &labels, value);
+                    if matches!(field, "min" | "max") {
+                        out.add(&SPEC, &labels, value);
+                    }
                 }
             }
         }

@@ -84,9 +84,9 @@ impl Objects {
     ) -> (Key, Vec<String>) {
         let key = key_of(object);
         let last = self.remove(&key);
-        let mut object = read(object, last.as_ref(), table, problems);
+        let mut object = read(object, last.as_ref(), table);
         if self.multi_tree {
-            plant(&mut object, last.as_ref(), table, problems);
+            plant(&mut object, last.as_ref(), table);
         }
         let order = (created(&object.object), key.0.clone());
         let same = self.by_name.entry(key.1.clone()).or_default();
@@ -131,6 +131,17 @@ impl Objects {
             }
         }
         Some(last)
+    }
+
+    /// Whether there are several trees.
+    pub(super) fn has_trees(&self) -> bool {
+        self.multi_tree
+    }
+
+    /// The parent and the tree that an object names.
+    pub(super) fn place_of(&self, key: &Key) -> Option<(String, String)> {
+        let object = self.all.get(key)?;
+        Some((object.spec.parent.clone(), object.tree.clone()))
     }
 
     /// The object that speaks for quota `name`.
@@ -178,12 +189,8 @@ pub(super) fn amounts(list: &ResourceList, table: &ResourceTable) -> Amounts {
         .collect()
 }
 
-fn read(
-    object: &Arc<ElasticQuota>,
-    last: Option<&Object>,
-    table: &ResourceTable,
-    problems: &mut Vec<Problem>,
-) -> Object {
+/// Reads an object. Of what cannot be read, the last valid value stays; see [`super::invalid`].
+fn read(object: &Arc<ElasticQuota>, last: Option<&Object>, table: &ResourceTable) -> Object {
     let meta = &object.metadata;
     let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key));
     let max = amounts(&object.spec.max, table);
@@ -192,8 +199,7 @@ fn read(
     if let Some(text) = annotation(key) {
         match serde_json::from_str::<ResourceList>(text) {
             Ok(list) => weight = amounts(&list, table),
-            Err(error) => {
-                problems.push(malformed(object, key, text, &error));
+            Err(_) => {
                 if let Some(last) = last {
                     weight = last.spec.weight.clone();
                 }
@@ -208,8 +214,7 @@ fn read(
     if let Some(text) = annotation(key).filter(|text| !text.is_empty()) {
         match serde_json::from_str(text) {
             Ok(list) => namespaces = list,
-            Err(error) => {
-                problems.push(malformed(object, key, text, &error));
+            Err(_) => {
                 if let Some(last) = last {
                     namespaces.clone_from(&last.namespaces);
                 }
@@ -241,12 +246,7 @@ fn read(
 }
 
 /// Reads what an object says of its tree.
-fn plant(
-    object: &mut Object,
-    last: Option<&Object>,
-    table: &ResourceTable,
-    problems: &mut Vec<Problem>,
-) {
+fn plant(object: &mut Object, last: Option<&Object>, table: &ResourceTable) {
     let quota = object.object.clone();
     let name = quota.metadata.name.as_deref().unwrap_or_default();
     let tree = quota.label(labels::QUOTA_TREE_ID);
@@ -269,13 +269,10 @@ fn plant(
             .iter()
             .map(|(id, amount)| (id, amount.max(0)))
             .collect(),
-        Err(error) => {
-            problems.push(malformed(&quota, key, text, &error));
-            match last.and_then(|last| last.root.as_ref()) {
-                Some(root) => root.total.clone(),
-                None => return,
-            }
-        }
+        Err(_) => match last.and_then(|last| last.root.as_ref()) {
+            Some(root) => root.total.clone(),
+            None => return,
+        },
     };
     object.root = Some(Root {
         tree: tree.to_owned(),
@@ -284,14 +281,7 @@ fn plant(
     });
 }
 
-fn malformed(object: &ElasticQuota, key: &str, text: &str, error: &serde_json::Error) -> Problem {
-    problem(
-        object,
-        format!("annotation {key} is ignored: {error}: {text:?}"),
-    )
-}
-
-fn problem(object: &ElasticQuota, message: String) -> Problem {
+pub(super) fn problem(object: &ElasticQuota, message: String) -> Problem {
     let (namespace, name) = key_of(object);
     Problem {
         kind: "ElasticQuota",

@@ -9,6 +9,7 @@ use serde_json::json;
 
 mod admission;
 mod hints;
+mod invalid;
 mod nodes;
 mod preemption;
 mod rebuild;

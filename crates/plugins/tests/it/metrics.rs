@@ -95,6 +95,7 @@ const SHOWN: &[(&str, &str, &str, &str)] = &[
     ("scheduler_pod_scheduling_feasible_nodes", HISTOGRAM, "", ""),
     ("scheduler_elastic_quota_process_latency", HISTOGRAM, "operation", r#"operation="UpdateQuota""#),
     ("scheduler_elastic_quota_process_latency", HISTOGRAM, "operation", r#"operation="RefreshRuntime""#),
+    ("scheduler_elastic_quota_spec", GAUGE, "field is_parent name parent resource tree", r#"field="max",is_parent="false",name="q",parent="koordinator-root-quota",resource="cpu",tree=""} 6000"#),
     ("scheduler_elastic_quota_status", GAUGE, "field is_parent name parent resource tree", r#"field="max",is_parent="false",name="q",parent="koordinator-root-quota",resource="cpu",tree=""} 6000"#),
     ("scheduler_elastic_quota_status", GAUGE, "field is_parent name parent resource tree", r#"field="used",is_parent="false",name="q",parent="koordinator-root-quota",resource="cpu",tree=""} 1000"#),
     ("scheduler_elastic_quota_status", GAUGE, "field is_parent name parent resource tree", r#"field="non-preemptible-used",is_parent="false",name="q",parent="koordinator-root-quota",resource="cpu",tree=""} 0"#),

@@ -1,0 +1,213 @@
+//! What ElasticQuotas say that cannot be meant. Upstream's webhook refuses most of it, and a cluster need
+//! not have that webhook: the quota stays in force as far as it can, and an event names the value.
+
+use super::objects::{Key, Object, Objects, problem};
+use super::{ElasticQuotas, RETRY_EVERY};
+use jiff::Timestamp;
+use koord_api::quantity::{Quantity, ResourceList};
+use koord_api::quota::{ROOT_QUOTA, is_built_in};
+use koord_api::scheduling::ElasticQuota;
+use koord_api::{annotations, labels};
+use koord_scheduler::framework::{Effects, Problem, ReportedProblems};
+use rustc_hash::FxHashMap;
+
+/// What was reported of quotas.
+#[derive(Debug, Default)]
+pub(super) struct Reports {
+    values: ReportedProblems,
+    parents: ReportedProblems,
+    /// When parents are looked through: a moment after they changed, as quotas are often made together.
+    parents_due: Option<Timestamp>,
+}
+
+impl Reports {
+    /// When parents are looked through next.
+    pub(super) fn next(&self) -> Option<Timestamp> {
+        self.parents_due
+    }
+
+    /// Notes that quotas came, went or moved.
+    pub(super) fn parents_changed(&mut self, now: Timestamp) {
+        let due = now.saturating_add(RETRY_EVERY).unwrap_or(Timestamp::MAX);
+        self.parents_due.get_or_insert(due);
+    }
+
+    /// Reports values of `object` that are not used as they are.
+    /// What is said of trees is read where there are several.
+    pub(super) fn values(&mut self, object: &ElasticQuota, trees: bool, fx: &mut Effects) {
+        let found = invalid_values(object, trees).into_iter();
+        let found = found.map(|message| problem(object, message)).collect();
+        let uid = object.metadata.uid.as_deref().unwrap_or_default();
+        self.values.update(uid, found, fx);
+    }
+
+    pub(super) fn forget(&mut self, object: &ElasticQuota) {
+        let uid = object.metadata.uid.as_deref().unwrap_or_default();
+        self.values.forget(uid);
+        self.parents.forget(uid);
+    }
+}
+
+impl ElasticQuotas {
+    /// Reports quotas without a usable parent, when that is due.
+    pub(super) fn report_parents(&mut self, now: Timestamp, fx: &mut Effects) {
+        if self.reports.parents_due.is_none_or(|due| due > now) {
+            return;
+        }
+        self.reports.parents_due = None;
+        let circles = circles(&self.objects);
+        for (key, object) in self.objects.iter() {
+            let found = invalid_parent(key, object, &self.objects, &circles);
+            let found = found.map(|message| problem(&object.object, message));
+            let uid = object.object.metadata.uid.as_deref().unwrap_or_default();
+            let found = found.into_iter().collect();
+            self.reports.parents.update(uid, found, fx);
+        }
+    }
+}
+
+/// The texts for values that are not used as they are.
+fn invalid_values(object: &ElasticQuota, trees: bool) -> Vec<String> {
+    let total = trees.then_some(annotations::QUOTA_TOTAL_RESOURCE);
+    let lists = || {
+        [Some(annotations::QUOTA_SHARED_WEIGHT), total]
+            .into_iter()
+            .flatten()
+    };
+    let mut out = Vec::new();
+    let mut negative = |field: &str, list: &ResourceList| {
+        let below = list.iter().filter(|(_, amount)| amount.nanos() < 0);
+        out.extend(below.map(|(name, amount)| {
+            let field = format!("{field}[{name}]");
+            Problem::invalid(&field, amount.to_string(), "0 or more; 0 is used")
+        }));
+    };
+    let (min, max) = (&object.spec.min, &object.spec.max);
+    negative("spec.min", min);
+    negative("spec.max", max);
+    for key in lists() {
+        if let Ok(list) = serde_json::from_str(object.annotation(key)) {
+            negative(&format!("annotation {key}"), &list);
+        }
+    }
+    let unreadable = |key: &str, error: &serde_json::Error, expected: &str| {
+        let expected = format!("{expected} ({error}); the last valid value stays in force");
+        Problem::invalid(
+            &format!("annotation {key}"),
+            object.annotation(key),
+            &expected,
+        )
+    };
+    for key in lists() {
+        let text = object.annotation(key);
+        let read = serde_json::from_str::<ResourceList>(text);
+        if let Some(error) = read.err().filter(|_| !text.is_empty()) {
+            out.push(unreadable(key, &error, "a JSON object of resource amounts"));
+        }
+    }
+    let key = annotations::QUOTA_NAMESPACES;
+    let text = object.annotation(key);
+    let read = serde_json::from_str::<Vec<String>>(text);
+    if let Some(error) = read.err().filter(|_| !text.is_empty()) {
+        out.push(unreadable(key, &error, "a JSON list of namespaces"));
+    }
+    let most = |name: &str| max.get(name).map(Quantity::nanos);
+    for (name, amount) in min {
+        if most(name).is_some_and(|most| amount.nanos() > most) {
+            let most = max.get(name).map(ToString::to_string).unwrap_or_default();
+            let expected = format!("at most spec.max[{name}], {most}, which limits it");
+            let field = format!("spec.min[{name}]");
+            out.push(Problem::invalid(&field, amount.to_string(), &expected));
+        }
+    }
+    for (key, used) in [
+        (labels::QUOTA_IS_PARENT, "false"),
+        (labels::QUOTA_ALLOW_LENT_RESOURCE, "true"),
+        (labels::QUOTA_ALLOW_FORCE_UPDATE, "false"),
+        (labels::QUOTA_IS_ROOT, "false"),
+        (labels::QUOTA_IGNORE_DEFAULT_TREE, "false"),
+    ] {
+        let of_trees = matches!(
+            key,
+            labels::QUOTA_IS_ROOT | labels::QUOTA_IGNORE_DEFAULT_TREE
+        );
+        let value = object.label(key);
+        if of_trees && !trees {
+            continue;
+        }
+        if !matches!(value, "" | "true" | "false") {
+            let expected = format!("true or false; {used} is used");
+            out.push(Problem::invalid(&format!("label {key}"), value, &expected));
+        }
+    }
+    out
+}
+
+/// The quota above, where another one is named.
+fn named_parent(object: &Object) -> Option<&str> {
+    let parent = object.spec.parent.as_str();
+    (!parent.is_empty() && parent != ROOT_QUOTA).then_some(parent)
+}
+
+/// The text for a parent that cannot be used.
+fn invalid_parent(
+    key: &Key,
+    object: &Object,
+    objects: &Objects,
+    circles: &FxHashMap<&str, String>,
+) -> Option<String> {
+    let name = key.1.as_str();
+    let parent = named_parent(object).filter(|_| objects.speaks(key) && !is_built_in(name))?;
+    let expected = if parent == name {
+        "another quota than itself".to_owned()
+    } else if is_built_in(parent) {
+        "a quota that is not built in, or the root".to_owned()
+    } else if let Some(circle) = circles.get(name) {
+        format!("a quota that is not below this one ({circle})")
+    } else {
+        match objects.of(parent) {
+            None => "the name of a quota that exists".to_owned(),
+            Some(other) if other.tree != object.tree => {
+                format!("a quota of the same tree, {:?}", object.tree)
+            }
+            Some(_) => return None,
+        }
+    };
+    let field = format!("label {}", labels::QUOTA_PARENT);
+    let expected =
+        format!("{expected}; until then the quota has what it is guaranteed, and no more");
+    Some(Problem::invalid(&field, parent, &expected))
+}
+
+/// The quotas whose parents are in a circle, with the way around; in time linear in their number.
+fn circles(objects: &Objects) -> FxHashMap<&str, String> {
+    let mut walks: FxHashMap<&str, usize> = FxHashMap::default();
+    let mut out = FxHashMap::default();
+    let names = objects.iter().filter(|(key, _)| objects.speaks(key));
+    for (number, (key, _)) in names.enumerate() {
+        let mut walk: Vec<&str> = Vec::new();
+        let mut at = Some(key.1.as_str());
+        while let Some(name) = at.filter(|name| !walks.contains_key(name)) {
+            walks.insert(name, number);
+            walk.push(name);
+            at = objects.of(name).and_then(named_parent);
+        }
+        let closing = at.filter(|name| walks.get(name) == Some(&number));
+        let Some(from) = closing.and_then(|name| walk.iter().position(|known| *known == name))
+        else {
+            continue;
+        };
+        let mut around = walk[from..].to_vec();
+        around.push(walk[from]);
+        // Long ones need not be spelled out.
+        let shown = around.iter().take(8).copied().collect::<Vec<_>>();
+        let more = if shown.len() < around.len() {
+            " -> …"
+        } else {
+            ""
+        };
+        let around = format!("{}{more}", shown.join(" -> "));
+        out.extend(walk[from..].iter().map(|name| (*name, around.clone())));
+    }
+    out
+}
