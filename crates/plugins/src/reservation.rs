@@ -596,7 +596,9 @@ impl Bookkeeping for Reservations {
         if change.action != Action::DELETE {
             let name = object.metadata.name.as_deref().unwrap_or_default();
             let before = self.table.named(name).map(|record| record.uid.clone());
-            self.table.apply(object, view, fx);
+            if let Some(why) = self.table.apply(object.clone(), view, fx) {
+                self.say_ignored(&object, &why, view.now, fx);
+            }
             if let Some(before) = before.filter(|before| **before != *uid) {
                 self.follow(&before, view);
             }
@@ -614,7 +616,10 @@ impl Bookkeeping for Reservations {
         if self.clean_owners || (self.controls && was_hoped_for) {
             self.forget_owners(uid, None, fx);
         }
-        self.agenda.drop(&object, uid);
+        if let Some(record) = self.table.find(uid).and_then(|at| self.table.record(at)) {
+            self.agenda.drop(record);
+        }
+        self.table.forget_reported(uid);
         self.table.delete(uid, fx);
         self.follow(uid, view);
     }

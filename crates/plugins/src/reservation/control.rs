@@ -48,9 +48,9 @@ impl Agenda {
     }
 
     /// Forgets the end of a reservation that is gone.
-    pub(super) fn drop(&mut self, object: &Reservation, uid: &str) {
-        if let Some(end) = ends_at(object) {
-            self.due.remove(&(after(end, 1), uid.into()));
+    pub(super) fn drop(&mut self, record: &Record) {
+        if let Some(end) = ends_at(record) {
+            self.due.remove(&(after(end, 1), record.uid.clone()));
         }
     }
 
@@ -105,7 +105,7 @@ impl Reservations {
         let placed = record.terms.node.is_some();
         if placed || self.expire_pending {
             // Expired is what is later than its end, not what has just reached it.
-            match ends_at(&record.object) {
+            match ends_at(record) {
                 Some(end) if end < view.now => {
                     let status = expired(&record.object, view.now);
                     return self.write(at, status, view.now, fx);
@@ -144,6 +144,34 @@ impl Reservations {
         fx.writes.push(status_write(record, status));
     }
 
+    /// Says on a Reservation that is not placed why it is ignored.
+    pub(super) fn say_ignored(
+        &self,
+        object: &Reservation,
+        why: &str,
+        now: Timestamp,
+        fx: &mut Effects,
+    ) {
+        let status = object.status.as_ref();
+        let placed = status.is_some_and(|status| {
+            let over = matches!(
+                status.phase,
+                Some(ReservationPhase::Succeeded | ReservationPhase::Failed)
+            );
+            over || !status.node_name.is_empty()
+        });
+        let (Some(name), Some(uid)) = (&object.metadata.name, &object.metadata.uid) else {
+            return;
+        };
+        if placed || !self.controls {
+            return;
+        }
+        if let Some(conditions) = refused(conditions(object), why, now) {
+            let status = json!({"conditions": conditions});
+            fx.writes.push(status_write_to(name, uid, status));
+        }
+    }
+
     /// Says on the Reservation why it was not placed.
     pub(super) fn say_unschedulable(
         &mut self,
@@ -159,34 +187,15 @@ impl Reservations {
         else {
             return;
         };
-        let mut conditions = conditions(&record.object);
-        let known = conditions
-            .iter()
-            .position(|c| c.type_ == RESERVATION_CONDITION_SCHEDULED);
-        let said = known.map(|at| &conditions[at]);
-        let scheduled = said.is_some_and(|condition| condition.status == "True");
-        let same = said.is_some_and(|condition| condition.message == message);
-        if scheduled || same || record.sent.said.as_ref() == Some(&message) {
+        if record.sent.said.as_ref() == Some(&message) {
             return;
         }
-        record.sent.said = Some(message.clone());
-        let fresh = condition(
-            RESERVATION_CONDITION_SCHEDULED,
-            "False",
-            RESERVATION_REASON_UNSCHEDULABLE,
-            now,
-        );
-        match known {
-            Some(at) => {
-                let since = conditions[at].last_transition_time.clone();
-                conditions[at] = fresh;
-                conditions[at].last_transition_time = since;
-                conditions[at].message = message;
-            }
-            None => conditions.push(ReservationCondition { message, ..fresh }),
+        let conditions = refused(conditions(&record.object), &message, now);
+        if let Some(conditions) = conditions {
+            record.sent.said = Some(message);
+            let write = status_write(record, json!({"conditions": conditions}));
+            fx.writes.push(write);
         }
-        let write = status_write(record, json!({"conditions": conditions}));
-        fx.writes.push(write);
     }
 
     /// Deletes reservations that have been over for long, or whose node is gone.
@@ -194,7 +203,7 @@ impl Reservations {
         let keep = SignedDuration::from_secs(self.args.first().gc_duration_seconds);
         let mut left = false;
         for record in self.table.iter().filter(|r| r.terms.phase == Phase::Over) {
-            let Some(since) = over_since(&record.object) else {
+            let Some(since) = over_since(record) else {
                 continue;
             };
             let homeless = record
@@ -208,7 +217,7 @@ impl Reservations {
             }
             fx.writes.push(Write {
                 verb: Verb::Delete(record.uid.to_string()),
-                ..to(record)
+                ..to(&record.name)
             });
         }
         self.agenda.gc =
@@ -240,14 +249,50 @@ pub(super) fn placed(node: &str, reserved: &ResourceList, now: Timestamp) -> Val
     })
 }
 
+/// The conditions of a reservation that was not placed, with the reason; none when they say so already, or
+/// it was placed.
+fn refused(
+    mut conditions: Vec<ReservationCondition>,
+    message: &str,
+    now: Timestamp,
+) -> Option<Vec<ReservationCondition>> {
+    let scheduled = |c: &ReservationCondition| c.type_ == RESERVATION_CONDITION_SCHEDULED;
+    let known = conditions.iter().position(scheduled);
+    if let Some(at) = known
+        && (conditions[at].status == "True" || conditions[at].message == message)
+    {
+        return None;
+    }
+    let mut fresh = condition(
+        RESERVATION_CONDITION_SCHEDULED,
+        "False",
+        RESERVATION_REASON_UNSCHEDULABLE,
+        now,
+    );
+    message.clone_into(&mut fresh.message);
+    match known {
+        Some(at) => {
+            let since = conditions[at].last_transition_time.clone();
+            conditions[at] = fresh;
+            conditions[at].last_transition_time = since;
+        }
+        None => conditions.push(fresh),
+    }
+    Some(conditions)
+}
+
 /// A write of `status` to the Reservation.
 pub(super) fn status_write(record: &Record, status: Value) -> Write {
-    let mut body = json!({"metadata": {"uid": &*record.uid}});
+    status_write_to(&record.name, &record.uid, status)
+}
+
+fn status_write_to(name: &str, uid: &str, status: Value) -> Write {
+    let mut body = json!({"metadata": {"uid": uid}});
     // Moved, where the macro would copy it.
     body["status"] = status;
     Write {
         verb: Verb::PatchStatus(body),
-        ..to(record)
+        ..to(name)
     }
 }
 
@@ -260,13 +305,13 @@ pub(super) fn placement(record: &Record, status: Value) -> Write {
     write
 }
 
-fn to(record: &Record) -> Write {
+fn to(name: &str) -> Write {
     Write {
         group: "scheduling.koordinator.sh",
         version: "v1alpha1",
         plural: "reservations",
         namespace: String::new(),
-        name: record.name.to_string(),
+        name: name.to_owned(),
         verb: Verb::Delete(String::new()),
         timed: None,
     }
@@ -374,16 +419,15 @@ fn expired(object: &Reservation, now: Timestamp) -> Value {
 }
 
 /// When the reservation expires; none when it never does.
-pub(super) fn ends_at(object: &Reservation) -> Option<Timestamp> {
-    let ttl = object.spec.ttl.map(koord_api::GoDuration::as_nanos);
+fn ends_at(record: &Record) -> Option<Timestamp> {
+    let object = &record.object;
+    let ttl = record.ttl.map(koord_api::GoDuration::as_nanos);
     if ttl == Some(0) {
         return None;
     }
-    let created = object
-        .metadata
-        .creation_timestamp
-        .as_ref()
-        .map(|time| time.0);
+    let created = object.metadata.creation_timestamp.as_ref();
+    // Who created it may have a clock that is ahead.
+    let created = created.map(|time| time.0.min(record.seen));
     let by_age = created.zip(ttl).map(|(created, ttl)| {
         created
             .saturating_add(SignedDuration::from_nanos(ttl))
@@ -394,15 +438,17 @@ pub(super) fn ends_at(object: &Reservation) -> Option<Timestamp> {
 }
 
 /// Since when a finished reservation counts as over; none when it does not say.
-fn over_since(object: &Reservation) -> Option<Timestamp> {
-    let status = object.status.as_ref()?;
+fn over_since(record: &Record) -> Option<Timestamp> {
+    let status = record.object.status.as_ref()?;
     let by = |reason: &str| status.conditions.iter().find(|c| c.reason == reason);
     let time = match status.phase.as_ref()? {
         ReservationPhase::Failed => &by(RESERVATION_REASON_EXPIRED)?.last_transition_time,
         ReservationPhase::Succeeded => &by(RESERVATION_REASON_SUCCEEDED)?.last_probe_time,
         _ => return None,
     };
-    time.as_ref().map(|time| time.0)
+    // Another replica may have written it, whose clock is ahead.
+    let seen = record.over.unwrap_or(Timestamp::MAX);
+    time.as_ref().map(|time| time.0.min(seen))
 }
 
 fn conditions(object: &Reservation) -> Vec<ReservationCondition> {

@@ -3,6 +3,7 @@
 use crate::restricted::AllocatePolicy;
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, ResourceRequirements, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use koord_api::GoDuration;
 use koord_api::annotations;
 use koord_api::extension::{ReservationRestrictedOptions, Reserved};
 use koord_api::labels;
@@ -11,6 +12,7 @@ use koord_api::scheduling::{Reservation, ReservationPhase};
 use koord_model::resources::{
     self, Amounts, BATCH_CPU, CPU, MID_CPU, PODS, ResourceId, ResourceTable,
 };
+use koord_scheduler::framework::Problem;
 use koord_scheduler::state::{PodError, PodInfo};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -64,6 +66,8 @@ pub(super) struct Terms {
 pub(super) enum TermsError {
     #[error("the reservation has no {0}")]
     Missing(&'static str),
+    #[error("{0}")]
+    Invalid(String),
     #[error("spec.template: {0}")]
     Pod(#[from] PodError),
 }
@@ -92,6 +96,17 @@ impl Terms {
         }
         if object.spec.ttl.is_none() && object.spec.expires.is_none() {
             return Err(TermsError::Missing("spec.ttl or spec.expires"));
+        }
+        let negative = |ttl: &GoDuration| *ttl < GoDuration::ZERO;
+        if let Some(ttl) = object.spec.ttl.filter(negative) {
+            let text = ttl.to_string();
+            let invalid = |rest: &str| Problem::invalid("spec.ttl", &text, rest);
+            if phase == Phase::Pending {
+                return Err(TermsError::Invalid(invalid(
+                    "0, which is for ever, or more",
+                )));
+            }
+            ignored.push(invalid("0 or more; the last valid one stays in force"));
         }
         let mut pod = pod(object, phase, node.as_deref())?;
         if phase == Phase::Available {
@@ -257,7 +272,7 @@ fn carry(pod: &mut Pod, reserved: &ResourceList, table: &ResourceTable) -> Resul
         .iter()
         .map(|(name, quantity)| {
             let id = table.intern(name);
-            (id, resources::amount(id, quantity))
+            (id, resources::amount(id, quantity).max(0))
         })
         .collect();
     if asked == wanted {
@@ -341,6 +356,14 @@ pub(super) fn reserved_on_bind(
     if let Some(text) = text.filter(|text| !text.is_empty()) {
         let resize: Resize = serde_json::from_str(text)
             .map_err(|error| format!("annotation {key}: {error}: {text:?}"))?;
+        let mut negative = resize
+            .resources
+            .iter()
+            .filter(|(_, amount)| amount.nanos() < 0);
+        if let Some((name, amount)) = negative.next() {
+            let field = format!("annotation {key}[{name}]");
+            return Err(Problem::invalid(&field, amount.to_string(), "0 or more"));
+        }
         list.extend(resize.resources);
     }
     Ok(list)

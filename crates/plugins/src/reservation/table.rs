@@ -5,10 +5,12 @@ use super::owners::{Owners, SpecId};
 use super::pod::{Phase, Terms};
 use super::side::{Affinity, PodSide, Unmatched};
 use crate::restricted::{self, AllocatePolicy};
+use jiff::Timestamp;
+use koord_api::GoDuration;
 use koord_api::extension::AnnotationError;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::Amounts;
-use koord_scheduler::framework::{Effects, Problem, View};
+use koord_scheduler::framework::{Effects, Problem, ReportedProblems, View};
 use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::borrow::Cow;
@@ -33,6 +35,12 @@ pub(super) struct Record {
     pub(super) pods: i64,
     /// The last status this process wrote, until the informer shows it.
     pub(super) sent: super::control::Sent,
+    /// The last valid `spec.ttl`.
+    pub(super) ttl: Option<GoDuration>,
+    /// When this process saw it first. It was not created later, whatever the clock of who created it.
+    pub(super) seen: Timestamp,
+    /// When this process saw first that it is over.
+    pub(super) over: Option<Timestamp>,
 }
 
 impl Record {
@@ -98,6 +106,7 @@ pub(super) struct Table {
     specs: Owners,
     /// Reservations, by uid, whose status may have to be written.
     pub(super) dirty: FxHashSet<Arc<str>>,
+    reported: ReportedProblems,
 }
 
 impl Table {
@@ -262,11 +271,16 @@ impl Table {
         self.named(affinity.name.as_deref()?)?.row
     }
 
-    /// A Reservation appeared or changed.
-    pub(super) fn apply(&mut self, object: Arc<Reservation>, view: View<'_>, fx: &mut Effects) {
+    /// A Reservation appeared or changed. Returns why it is ignored, if it is.
+    pub(super) fn apply(
+        &mut self,
+        object: Arc<Reservation>,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) -> Option<String> {
         let meta = &object.metadata;
         let (Some(name), Some(uid)) = (meta.name.as_deref(), meta.uid.as_deref()) else {
-            return;
+            return None;
         };
         let problem = |message: String| Problem {
             kind: "Reservation",
@@ -281,20 +295,21 @@ impl Table {
             .filter(|old| *old.uid != *uid)
             .map(|old| old.uid.clone());
         if let Some(stale) = stale {
+            self.reported.forget(&stale);
             self.delete(&stale, fx);
         }
         let known = self.find(uid);
         let terms = match Terms::new(&object, view.resources) {
             Ok(terms) => terms,
             Err(error) => {
-                fx.problems
-                    .push(problem(format!("the reservation is ignored: {error}")));
+                let why = format!("the reservation is ignored: {error}");
                 // What is placed stays in the books as it was.
                 let placed = |at| self.record(at).is_some_and(|r| r.terms.node.is_some());
                 if !known.is_some_and(placed) {
                     self.delete(uid, fx);
                 }
-                return;
+                self.reported.update(uid, vec![problem(why.clone())], fx);
+                return Some(why);
             }
         };
         let at = known.unwrap_or_else(|| {
@@ -314,32 +329,30 @@ impl Table {
         {
             self.specs.remove(spec, at);
         }
+        let mut found = Vec::new();
         let spec = match added {
             Ok(spec) => Some(spec),
             Err(reason) => {
-                let same = old
-                    .as_ref()
-                    .is_some_and(|old| old.object.spec == object.spec);
-                if !same {
-                    fx.problems
-                        .push(problem(format!("no pod can use the reservation: {reason}")));
-                }
+                found.push(problem(format!("no pod can use the reservation: {reason}")));
                 None
             }
         };
-        let was_ignored = old
-            .as_ref()
-            .map(|old| old.terms.ignored.clone())
-            .unwrap_or_default();
-        for ignored in &terms.ignored {
-            if !was_ignored.contains(ignored) {
-                fx.problems.push(problem(ignored.clone()));
-            }
-        }
+        found.extend(terms.ignored.iter().cloned().map(problem));
+        self.reported.update(uid, found, fx);
         let was = old.as_ref().map(|old| old.terms.phase);
         let uid: Arc<str> = uid.into();
         let row = old.as_ref().and_then(|old| old.row);
+        let valid = |ttl: &GoDuration| *ttl >= GoDuration::ZERO;
+        let last = || old.as_ref().and_then(|old| old.ttl);
+        let over = old.as_ref().and_then(|old| old.over).unwrap_or(view.now);
         let mut record = Record {
+            ttl: object
+                .spec
+                .ttl
+                .filter(valid)
+                .or_else(|| object.spec.ttl.and_then(|_| last())),
+            seen: old.as_ref().map_or(view.now, |old| old.seen),
+            over: (terms.phase == Phase::Over).then_some(over),
             name: name.into(),
             uid: uid.clone(),
             spec,
@@ -386,6 +399,12 @@ impl Table {
             *slot = Some(record);
         }
         self.reseat(at);
+        None
+    }
+
+    /// Forgets what was reported of a Reservation that is gone.
+    pub(super) fn forget_reported(&mut self, uid: &str) {
+        self.reported.forget(uid);
     }
 
     /// A Reservation is gone, or cannot be read any more.

@@ -11,6 +11,7 @@ mod beside;
 mod books;
 mod hardware;
 mod inside;
+mod invalid;
 mod late;
 mod lifecycle;
 mod preemption;

@@ -488,17 +488,20 @@ pub(super) fn amounts_but(
             continue;
         }
         let id = table.intern(name);
-        match koord_api::quantity::parse(quantity) {
-            Ok(parsed) => out.add(id, resources::amount(id, &parsed)),
-            Err(error) => {
-                let error = PodError::Quantity {
-                    field: format!("{}[{name}]", field()),
-                    value: quantity.0.clone(),
-                    reason: error.to_string(),
-                };
-                bad(id, error)?;
+        let reason = match koord_api::quantity::parse(quantity) {
+            Ok(parsed) if parsed.nanos() >= 0 => {
+                out.add(id, resources::amount(id, &parsed));
+                continue;
             }
-        }
+            Ok(_) => "expected 0 or more".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let error = PodError::Quantity {
+            field: format!("{}[{name}]", field()),
+            value: quantity.0.clone(),
+            reason,
+        };
+        bad(id, error)?;
     }
     Ok(out)
 }
