@@ -7,6 +7,7 @@
 
 mod args;
 mod metrics;
+mod orphans;
 mod pod_groups;
 mod preemption;
 #[cfg(test)]
@@ -24,13 +25,13 @@ use koord_scheduler::framework::{
     Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects,
     Grouping, Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered, Normalize,
     NotShown, ObjectChange, Offer, PerProfile, Permit, Planning, Plugin, PodPatch, Points,
-    PreFilter, PreScore, Problem, Readings, Reason, Rejection, State, Subject, Verdict, View,
-    Volatile,
+    PreFilter, PreScore, Problem, Readings, Reason, Rejection, ReportedProblems, State, Subject,
+    Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
+use orphans::Orphans;
 use pod_groups::PodGroups;
-use rustc_hash::FxHashMap;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,8 +59,8 @@ pub(crate) struct Coscheduling {
     made_room: Option<(u64, String)>,
     /// `None`: another process keeps their statuses true.
     pod_groups: Option<PodGroups>,
-    /// Values that were reported already, by uid of their object.
-    reported: FxHashMap<Arc<str>, Vec<Ignored>>,
+    reported: ReportedProblems,
+    orphans: Orphans,
     attempts: metrics::Attempts,
 }
 
@@ -80,7 +81,8 @@ pub(crate) fn build(
         budgets: budgets::Looks::of(context),
         made_room: None,
         pod_groups: context.controllers.enabled(NAME).then(PodGroups::default),
-        reported: FxHashMap::default(),
+        reported: ReportedProblems::default(),
+        orphans: Orphans::default(),
         attempts: metrics::Attempts::default(),
     }))
 }
@@ -118,24 +120,13 @@ fn owners(pod: &PodInfo) -> String {
 
 impl Coscheduling {
     /// Reports values that are not used, once each.
-    fn report(&mut self, object: Problem, ignored: Vec<Ignored>, fx: &mut Effects) {
-        let before = self.reported.get(object.uid.as_str());
-        if ignored.is_empty() {
-            if before.is_some() {
-                self.reported.remove(object.uid.as_str());
-            }
-            return;
-        }
-        if before == Some(&ignored) {
-            return;
-        }
-        for Ignored { key, value, why } in &ignored {
-            fx.problems.push(Problem {
-                message: format!("{key}: {value:?}: {why}"),
-                ..object.clone()
-            });
-        }
-        self.reported.insert(object.uid.into(), ignored);
+    fn report(&mut self, object: &Problem, ignored: Vec<Ignored>, fx: &mut Effects) {
+        let problem = |Ignored { key, value, why }| Problem {
+            message: format!("{key}: {value:?}: {why}"),
+            ..object.clone()
+        };
+        let found = ignored.into_iter().map(problem).collect();
+        self.reported.update(&object.uid, found, fx);
     }
 }
 
@@ -169,7 +160,7 @@ impl Coscheduling {
             uid,
             message: String::new(),
         };
-        self.report(object, ignored, fx);
+        self.report(&object, ignored, fx);
     }
 
     /// What of its gang a pod finds in the network topology, where that counts.
@@ -527,21 +518,24 @@ impl Bookkeeping for Coscheduling {
             if let Some(groups) = &mut self.pod_groups {
                 groups.deleted(&id);
             }
-            self.reported.remove(object.uid.as_str());
+            self.reported.forget(&object.uid);
             self.gangs.declare(&id, None, &mut moves);
+            for uid in self.gangs.pending_of(&id) {
+                self.orphans.add(uid, view.now);
+            }
         } else {
             if let Some(groups) = &mut self.pod_groups {
                 groups.applied(&id, group);
             }
             let (described, ignored) =
                 spec::of_pod_group(group, &id, &self.settings.first().defaults);
-            self.report(object, ignored, fx);
+            self.report(&object, ignored, fx);
             self.gangs.declare(&id, Some(described), &mut moves);
         }
         carry_out(moves, fx);
     }
 
-    fn on_pod(&mut self, pod: &Arc<PodInfo>, _view: View<'_>, fx: &mut Effects) {
+    fn on_pod(&mut self, pod: &Arc<PodInfo>, view: View<'_>, fx: &mut Effects) {
         let mut moves = Moves::default();
         let Some(name) = spec::name_of(&**pod) else {
             if self.gangs.knows(&pod.uid) {
@@ -568,7 +562,7 @@ impl Bookkeeping for Coscheduling {
                 uid: pod.uid.to_string(),
                 message: String::new(),
             };
-            self.report(object, ignored, fx);
+            self.report(&object, ignored, fx);
         }
         let seen = Seen {
             uid: pod.uid.clone(),
@@ -581,8 +575,12 @@ impl Bookkeeping for Coscheduling {
             phase: phase(pod),
             owners: owners(pod),
         };
+        let waits = !seen.bound && seen.ready;
         self.gangs.observe(seen, &mut moves);
         carry_out(moves, fx);
+        if waits && self.gang_is_missing(&pod.uid).is_some() {
+            self.orphans.add(&pod.uid, view.now);
+        }
     }
     fn on_pod_gone(&mut self, uid: &str, _view: View<'_>, fx: &mut Effects) {
         if !self.gangs.knows(uid) {
@@ -590,7 +588,7 @@ impl Bookkeeping for Coscheduling {
         }
         let mut moves = Moves::default();
         self.gangs.vanish(uid, &mut moves);
-        self.reported.remove(uid);
+        self.reported.forget(uid);
         carry_out(moves, fx);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
@@ -637,6 +635,7 @@ impl Bookkeeping for Coscheduling {
         let mut moves = Moves::default();
         self.gangs.settle_promises(&mut moves);
         carry_out(moves, fx);
+        self.explain_orphans(view.now, fx);
         match &mut self.pod_groups {
             Some(groups) => groups.sync(&mut self.gangs, view.now, &mut fx.writes),
             None => drop(self.gangs.take_changed()),
@@ -648,7 +647,8 @@ impl Bookkeeping for Coscheduling {
     fn next_tick(&self) -> Option<Timestamp> {
         let groups = self.pod_groups.as_ref().and_then(PodGroups::next);
         let topology = self.topology.as_ref().and_then(Topology::next);
-        groups.into_iter().chain(topology).min()
+        let orphans = self.orphans.next();
+        groups.into_iter().chain(topology).chain(orphans).min()
     }
     fn after_post_filter(
         &mut self,

@@ -9,6 +9,9 @@ use koord_api::{annotations, labels};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Upstream takes such gangs as they are, and some may depend on it.
+const NO_MINIMUM: &str = "expected 1 or more: members are placed one by one";
+
 /// What applies where neither PodGroup nor pod says anything.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Defaults {
@@ -133,6 +136,13 @@ pub fn of_pod(
         });
         return (None, ignored);
     };
+    if min == 0 {
+        ignored.push(Ignored {
+            key,
+            value: value.to_owned(),
+            why: NO_MINIMUM,
+        });
+    }
     let mut wait = defaults.wait;
     let key = annotations::GANG_WAITING_TIME;
     if let Some(value) = annotation(pod, key) {
@@ -156,7 +166,15 @@ pub fn of_pod(
 #[must_use]
 pub fn of_pod_group(group: &PodGroup, id: &Arc<str>, defaults: &Defaults) -> (Spec, Vec<Ignored>) {
     let mut ignored = Vec::new();
-    let min = usize::try_from(group.spec.min_member.unwrap_or(0)).unwrap_or(0);
+    let listed = group.spec.min_member.unwrap_or(0);
+    let min = usize::try_from(listed).unwrap_or(0);
+    if min == 0 {
+        ignored.push(Ignored {
+            key: "spec.minMember",
+            value: listed.to_string(),
+            why: NO_MINIMUM,
+        });
+    }
     let mut wait = defaults.wait;
     if let Some(seconds) = group.spec.schedule_timeout_seconds {
         match u64::try_from(seconds) {

@@ -8,6 +8,7 @@ use koord_scheduler::framework::{Indexes, Profiles, Write};
 use serde_json::json;
 use std::collections::{BTreeSet, VecDeque};
 
+mod invalid;
 mod preemption;
 mod properties;
 mod scenarios;
@@ -342,7 +343,8 @@ fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
         budgets: budgets::Looks::of(&BuildContext::default()),
         made_room: None,
         pod_groups: Some(PodGroups::default()),
-        reported: FxHashMap::default(),
+        reported: ReportedProblems::default(),
+        orphans: Orphans::default(),
         attempts: metrics::Attempts::default(),
     };
     let mut fx = Effects::default();

@@ -517,6 +517,34 @@ fn layers_that_are_no_line_are_reported_once() {
 }
 
 #[test]
+fn layers_in_a_circle_are_reported_and_harm_no_other_pod() {
+    let mut world = empty(true);
+    world.hang("n", "s", "b", 9);
+    let layer = |name: &str, parent: &str| json!({"topologyLayer": name, "parentTopologyLayer": parent, "labelKey": ["k"]});
+    let circle = json!([
+        layer("NodeTopologyLayer", "A"),
+        layer("A", "B"),
+        layer("B", "A")
+    ]);
+    for _ in 0..2 {
+        world.topology("default", circle.clone(), Value::Null, Action::ADD);
+        world.run();
+    }
+    assert_eq!(world.problems.len(), 1, "{:?}", world.problems);
+    assert!(
+        world.problems[0].contains("hangs under itself"),
+        "{:?}",
+        world.problems
+    );
+    world.apply(pod("plain", json!({})));
+    for pod in four(r#"{"gatherStrategy":[]}"#) {
+        world.apply(pod);
+    }
+    world.run();
+    assert_eq!(world.bound(), ["plain"]);
+}
+
+#[test]
 fn who_asks_for_no_topology_is_held_to_no_place() {
     // Three on each spine.
     let mut world = eight(|node| usize::from(node != "node-1" && node != "node-3"));

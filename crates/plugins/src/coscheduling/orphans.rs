@@ -1,0 +1,52 @@
+//! Members of gangs that nothing describes: they are not tried, and their condition has to say why.
+
+use super::Coscheduling;
+use jiff::{SignedDuration, Timestamp};
+use koord_model::gang::Blocked;
+use koord_scheduler::framework::Effects;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// How long a PodGroup may come after its pods before they say that it is missing.
+const GRACE: SignedDuration = SignedDuration::from_secs(1);
+
+/// Members to look at again, by uid, in order of time.
+#[derive(Debug, Default)]
+pub(super) struct Orphans(VecDeque<(Timestamp, Arc<str>)>);
+
+impl Orphans {
+    /// Notes a member whose gang is missing.
+    pub(super) fn add(&mut self, uid: &Arc<str>, now: Timestamp) {
+        let due = now.saturating_add(GRACE).unwrap_or(Timestamp::MAX);
+        self.0.push_back((due, uid.clone()));
+    }
+
+    /// When members are looked at next.
+    pub(super) fn next(&self) -> Option<Timestamp> {
+        self.0.front().map(|(due, _)| *due)
+    }
+}
+
+impl Coscheduling {
+    /// Returns why a member waits, where that is because nothing describes its gang.
+    pub(super) fn gang_is_missing(&self, uid: &str) -> Option<Blocked> {
+        let blocked = self.gangs.admit(uid).err()?;
+        matches!(
+            blocked,
+            Blocked::NotFound { .. } | Blocked::NotDescribed { .. }
+        )
+        .then_some(blocked)
+    }
+
+    /// Gives members whose gang is still missing a condition that says so.
+    pub(super) fn explain_orphans(&mut self, now: Timestamp, fx: &mut Effects) {
+        while let Some((_, uid)) = self.orphans.0.pop_front_if(|(due, _)| *due <= now) {
+            if let Some(blocked) = self.gang_is_missing(&uid) {
+                let text = format!(
+                    "{blocked}: expected a PodGroup of that name, or a member that sets the minimum"
+                );
+                fx.explain.push((uid, text));
+            }
+        }
+    }
+}
