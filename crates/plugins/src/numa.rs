@@ -32,8 +32,8 @@ use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
     Effects, Helps, Holders, IndexKind, Insight, Interest, Lacks, NotShown, ObjectChange,
-    PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection, Signable,
-    Signature, State, Subject, Verdict, View,
+    PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection,
+    ReportedProblems, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 pub(crate) use node::Said;
@@ -59,6 +59,7 @@ pub(crate) struct Numa {
     plain: Vec<bool>,
     /// Whether kubelets' policies count whatever their scope; upstream knows three names.
     all_policies: bool,
+    reported: ReportedProblems,
 }
 
 /// What a NodeResourceTopology changed.
@@ -84,6 +85,7 @@ pub(crate) fn build(
         books: Vec::new(),
         plain: Vec::new(),
         all_policies: context.gates.get("FullNRTPolicyMapping") == Some(&true),
+        reported: ReportedProblems::default(),
     }))
 }
 
@@ -505,6 +507,7 @@ impl Bookkeeping for Numa {
         self.heard = Heard::All;
         if gone {
             self.reports.remove(&name);
+            self.reported.forget(&name);
         } else {
             let (report, problems) = Report::new(&object, view.resources, self.all_policies);
             // koordlet renews the object all the time; most of it is not read here.
@@ -514,7 +517,7 @@ impl Bookkeeping for Numa {
                     return;
                 }
             }
-            fx.problems.extend(problems);
+            self.reported.update(&name, problems, fx);
             self.reports.insert(name.clone(), Arc::new(report));
         }
         if let Some(node) = view.nodes.find(&name) {

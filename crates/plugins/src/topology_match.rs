@@ -24,7 +24,7 @@ use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
     Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Rejection, ReportedProblems, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use pod::Print;
@@ -55,6 +55,7 @@ pub(crate) struct TopologyMatch {
     heard: Option<NodeIndex>,
     /// When to look for reports that do not agree.
     look: Option<Timestamp>,
+    reported: ReportedProblems,
 }
 
 /// Builds the plugin.
@@ -72,6 +73,7 @@ pub(crate) fn build(
         refused: FxHashMap::default(),
         heard: None,
         look: None,
+        reported: ReportedProblems::default(),
     }))
 }
 
@@ -318,13 +320,14 @@ impl Bookkeeping for TopologyMatch {
         let node = view.nodes.find(&name);
         let first = self.desk_mut(&name).report().is_none();
         let report = if change.action == Action::DELETE {
+            self.reported.forget(&name);
             None
         } else {
             let (report, problems) = Report::new(&object, view.resources);
             if self.desk_mut(&name).newest() == Some(&report) {
                 return;
             }
-            fx.problems.extend(problems);
+            self.reported.update(&name, problems, fx);
             Some(Arc::new(report))
         };
         let scope = how.map_or(ResyncScope::All, |how| how.scope);

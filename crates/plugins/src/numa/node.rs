@@ -222,12 +222,16 @@ pub(super) fn milli(cpus: usize) -> i64 {
 fn topology(reader: &mut Reader<'_>) -> Topology {
     let key = annotations::NODE_CPU_TOPOLOGY;
     let listed: CpuTopology = reader.read(key).unwrap_or_default();
-    let mut cpus = Vec::new();
+    let (mut cpus, mut known, mut twice) = (Vec::new(), CpuSet::new(), CpuSet::new());
     for cpu in &listed.detail {
         let id = u32::try_from(cpu.id).ok().filter(|id| *id <= CpuSet::MAX);
         let node = u8::try_from(cpu.node).ok().filter(|node| *node < 64);
         match (id, u32::try_from(cpu.core).ok(), node) {
             (Some(id), Some(core), Some(node)) if cpu.socket >= 0 => {
+                if known.contains(id) {
+                    twice.insert(id);
+                }
+                known.insert(id);
                 cpus.push(Cpu::new(id, core, cpu.socket, node));
             }
             _ => {
@@ -236,6 +240,11 @@ fn topology(reader: &mut Reader<'_>) -> Topology {
                 return Topology::default();
             }
         }
+    }
+    if !twice.is_empty() {
+        let expected = "each CPU once; the last entry of a CPU counts";
+        let field = format!("detail of annotation {key}");
+        reader.problem(Problem::invalid(&field, twice.to_string(), expected));
     }
     Topology::new(cpus)
 }

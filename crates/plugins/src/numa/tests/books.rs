@@ -564,3 +564,39 @@ fn books_stay_true() {
     ];
     assert!(counts.iter().all(|count| *count >= 5), "{reached:?}");
 }
+
+/// Upstream keeps CPUs in a map, so that the last entry counts; so it does here, and is reported.
+#[test]
+fn cpu_that_is_listed_twice_is_reported_once() {
+    let mut engine = one(json!({}));
+    engine.take_outputs();
+    let mut detail = TWO.detail();
+    let mut again = detail[3].clone();
+    again["core"] = json!(9);
+    for cpu in [again, TWO.detail()[3].clone()] {
+        detail.as_array_mut().unwrap().push(cpu);
+    }
+    let twice = json!({"node.koordinator.sh/cpu-topology": json!({"detail": detail}).to_string()});
+    let mut told = Vec::new();
+    for policies in [json!([]), json!(["BestEffort"])] {
+        engine.object_changed(&TWO.topology("n", policies, twice.clone()), now());
+        told.extend(
+            engine
+                .take_outputs()
+                .into_iter()
+                .filter_map(|output| match output {
+                    Output::Problem(problem) => Some(format!(
+                        "{} {}: {}",
+                        problem.kind, problem.name, problem.message
+                    )),
+                    _ => None,
+                }),
+        );
+    }
+    let said = "NodeResourceTopology n: invalid value \"3\" for detail of annotation \
+                node.koordinator.sh/cpu-topology: expected each CPU once; the last entry of a CPU counts";
+    assert_eq!(told, [said]);
+    // Sixteen CPUs all the same.
+    let given = place(&mut engine, lsr("all", "16", FULL));
+    assert!(given.starts_with("n 0-15"), "{given}");
+}

@@ -64,6 +64,7 @@ impl Case {
             books: Vec::new(),
             plain: Vec::new(),
             all_policies: false,
+            reported: ReportedProblems::default(),
         };
         let incoming = Incoming::new(&comes, plugin.settings.first(), &table)
             .unwrap()
