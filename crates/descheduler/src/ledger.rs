@@ -9,6 +9,7 @@ mod memo;
 mod outcome;
 
 use crate::framework::{Cycle, Why};
+use crate::migration::status;
 use crate::state::{PodInfo, Snapshot};
 use jiff::{SignedDuration, Timestamp};
 use koord_api::scheduling::PodMigrationJob;
@@ -34,7 +35,7 @@ type Key = Arc<str>;
 /// One move.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
-    uid: Arc<str>,
+    pub(crate) uid: Arc<str>,
     key: Key,
     at: Timestamp,
     /// The job's name, if one moves it.
@@ -115,10 +116,10 @@ fn of_workload<'a, T>(all: &'a FxHashMap<Key, T>, pod: &PodInfo) -> Option<&'a T
 }
 
 /// Until when the next leader has to know of `job`, if it moved a pod.
-pub(crate) fn remembered(job: &PodMigrationJob) -> Option<Timestamp> {
+pub(crate) fn remembered(job: &PodMigrationJob, now: Timestamp) -> Option<Timestamp> {
     let went = memo::is_in(job) && outcome::of(job, false) == Outcome::Went;
-    let created = job.metadata.creation_timestamp.as_ref()?.0;
-    let moved = outcome::went(job).unwrap_or(created);
+    let created = status::created(job, now)?;
+    let moved = outcome::went(job, now).unwrap_or(created);
     moved.checked_add(REST).ok().filter(|_| went)
 }
 
@@ -171,7 +172,8 @@ impl Ledger {
             let name = job.metadata.name.as_deref().unwrap_or_default();
             if !self.read.contains(name) {
                 self.read.insert(name.into());
-                self.entries.extend(memo::read(job, &snapshot.table));
+                self.entries
+                    .extend(memo::read(job, &snapshot.table, snapshot.now));
             }
         }
         if self.entries.len() > before {
@@ -215,7 +217,9 @@ impl Ledger {
             match job {
                 Some(job) => {
                     entry.outcome = outcome::of(job, stays);
-                    entry.moved = outcome::went(job).unwrap_or(entry.at).max(entry.at);
+                    entry.moved = outcome::went(job, snapshot.now)
+                        .unwrap_or(entry.at)
+                        .max(entry.at);
                     if let Some(node) = outcome::goes_to(job) {
                         entry.to = Some(node.into());
                     }
@@ -235,7 +239,7 @@ impl Ledger {
                     is_recent(entry)
                 }
                 Outcome::Stays => {
-                    let ended = job.and_then(|job| outcome::ended(job));
+                    let ended = job.and_then(|job| outcome::ended(job, snapshot.now));
                     let at = ended.unwrap_or(entry.at).max(entry.at);
                     let attempt = entry.attempt;
                     let known = failures.entry(entry.key.clone());

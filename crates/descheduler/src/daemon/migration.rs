@@ -473,7 +473,7 @@ impl Controller {
             if age < life {
                 continue;
             }
-            let is_kept = remembered(&job).is_some_and(|until| now < until)
+            let is_kept = remembered(&job, now).is_some_and(|until| now < until)
                 || self.of(&job).is_some_and(|made| {
                     evict::went(&job, true, now).is_some() && counts(&job, &made.args, now)
                 });

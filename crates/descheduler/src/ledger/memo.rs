@@ -2,8 +2,9 @@
 
 use super::Entry;
 use super::outcome::Outcome;
-use crate::migration::annotation;
+use crate::migration::{annotation, status};
 use crate::state::amounts;
+use jiff::Timestamp;
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_api::scheduling::PodMigrationJob;
 use koord_model::resources::{CPU, ResourceTable};
@@ -59,7 +60,7 @@ pub(super) fn is_in(job: &PodMigrationJob) -> bool {
 }
 
 /// What stands in `job`, if that is a move. People may have changed it.
-pub(super) fn read(job: &PodMigrationJob, table: &ResourceTable) -> Option<Entry> {
+pub(super) fn read(job: &PodMigrationJob, table: &ResourceTable, now: Timestamp) -> Option<Entry> {
     let text = annotation(job, LOAD_MOVE)?;
     let memo: Memo = match serde_json::from_str(text) {
         Ok(memo) => memo,
@@ -72,7 +73,7 @@ pub(super) fn read(job: &PodMigrationJob, table: &ResourceTable) -> Option<Entry
             return None;
         }
     };
-    let at = job.metadata.creation_timestamp.as_ref()?.0;
+    let at = status::created(job, now)?;
     let mut usage = amounts(&memo.usage, table);
     for (id, amount) in usage.clone().iter() {
         usage.set(id, amount.max(0));

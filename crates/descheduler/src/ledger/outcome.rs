@@ -40,24 +40,26 @@ pub(super) fn of(job: &PodMigrationJob, there: bool) -> Outcome {
 }
 
 /// When the pod of `job` began to go, if it did.
-pub(super) fn went(job: &PodMigrationJob) -> Option<Timestamp> {
+pub(super) fn went(job: &PodMigrationJob, now: Timestamp) -> Option<Timestamp> {
     let eviction = eviction(job)?;
     let goes = eviction.status == "True" || eviction.reason == reasons::EVICTING;
     let since = eviction.last_transition_time.as_ref();
-    since.filter(|_| goes).map(|time| time.0)
+    let since = since.filter(|_| goes)?;
+    Some(status::bounded(job, since.0, now))
 }
 
 /// When `job`, which has failed, did so at the earliest: nothing in it says that exactly.
-pub(super) fn ended(job: &PodMigrationJob) -> Option<Timestamp> {
-    let status = job.status.as_ref()?;
-    if status.reason == reasons::TIMEOUT {
+pub(super) fn ended(job: &PodMigrationJob, now: Timestamp) -> Option<Timestamp> {
+    let state = job.status.as_ref()?;
+    if state.reason == reasons::TIMEOUT {
         // Whoever moves pods for their load says how long that may take.
-        return step::deadline(job, GoDuration::ZERO);
+        let deadline = step::deadline(job, GoDuration::ZERO)?;
+        return Some(status::bounded(job, deadline, now));
     }
-    let times = status.conditions.iter();
+    let times = state.conditions.iter();
     let times = times.filter_map(|one| one.last_transition_time.as_ref());
-    let created = job.metadata.creation_timestamp.as_ref();
-    times.chain(created).map(|time| time.0).max()
+    let times = times.map(|time| status::bounded(job, time.0, now));
+    times.chain(status::created(job, now)).max()
 }
 
 /// Where room for what comes in the place of the pod of `job` is reserved, if it is.

@@ -52,12 +52,15 @@ impl Policy {
 }
 
 /// When the pod of `job` went, of which it is known whether it `stands` as it was, if it did. Nothing says so to the
-/// second: never too early.
+/// second: never too early, unless a leader with a wrong clock wrote it.
 #[must_use]
 pub fn went(job: &PodMigrationJob, stands: bool, now: Timestamp) -> Option<Timestamp> {
     let eviction = status::condition(job.status.as_ref()?, conditions::EVICTION)?;
     match eviction.status.as_str() {
-        "True" => eviction.last_transition_time.as_ref().map(|time| time.0),
+        "True" => {
+            let time = eviction.last_transition_time.as_ref()?;
+            Some(status::bounded(job, time.0, now))
+        }
         // The pod of a job that was refused to the end went, if it did, without it.
         _ if stage(job) == Stage::Ended && eviction.reason != reasons::EVICTING => None,
         _ => (!stands).then_some(now),

@@ -1,8 +1,9 @@
 //! Conditions of a job, and the summary that goes with them.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use koord_api::scheduling::{PodMigrationJobCondition, PodMigrationJobStatus};
+use koord_api::scheduling::{PodMigrationJob, PodMigrationJobCondition, PodMigrationJobStatus};
+use koord_model::report_time;
 
 /// A condition's new state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,6 +25,23 @@ pub fn condition<'a>(
     kind: &str,
 ) -> Option<&'a PodMigrationJobCondition> {
     status.conditions.iter().find(|one| one.type_ == kind)
+}
+
+/// Returns when `job` was created, at most `now`.
+#[must_use]
+pub fn created(job: &PodMigrationJob, now: Timestamp) -> Option<Timestamp> {
+    let created = job.metadata.creation_timestamp.as_ref()?;
+    Some(created.0.min(now))
+}
+
+/// Returns `time`, which some leader wrote into `job`. If its clock was too far ahead of `now`, that is when the job was
+/// created: otherwise the time would not pass for as long as that clock was ahead.
+#[must_use]
+pub fn bounded(job: &PodMigrationJob, time: Timestamp, now: Timestamp) -> Timestamp {
+    match report_time::excess(time, now, SignedDuration::MAX) {
+        Some(_) => created(job, now).unwrap_or(now),
+        None => time,
+    }
 }
 
 /// Puts `state` into the conditions. Returns whether anything is different. When it went from one status to another is

@@ -387,6 +387,8 @@ fn nothing_uses_less_than_nothing() {
     let mut board = Board::new(HOT);
     board.moves();
     board.writes(r#"{"workload":"rs-p1","node":"a","target":"b","usage":{"cpu":"-9"}}"#);
+    // It has ended, and what it says of its pod counts.
+    board.says(json!({"phase": "Succeeded"}));
     board.take_over();
     let plan = board.cycle();
     let said = &notes(&plan, "a")[0];
@@ -399,7 +401,7 @@ fn jobs_are_kept_as_long_as_their_pods_rest() {
     board.moves();
     let mut until = |status: Value| {
         board.says(status);
-        remembered(board.world.jobs.last().unwrap()).map(|until| until.to_string())
+        remembered(board.world.jobs.last().unwrap(), board.world.now).map(|until| until.to_string())
     };
     let at_four = |status: &str, reason: &str| json!([{"type": "Eviction", "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T12:04:00Z"}]);
     let done = until(json!({"phase": "Succeeded"}));
@@ -418,4 +420,37 @@ fn jobs_are_kept_as_long_as_their_pods_rest() {
         None
     );
     assert_eq!(until(json!({"phase": "Running"})), None);
+}
+
+/// The clock of the leader that worked on the job was years ahead: its times count as that of the job's creation, so that
+/// the workload is not left alone for as long.
+#[test]
+fn times_of_a_wrong_clock_count_as_creation() {
+    const AHEAD: &str = "2035-01-01T00:00:00Z";
+    let eviction = |status: &str, reason: &str| json!([{"type": "Eviction", "status": status, "reason": reason, "lastTransitionTime": AHEAD}]);
+    for (phase, conditions) in [
+        ("Succeeded", eviction("True", reasons::EVICT_COMPLETE)),
+        ("Failed", eviction("False", reasons::EVICTING)),
+    ] {
+        let mut board = Board::new(HOT);
+        assert_eq!(board.moves(), ["p1"]);
+        board.says(json!({"phase": phase, "conditions": conditions}));
+        let now = board.world.now;
+        let job = board.world.jobs.last().unwrap();
+        let until = remembered(job, now).map(|until| until.to_string());
+        assert_eq!(until.as_deref(), Some("2026-01-01T13:00:00Z"));
+        let went = crate::migration::evict::went(job, false, now).unwrap();
+        assert!(went <= now, "{went}");
+    }
+
+    // A move that failed in the year 2035 pauses its workload for ten seconds from its creation.
+    let mut board = Board::new(HOT);
+    assert_eq!(board.moves(), ["p1"]);
+    board.says(json!({
+        "phase": "Failed", "reason": reasons::FORBIDDEN_MIGRATE_POD,
+        "conditions": [{"type": "ReservationScheduled", "status": "False", "lastTransitionTime": AHEAD}],
+    }));
+    board.wait(10);
+    report(&mut board.world, HOT);
+    assert_eq!(board.moves(), ["p1"]);
 }

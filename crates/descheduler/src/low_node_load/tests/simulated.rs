@@ -173,7 +173,7 @@ impl Simulation {
         }
         let now = self.world.now;
         let jobs = &mut self.world.jobs;
-        jobs.retain(|job| remembered(job).is_some_and(|until| now < until));
+        jobs.retain(|job| remembered(job, now).is_some_and(|until| now < until));
         least
     }
 }
