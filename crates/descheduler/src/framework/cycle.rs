@@ -1,14 +1,16 @@
 //! One cycle, and what a strategy sees of it.
 
 use super::{
-    Action, Ask, Evictor, Filter, Finding, Intent, Kept, Limiter, Limits, Move, Note, Placement,
-    Plan, Profile, Refused, Strategy, StrategyError, Why,
+    Action, Ask, Departures, Evictor, Filter, Finding, Intent, Kept, Limiter, Limits, Move, Note,
+    Placement, Plan, Profile, ProfileDepartures, Refused, Strategy, StrategyError, Why,
 };
 use crate::migration::plugin::Migrations;
+use crate::rules::Fit;
 use crate::state::{Doubt, NodeInfo, PodInfo, Snapshot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelector};
 use koord_api::scheduling::PodMigrationJob;
 use koord_api::selector;
+use rustc_hash::FxHashMap;
 use std::mem;
 use std::sync::Arc;
 
@@ -50,6 +52,9 @@ struct Shared {
     refused: Refused,
     placement: Option<Box<dyn Placement>>,
     dry_run: bool,
+    departures: Departures,
+    /// How many moves of the plan each profile has counted.
+    counted: FxHashMap<Arc<str>, usize>,
     plan: Plan,
 }
 
@@ -86,7 +91,8 @@ impl Framework {
             refused: mem::take(&mut self.refused),
             placement: self.placement.take(),
             dry_run: self.dry_run,
-            plan: Plan::default(),
+            departures: Departures::new(snapshot),
+            ..Shared::default()
         };
         shared.refused.begin(snapshot.now);
         if let Err(problem) = self.all(snapshot, &mut shared) {
@@ -156,6 +162,7 @@ impl Profile {
         let named = |problem: String| format!("profile {}: {problem}", self.name);
         let nodes = selected(nodes.iter().cloned(), self.node_selector.as_ref())
             .map_err(|error| named(format!("nodeSelector: {error}")))?;
+        self.count_moves_of_others(snapshot, shared);
         let mut strategies = mem::take(point(self));
         let mut outcome = Ok(());
         for strategy in &mut strategies {
@@ -175,7 +182,24 @@ impl Profile {
         let named = |problem: String| format!("profile {}: {problem}", self.name);
         let outcome = outcome.map_err(named);
         *point(self) = strategies;
+        let moves = shared.plan.moves().count();
+        shared.counted.insert(self.name.clone(), moves);
         outcome
+    }
+
+    /// Lets filters and evictor count what other profiles have put into the plan since this one ran last.
+    fn count_moves_of_others(&mut self, snapshot: &Snapshot, shared: &Shared) {
+        let counted = shared.counted.get(&self.name).copied().unwrap_or(0);
+        for planned in shared.plan.moves().skip(counted) {
+            let counts = shared.departures.of_profile(&self.name);
+            if planned.profile == self.name || !counts.is_planned(&planned.pod) {
+                continue;
+            }
+            for filter in &mut self.filters {
+                filter.moved(snapshot, &planned.pod);
+            }
+            self.evictor.moved(snapshot, &planned.pod);
+        }
     }
 }
 
@@ -218,6 +242,67 @@ impl<'a> Cycle<'a> {
             strategy: self.strategy,
             problem: format!("nodeSelector: {error}"),
         })
+    }
+
+    /// The pods that leave without the rule that is judged now.
+    #[must_use]
+    pub fn departures(&self) -> ProfileDepartures<'_> {
+        self.shared.departures.of_profile(self.profile)
+    }
+
+    /// Whether `pod` is in the plan already.
+    #[must_use]
+    pub fn is_planned(&self, pod: &PodInfo) -> bool {
+        self.departures().is_planned(pod)
+    }
+
+    /// Whether `pod` leaves its node without this rule: it is in the plan, moved by a job, or being deleted.
+    #[must_use]
+    pub fn is_leaving(&self, pod: &PodInfo) -> bool {
+        self.departures().is_leaving(pod)
+    }
+
+    /// The pods of a node in every phase that are not in the plan: those that a rule may ask to evict.
+    #[must_use]
+    pub fn pods_on(&self, node: &str) -> Vec<&'a Arc<PodInfo>> {
+        let pods = self.snapshot.pods_on(node);
+        pods.filter(|pod| !self.is_planned(pod)).collect()
+    }
+
+    /// Those of [`Cycle::pods_on`] that have not ended.
+    #[must_use]
+    pub fn active_on(&self, node: &str) -> Vec<&'a Arc<PodInfo>> {
+        let pods = self.snapshot.active_on(node);
+        pods.filter(|pod| !self.is_planned(pod)).collect()
+    }
+
+    /// Those of [`Cycle::active_on`] that do not leave: those that a rule counts on the node, whether they may be
+    /// evicted or not.
+    #[must_use]
+    pub fn staying_on(&self, node: &str) -> Vec<&'a Arc<PodInfo>> {
+        let pods = self.snapshot.active_on(node);
+        pods.filter(|pod| !self.is_leaving(pod)).collect()
+    }
+
+    /// The moves that are planned so far.
+    pub fn moves(&self) -> impl Iterator<Item = &Move> {
+        let moves = self.shared.plan.moves();
+        moves.filter(|planned| self.is_planned(&planned.pod))
+    }
+
+    /// What the nodes have left when all planned moves are through.
+    #[must_use]
+    pub fn fit(&self) -> Fit {
+        let mut fit = Fit::new(self.snapshot);
+        for planned in self.moves() {
+            if let Some(node) = &planned.pod.node {
+                fit.remove(&planned.pod, node);
+            }
+            if let Some(target) = &planned.target {
+                fit.add(&planned.pod, target);
+            }
+        }
+        fit
     }
 
     /// Whether nothing is done in this cycle at all.
@@ -274,6 +359,9 @@ impl<'a> Cycle<'a> {
         delete_options: Option<&DeleteOptions>,
         drains: Option<Arc<str>>,
     ) -> Result<(), Why> {
+        if self.is_planned(pod) {
+            return Err(Why::new("AlreadyPlanned", "this cycle moves it already"));
+        }
         let reason = reason.into();
         let ask = Ask {
             pod,
@@ -287,6 +375,9 @@ impl<'a> Cycle<'a> {
                 for filter in self.filters.iter_mut() {
                     filter.moved(self.snapshot, pod);
                 }
+                let is_shown = matches!(intent, Some(Intent::Nothing));
+                let shown_by = is_shown.then_some(self.profile);
+                self.shared.departures.add(pod, shown_by);
                 self.planned(pod, reason, intent, target, drains);
                 Ok(())
             }

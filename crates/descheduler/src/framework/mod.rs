@@ -4,11 +4,13 @@
 //! look at a snapshot; what comes out is a [`Plan`], and nothing else has happened.
 
 mod cycle;
+mod departures;
 mod limits;
 mod plan;
 mod refused;
 
 pub use cycle::{Cycle, Framework};
+pub use departures::{Departures, ProfileDepartures};
 pub use limits::{Limiter, Limits};
 pub use plan::{Action, Finding, Intent, Kept, Move, Note, Plan, Why};
 pub use refused::Refused;
@@ -64,7 +66,7 @@ pub trait Filter: Debug + Send {
     ) -> Result<(), Why> {
         Ok(())
     }
-    /// `pod` was put into the plan. Later questions of this cycle count with it.
+    /// `pod` was put into the plan, by this profile or another. Later questions of this cycle count with it.
     fn moved(&mut self, _snapshot: &Snapshot, _pod: &Arc<PodInfo>) {}
     /// What it shares with whoever works on jobs, if it is about them.
     fn migrations(&self) -> Option<Arc<Migrations>> {
@@ -109,6 +111,8 @@ pub trait Evictor: Debug + Send {
     /// # Errors
     /// It does not, and why.
     fn evict(&mut self, snapshot: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why>;
+    /// Another profile put `pod` into the plan.
+    fn moved(&mut self, _snapshot: &Snapshot, _pod: &PodInfo) {}
     /// What it shares with whoever works on jobs, if it makes them.
     fn migrations(&self) -> Option<Arc<Migrations>> {
         None

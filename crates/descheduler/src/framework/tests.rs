@@ -98,7 +98,7 @@ fn limits_are_of_a_cycle_and_over_all_profiles() {
         (moved(&plan).len(), rules.into_iter().next())
     };
     let limits = Limits::default();
-    assert_eq!(goes(limits), (8, None));
+    assert_eq!(goes(limits), (4, None));
     let per_node = Limits {
         per_node: Some(1),
         ..limits

@@ -3,10 +3,11 @@
 //! Source: Koordinator `pkg/descheduler/framework/plugins/loadaware`.
 
 use super::args::{Pool, Thresholds};
+use crate::framework::ProfileDepartures;
 use crate::ledger::Ledger;
 use crate::state::{Doubt, NodeInfo, NodeUsage, PodInfo, Snapshot, possible};
 use koord_model::resources::{Amounts, PODS, ResourceId, ResourceTable};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
 /// Amounts of the resources of a pool, in its order: CPU in milli, everything else in units.
@@ -138,7 +139,7 @@ pub(super) struct Bounds {
 #[derive(Debug)]
 pub(super) struct Load<'a> {
     pub(super) node: &'a Arc<NodeInfo>,
-    /// That have not ended, by namespace and name.
+    /// That have not ended and are not in the plan, by namespace and name.
     pub(super) pods: Vec<&'a Arc<PodInfo>>,
     /// What each of them uses, by place; `None` if that was not reported.
     pub(super) metrics: Vec<Option<&'a Amounts>>,
@@ -199,13 +200,14 @@ pub(super) fn percent(amount: i64, of: i64) -> f64 {
 }
 
 impl<'a> Load<'a> {
-    /// Reads what is known of `node`. With a `ledger`, only pods that are here count, those that go at the moment do
-    /// not, and those that come are known.
+    /// Reads what `node` uses without the pods that leave it. With a `ledger`, only pods that are here count, those that
+    /// were moved lately do not, and those that come are known.
     ///
     /// # Errors
     /// Nothing is known, or what is cannot be so.
     pub(super) fn read(
         snapshot: &'a Snapshot,
+        departures: ProfileDepartures<'_>,
         node: &'a Arc<NodeInfo>,
         watched: &Watched,
         expiration: i64,
@@ -213,31 +215,42 @@ impl<'a> Load<'a> {
     ) -> Result<Self, Doubt> {
         let report = snapshot.usage.get(&node.name).ok_or_else(Doubt::none)?;
         report.believable(snapshot.now, expiration)?;
-        let pods: Vec<_> = snapshot.active_on(&node.name).collect();
+        let active = snapshot.active_on(&node.name);
+        let (planned, pods): (Vec<_>, Vec<_>) = active.partition(|pod| departures.is_planned(pod));
+        let stays = |pod: &PodInfo| !departures.is_leaving(pod);
         let name = |pod: &'a Arc<PodInfo>| (&*pod.namespace, &*pod.name);
         let places: FxHashMap<_, _> = pods
             .iter()
             .enumerate()
             .map(|(at, pod)| (name(pod), at))
             .collect();
+        let planned: FxHashSet<_> = planned.into_iter().map(name).collect();
         let mut metrics = vec![None; pods.len()];
         let mut used = report.system.clone();
         let mut prod_used = Amounts::new();
         for metric in &report.pods {
             let place = places.get(&(&*metric.namespace, &*metric.name)).copied();
-            if place.is_some() || ledger.is_none() {
+            let pod = place.and_then(|at| pods.get(at));
+            let counts = match pod {
+                Some(pod) => stays(pod),
+                None if planned.contains(&(&*metric.namespace, &*metric.name)) => false,
+                None => ledger.is_none(),
+            };
+            if counts {
                 used.add_all(&metric.usage);
             }
-            let Some(place) = place else { continue };
-            if pods.get(place).is_some_and(|pod| pod.is_prod()) {
+            if counts && pod.is_some_and(|pod| pod.is_prod()) {
                 prod_used.add_all(&metric.usage);
             }
+            let Some(place) = place else { continue };
             if let Some(metric_of) = metrics.get_mut(place) {
                 *metric_of = Some(&metric.usage);
             }
         }
-        let prod_pods = pods.iter().filter(|pod| pod.is_prod()).count();
-        let counts = [pods.len(), prod_pods].map(|count| i64::try_from(count).unwrap_or(i64::MAX));
+        let staying = || pods.iter().filter(|pod| stays(pod));
+        let prod_pods = staying().filter(|pod| pod.is_prod()).count();
+        let counts = [staying().count(), prod_pods];
+        let counts = counts.map(|count| i64::try_from(count).unwrap_or(i64::MAX));
         let mut load = Self {
             usage: watched.row(&used),
             prod: watched.row(&prod_used),
@@ -253,15 +266,26 @@ impl<'a> Load<'a> {
         load.refuse_absurd(watched)?;
         load.count_pods(watched);
         if let Some(ledger) = ledger {
-            load.correct(ledger, report, watched);
+            let leaving = snapshot.active_on(&node.name);
+            let leaving = leaving.filter(|pod| departures.is_leaving(pod));
+            let leaving = leaving.map(|pod| &pod.uid).collect();
+            load.correct(&leaving, ledger, report, watched);
         }
         Ok(load)
     }
 
     /// Takes what leaves it off, and notes what comes to it: of a pod that runs here already, what it will use beyond
     /// what is reported.
-    fn correct(&mut self, ledger: &Ledger, report: &NodeUsage, watched: &Watched) {
-        for moved in ledger.leaving(&self.node.name) {
+    fn correct(
+        &mut self,
+        leaving: &FxHashSet<&Arc<str>>,
+        ledger: &Ledger,
+        report: &NodeUsage,
+        watched: &Watched,
+    ) {
+        let moved = ledger.leaving(&self.node.name);
+        // Pods that are `leaving` were not counted in the first place.
+        for moved in moved.filter(|moved| !leaving.contains(&moved.uid)) {
             let row = watched.of_pod(&moved.usage);
             let prod = moved.prod.then_some(&mut self.prod);
             for used in [Some(&mut self.usage), prod].into_iter().flatten() {

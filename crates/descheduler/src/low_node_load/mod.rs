@@ -210,9 +210,10 @@ impl LowNodeLoad {
         by_score(&mut sources, &loads, Side::Node, &watched);
         by_score(&mut prod_sources, &loads, Side::Prod, &watched);
         let snapshot = cycle.snapshot();
+        let fit = round.fit.get_or_insert_with(|| cycle.fit());
         let mut pass = Pass {
             cycle,
-            fit: round.fit.get_or_insert_with(|| Fit::new(snapshot)),
+            fit,
             args: &self.args,
             choice: &self.choice,
             watched: &watched,
@@ -259,7 +260,14 @@ impl LowNodeLoad {
         let mut loads = Vec::with_capacity(nodes.len());
         let mut unread = None;
         for node in nodes {
-            match Load::read(snapshot, node, watched, expiration, ledger) {
+            match Load::read(
+                snapshot,
+                cycle.departures(),
+                node,
+                watched,
+                expiration,
+                ledger,
+            ) {
                 Ok(load) => loads.push(load),
                 Err(why) => {
                     self.node_detectors.is_unknown(at, &node.uid);

@@ -110,6 +110,8 @@ struct Known {
     census: Census,
     budgets: Budgets,
     fit: Option<Fit>,
+    /// What the plan moves.
+    moved: Vec<Arc<PodInfo>>,
 }
 
 /// Tells one snapshot from another.
@@ -152,6 +154,7 @@ impl Plugin {
                 census: Census::new(snapshot, |job| stage(job) != Stage::Ended),
                 budgets: Budgets::new(snapshot),
                 fit: None,
+                moved: Vec::new(),
             };
         }
         let args = &self.shared.args;
@@ -195,6 +198,17 @@ impl Plugin {
     }
 }
 
+/// What the nodes of `snapshot` have left without the pods that were `moved`.
+fn without(snapshot: &Snapshot, moved: &[Arc<PodInfo>]) -> Fit {
+    let mut fit = Fit::new(snapshot);
+    for pod in moved {
+        if let Some(node) = &pod.node {
+            fit.remove(pod, node);
+        }
+    }
+    fit
+}
+
 impl Filter for Plugin {
     fn name(&self) -> &'static str {
         NAME
@@ -227,7 +241,8 @@ impl Filter for Plugin {
         });
         let mut others = chosen.filter(|node| pod.node.as_ref() != Some(&node.name));
         self.with(snapshot, |known, _| {
-            let fit = known.fit.get_or_insert_with(|| Fit::new(snapshot));
+            let moved = &known.moved;
+            let fit = known.fit.get_or_insert_with(|| without(snapshot, moved));
             if others.any(|node| fit.does(pod, node)) {
                 return Ok(());
             }
@@ -237,6 +252,12 @@ impl Filter for Plugin {
 
     fn moved(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) {
         self.count(snapshot, pod);
+        self.with(snapshot, |known, _| {
+            if let (Some(fit), Some(node)) = (&mut known.fit, &pod.node) {
+                fit.remove(pod, node);
+            }
+            known.moved.push(pod.clone());
+        });
     }
 
     fn migrations(&self) -> Option<Arc<Migrations>> {

@@ -163,6 +163,12 @@ impl Filter for DefaultEvictorFilter {
         self.cycle = cycle;
     }
 
+    fn moved(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) {
+        if let Some((_, room)) = &mut self.cycle.room {
+            room.leave(pod);
+        }
+    }
+
     fn filter(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
         if overrides(pod) {
             return Ok(());
@@ -263,6 +269,10 @@ impl Evictor for DefaultEvictor {
 
     fn admits(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
         self.budgets.check(pod)
+    }
+
+    fn moved(&mut self, _: &Snapshot, pod: &PodInfo) {
+        self.budgets.count(pod);
     }
 
     fn evict(&mut self, _: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why> {

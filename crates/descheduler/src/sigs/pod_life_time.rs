@@ -120,7 +120,7 @@ impl Strategy for PodLifeTime {
         let now = cycle.snapshot().now;
         let mut going = Vec::new();
         for node in cycle.nodes() {
-            for pod in cycle.snapshot().pods_on(&node.name) {
+            for pod in cycle.pods_on(&node.name) {
                 match self.0.judge(pod, now) {
                     Ok(reason) => going.push((pod, reason)),
                     Err(why) => cycle.keep(pod, why),

@@ -42,8 +42,11 @@ struct Set<'a> {
 /// What is known of a [`Set`].
 #[derive(Debug, Default)]
 struct Found<'a> {
+    /// All pods, with those that leave: what replaces them needs a node, too.
     pods: usize,
-    /// By node, without the first of each node.
+    /// By node, those that stay in any case: the ones that may not be evicted, or else the first.
+    fixed: BTreeMap<&'a Arc<str>, usize>,
+    /// By node, the others.
     duplicates: BTreeMap<&'a Arc<str>, Vec<&'a Arc<PodInfo>>>,
 }
 
@@ -55,8 +58,8 @@ impl Strategy for RemoveDuplicates {
     fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
         let mut sets = BTreeMap::<Set<'_>, Found<'_>>::new();
         for node in cycle.nodes() {
-            // Pods by what makes them duplicates: whether one counts, and who does not and why.
-            let mut alike = FxHashMap::<_, (bool, Vec<_>)>::default();
+            // Pods by what makes them duplicates: those that may be evicted, and those that may not and why.
+            let mut alike = BTreeMap::<_, Alike<'_>>::new();
             for pod in cycle.snapshot().active_on(&node.name) {
                 if !self.0.looks_at(pod) {
                     continue;
@@ -67,30 +70,43 @@ impl Strategy for RemoveDuplicates {
                 owners.sort_unstable();
                 let images = &pod.shape.images[..];
                 let key = (&*pod.namespace, owners.clone(), images);
-                let (is_there, held) = alike.entry(key).or_default();
-                let may = cycle.admits(pod).and_then(|()| cycle.admits_eviction(pod));
-                if let Err(why) = may {
-                    held.push((pod, why));
+                let alike = alike.entry(key).or_default();
+                if cycle.is_planned(pod) {
+                    alike.leaving += 1;
                     continue;
                 }
-                let is_first = !std::mem::replace(is_there, true);
+                let is_leaving = cycle.is_leaving(pod);
+                let verdict = cycle.admits(pod).and_then(|()| cycle.admits_eviction(pod));
+                match (is_leaving, &verdict) {
+                    // A pod that is being deleted has been replaced already.
+                    (true, _) => alike.leaving += usize::from(!pod.deleting),
+                    (false, Err(_)) => alike.fixed += 1,
+                    (false, Ok(())) => alike.movable.push(pod),
+                }
+                if let Err(why) = verdict {
+                    alike.kept.push((pod, why));
+                }
+            }
+            for ((namespace, owners, images), mut alike) in alike {
+                if alike.movable.len() + alike.kept.len() > 1 {
+                    for (pod, why) in std::mem::take(&mut alike.kept) {
+                        cycle.keep(pod, why);
+                    }
+                }
+                let first = usize::from(alike.fixed == 0).min(alike.movable.len());
                 for owner in owners {
                     let set = Set {
-                        namespace: &pod.namespace,
+                        namespace,
                         owner,
                         images,
                     };
                     let found = sets.entry(set).or_default();
-                    found.pods += 1;
-                    if !is_first {
-                        found.duplicates.entry(&node.name).or_default().push(pod);
-                    }
-                }
-            }
-            for (is_there, held) in alike.into_values() {
-                if is_there || held.len() > 1 {
-                    for (pod, why) in held {
-                        cycle.keep(pod, why);
+                    found.pods += alike.leaving + alike.fixed + alike.movable.len();
+                    found.fixed.insert(&node.name, alike.fixed.max(first));
+                    let duplicates = alike.movable.iter().skip(first).copied();
+                    let duplicates: Vec<_> = duplicates.collect();
+                    if !duplicates.is_empty() {
+                        found.duplicates.insert(&node.name, duplicates);
                     }
                 }
             }
@@ -105,6 +121,18 @@ impl Strategy for RemoveDuplicates {
         }
         Ok(())
     }
+}
+
+/// The pods of one node that are alike.
+#[derive(Debug, Default)]
+struct Alike<'a> {
+    movable: Vec<&'a Arc<PodInfo>>,
+    /// How many may not be evicted.
+    fixed: usize,
+    /// How many leave without this rule.
+    leaving: usize,
+    /// Those that stay, and why.
+    kept: Vec<(&'a Arc<PodInfo>, Why)>,
 }
 
 impl Args {
@@ -126,7 +154,8 @@ fn spread(cycle: &mut Cycle<'_>, set: &Set<'_>, found: &Found<'_>, gone: &mut Fx
         found.pods.div_ceil(targets)
     };
     for (node, pods) in &found.duplicates {
-        let there = pods.len() + 1;
+        let fixed = found.fixed.get(node).copied().unwrap_or(0);
+        let there = pods.len() + fixed;
         for (at, pod) in pods.iter().enumerate() {
             if gone.contains(&pod.uid) {
                 continue;
@@ -136,7 +165,7 @@ fn spread(cycle: &mut Cycle<'_>, set: &Set<'_>, found: &Found<'_>, gone: &mut Fx
                     "{there} pods of {kind} {owner} are on node {node}, but only {targets} nodes take them"
                 );
                 cycle.keep(pod, Why::new("NoTarget", said));
-            } else if at + 2 <= most {
+            } else if fixed + at < most {
                 let said = format!(
                     "node {node} may have {most} of {} pods of {kind} {owner}",
                     found.pods

@@ -54,8 +54,8 @@ impl Strategy for RemoveFailedPods {
     fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
         let now = cycle.snapshot().now;
         for node in cycle.nodes() {
-            let pods = cycle.snapshot().pods_on(&node.name);
-            for pod in pods.filter(|pod| pod.phase == Phase::Failed) {
+            let pods = cycle.pods_on(&node.name);
+            for pod in pods.into_iter().filter(|pod| pod.phase == Phase::Failed) {
                 match self.0.judge(pod, now) {
                     Ok(reason) => _ = remove(cycle, pod, reason),
                     Err(why) => cycle.keep(pod, why),

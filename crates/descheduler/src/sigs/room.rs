@@ -1,13 +1,14 @@
 //! Whether a node has room for a pod, as kubernetes-sigs/descheduler asks: what Koordinator's own rule asks, and
 //! besides how many pods the node takes and whether the pod bears those that are there.
 
+use crate::framework::Cycle;
 use crate::rules::{Fit, allows};
 use crate::state::{NodeInfo, PodInfo, Snapshot};
 use k8s_openapi::api::core::v1::PodAffinityTerm;
 use koord_api::selector;
 use koord_model::nodes::untolerated;
 use koord_model::resources::PODS;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -19,9 +20,34 @@ const TOLD: usize = 200;
 pub(super) struct Room {
     fit: Fit,
     pods: FxHashMap<Arc<str>, i64>,
+    /// UIDs of pods that leave.
+    leaving: FxHashSet<Arc<str>>,
 }
 
 impl Room {
+    /// What nodes have left when all moves that `cycle` plans so far are through.
+    pub(super) fn after_moves(cycle: &Cycle<'_>) -> Self {
+        let mut room = Self::new(cycle.snapshot());
+        for planned in cycle.moves() {
+            room.leave(&planned.pod);
+            if let Some(target) = &planned.target {
+                room.fit.add(&planned.pod, target);
+                *room.pods.entry(target.clone()).or_default() += 1;
+            }
+        }
+        room
+    }
+
+    /// From now on `pod` takes nothing of its node.
+    pub(super) fn leave(&mut self, pod: &PodInfo) {
+        if let Some(node) = &pod.node
+            && self.leaving.insert(pod.uid.clone())
+        {
+            self.fit.remove(pod, node);
+            *self.pods.entry(node.clone()).or_default() -= 1;
+        }
+    }
+
     pub(super) fn new(snapshot: &Snapshot) -> Self {
         let mut pods = FxHashMap::<Arc<str>, i64>::default();
         for pod in snapshot.pods.iter().filter(|pod| pod.is_active()) {
@@ -32,6 +58,7 @@ impl Room {
         Self {
             fit: Fit::new(snapshot),
             pods,
+            leaving: FxHashSet::default(),
         }
     }
 
@@ -44,7 +71,7 @@ impl Room {
         } else {
             self.fit.does(pod, node) && !self.is_full(node)
         };
-        allowed && !is_shunned(snapshot, pod, node)
+        allowed && !self.is_shunned(snapshot, pod, node)
     }
 
     /// Whether one of `nodes` has room for `pod`, other than its own.
@@ -72,7 +99,7 @@ impl Room {
             let obstacle = match self.fit.fits(pod, node) {
                 Err(misfits) => misfits.first().map(ToString::to_string),
                 Ok(()) if self.is_full(node) => Some("too many pods".to_owned()),
-                Ok(()) if is_shunned(snapshot, pod, node) => {
+                Ok(()) if self.is_shunned(snapshot, pod, node) => {
                     Some("inter-pod anti-affinity".to_owned())
                 }
                 Ok(()) => None,
@@ -98,16 +125,17 @@ impl Room {
         let there = self.pods.get(&node.name).copied().unwrap_or(0);
         there >= node.allocatable.get(PODS)
     }
-}
 
-/// Whether `pod` does not bear a pod on `node`.
-fn is_shunned(snapshot: &Snapshot, pod: &PodInfo, node: &NodeInfo) -> bool {
-    let terms = anti_affinity(pod).iter();
-    let mut terms = terms.filter(|term| node.label(&term.topology_key).is_some());
-    terms.any(|term| {
-        let mut there = snapshot.active_on(&node.name);
-        there.any(|other| shuns(snapshot, pod, term, other))
-    })
+    /// Whether the required anti-affinity of `pod` excludes it from `node` for a pod that is there.
+    fn is_shunned(&self, snapshot: &Snapshot, pod: &PodInfo, node: &NodeInfo) -> bool {
+        let terms = anti_affinity(pod).iter();
+        let mut terms = terms.filter(|term| node.label(&term.topology_key).is_some());
+        terms.any(|term| {
+            let there = snapshot.active_on(&node.name);
+            let mut staying = there.filter(|other| !self.leaving.contains(&other.uid));
+            staying.any(|other| shuns(snapshot, pod, term, other))
+        })
+    }
 }
 
 fn is_on(pod: &PodInfo, node: &NodeInfo) -> bool {

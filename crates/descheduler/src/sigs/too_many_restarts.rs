@@ -43,7 +43,7 @@ impl Strategy for TooManyRestarts {
     fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
         for node in cycle.nodes() {
             let mut going = Vec::new();
-            for pod in cycle.snapshot().pods_on(&node.name) {
+            for pod in cycle.pods_on(&node.name) {
                 let restarts = self.0.restarts(pod);
                 match self.0.judge(pod, restarts) {
                     Ok(()) => going.push((restarts, pod)),

@@ -35,9 +35,10 @@ impl Strategy for ViolatingAntiAffinity {
     }
 
     fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
-        let mut there = There::new(cycle.snapshot(), cycle.nodes(), &self.0);
+        let mut there = There::new(cycle);
         for node in cycle.nodes() {
-            let mut pods = there.pods.get(&node.name).cloned().unwrap_or_default();
+            let pods = cycle.active_on(&node.name).into_iter();
+            let mut pods: Vec<_> = pods.filter(|pod| self.0.selects(pod)).cloned().collect();
             by_importance(&mut pods);
             for pod in &pods {
                 let Some(other) = there.conflict(pod, node) else {
@@ -54,29 +55,33 @@ impl Strategy for ViolatingAntiAffinity {
     }
 }
 
-/// The pods that are looked at, where they are.
+impl Args {
+    /// Whether `pod` may be evicted by this rule. Others count where they are.
+    fn selects(&self, pod: &PodInfo) -> bool {
+        within(self.namespaces.as_ref(), self.label_selector.as_ref(), pod).is_ok()
+    }
+}
+
+/// The pods that stay, where they are.
 struct There<'a> {
     snapshot: &'a Snapshot,
     nodes: &'a [Arc<NodeInfo>],
-    pods: FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>,
+    pods: FxHashMap<Arc<str>, Vec<&'a Arc<PodInfo>>>,
     /// Nodes by label and value, for labels that somebody asked about.
     domains: FxHashMap<String, FxHashMap<&'a str, Vec<&'a Arc<NodeInfo>>>>,
     gone: FxHashSet<Arc<str>>,
 }
 
 impl<'a> There<'a> {
-    fn new(snapshot: &'a Snapshot, nodes: &'a [Arc<NodeInfo>], args: &Args) -> Self {
-        let on = |node: &Arc<NodeInfo>| {
-            let pods = snapshot.active_on(&node.name);
-            let of = |pod: &&Arc<PodInfo>| {
-                within(args.namespaces.as_ref(), args.label_selector.as_ref(), pod).is_ok()
-            };
-            (node.name.clone(), pods.filter(of).cloned().collect())
-        };
+    fn new(cycle: &Cycle<'a>) -> Self {
+        let (snapshot, nodes) = (cycle.snapshot(), cycle.nodes());
+        let on = nodes
+            .iter()
+            .map(|node| (node.name.clone(), cycle.staying_on(&node.name)));
         Self {
             snapshot,
             nodes,
-            pods: nodes.iter().map(on).collect(),
+            pods: on.collect(),
             domains: FxHashMap::default(),
             gone: FxHashSet::default(),
         }
@@ -105,7 +110,7 @@ impl<'a> There<'a> {
                 let mut left = pods.filter(|other| !self.gone.contains(&other.uid));
                 let found = left.find(|other| shuns(self.snapshot, pod, term, other));
                 if let Some(found) = found {
-                    return Some(found.clone());
+                    return Some((*found).clone());
                 }
             }
         }

@@ -9,7 +9,6 @@ use k8s_openapi::api::core::v1::{NodeAffinity, PreferredSchedulingTerm};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_model::nodes::term_matches;
 use serde::{Deserialize, Serialize};
-use std::cell::LazyCell;
 use std::sync::Arc;
 
 pub(super) const NAME: &str = "RemovePodsViolatingNodeAffinity";
@@ -52,14 +51,13 @@ impl Strategy for ViolatingNodeAffinity {
     }
 
     fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
-        let snapshot = cycle.snapshot();
-        let room = LazyCell::new(|| Room::new(snapshot));
+        let mut room = None;
         for kind in &self.0.node_affinity_type {
             let judge = match kind.as_str() {
                 REQUIRED => required,
                 _ => preferred,
             };
-            self.each(cycle, &room, judge);
+            self.each(cycle, &mut room, judge);
         }
         Ok(())
     }
@@ -69,12 +67,12 @@ impl ViolatingNodeAffinity {
     fn each(
         &self,
         cycle: &mut Cycle<'_>,
-        room: &LazyCell<Room, impl FnOnce() -> Room>,
+        room: &mut Option<Room>,
         judge: fn(&PodInfo, &NodeInfo, &[Arc<NodeInfo>]) -> Option<Wish>,
     ) {
         let (snapshot, nodes) = (cycle.snapshot(), cycle.nodes());
         for node in nodes {
-            for pod in snapshot.active_on(&node.name) {
+            for pod in cycle.active_on(&node.name) {
                 let Some((reason, above)) = judge(pod, node, nodes) else {
                     continue;
                 };
@@ -89,8 +87,11 @@ impl ViolatingNodeAffinity {
                 let better =
                     |node: &Arc<NodeInfo>| above.is_none_or(|above| weight(pod, node) > above);
                 let mut targets = nodes.iter().filter(|node| better(node));
+                let room = room.get_or_insert_with(|| Room::after_moves(cycle));
                 if targets.any(|node| room.takes(snapshot, pod, node)) {
-                    remove(cycle, pod, reason);
+                    if remove(cycle, pod, reason) {
+                        room.leave(pod);
+                    }
                 } else {
                     let said = format!(
                         "{reason}, but no such node has room: {}",

@@ -54,7 +54,7 @@ impl Strategy for NodeTaints {
                 continue;
             }
             let mut asked = 0;
-            for pod in cycle.snapshot().active_on(&node.name) {
+            for pod in cycle.active_on(&node.name) {
                 let tolerations = &pod.shape.tolerations;
                 let Some(taint) = counting.iter().find(|taint| !tolerates(tolerations, taint))
                 else {

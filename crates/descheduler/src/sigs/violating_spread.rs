@@ -1,17 +1,25 @@
 //! `RemovePodsViolatingTopologySpreadConstraint`: pods of domains that have more than their share.
+//!
+//! Constraints are judged one after the other. Pods that leave, whichever rule has decided that, do not count in their
+//! domain; what replaces them is expected in the smallest domains. Of pods that matter equally little, those go that other
+//! constraints would have to move too.
 
+mod candidates;
 mod constraint;
+mod members;
 
-use self::constraint::Constraint;
+use self::candidates::Candidates;
+use self::members::{Domain, Domains, Member, Members, Tallies};
 use super::room::Room;
 use super::{check_listed, check_namespaces, remove, within};
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
 use crate::rules::Namespaces;
-use crate::state::{NodeInfo, PodInfo, Snapshot};
+use crate::state::{NodeInfo, PodInfo};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 pub(super) const NAME: &str = "RemovePodsViolatingTopologySpreadConstraint";
@@ -54,9 +62,6 @@ pub(super) fn check(args: &Args) -> Result<(), String> {
 #[derive(Debug)]
 pub(super) struct ViolatingSpread(pub(super) Args);
 
-/// Pods by the value of the topology key, as many as there are nodes with such a value.
-type Domains = BTreeMap<String, Vec<Arc<PodInfo>>>;
-
 impl Strategy for ViolatingSpread {
     fn name(&self) -> &'static str {
         NAME
@@ -67,88 +72,20 @@ impl Strategy for ViolatingSpread {
         let mut namespaces = BTreeMap::<&str, Vec<&Arc<PodInfo>>>::new();
         for node in cycle.nodes() {
             for pod in snapshot.active_on(&node.name) {
-                if within(
-                    self.0.namespaces.as_ref(),
-                    self.0.label_selector.as_ref(),
-                    pod,
-                )
-                .is_ok()
-                {
-                    namespaces.entry(&pod.namespace).or_default().push(pod);
-                }
+                namespaces.entry(&pod.namespace).or_default().push(pod);
             }
         }
         let mut room = None;
-        let mut going = Going::default();
         for (namespace, pods) in namespaces {
-            let mut constraints = Vec::new();
-            if !pods.iter().any(|pod| {
-                pod.shape
-                    .spread
-                    .iter()
-                    .any(|of| self.counts(of.when_unsatisfiable.as_str()))
-            }) {
-                continue;
-            }
-            // As upstream, who may not go is not counted either.
-            let (mut counted, mut held) = (Vec::new(), Vec::new());
-            for pod in pods {
-                match cycle.admits(pod) {
-                    Ok(()) => counted.push(pod),
-                    Err(why) => held.push((pod, why)),
+            if pods.iter().any(|pod| self.is_constrained(pod)) {
+                let mut members = self.members(cycle, pods);
+                for at in 0..members.constraints.len() {
+                    self.spread(cycle, namespace, &mut members, at, &mut room);
                 }
             }
-            let pods = counted;
-            for pod in &pods {
-                for spread in &pod.shape.spread {
-                    if self.counts(&spread.when_unsatisfiable) {
-                        let constraint = Constraint::new(spread, pod);
-                        if !constraints.contains(&constraint) {
-                            constraints.push(constraint);
-                        }
-                    }
-                }
-            }
-            for constraint in &constraints {
-                let domains = domains(snapshot, cycle.nodes(), constraint, &pods);
-                let sizes: Vec<_> = domains
-                    .iter()
-                    .map(|(value, pods)| format!("{value}: {}", pods.len()))
-                    .collect();
-                let text = format!(
-                    "{constraint} in namespace {namespace}, pods by domain: {}",
-                    sizes.join(", ")
-                );
-                if is_balanced(&domains, constraint.max_skew) {
-                    cycle.note(None, format!("within the limit: {text}"));
-                    continue;
-                }
-                held.retain(|(pod, why)| {
-                    let concerned = constraint.selects(pod);
-                    if concerned {
-                        cycle.keep(pod, why.clone());
-                    }
-                    !concerned
-                });
-                let before = going.pods.len();
-                let room = &*room.get_or_insert_with(|| Room::new(snapshot));
-                self.balance(cycle, room, constraint, domains, &mut going);
-                let more = going.pods.len() - before;
-                cycle.note(None, format!("{more} more pods have to go: {text}"));
-            }
-        }
-        for (pod, reason) in going.pods {
-            remove(cycle, &pod, reason);
         }
         Ok(())
     }
-}
-
-/// Pods that have to go, each once.
-#[derive(Debug, Default)]
-struct Going {
-    pods: Vec<(Arc<PodInfo>, String)>,
-    seen: FxHashSet<Arc<str>>,
 }
 
 impl ViolatingSpread {
@@ -161,138 +98,205 @@ impl ViolatingSpread {
         listed || (self.0.constraints.is_empty() && when_unsatisfiable == DO_NOT_SCHEDULE)
     }
 
-    /// Takes pods from the largest domains until the smallest would have enough, if they went there.
-    fn balance(
-        &self,
-        cycle: &mut Cycle<'_>,
-        room: &Room,
-        constraint: &Constraint,
-        domains: Domains,
-        going: &mut Going,
-    ) {
-        let snapshot = cycle.snapshot();
-        let pods: usize = domains.values().map(Vec::len).sum();
-        let average = ratio(pods, domains.len());
-        let mut domains: Vec<_> = domains.into_iter().collect();
-        for (_, pods) in &mut domains {
-            pods.sort_by_key(last_goes_first);
-        }
-        domains.sort_by_key(|(_, pods)| pods.len());
-        let targets: Vec<_> = {
-            let below = |node: &&Arc<NodeInfo>| {
-                let value = node.label(&constraint.topology_key);
-                let domain = domains
-                    .iter()
-                    .find(|(domain, _)| Some(domain.as_str()) == value);
-                domain.is_some_and(|(_, pods)| size(pods) < average)
+    /// Whether arguments select `pod`, and it has a constraint that counts.
+    fn is_constrained(&self, pod: &PodInfo) -> bool {
+        let mut spread = pod.shape.spread.iter();
+        spread.any(|of| self.counts(&of.when_unsatisfiable)) && self.selects(pod)
+    }
+
+    fn selects(&self, pod: &PodInfo) -> bool {
+        let (namespaces, labels) = (self.0.namespaces.as_ref(), self.0.label_selector.as_ref());
+        within(namespaces, labels, pod).is_ok()
+    }
+
+    /// Sorts `pods` of one namespace by whether they may be evicted, and collects the constraints of those that may.
+    fn members<'a>(&self, cycle: &Cycle<'a>, pods: Vec<&'a Arc<PodInfo>>) -> Members<'a> {
+        let mut members = Members::default();
+        for pod in pods {
+            let mut member = Member {
+                pod,
+                constraints: Vec::new(),
+                is_movable: false,
+                why: None,
             };
-            let eligible = cycle
-                .nodes()
-                .iter()
-                .filter(|node| constraint.includes(node));
-            eligible.filter(below).cloned().collect()
-        };
-        let fits = |pod: &Arc<PodInfo>| room.any_other(snapshot, pod, &targets);
-        let (mut low, mut high) = (0, domains.len().saturating_sub(1));
-        while low < high {
-            let ends = domains.get_disjoint_mut([low, high]);
-            let Ok([(_, below), (from, above)]) = ends else {
-                break;
-            };
-            if size(above) <= average {
-                high -= 1;
-                continue;
+            if !cycle.is_leaving(pod) && self.selects(pod) {
+                member.why = cycle.admits(pod).err();
+                member.is_movable = member.why.is_none();
             }
-            let skew = size(above) - size(below);
-            let max_skew = f64::from(constraint.max_skew);
-            if skew <= max_skew {
-                low += 1;
-                continue;
-            }
-            let spare = (size(above) - average).ceil();
-            let missing = (average - size(below)).ceil();
-            let half = ((skew - max_skew) / 2.0).ceil();
-            let moving = spare.min(missing).min(half);
-            if moving < 1.0 {
-                low += 1;
-                continue;
-            }
-            // Who fits where pods are missing goes before who does not.
-            above.sort_by_cached_key(&fits);
-            #[allow(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "at least 1 and at most the number of pods"
-            )]
-            let moved = above.split_off(above.len().saturating_sub(moving as usize));
-            for pod in &moved {
-                if self.0.topology_balance_node_fit && !fits(pod) {
-                    let said = format!(
-                        "no node with too few pods has room: {}",
-                        room.obstacles(snapshot, pod, &targets)
-                    );
-                    cycle.keep(pod, Why::new("NodeFit", said));
-                } else if going.seen.insert(pod.uid.clone()) {
-                    let reason = format!(
-                        "{} {from} has more than its share of {constraint}",
-                        constraint.topology_key
-                    );
-                    going.pods.push((pod.clone(), reason));
+            if member.is_movable {
+                let spread = pod.shape.spread.iter();
+                for spread in spread.filter(|of| self.counts(&of.when_unsatisfiable)) {
+                    member.constraints.push(members.constraint(spread, pod));
                 }
             }
-            below.extend(moved);
+            members.pods.push(member);
+        }
+        members
+    }
+
+    /// Evicts what violates the constraint at `at`, with all that leaves already taken into account.
+    fn spread<'a>(
+        &self,
+        cycle: &mut Cycle<'a>,
+        namespace: &str,
+        members: &mut Members<'a>,
+        at: usize,
+        room: &mut Option<Room>,
+    ) {
+        let Some(constraint) = members.constraints.get(at).cloned() else {
+            return;
+        };
+        let mut domains = members.domains(cycle, &constraint);
+        let sizes: Vec<_> = domains
+            .list
+            .iter()
+            .map(|domain| format!("{}: {}", domain.value, domain.size))
+            .collect();
+        let leaving = match domains.leaving {
+            0 => String::new(),
+            leaving => format!(", {leaving} more leave theirs"),
+        };
+        let text = format!(
+            "{constraint} in namespace {namespace}, pods by domain: {}{leaving}",
+            sizes.join(", ")
+        );
+        domains.place_leaving();
+        if domains.is_balanced(constraint.max_skew) {
+            cycle.note(None, format!("within the limit: {text}"));
+            return;
+        }
+        for member in &mut members.pods {
+            if constraint.selects(member.pod)
+                && let Some(why) = member.why.take()
+            {
+                cycle.keep(member.pod, why);
+            }
+        }
+        let room = room.get_or_insert_with(|| Room::after_moves(cycle));
+        let balance = self.balance(cycle, room, members, at, domains);
+        for (place, why) in balance.kept {
+            if let Some(member) = members.pods.get(place) {
+                cycle.keep(member.pod, why);
+            }
+        }
+        cycle.note(
+            None,
+            format!("{} more pods have to go: {text}", balance.surplus.len()),
+        );
+        for (place, reason) in balance.surplus {
+            let Some(member) = members.pods.get_mut(place) else {
+                continue;
+            };
+            let pod = member.pod;
+            if remove(cycle, pod, reason) {
+                room.leave(pod);
+            } else {
+                member.is_movable = false;
+            }
         }
     }
+
+    /// Takes one pod after the other from the largest domain until the smallest would have enough, if they went there.
+    fn balance<'a>(
+        &self,
+        cycle: &Cycle<'a>,
+        room: &Room,
+        members: &Members<'a>,
+        at: usize,
+        domains: Domains<'a>,
+    ) -> Balance {
+        let mut balance = Balance::default();
+        let Some(constraint) = members.constraints.get(at) else {
+            return balance;
+        };
+        let mut tallies = Tallies::new(cycle, members, at);
+        let snapshot = cycle.snapshot();
+        let average = domains.average();
+        let mut domains = domains.list;
+        let is_small = |domain: &&Domain<'_>| count(domain.size) < average;
+        let small = domains.iter().filter(is_small);
+        let small: FxHashSet<_> = small.map(|domain| domain.value.clone()).collect();
+        let takes = |node: &&Arc<NodeInfo>| {
+            let value = node.label(&constraint.topology_key);
+            constraint.includes(node) && value.is_some_and(|value| small.contains(value))
+        };
+        let targets: Vec<_> = cycle.nodes().iter().filter(takes).cloned().collect();
+        let fits = |pod: &Arc<PodInfo>| {
+            !self.0.topology_balance_node_fit || room.any_other(snapshot, pod, &targets)
+        };
+        let rank = |place: &usize| {
+            let pod = members.pods.get(*place)?.pod;
+            Some((*place, (fits(pod), goes_later(pod))))
+        };
+        let max_skew = usize::try_from(constraint.max_skew).unwrap_or(0);
+        let sizes = domains.iter().enumerate();
+        let mut smallest: BTreeSet<_> = sizes.map(|(at, domain)| (domain.size, at)).collect();
+        // Without those of which no other pod may go.
+        let mut largest = smallest.clone();
+        while let Some((most, from)) = largest.last().copied()
+            && let Some((least, to)) = smallest.first().copied()
+            && most > least.saturating_add(max_skew)
+            && count(least) < average
+            && average < count(most)
+        {
+            let Ok([below, above]) = domains.get_disjoint_mut([to, from]) else {
+                break;
+            };
+            let movable = std::mem::take(&mut above.movable);
+            let candidates = above
+                .candidates
+                .get_or_insert_with(|| Candidates::new(movable.iter().filter_map(rank)));
+            let Some((place, fits)) = candidates.next(&mut tallies) else {
+                largest.remove(&(most, from));
+                continue;
+            };
+            if !fits {
+                // Nor do the others of this domain: those that fit come first.
+                if let Some(member) = members.pods.get(place) {
+                    let obstacles = room.obstacles(snapshot, member.pod, &targets);
+                    let detail = format!("no node with too few pods has room: {obstacles}");
+                    balance.kept.push((place, Why::new("NodeFit", detail)));
+                }
+                largest.remove(&(most, from));
+                continue;
+            }
+            let reason = format!(
+                "{} {} has more than its share of {constraint}",
+                constraint.topology_key, above.value
+            );
+            balance.surplus.push((place, reason));
+            (below.size, above.size) = (least + 1, most - 1);
+            smallest.remove(&(most, from));
+            smallest.remove(&(least, to));
+            smallest.extend([(most - 1, from), (least + 1, to)]);
+            largest.remove(&(most, from));
+            largest.insert((most - 1, from));
+            if largest.remove(&(least, to)) {
+                largest.insert((least + 1, to));
+            }
+        }
+        balance
+    }
+}
+
+/// What comes of one constraint, by places of members.
+#[derive(Debug, Default)]
+struct Balance {
+    /// Those that go, and why.
+    surplus: Vec<(usize, String)>,
+    /// Those that would have to, but fit nowhere else.
+    kept: Vec<(usize, Why)>,
 }
 
 #[allow(clippy::cast_precision_loss, reason = "far fewer pods than 2^52")]
-fn ratio(pods: usize, of: usize) -> f64 {
-    pods as f64 / of as f64
+fn count(pods: usize) -> f64 {
+    pods as f64
 }
 
-fn size(pods: &[Arc<PodInfo>]) -> f64 {
-    ratio(pods.len(), 1)
-}
-
-/// Pods with a node selector or node affinity first, which are harder to place; then those that matter most. Who is
-/// last goes first.
-fn last_goes_first(pod: &Arc<PodInfo>) -> (bool, std::cmp::Reverse<Option<i32>>) {
+/// Pods with a node selector or node affinity last, which are harder to place; then those that matter most.
+fn goes_later(pod: &PodInfo) -> (bool, Reverse<Option<i32>>) {
     let affinity = pod.shape.affinity.as_ref();
     let bound = !pod.shape.node_selector.is_empty()
         || affinity.is_some_and(|affinity| affinity.node_affinity.is_some());
-    (!bound, std::cmp::Reverse(pod.shape.priority))
-}
-
-/// The pods of each domain that `constraint` is about; domains without any are there too.
-fn domains(
-    snapshot: &Snapshot,
-    nodes: &[Arc<NodeInfo>],
-    constraint: &Constraint,
-    pods: &[&Arc<PodInfo>],
-) -> Domains {
-    let key = &constraint.topology_key;
-    let included = nodes.iter().filter(|node| constraint.includes(node));
-    let values = included.filter_map(|node| node.label(key));
-    let mut domains: Domains = values.map(|value| (value.to_owned(), Vec::new())).collect();
-    for pod in pods {
-        if pod.deleting || !constraint.selects(pod) {
-            continue;
-        }
-        let node = pod.node.as_ref().and_then(|name| snapshot.node(name));
-        if let Some(value) = node.and_then(|node| node.label(key)) {
-            domains
-                .entry(value.to_owned())
-                .or_default()
-                .push((*pod).clone());
-        }
-    }
-    domains
-}
-
-fn is_balanced(domains: &Domains, max_skew: i32) -> bool {
-    let sizes = || domains.values().map(Vec::len);
-    let (Some(least), Some(most)) = (sizes().min(), sizes().max()) else {
-        return true;
-    };
-    i64::try_from(most - least).is_ok_and(|skew| skew <= i64::from(max_skew))
+    (!bound, Reverse(pod.shape.priority))
 }

@@ -11,7 +11,11 @@ fn pool(value: Value) -> Pool {
 fn of_one<T>(world: &World, pool: &Pool, then: impl Fn(&Load<'_>, &Watched) -> T) -> Vec<T> {
     let snapshot = world.snapshot();
     let watched = Watched::new(pool, &snapshot.table);
-    let load = |node| Load::read(&snapshot, node, &watched, 180, None).unwrap();
+    let departures = crate::framework::Departures::default();
+    let load = |node| {
+        let departures = departures.of_profile("test");
+        Load::read(&snapshot, departures, node, &watched, 180, None).unwrap()
+    };
     let mut loads: Vec<_> = snapshot.nodes.iter().map(load).collect();
     set_bounds(&mut loads, &watched);
     loads.iter().map(|load| then(load, &watched)).collect()

@@ -301,7 +301,7 @@ fn no_pod_is_moved_by_two_pools_of_a_cycle() {
     });
     let plan = framework(merged(thresholds(), pooled)).run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1"]);
-    assert_eq!(kept(&plan, "p1"), ["MovesAlready"]);
+    assert!(kept(&plan, "p1").is_empty());
 }
 
 #[test]

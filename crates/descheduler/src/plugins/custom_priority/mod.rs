@@ -77,7 +77,7 @@ impl CustomPriority {
     /// The pods of `node` that may go, small ones first.
     fn candidates(&self, cycle: &mut Cycle<'_>, node: &NodeInfo) -> Vec<Arc<PodInfo>> {
         let mut pods = Vec::new();
-        for pod in cycle.snapshot().active_on(&node.name) {
+        for pod in cycle.active_on(&node.name) {
             if cycle.judged(pod, self.choice.admits(pod)) && cycle.filter(pod) {
                 pods.push(pod.clone());
             }
@@ -216,7 +216,7 @@ impl CustomPriority {
             );
             return Ok(());
         }
-        let mut room = Room::new(cycle.snapshot());
+        let mut room = Room::new(cycle);
         for (at, class) in classes.iter().enumerate() {
             let later = classes.iter().skip(at + 1);
             let targets: Vec<_> = later.flat_map(|class| class.nodes.clone()).collect();

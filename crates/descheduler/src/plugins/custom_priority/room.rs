@@ -1,7 +1,8 @@
 //! What nodes have left for pods that are about to go to them.
 
+use crate::framework::Cycle;
 use crate::rules::Fit;
-use crate::state::{NodeInfo, PodInfo, Snapshot};
+use crate::state::{NodeInfo, PodInfo};
 use koord_model::resources::PODS;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -15,14 +16,23 @@ pub(super) struct Room {
 }
 
 impl Room {
-    pub(super) fn new(snapshot: &Snapshot) -> Self {
+    /// What they have left when all moves that `cycle` plans so far are through.
+    pub(super) fn new(cycle: &Cycle<'_>) -> Self {
         let mut pods = FxHashMap::<Arc<str>, i64>::default();
-        for pod in snapshot.pods.iter().filter(|pod| pod.is_active()) {
+        for pod in cycle.snapshot().pods.iter().filter(|pod| pod.is_active()) {
             if let Some(node) = &pod.node {
                 *pods.entry(node.clone()).or_default() += 1;
             }
         }
-        let fit = Fit::new(snapshot);
+        for planned in cycle.moves() {
+            if let Some(node) = &planned.pod.node {
+                *pods.entry(node.clone()).or_default() -= 1;
+            }
+            if let Some(target) = &planned.target {
+                *pods.entry(target.clone()).or_default() += 1;
+            }
+        }
+        let fit = cycle.fit();
         Self { fit, pods }
     }
 

@@ -194,7 +194,7 @@ impl FragmentationAware {
     ) -> Vec<Candidate<'a>> {
         let mut candidates = Vec::new();
         let now = cycle.snapshot().now;
-        for pod in cycle.snapshot().active_on(&node.name) {
+        for pod in cycle.active_on(&node.name) {
             if !cycle.judged(pod, self.choice.admits(pod))
                 || !cycle.filter(pod)
                 || !cycle.judged(pod, self.ledger.allows(pod, now))
@@ -270,11 +270,11 @@ impl Strategy for FragmentationAware {
         let table = &cycle.snapshot().table;
         let resources = self.args.resources.iter().map(|name| table.intern(name));
         let resources: Vec<_> = resources.collect();
-        let fit = self.args.node_fit.then(|| Fit::new(cycle.snapshot()));
+        let fit = self.args.node_fit.then(|| cycle.fit());
         let fit = fit.as_ref().map(|fit| (fit, &nodes[..]));
         for node in &nodes {
             let mut requested = Requested::default();
-            for pod in cycle.snapshot().active_on(&node.name) {
+            for pod in cycle.staying_on(&node.name) {
                 requested.add(pod);
             }
             let before = imbalance(node, &requested, &resources);

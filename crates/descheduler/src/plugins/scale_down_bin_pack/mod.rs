@@ -76,7 +76,16 @@ impl ScaleDownBinPack {
     /// The pods of `node` that have not ended: who may go, who would be meant but may not, and all others.
     fn sorted_out(&self, cycle: &mut Cycle<'_>, node: &Arc<NodeInfo>) -> NodePods {
         let mut pods = NodePods::of(node);
-        for pod in cycle.snapshot().active_on(&node.name) {
+        let there = match self.args.strategy {
+            // A rank would change with each move that begins and ends.
+            How::CalculateOnly => cycle.snapshot().active_on(&node.name).collect(),
+            How::EvictDirectly => cycle.active_on(&node.name),
+        };
+        for pod in there {
+            if self.args.strategy == How::EvictDirectly && cycle.is_leaving(pod) {
+                cycle.filter(pod);
+                continue;
+            }
             let chosen = cycle.judged(pod, self.choice.admits(pod));
             let list = if chosen && self.may_go(cycle, pod) {
                 &mut pods.eligible

@@ -56,11 +56,8 @@ impl Eviction<'_> {
         targets: &[Node<'_>],
         free: &mut Amounts,
     ) {
-        let mut pods: Vec<_> = cycle
-            .snapshot()
-            .active_on(&node.node.name)
-            .cloned()
-            .collect();
+        let staying = cycle.staying_on(&node.node.name).into_iter();
+        let mut pods: Vec<_> = staying.cloned().collect();
         by_importance(&mut pods);
         let mut gone = 0;
         for pod in &pods {

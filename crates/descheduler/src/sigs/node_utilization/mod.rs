@@ -181,7 +181,7 @@ impl Strategy for HighNodeUtilization {
 fn measured<'a>(cycle: &mut Cycle<'a>, usages: &Usages<'_>) -> Vec<Node<'a>> {
     let mut nodes = Vec::new();
     for node in cycle.nodes() {
-        match usages.of_node(node) {
+        match usages.of_node(cycle, node) {
             Ok(used) => nodes.push(Node {
                 percent: Percent::used(node, &used),
                 node,

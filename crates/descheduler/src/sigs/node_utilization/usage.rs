@@ -1,6 +1,7 @@
 //! How full nodes are.
 
 use super::args::Thresholds;
+use crate::framework::Cycle;
 use crate::state::{Doubt, NodeInfo, PodInfo, Snapshot, possible};
 use koord_model::resources::{Amounts, PODS, ResourceId, shown};
 use rustc_hash::FxHashMap;
@@ -33,21 +34,30 @@ impl<'a> Usages<'a> {
         }
     }
 
-    /// Of `node`.
+    /// What is used of `node` without the pods that leave it.
     ///
     /// # Errors
     /// Nobody knows, and why.
-    pub(super) fn of_node(&self, node: &NodeInfo) -> Result<Amounts, Doubt> {
-        let mut used = self.zero();
+    pub(super) fn of_node(&self, cycle: &Cycle<'_>, node: &NodeInfo) -> Result<Amounts, Doubt> {
+        let mut used = if self.measured {
+            self.picked(self.report(node)?)
+        } else {
+            self.zero()
+        };
         let mut pods = 0;
         for pod in self.snapshot.active_on(&node.name) {
+            if cycle.is_leaving(pod) {
+                if self.measured
+                    && let Ok(less) = self.of_pod(pod)
+                {
+                    used.sub_all(&less);
+                }
+                continue;
+            }
             pods += 1;
             if !self.measured {
                 used.add_all(&self.picked(&pod.shape.requests));
             }
-        }
-        if self.measured {
-            used = self.picked(self.report(node)?);
         }
         used.set(PODS, pods);
         Ok(used)

@@ -3,11 +3,14 @@
 //! A case has `nodes` (`[name, cpu, memory, pods, rest]`), `pods` (`[names, node, cpu, memory, rest]`, where `-` is no
 //! request and `rest` is what else the object says, with `owner`, `ns` and `image` in short), the `name` of a plugin
 //! and its `args`, arguments of `DefaultEvictor`, limits of the cycle, and what upstream does: how many pods go and,
-//! where that does not vary from run to run, which. Nodes and pods that are not given are those of the case before. It
+//! where that does not vary from run to run, which. Where a case has `upstream`, that is what upstream does, which does not
+//! count pods that may not be evicted. Nodes and pods that are not given are those of the case before. It
 //! is always noon of the first day of 2026.
 
 mod behaviour;
 mod evictor;
+mod pairs;
+mod spread;
 mod tables;
 mod validation;
 

@@ -1,0 +1,74 @@
+//! Which pods are on their way out when a rule is judged.
+
+use crate::migration::{Stage, stage};
+use crate::state::{PodInfo, Snapshot};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::Arc;
+
+/// The pods that leave their nodes: those that the plan of this cycle moves, and those of migration jobs that have not
+/// ended. No rule counts them where they still are.
+#[derive(Debug, Clone, Default)]
+pub struct Departures {
+    /// By UID; with the profile that shows the move, if it is only shown.
+    planned: FxHashMap<Arc<str>, Option<Arc<str>>>,
+    /// UIDs of pods with a job.
+    migrating: FxHashSet<Arc<str>>,
+}
+
+impl Departures {
+    /// Those of the jobs of `snapshot`. A paused job moves nothing for now.
+    #[must_use]
+    pub fn new(snapshot: &Snapshot) -> Self {
+        let moves = |job: &&_| stage(job) != Stage::Ended;
+        let jobs = snapshot.jobs.iter().map(|job| &**job).filter(moves);
+        let running = jobs.filter(|job| job.spec.paused != Some(true));
+        let uids = running.filter_map(|job| {
+            let pod = &job.spec.pod_ref;
+            if let Some(uid) = pod.uid.as_deref().filter(|uid| !uid.is_empty()) {
+                return Some(Arc::from(uid));
+            }
+            let named = snapshot.pod(pod.namespace.as_deref()?, pod.name.as_deref()?)?;
+            Some(named.uid.clone())
+        });
+        Self {
+            planned: FxHashMap::default(),
+            migrating: uids.collect(),
+        }
+    }
+
+    /// Adds `pod`, which the plan moves; `shown_by` is the profile if the move is only shown.
+    pub(super) fn add(&mut self, pod: &PodInfo, shown_by: Option<&Arc<str>>) {
+        self.planned.insert(pod.uid.clone(), shown_by.cloned());
+    }
+
+    /// Those that count for `profile`: all but moves that another profile only shows.
+    #[must_use]
+    pub fn of_profile<'a>(&'a self, profile: &'a str) -> ProfileDepartures<'a> {
+        ProfileDepartures {
+            departures: self,
+            profile,
+        }
+    }
+}
+
+/// The departures that count for one profile.
+#[derive(Debug, Clone, Copy)]
+pub struct ProfileDepartures<'a> {
+    departures: &'a Departures,
+    profile: &'a str,
+}
+
+impl ProfileDepartures<'_> {
+    /// Whether the plan moves `pod`.
+    #[must_use]
+    pub fn is_planned(&self, pod: &PodInfo) -> bool {
+        let shown_by = self.departures.planned.get(&pod.uid);
+        shown_by.is_some_and(|by| by.as_deref().is_none_or(|by| by == self.profile))
+    }
+
+    /// Whether `pod` leaves its node: by the plan, by a job, or because it is being deleted.
+    #[must_use]
+    pub fn is_leaving(&self, pod: &PodInfo) -> bool {
+        pod.deleting || self.departures.migrating.contains(&pod.uid) || self.is_planned(pod)
+    }
+}
