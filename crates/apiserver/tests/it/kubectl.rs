@@ -1,5 +1,7 @@
 //! The real kubectl over HTTPS.
 
+mod manifests;
+
 use koord_apiserver::{ApiServer, Config, LogOptions, LogStream, PodLogs};
 use koord_app::Clock;
 use serde_json::json;

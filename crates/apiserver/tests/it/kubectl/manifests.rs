@@ -1,0 +1,117 @@
+//! The manifests in `deploy/`, installed as their READMEs say: `create`, then `replace`.
+
+use super::*;
+
+/// What Koordinator's DaemonSet has, and the one in `deploy/koordlet` has not.
+const KOORDINATORS: &str = "
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: koordlet, namespace: koordinator-system, labels: {koord-app: koordlet}}
+spec:
+  selector: {matchLabels: {koord-app: koordlet}}
+  template:
+    metadata: {labels: {koord-app: koordlet}}
+    spec:
+      containers:
+      - name: koordlet
+        image: koordlet:v1
+        resources: {limits: {cpu: 500m, memory: 256Mi}, requests: {cpu: '0', memory: '0'}}
+        volumeMounts: [{name: host-dev, mountPath: /dev}]
+      volumes: [{name: host-dev, hostPath: {path: /dev}}]
+";
+
+/// A manifest; the image is one that needs no `envsubst`.
+fn manifest(dir: &str, file: &str) -> String {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
+    let text = std::fs::read_to_string(format!("{root}/{dir}/{file}")).unwrap();
+    text.replace("${", "").replace("_IMAGE}", ":v2")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn manifests_replace_what_koordinator_installed() {
+    let Some(k) = Kubectl::start().await else {
+        return;
+    };
+    let rights = manifest("manager", "rbac.yaml");
+    // The server may bring the namespace along.
+    k.run(&["create", "-f", "-"], &rights).await;
+    k.ok_with(&["replace", "-f", "-"], &rights).await;
+    k.ok_with(&["apply", "-f", "-"], KOORDINATORS).await;
+    let ours = manifest("koordlet", "daemonset.yaml");
+    let spec = [
+        "-n",
+        "koordinator-system",
+        "get",
+        "daemonset",
+        "koordlet",
+        "-o",
+        "jsonpath={.spec.template.spec.containers[0].resources.limits} {.spec.template.spec.volumes}",
+    ];
+    // Without an annotation of kubectl, as Helm leaves objects, apply only adds.
+    let annotation = "kubectl.kubernetes.io/last-applied-configuration-";
+    k.ok(&[
+        "-n",
+        "koordinator-system",
+        "annotate",
+        "daemonset",
+        "koordlet",
+        annotation,
+    ])
+    .await;
+    k.ok_with(&["apply", "-f", "-"], &ours).await;
+    has(&k.ok(&spec).await, &["\"cpu\":\"500m\"", "/dev"]);
+    has(
+        &k.fails(&["create", "-f", "-"], &ours).await,
+        &["AlreadyExists"],
+    );
+    k.ok_with(&["replace", "-f", "-"], &ours).await;
+    let text = k.ok(&spec).await;
+    assert!(
+        !text.contains("500m") && !text.contains("\"/dev\""),
+        "{text}"
+    );
+    has(&text, &["\"memory\":\"256Mi\"", "/sys/fs/cgroup/"]);
+
+    // Webhooks last: nothing answers them here.
+    for (dir, files) in [
+        ("koordlet", &["rbac.yaml"][..]),
+        ("topology-exporter", &["rbac.yaml", "daemonset.yaml"]),
+        (
+            "scheduler",
+            &["rbac.yaml", "config.yaml", "deployment.yaml"],
+        ),
+        (
+            "descheduler",
+            &[
+                "rbac.yaml",
+                "targets.yaml",
+                "config.yaml",
+                "deployment.yaml",
+            ],
+        ),
+        (
+            "manager",
+            &[
+                "rbac.yaml",
+                "config.yaml",
+                "deployment.yaml",
+                "webhooks.yaml",
+            ],
+        ),
+    ] {
+        for file in files {
+            let text = manifest(dir, file);
+            // Once in an empty cluster, once more over the objects.
+            k.run(&["create", "-f", "-"], &text).await;
+            k.ok_with(&["replace", "-f", "-"], &text).await;
+            k.ok_with(&["replace", "-f", "-"], &text).await;
+        }
+    }
+    // Settings of a user stay.
+    let settings = manifest("manager", "config.yaml");
+    has(
+        &k.fails(&["create", "-f", "-"], &settings).await,
+        &["AlreadyExists"],
+    );
+    k.end().await;
+}
