@@ -124,10 +124,10 @@ async fn status_is_written_again_while_the_node_is_not_ready() {
     let first = nodes.get(NODE).await.unwrap();
     assert_eq!(ready(&first).0, "True");
     for _ in 0..2 {
-        let before = nodes.get(NODE).await.unwrap().metadata.resource_version;
+        let before = ready(&nodes.get(NODE).await.unwrap()).1;
         // Nothing is written while all is as it must be.
         tokio::time::sleep(Duration::from_secs(60)).await;
-        let after = nodes.get(NODE).await.unwrap().metadata.resource_version;
+        let after = ready(&nodes.get(NODE).await.unwrap()).1;
         assert_eq!(before, after);
         let lost = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown",
             "reason": "NodeStatusUnknown"}]}});
@@ -135,9 +135,9 @@ async fn status_is_written_again_while_the_node_is_not_ready() {
         tokio::time::sleep(Duration::from_secs(11)).await;
         assert_eq!(ready(&nodes.get(NODE).await.unwrap()).0, "True");
     }
-    let before = nodes.get(NODE).await.unwrap().metadata.resource_version;
+    let before = ready(&nodes.get(NODE).await.unwrap()).1;
     tokio::time::sleep(Duration::from_secs(310)).await;
-    let after = nodes.get(NODE).await.unwrap().metadata.resource_version;
+    let after = ready(&nodes.get(NODE).await.unwrap()).1;
     assert_ne!(before, after, "a report is due after five minutes");
     node.stop().await;
 }
