@@ -247,14 +247,8 @@ impl Builder<'_> {
                 profile.put(point, instance, weight);
             }
         }
-        for plugin in args.keys() {
-            if self.registry.find(plugin).is_none() && !self.registry.accepted.contains(plugin) {
-                let plugin = (*plugin).to_owned();
-                return Err(ProfileError::UnknownPlugin {
-                    profile: name,
-                    plugin,
-                });
-            }
+        for (plugin, given) in &args {
+            self.check_args(&name, plugin, given)?;
         }
         if profile.bind.is_empty() {
             return Err(ProfileError::NoBind { profile: name });
@@ -273,6 +267,30 @@ impl Builder<'_> {
         self.prepare(&mut profile);
         self.out.profiles.push(profile);
         Ok(())
+    }
+
+    /// Checks arguments, of plugins that run at no point, too: upstream decodes all of them when it
+    /// starts, and a plugin that is enabled later should not be the first to show a mistake.
+    fn check_args(&self, profile: &str, plugin: &str, args: &Value) -> Result<(), ProfileError> {
+        let failed = |error| ProfileError::Build {
+            profile: profile.to_owned(),
+            error,
+        };
+        let used = |built: &Built| {
+            let joined = || built.joined.iter().any(|known| known == profile);
+            built.plugin == plugin && (built.args.as_ref() == Some(args) || joined())
+        };
+        match self.registry.find(plugin) {
+            Some(_) if self.built.iter().any(used) => Ok(()),
+            Some(factory) => (factory.build)(Some(args), self.context)
+                .map(drop)
+                .map_err(failed),
+            None if self.registry.accepted.contains(&plugin) => Ok(()),
+            None => Err(ProfileError::UnknownPlugin {
+                profile: profile.to_owned(),
+                plugin: plugin.to_owned(),
+            }),
+        }
     }
 
     /// What runs at a point of the profile that is used without a configuration file.
