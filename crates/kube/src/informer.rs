@@ -261,7 +261,24 @@ impl<V: Mirrored> Informer<V> {
     where
         K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
-        run(watched(client, scope, keep), kind_of::<K>(), shutdown)
+        Self::start_reporting(client, scope, keep, |_| {}, shutdown)
+    }
+
+    /// As [`Informer::start_kept`]; `report` is called for each object of a custom kind that cannot be
+    /// read, beside the log.
+    #[must_use]
+    pub fn start_reporting<K>(
+        client: kube::Client,
+        scope: Scope,
+        keep: impl Fn(K) -> V + Send + 'static,
+        report: impl Fn(&Unread) + Send + 'static,
+        shutdown: CancellationToken,
+    ) -> Self
+    where
+        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let events = watched(client, scope, keep, report);
+        run(events, kind_of::<K>(), shutdown)
     }
 
     /// As [`Informer::start_kept`], for readers that want to hear of objects that cannot be read.
@@ -293,6 +310,7 @@ fn watched<K, V: Mirrored>(
     client: kube::Client,
     scope: Scope,
     keep: impl Fn(K) -> V + Send + 'static,
+    report: impl Fn(&Unread) + Send + 'static,
 ) -> Events<V>
 where
     K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -304,7 +322,10 @@ where
     }
     let keep = move |read: Readable<K>| match read.0 {
         Ok(object) => keep(object),
-        Err(unread) => Told::Unread(unread),
+        Err(unread) => {
+            report(&unread);
+            Told::Unread(unread)
+        }
     };
     events(kube::Api::all(client), scope, keep)
 }

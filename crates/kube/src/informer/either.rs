@@ -1,7 +1,7 @@
 //! A kind that the API server may serve in one of two versions only.
 
 use super::failure::Failure;
-use super::{Informer, Mirrored, Scope, kind_of, run, watched};
+use super::{Informer, Mirrored, Scope, Unread, kind_of, run, watched};
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
 use kube::runtime::watcher;
@@ -24,8 +24,26 @@ impl<V: Mirrored> Informer<V> {
         O: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
         O: Into<K>,
     {
-        let first = watched(client.clone(), scope.clone(), keep.clone());
-        let other = watched(client, scope, move |object: O| keep(object.into()));
+        Self::start_either_reporting::<K, O>(client, scope, keep, |_| {}, shutdown)
+    }
+
+    /// As [`Informer::start_either`]; `report` is called for each object that cannot be read.
+    #[must_use]
+    pub fn start_either_reporting<K, O>(
+        client: kube::Client,
+        scope: Scope,
+        keep: impl Fn(K) -> V + Clone + Send + 'static,
+        report: impl Fn(&Unread) + Clone + Send + 'static,
+        shutdown: CancellationToken,
+    ) -> Self
+    where
+        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        O: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        O: Into<K>,
+    {
+        let first = watched(client.clone(), scope.clone(), keep.clone(), report.clone());
+        let keep = move |object: O| keep(object.into());
+        let other = watched(client, scope, keep, report);
         run(either(first, other), kind_of::<K>(), shutdown)
     }
 }

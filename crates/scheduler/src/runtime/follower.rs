@@ -164,6 +164,7 @@ fn tell(engine: &mut Engine, message: Message, clock: &Clock) {
         | Message::Node(Change::Synced)
         | Message::Synced(_)
         | Message::Consulted { .. }
+        | Message::Problem(_)
         | Message::NotEvicted(_)
         | Message::Bound { .. } => {}
     }

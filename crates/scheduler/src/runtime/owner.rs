@@ -220,6 +220,7 @@ impl Owner {
                 self.engine.consulted(&uid, ticket, advice);
                 "Consulted"
             }
+            Message::Problem(problem) => return self.writer.problem(&problem),
             Message::NotEvicted(uid) => {
                 self.engine.eviction_failed(&uid);
                 "NotEvicted"

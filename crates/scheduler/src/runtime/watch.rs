@@ -1,11 +1,12 @@
 //! Watching the kinds that plugins ask for, without knowing the plugins.
 
 use super::takeover::{self, Feed};
-use crate::framework::{Action, EventNames, ObjectChange};
+use crate::framework::{Action, EventNames, ObjectChange, Problem};
 use crate::state::{SeenPod, volume_matters};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodSpec};
-use koord_kube::{Change, Client, Informer, Mirrored, Scope};
+use koord_kube::{Change, Client, Informer, Mirrored, Scope, Unread};
 use std::any::Any;
+use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -25,6 +26,8 @@ pub(crate) enum Message {
         ticket: u64,
         advice: crate::engine::Advice,
     },
+    /// An object could not be read.
+    Problem(Problem),
     /// A victim of a preemption, by uid, could not be evicted.
     NotEvicted(Arc<str>),
     /// A binding was tried.
@@ -118,12 +121,14 @@ impl Watch {
                 let (client, shutdown) = (source.client.clone(), source.shutdown.clone());
                 let asked = client.clone();
                 let listed = move || takeover::listed_either::<K, O>(asked.clone());
+                let (report, unread) = unread(K::kind(&()));
                 let start = move || {
                     let keep = |object: K| V::from(object);
                     let (client, scope) = (client.clone(), Scope::default());
-                    Informer::start_either::<K, O>(client, scope, keep, shutdown.clone())
+                    let (report, stop) = (report.clone(), shutdown.clone());
+                    Informer::start_either_reporting::<K, O>(client, scope, keep, report, stop)
                 };
-                feed(source, start, listed, true, as_object(kind));
+                feed(source, start, listed, unread, true, as_object(kind));
             },
             ..Self::of_kept::<K, V>(kind)
         }
@@ -250,11 +255,45 @@ pub(crate) fn forward<K, V: Mirrored>(
     let (client, shutdown) = (source.client.clone(), source.shutdown.clone());
     let asked = client.clone();
     let listed = move || takeover::listed::<K>(asked.clone());
+    let (report, unread) = unread(K::kind(&()));
     let start = move || {
         let (client, scope) = (client.clone(), Scope::default());
-        Informer::start_kept(client, scope, keep.clone(), shutdown.clone())
+        Informer::start_reporting(
+            client,
+            scope,
+            keep.clone(),
+            report.clone(),
+            shutdown.clone(),
+        )
     };
-    feed(source, start, listed, optional, wrap);
+    feed(source, start, listed, unread, optional, wrap);
+}
+
+/// What reports objects of a kind that cannot be read, and where their problems arrive. A standby keeps a
+/// few of them; all are in the log.
+fn unread(
+    kind: Cow<'static, str>,
+) -> (
+    impl Fn(&Unread) + Clone + Send + 'static,
+    mpsc::Receiver<Problem>,
+) {
+    let (sender, receiver) = mpsc::channel(64);
+    let kind = match kind {
+        Cow::Borrowed(kind) => kind,
+        Cow::Owned(_) => "",
+    };
+    let report = move |unread: &Unread| {
+        let meta = &unread.metadata;
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        let _ = sender.try_send(Problem {
+            kind,
+            namespace: text(&meta.namespace),
+            name: text(&meta.name),
+            uid: text(&meta.uid),
+            message: format!("{unread}; what was read of the object before stays in force"),
+        });
+    };
+    (report, receiver)
 }
 
 /// Sends what the informer that `start` starts tells to `source.sender`, in order: from the moment this
@@ -265,6 +304,7 @@ fn feed<V: Mirrored, F>(
     source: Source,
     start: impl Fn() -> Informer<V> + Send + 'static,
     listed: impl Fn() -> F + Send + 'static,
+    mut unread: mpsc::Receiver<Problem>,
     optional: bool,
     wrap: impl Fn(Change<V>) -> Message + Send + 'static,
 ) where
@@ -289,8 +329,16 @@ fn feed<V: Mirrored, F>(
                 }
             }
         }
-        while let Some(change) = feed.next().await {
-            if sender.send(wrap(change)).await.is_err() {
+        loop {
+            let message = tokio::select! {
+                biased;
+                Some(problem) = unread.recv() => Message::Problem(problem),
+                change = feed.next() => match change {
+                    Some(change) => wrap(change),
+                    None => return,
+                },
+            };
+            if sender.send(message).await.is_err() {
                 return;
             }
         }
