@@ -7,6 +7,7 @@ use super::resource::Resource;
 use super::status::FieldError;
 use koord_api::quantity::{Quantity, ResourceList};
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 
 /// Annotation that names what was filled in.
 const ANNOTATION: &str = "kubernetes.io/limit-ranger";
@@ -31,9 +32,17 @@ fn section<'a>(
     slot.as_object_mut()
 }
 
-/// Fills in the requests and limits that the containers of a new pod lack, from one LimitRange.
+/// Violations that are listed: an object with many containers against a LimitRange with many
+/// resources would have the product of both.
+const MAX_ERRORS: usize = 100;
+/// Bytes that are filled into one pod; with more it is larger than any object that is stored.
+const MAX_FILLED: usize = 4 * 1024 * 1024;
+
+/// Fills in the requests and limits that the containers of a new pod lack, from one LimitRange, up
+/// to [`MAX_FILLED`] bytes.
 pub fn fill(range: &Value, pod: &mut Value) {
     let mut said: Vec<String> = Vec::new();
+    let mut filled = 0;
     let mut defaults = [Map::new(), Map::new()];
     for item in items(range).filter(|i| kind(i) == "Container") {
         for (to, key) in defaults.iter_mut().zip(["defaultRequest", "default"]) {
@@ -72,7 +81,11 @@ pub fn fill(range: &Value, pod: &mut Value) {
                 };
                 let mut set = Vec::new();
                 for (resource, amount) in defaults {
+                    if filled > MAX_FILLED {
+                        break;
+                    }
                     if !have.contains_key(resource) {
+                        filled += resource.len() + amount.as_str().map_or(8, str::len);
                         have.insert(resource.clone(), amount.clone());
                         set.push(resource.as_str());
                     }
@@ -95,10 +108,18 @@ pub fn fill(range: &Value, pod: &mut Value) {
 /// Everything that an object asks for against one LimitRange, as upstream says it.
 ///
 /// # Errors
-/// All of it in one text.
+/// All of it in one text, up to 100 violations.
 pub fn check(range: &Value, resource: &Resource, object: &Value) -> Result<(), String> {
-    let mut errors = Vec::new();
+    let (mut all_errors, mut seen) = (Vec::new(), HashSet::new());
+    let mut keep = |errors: Vec<String>| {
+        let new = errors
+            .into_iter()
+            .filter(|error| seen.insert(error.clone()));
+        all_errors.extend(new);
+        all_errors.len() >= MAX_ERRORS
+    };
     for item in items(range) {
+        let mut errors = Vec::new();
         match (kind(item), &*resource.plural) {
             ("Container", "pods") => {
                 for key in ["containers", "initContainers"] {
@@ -106,6 +127,9 @@ pub fn check(range: &Value, resource: &Resource, object: &Value) -> Result<(), S
                     for container in all.into_iter().flatten() {
                         let part = |part| list(meta::at(container, &["resources", part]));
                         bounds(item, &part("requests"), &part("limits"), &mut errors);
+                        if keep(std::mem::take(&mut errors)) {
+                            break;
+                        }
                     }
                 }
             }
@@ -138,14 +162,12 @@ pub fn check(range: &Value, resource: &Resource, object: &Value) -> Result<(), S
             }
             _ => {}
         }
-    }
-    let mut seen: Vec<String> = Vec::new();
-    for error in errors {
-        if !seen.contains(&error) {
-            seen.push(error);
+        if keep(errors) {
+            break;
         }
     }
-    match seen.as_slice() {
+    all_errors.truncate(MAX_ERRORS);
+    match all_errors.as_slice() {
         [] => Ok(()),
         [one] => Err(one.clone()),
         all => Err(format!("[{}]", all.join(", "))),
@@ -204,16 +226,16 @@ fn bounds(item: &Value, requests: &ResourceList, limits: &ResourceList, errors: 
 /// Bounds that contradict each other.
 pub(super) fn validate(range: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
-    let mut seen: Vec<&str> = Vec::new();
+    let mut seen: HashSet<&str> = HashSet::new();
     for (i, item) in items(range).enumerate() {
         let path = format!("spec.limits[{i}]");
         let kind = kind(item);
         if kind.is_empty() {
             errors.push(FieldError::required(format!("{path}.type"), ""));
-        } else if seen.contains(&kind) {
+        } else if seen.contains(kind) {
             errors.push(FieldError::duplicate(format!("{path}.type"), kind));
         }
-        seen.push(kind);
+        seen.insert(kind);
         for key in ["default", "defaultRequest"] {
             if kind == "Pod" && item.get(key).is_some_and(|v| !v.is_null()) {
                 let why = "may not be specified when `type` is 'Pod'";

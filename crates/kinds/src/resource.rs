@@ -249,7 +249,7 @@ impl Resource {
             .collect()
     }
 
-    /// The paths of the fields that the schema does not know.
+    /// The paths of the first 100 fields that the schema does not know.
     #[must_use]
     pub fn undeclared(&self, object: &Value) -> Vec<String> {
         let mut paths = Vec::new();

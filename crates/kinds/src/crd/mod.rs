@@ -3,6 +3,7 @@
 mod deprecation;
 
 use std::borrow::Cow;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -167,7 +168,7 @@ fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
         ));
         return;
     }
-    let mut seen = Vec::new();
+    let mut seen = BTreeSet::new();
     let mut storage = 0;
     for (i, version) in versions.iter().enumerate() {
         let path = format!("spec.versions[{i}]");
@@ -175,10 +176,9 @@ fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
         if let Some(why) = names::dns1035_label(name) {
             errors.push(FieldError::invalid(format!("{path}.name"), name, why));
         }
-        if seen.contains(&name) {
+        if !seen.insert(name) {
             errors.push(FieldError::duplicate(format!("{path}.name"), name));
         }
-        seen.push(name);
         if version.get("storage").and_then(Value::as_bool) == Some(true) {
             storage += 1;
         }
@@ -461,9 +461,13 @@ pub fn validate_definition_update(new: &Value, old: &Value) -> Vec<FieldError> {
     }
     let versions = meta::at(new, &["spec", "versions"]).and_then(Value::as_array);
     let stored = meta::at(old, &["status", "storedVersions"]).and_then(Value::as_array);
+    let names: HashSet<&Value> = versions
+        .into_iter()
+        .flatten()
+        .filter_map(|version| version.get("name"))
+        .collect();
     for (i, name) in stored.into_iter().flatten().enumerate() {
-        let there = versions.is_some_and(|v| v.iter().any(|v| v.get("name") == Some(name)));
-        if !there {
+        if !names.contains(name) {
             errors.push(FieldError::invalid(
                 format!("status.storedVersions[{i}]"),
                 name.clone(),

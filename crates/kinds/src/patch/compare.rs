@@ -215,10 +215,10 @@ fn lists(
     }
     let element = node.element();
     let (a, b) = (fields::index(node, a), fields::index(node, b));
-    let before: rustc_hash::FxHashMap<&str, &Value> =
+    let before: std::collections::HashMap<&str, &Value> =
         a.iter().map(|(id, v)| (id.as_str(), *v)).collect();
     let mut out = Diff::default();
-    let mut kept = rustc_hash::FxHashSet::default();
+    let mut kept = std::collections::HashSet::new();
     for (id, v) in &b {
         kept.insert(id.as_str());
         let was = before.get(id.as_str()).copied();

@@ -44,8 +44,15 @@ pub(super) fn has_below(node: Option<&Value>) -> bool {
         .is_some_and(|m| m.keys().any(|k| k != HERE))
 }
 
-/// Adds `other` to `into`.
-pub(super) fn union(into: &mut Set, other: Set) {
+/// Adds `other` to `into`. Takes as long as the smaller of the two at each level, so that many sets
+/// are added up in linear time.
+pub(super) fn union(into: &mut Set, mut other: Set) {
+    if other.len() > into.len() {
+        let here = into.remove(HERE);
+        std::mem::swap(into, &mut other);
+        into.remove(HERE);
+        into.extend(here.map(|here| (HERE.to_owned(), here)));
+    }
     for (key, value) in other {
         let Value::Object(theirs) = value else {
             continue;
@@ -66,21 +73,20 @@ pub(super) fn union(into: &mut Set, other: Set) {
     }
 }
 
-/// Takes the members of `other` out of `from`; what stands below them stays.
+/// Takes the members of `other` out of `from`; what stands below them stays. Takes as long as `from`
+/// is large: a small set of many managers costs little, however much has changed.
 pub(super) fn subtract(from: &mut Set, other: &Set) {
-    for (key, value) in other {
-        let (Some(Value::Object(mine)), Value::Object(theirs)) = (from.get_mut(key), value) else {
-            continue;
+    from.retain(|key, mine| {
+        let (Value::Object(mine), Some(Value::Object(theirs))) = (mine, other.get(key)) else {
+            return true;
         };
         if key == HERE {
-            continue;
+            return true;
         }
         let member = is_member(mine) && !is_member(theirs);
         subtract(mine, theirs);
-        if !settle(mine, member) {
-            from.remove(key);
-        }
-    }
+        settle(mine, member)
+    });
 }
 
 /// The paths that are members of both, those of a level before what is below them.
@@ -156,7 +162,7 @@ pub(super) fn element(list: &Schema, item: &Value) -> Option<String> {
 
 /// The elements of a list by their path elements, of duplicates the first.
 pub(super) fn index<'v>(list: &Schema, items: &'v [Value]) -> Vec<(String, &'v Value)> {
-    let mut seen = rustc_hash::FxHashSet::default();
+    let mut seen = std::collections::HashSet::new();
     items
         .iter()
         .filter_map(|v| Some((element(list, v)?, v)))

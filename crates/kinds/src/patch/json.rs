@@ -10,6 +10,9 @@ use super::{MAX_OPERATIONS, PatchError};
 const MAX_COPIED: usize = 3 * 1024 * 1024;
 /// Bytes that all `move` operations of one patch may move together; bounds the work, not the result.
 const MAX_MOVED: usize = 64 * 1024 * 1024;
+/// Elements of lists that all operations of one patch may shift together by inserting or removing one
+/// before them.
+const MAX_SHIFTED: usize = 32 * 1024 * 1024;
 /// Deepest nesting that an operation may make. Stored objects must stay below the depth that the
 /// JSON parser accepts (128).
 const MAX_DEPTH: usize = 120;
@@ -58,10 +61,36 @@ pub fn json_patch_value(original: &Value, document: Value) -> Result<Value, Patc
 struct Budget {
     copied: usize,
     moved: usize,
+    shifted: usize,
+}
+
+/// Elements behind the one that `path` names, if it is one of a list.
+fn elements_behind(object: &Value, path: &json_patch::jsonptr::Pointer) -> usize {
+    let Some((list, index)) = path.as_str().rsplit_once('/') else {
+        return 0;
+    };
+    let length = object.pointer(list).and_then(Value::as_array).map(Vec::len);
+    match (length, index.parse::<usize>()) {
+        (Some(length), Ok(index)) => length.saturating_sub(index),
+        _ => 0,
+    }
 }
 
 impl Budget {
     fn check(&mut self, object: &Value, operation: &PatchOperation) -> Result<(), String> {
+        let shifted = match operation {
+            PatchOperation::Replace(_) | PatchOperation::Test(_) => 0,
+            PatchOperation::Move(o) => {
+                elements_behind(object, &o.from) + elements_behind(object, &o.path)
+            }
+            other => elements_behind(object, other.path()),
+        };
+        self.shifted = self.shifted.saturating_add(shifted);
+        if self.shifted > MAX_SHIFTED {
+            return Err(format!(
+                "more than {MAX_SHIFTED} elements of lists shifted by one patch"
+            ));
+        }
         let (value, spent, limit) = match operation {
             PatchOperation::Add(o) => (Some(&o.value), None, 0),
             PatchOperation::Replace(o) => (Some(&o.value), None, 0),

@@ -1,5 +1,7 @@
 //! `metadata.managedFields`: who owns which fields of an object.
 
+use std::collections::{HashMap, HashSet};
+
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -205,40 +207,45 @@ impl Managers {
         }
     }
 
-    /// Keeps the number of updaters bounded.
+    /// Keeps the number of updaters bounded: the oldest is merged into the next of its version, as
+    /// long as there are too many.
     fn merge_ancient(&mut self) {
-        loop {
-            let mut updaters: Vec<usize> = (0..self.entries.len())
-                .filter(|i| text(&self.entries[*i], "operation") == UPDATE)
-                .collect();
-            if updaters.len() <= MAX_UPDATERS {
-                return;
-            }
-            updaters.sort_by_key(|i| (text(&self.entries[*i], "time"), *i));
-            // The two oldest of one version become one.
-            let pair = updaters.iter().enumerate().find_map(|(n, a)| {
-                let version = text(&self.entries[*a], "apiVersion");
-                let later = &updaters[n + 1..];
-                let b = later
-                    .iter()
-                    .find(|b| text(&self.entries[**b], "apiVersion") == version)?;
-                Some((*a, *b))
-            });
-            let Some((older, newer)) = pair else {
-                return;
+        let mut updaters: Vec<usize> = (0..self.entries.len())
+            .filter(|i| text(&self.entries[*i], "operation") == UPDATE)
+            .collect();
+        let mut excess = updaters.len().saturating_sub(MAX_UPDATERS);
+        if excess == 0 {
+            return;
+        }
+        updaters.sort_by_key(|i| (text(&self.entries[*i], "time"), *i));
+        // The next younger updater of the same version, where there is one.
+        let mut next = vec![None; updaters.len()];
+        let mut last: HashMap<&str, usize> = HashMap::new();
+        for (n, at) in updaters.iter().enumerate().rev() {
+            next[n] = last.insert(text(&self.entries[*at], "apiVersion"), *at);
+        }
+        let mut merged = HashSet::new();
+        for (older, newer) in updaters.iter().zip(next) {
+            let Some(newer) = newer.filter(|_| excess > 0) else {
+                continue;
             };
-            let set = set_of(&self.entries[older]).cloned().unwrap_or_default();
+            excess -= 1;
+            let set = set_mut(&mut self.entries[*older]).map(std::mem::take);
+            merged.insert(*older);
             let into = &mut self.entries[newer];
             into["manager"] = ANCIENT.into();
             if let Some(map) = into.as_object_mut() {
                 map.remove("subresource");
             }
+            let set = set.unwrap_or_default();
             match set_mut(into) {
                 Some(mine) => fields::union(mine, set),
                 None => into["fieldsV1"] = Value::Object(set),
             }
-            self.entries.remove(older);
         }
+        let mut at = 0..;
+        self.entries
+            .retain(|_| at.next().is_none_or(|at| !merged.contains(&at)));
     }
 
     /// Writes them into an object: in their order, without those that own nothing.
@@ -363,17 +370,17 @@ fn same_entries(a: &Value, b: &Value) -> bool {
     let (Value::Array(a), Value::Array(b)) = (a, b) else {
         return a == b;
     };
-    let same = |x: &Value, y: &Value| {
-        [
-            "manager",
-            "operation",
-            "apiVersion",
-            "subresource",
-            "fieldsV1",
-        ]
-        .iter()
-        .all(|k| x.get(k) == y.get(k))
-    };
+    const KEYS: [&str; 5] = [
+        "manager",
+        "operation",
+        "apiVersion",
+        "subresource",
+        "fieldsV1",
+    ];
+    fn parts(entry: &Value) -> [Option<&Value>; 5] {
+        KEYS.map(|key| entry.get(key))
+    }
     // The order is partly that of the times.
-    a.len() == b.len() && a.iter().all(|x| b.iter().any(|y| same(x, y)))
+    let others: HashSet<_> = b.iter().map(parts).collect();
+    a.len() == b.len() && a.iter().all(|x| others.contains(&parts(x)))
 }

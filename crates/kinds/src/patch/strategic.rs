@@ -1,5 +1,7 @@
 //! Strategic merge patch: a merge patch that knows which lists are merged by a key.
 
+use std::collections::{HashMap, HashSet, VecDeque};
+
 use serde_json::{Map, Value};
 
 use super::PatchError;
@@ -62,7 +64,8 @@ fn merge_map(
         let keep = keep
             .as_array()
             .ok_or_else(|| PatchError::Failed(format!("{RETAIN} must be a list")))?;
-        original.retain(|k, _| keep.iter().any(|v| v.as_str() == Some(k)));
+        let keep: HashSet<&str> = keep.iter().filter_map(Value::as_str).collect();
+        original.retain(|k, _| keep.contains(k.as_str()));
     }
     for (key, value) in patch {
         if let Some(field) = key.strip_prefix(DELETE) {
@@ -70,6 +73,7 @@ fn merge_map(
                 .as_array()
                 .ok_or_else(|| PatchError::Failed(format!("{key} must be a list")))?;
             if let Some(Value::Array(items)) = original.get_mut(field) {
+                let gone: HashSet<&Value> = gone.iter().collect();
                 items.retain(|item| !gone.contains(item));
             }
         }
@@ -181,13 +185,86 @@ fn go_map(map: &Map<String, Value>) -> String {
     format!("map[{}]", members.join(" "))
 }
 
+/// Appends the elements of `patch` that `old` does not have, each once.
 fn union(mut old: Vec<Value>, patch: &[Value]) -> Vec<Value> {
-    for item in patch {
-        if !old.contains(item) {
-            old.push(item.clone());
+    let mut seen: HashSet<&Value> = old.iter().collect();
+    let new: Vec<&Value> = patch.iter().filter(|item| seen.insert(item)).collect();
+    old.extend(new.into_iter().cloned());
+    old
+}
+
+/// The elements of a list with the positions of each merge key, so that an element is found
+/// without a search through the list.
+struct KeyedList<'a> {
+    merge_key: &'a str,
+    /// `None` where an element was deleted.
+    items: Vec<Option<Value>>,
+    /// The positions of the elements with a key, in ascending order.
+    positions: HashMap<Value, VecDeque<usize>>,
+}
+
+impl<'a> KeyedList<'a> {
+    fn new(merge_key: &'a str, items: Vec<Value>) -> Self {
+        let mut list = Self {
+            merge_key,
+            items: Vec::with_capacity(items.len()),
+            positions: HashMap::new(),
+        };
+        for item in items {
+            list.push(item);
+        }
+        list
+    }
+
+    fn push(&mut self, item: Value) {
+        if let Some(key) = item.get(self.merge_key) {
+            let positions = self.positions.entry(key.clone()).or_default();
+            positions.push_back(self.items.len());
+        }
+        self.items.push(Some(item));
+    }
+
+    /// Deletes every element with `key`.
+    fn delete(&mut self, key: &Value) {
+        for at in self.positions.remove(key).into_iter().flatten() {
+            self.items[at] = None;
         }
     }
-    old
+
+    /// Replaces the first element with `key` by what `change` makes of it, or appends what `change`
+    /// makes of an empty one.
+    fn change(
+        &mut self,
+        key: &Value,
+        change: impl FnOnce(Map<String, Value>) -> Result<Map<String, Value>, PatchError>,
+    ) -> Result<(), PatchError> {
+        let Some(positions) = self.positions.get_mut(key) else {
+            let new = change(Map::new())?;
+            self.push(Value::Object(new));
+            return Ok(());
+        };
+        let Some(at) = positions.front().copied() else {
+            return Ok(());
+        };
+        let base = match self.items[at].take() {
+            Some(Value::Object(base)) => base,
+            _ => Map::new(),
+        };
+        let changed = change(base)?;
+        // A key that is null in the patch is gone from the element.
+        if changed.get(self.merge_key) != Some(key) {
+            positions.pop_front();
+            if positions.is_empty() {
+                self.positions.remove(key);
+            }
+        }
+        self.items[at] = Some(Value::Object(changed));
+        Ok(())
+    }
+
+    fn into_items(self) -> Vec<Value> {
+        self.items.into_iter().flatten().collect()
+    }
 }
 
 fn merge_list(
@@ -213,6 +290,7 @@ fn merge_list(
     if replace_all {
         old.clear();
     }
+    let mut list = KeyedList::new(merge_key, old);
     for (map, delete) in maps {
         let key = map.get(merge_key).ok_or_else(|| {
             PatchError::Broken(format!(
@@ -220,23 +298,13 @@ fn merge_list(
                 go_map(map)
             ))
         })?;
-        let position = old.iter().position(|o| o.get(merge_key) == Some(key));
         if delete {
-            old.retain(|o| o.get(merge_key) != Some(key));
-            continue;
-        }
-        match position {
-            Some(at) => {
-                let base = match std::mem::take(&mut old[at]) {
-                    Value::Object(base) => base,
-                    _ => Map::new(),
-                };
-                old[at] = Value::Object(merge_map(element, base, map, depth)?);
-            }
-            None => old.push(Value::Object(merge_map(element, Map::new(), map, depth)?)),
+            list.delete(key);
+        } else {
+            list.change(key, |base| merge_map(element, base, map, depth))?;
         }
     }
-    Ok(old)
+    Ok(list.into_items())
 }
 
 /// Puts the elements named in `order` in that order; the others keep their place relative to how
@@ -247,11 +315,13 @@ fn reorder(
     server: &[Value],
     merge_key: Option<&str>,
 ) -> Vec<Value> {
-    let rank = |v: &Value| order.iter().position(|o| *o == id(v, merge_key));
-    let server_rank = |v: &Value| server.iter().position(|o| *o == id(v, merge_key));
-    let (mut named, rest): (Vec<Value>, Vec<Value>) =
-        items.into_iter().partition(|v| rank(v).is_some());
-    named.sort_by_key(&rank);
+    let (order, server) = (ranks(order), ranks(server));
+    let ranked = items.into_iter().map(|item| {
+        let id = id(&item, merge_key);
+        (order.get(&id).copied(), server.get(&id).copied(), item)
+    });
+    let (mut named, rest): (Vec<_>, Vec<_>) = ranked.partition(|(rank, ..)| rank.is_some());
+    named.sort_by_key(|(rank, ..)| *rank);
     let mut out = Vec::with_capacity(named.len() + rest.len());
     let mut named = named.into_iter().peekable();
     let mut rest = rest.into_iter().peekable();
@@ -260,17 +330,25 @@ fn reorder(
             (None, None) => return out,
             (Some(_), None) => true,
             (None, Some(_)) => false,
-            (Some(n), Some(r)) => match (server_rank(n), server_rank(r)) {
-                (Some(n), Some(r)) => n < r,
-                _ => true,
-            },
+            (Some((_, Some(n), _)), Some((_, Some(r), _))) => n < r,
+            (Some(_), Some(_)) => true,
         };
-        out.extend(if named_first {
+        let next = if named_first {
             named.next()
         } else {
             rest.next()
-        });
+        };
+        out.extend(next.map(|(.., item)| item));
     }
+}
+
+/// The position of each value in a list, of duplicates the first.
+fn ranks(list: &[Value]) -> HashMap<&Value, usize> {
+    let mut ranks = HashMap::with_capacity(list.len());
+    for (rank, value) in list.iter().enumerate() {
+        ranks.entry(value).or_insert(rank);
+    }
+    ranks
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::walk::Path;
 use super::{ListType, Rules, Schema, Type, formats};
 use crate::status::FieldError;
 
@@ -9,11 +10,15 @@ impl Schema {
     /// Appends everything that is wrong with `value`, which stands at `path`, by a definition's
     /// schema.
     pub(crate) fn validate(&self, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
+        let path = match path {
+            "" => Path::Root,
+            path => Path::Key(&Path::Root, path),
+        };
         validate(self, value, path, errors);
     }
 }
 
-fn validate(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
+fn validate(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<FieldError>) {
     if value.is_null() && schema.nullable {
         return;
     }
@@ -50,7 +55,12 @@ fn is_integral(value: &Value) -> bool {
     value.is_i64() || value.is_u64() || value.as_f64().is_some_and(|f| f.fract() == 0.0)
 }
 
-fn check_type(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) -> bool {
+fn check_type(
+    schema: &Schema,
+    value: &Value,
+    path: Path<'_>,
+    errors: &mut Vec<FieldError>,
+) -> bool {
     let fits = match schema.kind {
         Type::IntOrString => value.is_string() || is_integral(value),
         Type::Object => value.is_object(),
@@ -72,7 +82,7 @@ fn check_type(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<Field
     fits
 }
 
-fn wrong_type(path: &str, value: &Value, want: &str) -> FieldError {
+fn wrong_type(path: Path<'_>, value: &Value, want: &str) -> FieldError {
     let found = type_name(value);
     FieldError::type_invalid(
         path,
@@ -81,7 +91,7 @@ fn wrong_type(path: &str, value: &Value, want: &str) -> FieldError {
     )
 }
 
-fn not_in_enum(rules: &Rules, value: &Value, path: &str) -> FieldError {
+fn not_in_enum(rules: &Rules, value: &Value, path: Path<'_>) -> FieldError {
     let texts: Vec<String> = rules
         .allowed
         .iter()
@@ -91,7 +101,7 @@ fn not_in_enum(rules: &Rules, value: &Value, path: &str) -> FieldError {
     FieldError::not_supported(path, value.clone(), &refs)
 }
 
-fn check_string(schema: &Schema, text: &str, path: &str, errors: &mut Vec<FieldError>) {
+fn check_string(schema: &Schema, text: &str, path: Path<'_>, errors: &mut Vec<FieldError>) {
     let rules = schema.rules();
     let length = text.chars().count() as u64;
     if let Some(max) = rules.max_length
@@ -132,7 +142,7 @@ fn check_string(schema: &Schema, text: &str, path: &str, errors: &mut Vec<FieldE
     }
 }
 
-fn check_number(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
+fn check_number(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<FieldError>) {
     let rules = schema.rules();
     let Some(n) = value.as_f64() else { return };
     let mut bad = |why: String| {
@@ -177,7 +187,7 @@ fn check_number(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<Fie
     }
 }
 
-fn check_array(schema: &Schema, items: &[Value], path: &str, errors: &mut Vec<FieldError>) {
+fn check_array(schema: &Schema, items: &[Value], path: Path<'_>, errors: &mut Vec<FieldError>) {
     let rules = schema.rules();
     let count = items.len() as u64;
     if let Some(max) = rules.max_items
@@ -197,7 +207,7 @@ fn check_array(schema: &Schema, items: &[Value], path: &str, errors: &mut Vec<Fi
     }
     if let Some(inner) = &schema.items {
         for (i, item) in items.iter().enumerate() {
-            validate(inner, item, &format!("{path}[{i}]"), errors);
+            validate(inner, item, Path::Item(&path, i), errors);
         }
     }
     let mut seen = std::collections::HashSet::new();
@@ -242,28 +252,20 @@ fn check_array(schema: &Schema, items: &[Value], path: &str, errors: &mut Vec<Fi
     }
 }
 
-fn child(path: &str, key: &str) -> String {
-    if path.is_empty() {
-        key.to_owned()
-    } else {
-        format!("{path}.{key}")
-    }
-}
-
 fn check_object(
     schema: &Schema,
     map: &Map<String, Value>,
-    path: &str,
+    path: Path<'_>,
     errors: &mut Vec<FieldError>,
 ) {
     let rules = schema.rules();
     for key in &rules.required {
         if !map.contains_key(key) {
-            errors.push(FieldError::required(child(path, key), ""));
+            errors.push(FieldError::required(Path::Key(&path, key), ""));
         }
     }
     // Those of the root are checked before.
-    if schema.object && !path.is_empty() {
+    if schema.object && !matches!(path, Path::Root) {
         for key in ["apiVersion", "kind"] {
             if map
                 .get(key)
@@ -271,7 +273,10 @@ fn check_object(
                 .unwrap_or("")
                 .is_empty()
             {
-                errors.push(FieldError::required(child(path, key), "must not be empty"));
+                errors.push(FieldError::required(
+                    Path::Key(&path, key),
+                    "must not be empty",
+                ));
             }
         }
     }
@@ -297,26 +302,26 @@ fn check_object(
             .get(key)
             .or(schema.additional.as_deref())
         {
-            validate(inner, v, &child(path, key), errors);
+            validate(inner, v, Path::Key(&path, key), errors);
         }
     }
 }
 
-fn passes(schema: &Schema, value: &Value, path: &str) -> bool {
+fn passes(schema: &Schema, value: &Value, path: Path<'_>) -> bool {
     let mut errors = Vec::new();
     validate_untyped(schema, value, path, &mut errors);
     errors.is_empty()
 }
 
 /// Schemas inside `anyOf` and friends need not have a type; null then is not an error by itself.
-fn validate_untyped(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
+fn validate_untyped(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<FieldError>) {
     if value.is_null() && schema.kind == Type::Any {
         return;
     }
     validate(schema, value, path, errors);
 }
 
-fn combined(schema: &Schema, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
+fn combined(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<FieldError>) {
     let Some(rules) = &schema.rules else {
         return;
     };

@@ -162,7 +162,7 @@ fn check_quantity(value: &Value, path: &[&str]) -> Result<(), String> {
 
 /// A path into an object, as a list on the stack: written out only when it is reported.
 #[derive(Clone, Copy)]
-enum Path<'a> {
+pub(super) enum Path<'a> {
     Root,
     Key(&'a Path<'a>, &'a str),
     Item(&'a Path<'a>, usize),
@@ -179,8 +179,15 @@ impl std::fmt::Display for Path<'_> {
     }
 }
 
+impl From<Path<'_>> for String {
+    fn from(path: Path<'_>) -> Self {
+        path.to_string()
+    }
+}
+
 impl Schema {
-    /// Adds the paths of the fields that [`Schema::prune`] removes because nothing declares them.
+    /// Adds the paths of the first fields that [`Schema::prune`] removes because nothing declares
+    /// them; more than 100 are not listed.
     pub(crate) fn unknown_fields(&self, object: &Value, out: &mut Vec<String>) {
         unknown(self, object, &Path::Root, out);
     }
@@ -303,7 +310,16 @@ impl Schema {
     }
 }
 
+/// Unknown fields that are listed, as many as kube-apiserver lists strict decoding errors.
+pub(crate) const MAX_UNKNOWN: usize = 100;
+/// Bytes of the listed paths together, after which no further ones are listed: a long key is part of
+/// every path below it.
+const MAX_UNKNOWN_BYTES: usize = 1024 * 1024;
+
 fn unknown(schema: &Schema, value: &Value, path: &Path<'_>, out: &mut Vec<String>) {
+    let listed = |out: &[String]| {
+        out.len() >= MAX_UNKNOWN || out.iter().map(String::len).sum::<usize>() > MAX_UNKNOWN_BYTES
+    };
     match value {
         Value::Object(map) => {
             for (key, v) in map {
@@ -311,6 +327,7 @@ fn unknown(schema: &Schema, value: &Value, path: &Path<'_>, out: &mut Vec<String
                 match schema.known(key) {
                     Some(inner) => unknown(inner, v, &at, out),
                     None if schema.is_open() => {}
+                    None if listed(out) => return,
                     None => out.push(at.to_string()),
                 }
             }

@@ -1,5 +1,7 @@
 //! Label selectors: the query-string grammar and the `LabelSelector` of API objects.
 
+use std::collections::{BTreeSet, HashMap};
+
 use serde_json::Value;
 
 use super::SelectorError;
@@ -10,8 +12,8 @@ use crate::status::quoted;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Operator {
-    In(Vec<String>),
-    NotIn(Vec<String>),
+    In(BTreeSet<String>),
+    NotIn(BTreeSet<String>),
     Exists,
     Absent,
     Greater(i64),
@@ -27,8 +29,8 @@ struct Requirement {
 impl Requirement {
     fn matches(&self, value: Option<&str>) -> bool {
         match (&self.operator, value) {
-            (Operator::In(set), Some(v)) => set.iter().any(|s| s == v),
-            (Operator::NotIn(set), Some(v)) => !set.iter().any(|s| s == v),
+            (Operator::In(set), Some(v)) => set.contains(v),
+            (Operator::NotIn(set), Some(v)) => !set.contains(v),
             (Operator::Exists, v) => v.is_some(),
             (Operator::NotIn(_) | Operator::Absent, None) => true,
             (Operator::Greater(n), Some(v)) => v.parse::<i64>().is_ok_and(|v| v > *n),
@@ -37,6 +39,9 @@ impl Requirement {
         }
     }
 }
+
+/// Requirements times labels up to which labels are searched one by one.
+const MAX_SEARCHED: usize = 1024;
 
 /// A conjunction of requirements on labels.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -126,7 +131,7 @@ impl LabelSelector {
         let expressions = map.get("matchExpressions").and_then(Value::as_array);
         for e in expressions.into_iter().flatten() {
             let key = meta::str_at(e, &["key"]).to_owned();
-            let values: Vec<String> = e
+            let values: BTreeSet<String> = e
                 .get("values")
                 .and_then(Value::as_array)
                 .into_iter()
@@ -159,7 +164,7 @@ impl LabelSelector {
             .flatten()
             .map(|(k, v)| Requirement {
                 key: k.clone(),
-                operator: Operator::In(vec![v.as_str().unwrap_or_default().to_owned()]),
+                operator: Operator::In(BTreeSet::from([v.as_str().unwrap_or_default().to_owned()])),
             })
             .collect();
         Self {
@@ -171,13 +176,11 @@ impl LabelSelector {
     /// Whether the labels of an indexed object match.
     #[must_use]
     pub fn matches(&self, index: &Index) -> bool {
-        self.matches_labels(|key| {
-            index
-                .labels
-                .iter()
-                .find(|(k, _)| &**k == key)
-                .map(|(_, v)| &**v)
-        })
+        if self.requirements.len().saturating_mul(index.labels.len()) <= MAX_SEARCHED {
+            return self.matches_labels(|key| index.label(key));
+        }
+        let labels: HashMap<&str, &str> = index.labels.iter().map(|(k, v)| (&**k, &**v)).collect();
+        self.matches_labels(|key| labels.get(key).copied())
     }
 
     /// Whether `metadata.labels` of a JSON object match.
@@ -310,8 +313,8 @@ impl Parser {
             });
         }
         let operator = match self.next() {
-            Token::Equal | Token::DoubleEqual => Operator::In(vec![self.value(&key)?]),
-            Token::NotEqual => Operator::NotIn(vec![self.value(&key)?]),
+            Token::Equal | Token::DoubleEqual => Operator::In(BTreeSet::from([self.value(&key)?])),
+            Token::NotEqual => Operator::NotIn(BTreeSet::from([self.value(&key)?])),
             Token::Greater => Operator::Greater(self.integer(&key)?),
             Token::Less => Operator::Less(self.integer(&key)?),
             Token::Word(w) if w == "in" => Operator::In(self.values(&key)?),
@@ -351,7 +354,7 @@ impl Parser {
         })
     }
 
-    fn values(&mut self, key: &str) -> Result<Vec<String>, SelectorError> {
+    fn values(&mut self, key: &str) -> Result<BTreeSet<String>, SelectorError> {
         match self.next() {
             Token::Open => {}
             other => {
@@ -361,15 +364,15 @@ impl Parser {
                 )));
             }
         }
-        let mut out = Vec::new();
+        let mut out = BTreeSet::new();
         loop {
             match self.next() {
                 Token::Word(value) => {
-                    out.push(check_value(key, value)?);
+                    out.insert(check_value(key, value)?);
                     match self.next() {
                         Token::Comma => {
                             if self.peek() == Token::Close {
-                                out.push(String::new());
+                                out.insert(String::new());
                             }
                         }
                         Token::Close => return Ok(out),
@@ -381,10 +384,12 @@ impl Parser {
                         }
                     }
                 }
-                Token::Comma => out.push(String::new()),
+                Token::Comma => {
+                    out.insert(String::new());
+                }
                 Token::Close => {
                     if out.is_empty() {
-                        out.push(String::new());
+                        out.insert(String::new());
                     }
                     return Ok(out);
                 }

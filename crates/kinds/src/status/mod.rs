@@ -3,6 +3,7 @@
 //! habits, the messages; so the wording here is part of the contract.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 
 use serde_json::{Map, Value, json};
@@ -240,13 +241,12 @@ impl ApiError {
     #[must_use]
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
         let mut message = format!("{} {} is invalid", qualified(kind, group), quoted(name));
-        let mut texts: Vec<String> = Vec::with_capacity(errors.len());
-        for e in errors {
-            let text = e.to_string();
-            if !texts.contains(&text) {
-                texts.push(text);
-            }
-        }
+        let mut seen = HashSet::new();
+        let texts: Vec<String> = errors
+            .iter()
+            .map(ToString::to_string)
+            .filter(|text| seen.insert(text.clone()))
+            .collect();
         match texts.as_slice() {
             [] => {}
             [one] => {

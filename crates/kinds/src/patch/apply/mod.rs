@@ -1,6 +1,7 @@
 //! Server-side apply: merging what a manager wants, with ownership of fields.
 
 use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
@@ -196,14 +197,18 @@ fn conflict_error(conflicts: &[Conflict]) -> ApiError {
             fields::display(&one.path)
         ),
         many => {
+            let mut by_manager: BTreeMap<&str, Vec<&Conflict>> = BTreeMap::new();
+            for conflict in many {
+                by_manager
+                    .entry(&conflict.manager)
+                    .or_default()
+                    .push(conflict);
+            }
             let mut lines = Vec::new();
-            let mut names: Vec<&str> = many.iter().map(|c| c.manager.as_str()).collect();
-            names.sort_unstable();
-            names.dedup();
-            for name in names {
+            for (name, theirs) in by_manager {
                 lines.push(format!("conflicts with {name}:"));
-                let theirs = many.iter().filter(|c| c.manager == name);
-                lines.extend(theirs.map(|c| format!("- {}", fields::display(&c.path))));
+                let paths = theirs.iter().map(|c| fields::display(&c.path));
+                lines.extend(paths.map(|path| format!("- {path}")));
             }
             format!(
                 "Apply failed with {} conflicts: {}",
@@ -284,7 +289,7 @@ fn check_duplicates(node: &Schema, value: &Value, path: &mut Vec<String>) -> Res
         }
         Value::Array(items) => {
             let element = node.element();
-            let mut seen = rustc_hash::FxHashSet::default();
+            let mut seen = HashSet::new();
             for item in items {
                 let Some(id) = fields::element(node, item) else {
                     continue;
@@ -334,18 +339,26 @@ fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -
     let id = |v: &Value| fields::element(node, v);
     let wanted: Vec<(Option<String>, &Value)> = applied.iter().map(|v| (id(v), v)).collect();
     let have: Vec<(Option<String>, &Value)> = live.iter().map(|v| (id(v), v)).collect();
-    let is_wanted = |id: &Option<String>| wanted.iter().any(|(w, _)| w == id);
+    let is_wanted: HashSet<&Option<String>> = wanted.iter().map(|(id, _)| id).collect();
+    let mut old: HashMap<&Option<String>, &Value> = HashMap::with_capacity(have.len());
+    for (id, v) in &have {
+        old.entry(id).or_insert(v);
+    }
+    // The next element that both have, from each element of the applied list on.
+    let mut next = vec![None; wanted.len()];
+    let mut shared = None;
+    for (at, (id, _)) in wanted.iter().enumerate().rev() {
+        if old.contains_key(id) {
+            shared = Some(id);
+        }
+        next[at] = shared;
+    }
     let mut out = Vec::with_capacity(live.len() + applied.len());
     let mut rest = have.iter().peekable();
-    let mut done = rustc_hash::FxHashSet::default();
-    for (at, (id, v)) in wanted.iter().enumerate() {
-        // The next element that both have, from here on.
-        let next = wanted[at..]
-            .iter()
-            .map(|(w, _)| w)
-            .find(|w| have.iter().any(|(h, _)| h == *w));
+    let mut done = HashSet::new();
+    for ((id, v), next) in wanted.iter().zip(next) {
         while let Some((h, o)) = rest.peek() {
-            if !is_wanted(h) {
+            if !is_wanted.contains(h) {
                 out.push((*o).clone());
             } else if !done.contains(h) && Some(h) == next {
                 break;
@@ -353,14 +366,13 @@ fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -
             rest.next();
         }
         done.insert(id);
-        let old = have.iter().find(|(h, _)| h == id);
-        out.push(match old {
-            Some((_, o)) => merge(element, o, v, depth + 1),
+        out.push(match old.get(id) {
+            Some(o) => merge(element, o, v, depth + 1),
             None => (*v).clone(),
         });
     }
     out.extend(
-        rest.filter(|(h, _)| !is_wanted(h))
+        rest.filter(|(h, _)| !is_wanted.contains(h))
             .map(|(_, o)| (*o).clone()),
     );
     out

@@ -1,5 +1,7 @@
 //! Validation of the smaller built-in kinds.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 use super::{Errors, names, resources};
@@ -20,7 +22,7 @@ pub(super) fn node(object: &Value, errors: &mut Errors) {
         );
     }
     let taints = meta::at(object, &["spec", "taints"]).and_then(Value::as_array);
-    let mut seen = Vec::new();
+    let mut seen = BTreeSet::new();
     for (i, t) in taints.into_iter().flatten().enumerate() {
         let path = format!("spec.taints[{i}]");
         let (key, value, effect) = (
@@ -43,10 +45,9 @@ pub(super) fn node(object: &Value, errors: &mut Errors) {
                 &["NoSchedule", "PreferNoSchedule", "NoExecute"],
             )),
         }
-        if seen.contains(&(key, effect)) {
+        if !seen.insert((key, effect)) {
             errors.push(FieldError::duplicate(path, t.clone()));
         }
-        seen.push((key, effect));
     }
 }
 

@@ -1,5 +1,7 @@
 //! Validation of `metadata`.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::{Errors, names};
@@ -189,18 +191,14 @@ pub(super) fn validate_update(resource: &Resource, new: &Value, old: &Value, err
         ));
     }
     if !meta::text(old, "deletionTimestamp").is_empty() {
-        let of = |o: &Value| -> Vec<String> {
+        let finalizers = |o| {
             let list = meta::at(o, &["metadata", "finalizers"]).and_then(Value::as_array);
-            list.into_iter()
-                .flatten()
-                .filter_map(|f| f.as_str().map(str::to_owned))
-                .collect()
+            list.into_iter().flatten().filter_map(Value::as_str)
         };
-        let before = of(old);
-        let added: Vec<String> = of(new)
-            .iter()
+        let before: HashSet<&str> = finalizers(old).collect();
+        let added: Vec<String> = finalizers(new)
             .filter(|f| !before.contains(f))
-            .map(|f| quoted(f))
+            .map(quoted)
             .collect();
         if !added.is_empty() {
             errors.push(FieldError::forbidden(

@@ -1,5 +1,7 @@
 //! Validation of pods and pod templates.
 
+use std::collections::{BTreeSet, HashSet};
+
 use serde_json::Value;
 
 use super::metadata::validate_labels;
@@ -96,7 +98,7 @@ fn sysctl_name(name: &str) -> bool {
 }
 
 fn sysctls(context: &Value, path: &str, errors: &mut Errors) {
-    let mut seen = Vec::new();
+    let mut seen = BTreeSet::new();
     for (i, sysctl) in list(context, "sysctls").iter().enumerate() {
         let name = str_at(sysctl, &["name"]);
         let path = format!("{path}[{i}].name");
@@ -109,10 +111,8 @@ fn sysctls(context: &Value, path: &str, errors: &mut Errors) {
                 "must have at most 253 characters and match regex \
                  ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$",
             ));
-        } else if seen.contains(&name) {
+        } else if !seen.insert(name) {
             errors.push(FieldError::duplicate(path, name));
-        } else {
-            seen.push(name);
         }
     }
 }
@@ -127,7 +127,7 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
     if list(spec, "containers").is_empty() {
         errors.push(FieldError::required(format!("{path}.containers"), ""));
     }
-    let mut seen = Vec::new();
+    let mut seen = BTreeSet::new();
     for key in ["containers", "initContainers"] {
         for (i, c) in list(spec, key).iter().enumerate() {
             container(
@@ -197,17 +197,16 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
 }
 
 fn scheduling(spec: &Value, path: &str, errors: &mut Errors) {
-    let mut seen = Vec::new();
+    let mut seen = BTreeSet::new();
     for (i, gate) in list(spec, "schedulingGates").iter().enumerate() {
         let name = str_at(gate, &["name"]);
         let at = format!("{path}.schedulingGates[{i}]");
         for why in names::qualified_name(name) {
             errors.push(FieldError::invalid(&at, name, why));
         }
-        if seen.contains(&name) {
+        if !seen.insert(name) {
             errors.push(FieldError::duplicate(at, name));
         }
-        seen.push(name);
     }
     for (i, c) in list(spec, "topologySpreadConstraints").iter().enumerate() {
         let at = format!("{path}.topologySpreadConstraints[{i}]");
@@ -371,8 +370,8 @@ fn toleration(t: &Value, path: &str, errors: &mut Errors) {
     one_of(effect, format!("{path}.effect"), &EFFECTS, errors);
 }
 
-fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> Vec<&'a str> {
-    let mut seen = Vec::new();
+fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> BTreeSet<&'a str> {
+    let mut seen = BTreeSet::new();
     for (i, v) in list(spec, "volumes").iter().enumerate() {
         let name = str_at(v, &["name"]);
         let at = format!("{path}.volumes[{i}]");
@@ -380,7 +379,7 @@ fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> Vec<&'a str>
             errors.push(FieldError::required(format!("{at}.name"), ""));
         } else if let Some(why) = names::dns1123_label(name) {
             errors.push(FieldError::invalid(format!("{at}.name"), name, why));
-        } else if seen.contains(&name) {
+        } else if seen.contains(name) {
             errors.push(FieldError::duplicate(format!("{at}.name"), name));
         }
         let sources = v.as_object().map_or(0, |m| m.len().saturating_sub(1));
@@ -390,7 +389,7 @@ fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> Vec<&'a str>
                 "may not specify more than 1 volume type",
             ));
         }
-        seen.push(name);
+        seen.insert(name);
     }
     seen
 }
@@ -398,8 +397,8 @@ fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> Vec<&'a str>
 fn container<'a>(
     c: &'a Value,
     path: &str,
-    volumes: &[&str],
-    seen: &mut Vec<&'a str>,
+    volumes: &BTreeSet<&str>,
+    seen: &mut BTreeSet<&'a str>,
     errors: &mut Errors,
 ) {
     let name = str_at(c, &["name"]);
@@ -407,10 +406,10 @@ fn container<'a>(
         errors.push(FieldError::required(format!("{path}.name"), ""));
     } else if let Some(why) = names::dns1123_label(name) {
         errors.push(FieldError::invalid(format!("{path}.name"), name, why));
-    } else if seen.contains(&name) {
+    } else if seen.contains(name) {
         errors.push(FieldError::duplicate(format!("{path}.name"), name));
     }
-    seen.push(name);
+    seen.insert(name);
     let image = str_at(c, &["image"]);
     if image.is_empty() {
         errors.push(FieldError::required(format!("{path}.image"), ""));
@@ -454,26 +453,26 @@ fn container<'a>(
             ));
         }
     }
-    let mut mounts = Vec::new();
+    let mut mounts = BTreeSet::new();
     for (i, m) in list(c, "volumeMounts").iter().enumerate() {
         let at = format!("{path}.volumeMounts[{i}]");
         let volume = str_at(m, &["name"]);
         if volume.is_empty() {
             errors.push(FieldError::required(format!("{at}.name"), ""));
-        } else if !volumes.contains(&volume) {
+        } else if !volumes.contains(volume) {
             errors.push(FieldError::not_found(format!("{at}.name"), volume));
         }
         let mount = str_at(m, &["mountPath"]);
         if mount.is_empty() {
             errors.push(FieldError::required(format!("{at}.mountPath"), ""));
-        } else if mounts.contains(&mount) {
+        } else if mounts.contains(mount) {
             errors.push(FieldError::invalid(
                 format!("{at}.mountPath"),
                 mount,
                 "must be unique",
             ));
         }
-        mounts.push(mount);
+        mounts.insert(mount);
     }
     if let Some(r) = c.get("resources") {
         resources::validate(r, &format!("{path}.resources"), errors);
@@ -481,7 +480,7 @@ fn container<'a>(
 }
 
 fn ports(c: &Value, path: &str, errors: &mut Errors) {
-    let mut seen = Vec::new();
+    let mut seen = BTreeSet::new();
     for (i, p) in list(c, "ports").iter().enumerate() {
         let at = format!("{path}.ports[{i}]");
         let name = str_at(p, &["name"]);
@@ -492,10 +491,10 @@ fn ports(c: &Value, path: &str, errors: &mut Errors) {
                     name,
                     "must be no more than 15 characters, lower case alphanumeric or '-'",
                 ));
-            } else if seen.contains(&name) {
+            } else if seen.contains(name) {
                 errors.push(FieldError::duplicate(format!("{at}.name"), name));
             }
-            seen.push(name);
+            seen.insert(name);
         }
         match p.get("containerPort").and_then(Value::as_i64) {
             None | Some(0) => {
@@ -542,7 +541,7 @@ pub(super) fn update(new: &Value, old: &Value, errors: &mut Errors) {
     if grace(old_spec).is_some_and(|g| g < 0) && grace(new_spec) == Some(1) {
         restore(&mut allowed, old_spec, "terminationGracePeriodSeconds");
     }
-    let tolerations = list(new_spec, "tolerations");
+    let tolerations: HashSet<&Value> = list(new_spec, "tolerations").iter().collect();
     if list(old_spec, "tolerations")
         .iter()
         .all(|t| tolerations.contains(t))
@@ -555,7 +554,7 @@ pub(super) fn update(new: &Value, old: &Value, errors: &mut Errors) {
         ));
         restore(&mut allowed, old_spec, "tolerations");
     }
-    let gates = list(old_spec, "schedulingGates");
+    let gates: HashSet<&Value> = list(old_spec, "schedulingGates").iter().collect();
     if list(new_spec, "schedulingGates")
         .iter()
         .all(|g| gates.contains(g))

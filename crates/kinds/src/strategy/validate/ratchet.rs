@@ -1,6 +1,9 @@
 //! What was wrong before and is not touched may stay: a definition that was made stricter must not
 //! keep its objects from being labelled, finalized and deleted.
 
+use std::collections::HashMap;
+use std::ptr;
+
 use serde_json::Value;
 
 use super::Errors;
@@ -9,7 +12,18 @@ use crate::status::{FieldError, FieldErrorKind};
 
 /// Drops errors about values that are the same in `old`.
 pub(super) fn forgive(schema: &Schema, new: &Value, old: &Value, errors: &mut Errors) {
-    errors.retain(|error| !unchanged(schema, error, new, old));
+    let mut comparison = Comparison::default();
+    errors.retain(|error| !comparison.is_unchanged(schema, error, new, old));
+}
+
+/// The elements of a list by the values of their keys.
+type ByKeys<'a> = HashMap<Vec<Option<&'a Value>>, &'a Value>;
+
+/// What is found out about pairs of values and about lists, each once for all errors.
+#[derive(Default)]
+struct Comparison<'a> {
+    equal: HashMap<(*const Value, *const Value), bool>,
+    lists: HashMap<*const Value, ByKeys<'a>>,
 }
 
 /// A step of a path: a member, or an element of a list.
@@ -31,47 +45,70 @@ fn steps(path: &str) -> Option<Vec<Step<'_>>> {
     Some(out)
 }
 
-fn unchanged(schema: &Schema, error: &FieldError, new: &Value, old: &Value) -> bool {
-    let Some(mut steps) = steps(&error.field) else {
-        return false;
-    };
-    // These name a child of what is wrong.
-    if matches!(
-        error.kind,
-        FieldErrorKind::Required | FieldErrorKind::Duplicate
-    ) {
-        steps.pop();
+impl<'a> Comparison<'a> {
+    fn is_equal(&mut self, new: &'a Value, old: &'a Value) -> bool {
+        let pair = (ptr::from_ref(new), ptr::from_ref(old));
+        *self.equal.entry(pair).or_insert_with(|| new == old)
     }
-    let (mut schema, mut new, mut old) = (schema, new, old);
-    for step in steps {
-        if new == old {
-            return true;
-        }
-        let pair = match step {
-            Step::Key(key) => {
-                let pair = new.get(key).zip(old.get(key));
-                schema = schema.member(key);
-                pair
-            }
-            Step::Index(at) => {
-                let before = new.get(at).and_then(|item| counterpart(schema, item, old));
-                schema = schema.element();
-                new.get(at).zip(before)
-            }
-        };
-        match pair {
-            Some(pair) => (new, old) = pair,
-            None => return false,
-        }
-    }
-    new == old
-}
 
-/// The element of `old` with the keys of this one; only such lists tell which was which.
-fn counterpart<'a>(list: &Schema, item: &Value, old: &'a Value) -> Option<&'a Value> {
-    let ListType::Map(keys) = &list.list_type else {
-        return None;
-    };
-    let same = |other: &&Value| keys.iter().all(|key| item.get(key) == other.get(key));
-    old.as_array()?.iter().find(same)
+    /// The element of `old` with the keys of this one; only such lists tell which was which.
+    fn counterpart(&mut self, list: &Schema, item: &'a Value, old: &'a Value) -> Option<&'a Value> {
+        let ListType::Map(keys) = &list.list_type else {
+            return None;
+        };
+        let id = |item: &'a Value| -> Vec<_> { keys.iter().map(|key| item.get(key)).collect() };
+        let items = old.as_array()?;
+        let by_keys = self.lists.entry(ptr::from_ref(old)).or_insert_with(|| {
+            let mut by_keys = ByKeys::with_capacity(items.len());
+            for item in items {
+                by_keys.entry(id(item)).or_insert(item);
+            }
+            by_keys
+        });
+        by_keys.get(&id(item)).copied()
+    }
+
+    fn is_unchanged(
+        &mut self,
+        schema: &Schema,
+        error: &FieldError,
+        new: &'a Value,
+        old: &'a Value,
+    ) -> bool {
+        let Some(mut steps) = steps(&error.field) else {
+            return false;
+        };
+        // These name a child of what is wrong.
+        if matches!(
+            error.kind,
+            FieldErrorKind::Required | FieldErrorKind::Duplicate
+        ) {
+            steps.pop();
+        }
+        let (mut schema, mut new, mut old) = (schema, new, old);
+        for step in steps {
+            if self.is_equal(new, old) {
+                return true;
+            }
+            let pair = match step {
+                Step::Key(key) => {
+                    let pair = new.get(key).zip(old.get(key));
+                    schema = schema.member(key);
+                    pair
+                }
+                Step::Index(at) => {
+                    let before = new
+                        .get(at)
+                        .and_then(|item| self.counterpart(schema, item, old));
+                    schema = schema.element();
+                    new.get(at).zip(before)
+                }
+            };
+            match pair {
+                Some(pair) => (new, old) = pair,
+                None => return false,
+            }
+        }
+        self.is_equal(new, old)
+    }
 }

@@ -97,12 +97,10 @@ fn review_versions(hook: &Value, path: &str, errors: &mut Errors) {
         ));
         return;
     }
+    let mut seen = BTreeSet::new();
     for (i, version) in versions.iter().enumerate() {
         let at = format!("{path}[{i}]");
-        if versions
-            .get(..i)
-            .is_some_and(|front| front.contains(version))
-        {
+        if !seen.insert(version) {
             errors.push(FieldError::invalid(at, *version, "duplicate version"));
         } else if let Some(why) = names::dns1035_label(version) {
             errors.push(FieldError::invalid(at, *version, why));
