@@ -3,6 +3,7 @@
 use super::{Attributes, ResourceTarget, Target};
 use koord_kinds::status::quoted;
 use serde_json::Value;
+use std::collections::HashMap;
 use std::fmt;
 
 /// What a rule of a role allows (`rbac.authorization.k8s.io/v1 PolicyRule`). `*` in a list but
@@ -117,6 +118,32 @@ impl Rule {
         }
     }
 
+    /// The number of texts in its lists.
+    fn size(&self) -> usize {
+        self.lists().iter().map(|list| list.len()).sum()
+    }
+
+    /// The number of its [`Rule::parts`].
+    fn count_parts(&self) -> usize {
+        let product = [
+            self.resources.len(),
+            self.groups.len(),
+            self.names.len().max(1),
+        ]
+        .into_iter()
+        .fold(self.verbs.len(), usize::saturating_mul);
+        product.saturating_add(self.verbs.len().saturating_mul(self.paths.len()))
+    }
+
+    /// Whether the rule allows everything that any rule for resources, or for paths, can allow.
+    fn is_everything_of(&self, rule: &Self) -> bool {
+        let all = |list: &[String]| list.iter().any(|own| own == "*");
+        all(&self.verbs)
+            && (rule.resources.is_empty()
+                || (all(&self.groups) && all(&self.resources) && self.names.is_empty()))
+            && (rule.paths.is_empty() || all(&self.paths))
+    }
+
     /// The rule taken apart: one verb of one resource in one group (of one name), or of one path,
     /// each.
     fn parts(&self) -> impl Iterator<Item = Self> {
@@ -192,22 +219,53 @@ impl fmt::Display for Rule {
     }
 }
 
+/// Comparisons of texts that a check of rules may cost.
+const MAX_COMPARISONS: usize = 50_000_000;
+
 /// What `wanted` allow and `held` do not: each part of a rule whose verb, group, resource and name
-/// no single rule of `held` allows; joined where only the verbs differ.
+/// no single rule of `held` allows; joined where only the verbs differ. The parts of a rule are the
+/// product of its lists; a rule with too many to be compared counts as not held.
 #[must_use]
 pub fn uncovered(held: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
+    let held_size = held.iter().map(Rule::size).fold(1, usize::saturating_add);
+    let mut budget = MAX_COMPARISONS / held_size;
     let mut missing: Vec<Rule> = Vec::new();
-    for part in wanted.iter().flat_map(Rule::parts) {
-        if held.iter().any(|rule| rule.covers(&part)) {
+    let mut places: HashMap<[Vec<String>; 4], usize> = HashMap::new();
+    for rule in wanted {
+        if held.iter().any(|held| held.is_everything_of(rule)) {
             continue;
         }
-        let same = missing.iter_mut().find(|rule| {
-            (&rule.groups, &rule.resources, &rule.names, &rule.paths)
-                == (&part.groups, &part.resources, &part.names, &part.paths)
-        });
-        match same {
-            Some(rule) => rule.verbs.extend(part.verbs),
-            None => missing.push(part),
+        let count = rule.count_parts();
+        if count > budget {
+            missing.push(rule.clone());
+            continue;
+        }
+        budget -= count;
+        for part in rule.parts() {
+            if held.iter().any(|rule| rule.covers(&part)) {
+                continue;
+            }
+            let Rule {
+                verbs,
+                groups,
+                resources,
+                names,
+                paths,
+            } = part;
+            let place = [groups, resources, names, paths];
+            if let Some(rule) = places.get(&place).and_then(|at| missing.get_mut(*at)) {
+                rule.verbs.extend(verbs);
+                continue;
+            }
+            places.insert(place.clone(), missing.len());
+            let [groups, resources, names, paths] = place;
+            missing.push(Rule {
+                verbs,
+                groups,
+                resources,
+                names,
+                paths,
+            });
         }
     }
     missing
@@ -411,5 +469,27 @@ mod tests {
         assert!(holds(&path("/a/*"), &path("/a/b/*")));
         assert!(!holds(&path("/a/b"), &path("/a/*")));
         assert!(!holds(&rules("*", &[]), &path("/a")));
+    }
+
+    #[test]
+    fn rules_of_too_many_parts_count_as_not_held() {
+        let texts: Vec<String> = (0..20_000).map(|i| format!("t{i}")).collect();
+        let huge = rule(
+            &json!({"verbs": texts, "apiGroups": texts, "resources": texts, "resourceNames": texts}),
+        );
+        let small = rule(&json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}));
+        let wanted = [huge.clone(), small.clone()];
+        assert_eq!(uncovered(std::slice::from_ref(&small), &wanted), [huge]);
+        assert_eq!(uncovered(&[Rule::everything()], &wanted), []);
+        // Each part of its own is held by another rule.
+        let held: Vec<Rule> = ["get", "list"]
+            .map(|verb| {
+                rule(&json!({"verbs": [verb], "apiGroups": [""], "resources": ["pods", "nodes"]}))
+            })
+            .to_vec();
+        let both = rule(
+            &json!({"verbs": ["get", "list"], "apiGroups": [""], "resources": ["nodes", "pods"]}),
+        );
+        assert_eq!(uncovered(&held, &[both]), []);
     }
 }

@@ -9,14 +9,12 @@ use serde_json::map::Entry;
 use serde_json::{Map, Number, Value};
 use serde_saphyr::DuplicateKeyPolicy;
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
-use std::time::Duration;
+use tokio::time::Instant;
 
 /// Largest body we read, as upstream.
 pub(super) const MAX_BODY: usize = 3 * 1024 * 1024;
-
-/// How long a client may take to send a body, as upstream's `--request-timeout`.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a body may be, for 415.
 const SUPPORTED: &[&str] = &[
@@ -40,36 +38,69 @@ pub(crate) struct Problems {
     duplicates: Vec<String>,
     /// The paths of the fields as they come in a body of JSON that has duplicates.
     order: Option<Vec<String>>,
+    /// Bytes of the paths that were written out for `duplicates`, and for `order`.
+    written: (usize, usize),
 }
 
+/// Problems that are listed, as many as kube-apiserver lists strict decoding errors.
+const MAX_PROBLEMS: usize = 100;
 /// Fields whose order is remembered.
 const ORDERED: usize = 10_000;
+/// Bytes of paths that are written out for one list: a long key is part of every path below it.
+const MAX_WRITTEN: usize = 4 * 1024 * 1024;
 
 impl Problems {
-    /// These and those of unknown fields, in the order of the body if `ordered`.
+    /// Returns these and those of unknown fields, in the order of the body if `ordered`; the first
+    /// [`MAX_PROBLEMS`] of them.
     pub(super) fn with(self, unknown: Vec<String>, ordered: bool) -> Vec<String> {
         let mut all = self.duplicates;
         let known = all.len();
         all.extend(unknown);
         let Some(order) = self.order.filter(|_| ordered) else {
+            all.truncate(MAX_PROBLEMS);
             return all;
         };
+        let mut first = HashMap::with_capacity(order.len());
+        let mut last = HashMap::with_capacity(order.len());
+        for (at, path) in order.iter().enumerate() {
+            first.entry(path.as_str()).or_insert(at);
+            last.insert(path.as_str(), at);
+        }
         let mut placed: Vec<(usize, String)> = all
             .into_iter()
             .enumerate()
             .map(|(i, said)| {
                 let path = said.split_once('"').map_or("", |(_, path)| path);
                 let path = path.strip_suffix('"').unwrap_or(path);
-                let at = if i < known {
-                    order.iter().rposition(|p| p == path)
-                } else {
-                    order.iter().position(|p| p == path)
-                };
-                (at.unwrap_or(usize::MAX), said)
+                let at = if i < known { &last } else { &first };
+                (at.get(path).copied().unwrap_or(usize::MAX), said)
             })
             .collect();
         placed.sort_by_key(|(at, _)| *at);
+        placed.truncate(MAX_PROBLEMS);
         placed.into_iter().map(|(_, said)| said).collect()
+    }
+
+    fn add_duplicate(&mut self, path: &[Step], key: &str) {
+        if self.duplicates.len() >= MAX_PROBLEMS || self.written.0 > MAX_WRITTEN {
+            return;
+        }
+        let text = format!("duplicate field {:?}", show(path, key));
+        self.written.0 += text.len();
+        if !self.duplicates.contains(&text) {
+            self.duplicates.push(text);
+        }
+    }
+
+    fn add_field(&mut self, path: &[Step], key: &str) {
+        if let Some(order) = &mut self.order
+            && order.len() < ORDERED
+            && self.written.1 <= MAX_WRITTEN
+        {
+            let path = show(path, key);
+            self.written.1 += path.len();
+            order.push(path);
+        }
     }
 }
 
@@ -82,19 +113,17 @@ pub(super) fn content_type(headers: &HeaderMap) -> String {
         .unwrap_or_default()
 }
 
-/// Reads the whole body, up to [`MAX_BODY`].
-pub(super) async fn read(body: axum::body::Body) -> Result<Bytes, ApiError> {
+/// Reads the whole body, up to [`MAX_BODY`], which may take until `deadline`.
+pub(super) async fn read(body: axum::body::Body, deadline: Instant) -> Result<Bytes, ApiError> {
     use http_body_util::{BodyExt, LengthLimitError, Limited};
     let whole = Limited::new(body, MAX_BODY).collect();
-    match tokio::time::timeout(PATIENCE, whole).await {
+    match tokio::time::timeout_at(deadline, whole).await {
         Ok(Ok(whole)) => Ok(whole.to_bytes()),
         Ok(Err(e)) if e.is::<LengthLimitError>() => Err(ApiError::too_large(MAX_BODY)),
         Ok(Err(e)) => Err(ApiError::bad_request(format!(
             "failed to read the request body: {e}"
         ))),
-        Err(_) => Err(ApiError::new(
-            504,
-            "Timeout",
+        Err(_) => Err(ApiError::timeout(
             "Timeout: request did not complete within the allotted timeout",
         )),
     }
@@ -324,9 +353,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let Seed { path, problems } = self;
         let mut out = Map::new();
         while let Some(key) = map.next_key::<String>()? {
-            if let Some(order) = problems.order.as_mut().filter(|o| o.len() < ORDERED) {
-                order.push(show(path, &key));
-            }
+            problems.add_field(path, &key);
             // The key is lent to the path while its value is read: no copy per field.
             path.push(Step::Key(key));
             let value = map.next_value_seed(Seed { path, problems });
@@ -338,10 +365,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
                     entry.insert(value?);
                 }
                 Entry::Occupied(mut entry) => {
-                    let duplicates = &mut problems.duplicates;
-                    if duplicates.len() < 100 {
-                        duplicates.push(format!("duplicate field {:?}", show(path, entry.key())));
-                    }
+                    problems.add_duplicate(path, entry.key());
                     entry.insert(value?);
                 }
             }
@@ -365,6 +389,43 @@ mod tests {
             got.problems.duplicates,
             [r#"duplicate field "spec.c[0].x""#, r#"duplicate field "a""#]
         );
+    }
+
+    /// The problems of a body with those of its unknown fields.
+    fn problems(body: &str, unknown: &[&str]) -> Vec<String> {
+        let unknown = unknown.iter().map(|path| format!("unknown field {path:?}"));
+        json(body.as_bytes())
+            .unwrap()
+            .problems
+            .with(unknown.collect(), true)
+    }
+
+    #[test]
+    fn a_hundred_problems_are_listed_each_once() {
+        let many: Vec<String> = (0..500).map(|i| format!(r#""k{i}":1,"k{i}":2"#)).collect();
+        let listed = problems(&format!("{{{}}}", many.join(",")), &["k7"]);
+        assert_eq!(listed.len(), 100);
+        assert_eq!(
+            listed[7..9],
+            [r#"unknown field "k7""#, r#"duplicate field "k7""#]
+        );
+        let again = problems(r#"{"a":1,"a":2,"a":3,"b":{"c":1,"c":2}}"#, &[]);
+        assert_eq!(
+            again,
+            [r#"duplicate field "a""#, r#"duplicate field "b.c""#]
+        );
+    }
+
+    #[test]
+    fn long_keys_are_written_out_a_few_times_only() {
+        // 100,000 duplicates, and as many fields, below a key of 1 MB: 100 GB of paths.
+        let inner = vec![r#""a":1"#; 100_000].join(",");
+        let body = format!(r#"{{"{}":{{{inner}}}}}"#, "k".repeat(1 << 20));
+        assert_eq!(problems(&body, &[]).len(), 1);
+        let inner: Vec<String> = (0..50_000).map(|i| format!(r#""{i}":1,"{i}":1"#)).collect();
+        let body = format!(r#"{{"{}":{{{}}}}}"#, "k".repeat(1 << 20), inner.join(","));
+        let listed = problems(&body, &[]);
+        assert!((1..100).contains(&listed.len()), "{}", listed.len());
     }
 
     #[test]
@@ -452,7 +513,8 @@ d: 1
         let slow = axum::body::Body::from_stream(futures::stream::pending::<
             Result<Bytes, std::convert::Infallible>,
         >());
-        let e = read(slow).await.unwrap_err();
+        let deadline = Instant::now() + std::time::Duration::from_secs(60);
+        let e = read(slow, deadline).await.unwrap_err();
         assert_eq!((e.code, e.reason.as_ref()), (504, "Timeout"));
     }
 }

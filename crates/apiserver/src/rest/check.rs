@@ -8,6 +8,7 @@ use crate::store::{Key, StoreError};
 use koord_kinds::Resource;
 use koord_kinds::status::{ApiError, FieldError};
 use serde_json::Value;
+use std::collections::HashSet;
 
 /// 422 about an object.
 pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> ApiError {
@@ -230,7 +231,7 @@ pub(super) fn new_finalizers_while_deleting(old: &Value, new: &Value) -> Vec<Fie
     if !meta::deleting(old) {
         return Vec::new();
     }
-    let before = meta::finalizers(old);
+    let before: HashSet<String> = meta::finalizers(old).into_iter().collect();
     let added: Vec<String> = meta::finalizers(new)
         .into_iter()
         .filter(|f| !before.contains(f))

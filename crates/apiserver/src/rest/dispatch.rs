@@ -8,6 +8,7 @@ use super::path::Target;
 use super::query::Query;
 use super::respond::{self, Style};
 use super::selection::Selection;
+use super::work_slots::{LIGHT, run_off_worker};
 use super::write::{Object, Outcome};
 use super::{Api, User, exec, guard, nonresource, path, transform, usage};
 use crate::store::SendQueues;
@@ -22,6 +23,8 @@ use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Answers a request. A bug in a handler answers 500 instead of ending the connection.
 pub(super) async fn serve(api: Api, request: axum::extract::Request) -> Response {
@@ -59,14 +62,23 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         Target::Other(segments) => {
             let path = format!("/{}", segments.join("/"));
             guard::check_path(api, &user, &method, &path)?;
-            query.check_timeout()?;
-            return nonresource::serve(api, &method, &segments, &query, &headers);
+            query.timeout()?;
+            let serve = || nonresource::serve(api, &method, &segments, &query, &headers);
+            // Documents of all kinds are made when they are first read.
+            return if segments.first().is_some_and(|first| first == "openapi") {
+                run_off_worker(serve)
+            } else {
+                serve()
+            };
         }
     };
     let verb = guard::verb(&method, &path, &query);
-    if verb != "watch" {
-        query.check_timeout()?;
-    }
+    // A watch has another `timeoutSeconds`, and ends by that.
+    let received = Instant::now();
+    let deadline = match verb {
+        "watch" => received + MAX_WRITE_TIME,
+        _ => received + query.timeout()?,
+    };
     guard::check_resource(api, &user, verb, &path, &query)?;
     let resource = api
         .registry()
@@ -77,7 +89,9 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         return Err(ApiError::unknown_path());
     }
     let body = match method {
-        Method::POST | Method::PUT | Method::PATCH | Method::DELETE => body::read(body).await?,
+        Method::POST | Method::PUT | Method::PATCH | Method::DELETE => {
+            body::read(body, deadline).await?
+        }
         _ => Bytes::new(),
     };
     let call = Call {
@@ -90,15 +104,68 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         queues: extensions.remove::<SendQueues>(),
     };
     check_protobuf(&resource, verb, &call)?;
-    let mut response = if call.path.subresource.is_some() {
-        Box::pin(api.serve_subresource(&method, &resource, &call)).await?
-    } else {
-        Box::pin(api.serve_resource(&method, &resource, &call)).await?
-    };
+    let mut response = run(api, method, verb, &resource, call, deadline).await?;
     if let Some(custom) = &resource.custom {
         respond::warn(&mut response, custom.deprecation.as_slice());
     }
     Ok(response)
+}
+
+/// How long a write may take, as upstream, however much longer the request may.
+const MAX_WRITE_TIME: Duration = Duration::from_secs(34);
+
+/// Sub-resources whose requests stay open, and have no deadline.
+const STREAMS: [&str; 5] = ["attach", "exec", "log", "portforward", "proxy"];
+
+/// Handles a request: off the workers if it is about much data, and until `deadline` if it does not
+/// stay open.
+async fn run(
+    api: &Api,
+    method: Method,
+    verb: &'static str,
+    resource: &Arc<Resource>,
+    call: Call,
+    deadline: Instant,
+) -> Result<Response, ApiError> {
+    let subresource = call.path.subresource.as_deref().unwrap_or_default();
+    let stays_open = verb == "watch" || STREAMS.contains(&subresource);
+    let is_long = !stays_open && api.weigh(verb, resource, &call) > LIGHT;
+    let (api, resource) = (api.clone(), Arc::clone(resource));
+    let mut work = Box::pin(async move {
+        let serve = async {
+            if call.path.subresource.is_some() {
+                Box::pin(api.serve_subresource(&method, &resource, &call)).await
+            } else {
+                Box::pin(api.serve_resource(&method, &resource, &call)).await
+            }
+        };
+        if is_long {
+            api.inner.work.run(&call.user, serve).await?
+        } else {
+            serve.await
+        }
+    });
+    if stays_open {
+        return work.await;
+    }
+    if matches!(verb, "get" | "list") {
+        let done = tokio::time::timeout_at(deadline, work).await;
+        return done.unwrap_or_else(|_| {
+            let why = "Timeout: request did not complete within the allotted timeout";
+            Err(ApiError::timeout(why))
+        });
+    }
+    let deadline = deadline.min(Instant::now() + MAX_WRITE_TIME);
+    match tokio::time::timeout_at(deadline, &mut work).await {
+        Ok(done) => done,
+        Err(_) => {
+            // What follows from a write must not be missing because the write took long.
+            tokio::spawn(work);
+            let why = "Timeout: request did not complete within requested timeout - context \
+                       deadline exceeded";
+            Err(ApiError::timeout(why))
+        }
+    }
 }
 
 /// Custom resources have no protobuf form, but for their metadata and their scale.
@@ -121,6 +188,20 @@ fn check_protobuf(resource: &Resource, verb: &str, call: &Call) -> Result<(), Ap
 }
 
 impl Api {
+    /// Bytes that a request is about: its body, and what is stored of its object or collection.
+    fn weigh(&self, verb: &str, resource: &Resource, call: &Call) -> usize {
+        let stored = match verb {
+            "list" | "deletecollection" => self.store().table_bytes(&resource.table),
+            _ if call.path.name.is_some() => {
+                let key = Self::key(resource, call.namespace(), call.name());
+                let entry = self.store().get(&resource.table, &key);
+                entry.map_or(0, |entry| entry.bytes.len())
+            }
+            _ => 0,
+        };
+        call.body.len().saturating_add(stored)
+    }
+
     async fn serve_resource(
         &self,
         method: &Method,

@@ -40,6 +40,7 @@ mod update;
 mod usage;
 mod watch;
 mod watch_format;
+mod work_slots;
 mod write;
 
 use crate::store::Store;
@@ -116,6 +117,8 @@ struct Inner {
     charges: admission::Charges,
     /// Events as watches have written them.
     written_events: watch_format::EventCache,
+    /// For requests that can take long.
+    work: work_slots::WorkSlots,
     /// What passed admission, for its tests.
     #[cfg(test)]
     admitted: parking_lot::Mutex<Vec<String>>,
@@ -156,6 +159,7 @@ impl Api {
             webhooks: admission::Webhooks::default(),
             charges: admission::Charges::default(),
             written_events: watch_format::EventCache::default(),
+            work: work_slots::WorkSlots::default(),
             #[cfg(test)]
             admitted: parking_lot::Mutex::default(),
         };

@@ -1,6 +1,7 @@
 //! Answers in protobuf, for clients that read nothing else. They are rewritten when they leave, so
 //! that no handler needs to know.
 
+use super::work_slots::{LIGHT, run_off_worker};
 use super::{accept, respond};
 use axum::body::Body;
 use axum::response::Response;
@@ -26,7 +27,12 @@ pub(crate) async fn rewrite(response: Response) -> Response {
         Ok(bytes) => bytes,
         Err(e) => return respond::error(&ApiError::internal(e.to_string())),
     };
-    let (media, body) = match message(&bytes) {
+    let message = if bytes.len() > LIGHT {
+        run_off_worker(|| message(&bytes))
+    } else {
+        message(&bytes)
+    };
+    let (media, body) = match message {
         Ok(body) => (accept::PROTOBUF, Body::from(body)),
         Err(ProtoError::UnknownKind { .. }) => ("application/json", Body::from(bytes)),
         Err(e) => return respond::error(&ApiError::internal(e.to_string())),

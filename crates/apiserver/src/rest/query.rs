@@ -3,6 +3,10 @@
 use super::options::{FieldValidation, WriteOptions};
 use super::path::percent_decode;
 use koord_kinds::status::{ApiError, FieldError};
+use std::time::Duration;
+
+/// How long a request that does not stay open may take, as upstream's `--request-timeout`.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The decoded parameters, in order. Unknown ones are ignored, as in every Kubernetes server.
 #[derive(Debug, Clone, Default)]
@@ -13,7 +17,7 @@ pub(super) struct Query(Vec<(String, String)>);
 /// # Errors
 /// 400 when it is not a duration as Go writes them.
 pub(crate) fn check_timeout(query: &str) -> Result<(), ApiError> {
-    Query::parse(query)?.check_timeout()
+    Query::parse(query)?.timeout().map(drop)
 }
 
 impl Query {
@@ -80,17 +84,20 @@ impl Query {
             .transpose()
     }
 
-    /// Checks `timeout`, which nothing here needs.
+    /// Returns how long the request may take: `timeout` where it is more than zero and less than
+    /// [`REQUEST_TIMEOUT`], else that.
     ///
     /// # Errors
     /// 400 when it is not a duration as Go writes them.
-    pub(super) fn check_timeout(&self) -> Result<(), ApiError> {
-        match self.get("timeout").map(check_duration) {
-            None | Some(Ok(())) => Ok(()),
-            Some(Err(why)) => Err(ApiError::bad_request(format!(
+    pub(super) fn timeout(&self) -> Result<Duration, ApiError> {
+        let given = self.get("timeout").map(parse_duration).transpose();
+        let given = given.map_err(|why| {
+            ApiError::bad_request(format!(
                 "invalid timeout specified in the request URL - time: {why}"
-            ))),
-        }
+            ))
+        })?;
+        let given = given.filter(|timeout| !timeout.is_zero());
+        Ok(given.map_or(REQUEST_TIMEOUT, |timeout| timeout.min(REQUEST_TIMEOUT)))
     }
 
     /// `pretty=true`.
@@ -166,13 +173,15 @@ fn check_manager(name: &str) -> Result<(), FieldError> {
     }
 }
 
-/// `1h30m`, `-1.5s`, `0`: what Go takes for a duration, or what it says of it.
-fn check_duration(text: &str) -> Result<(), String> {
+/// Reads what Go takes for a duration (`1h30m`, `-1.5s`, `0`), a negative one as zero; the error is
+/// Go's.
+fn parse_duration(text: &str) -> Result<Duration, String> {
     let invalid = || format!("invalid duration {text:?}");
     let mut rest = text.strip_prefix(['+', '-']).unwrap_or(text);
     if rest == "0" {
-        return Ok(());
+        return Ok(Duration::ZERO);
     }
+    let mut seconds = 0.0;
     if rest.is_empty() {
         return Err(invalid());
     }
@@ -189,13 +198,23 @@ fn check_duration(text: &str) -> Result<(), String> {
             .find(|c: char| c.is_ascii_digit() || c == '.')
             .unwrap_or(tail.len());
         let (unit, tail) = tail.split_at(end);
-        match unit {
+        let unit = match unit {
             "" => return Err(format!("missing unit in duration {text:?}")),
-            "ns" | "us" | "µs" | "μs" | "ms" | "s" | "m" | "h" => rest = tail,
+            "ns" => 1e-9,
+            "us" | "µs" | "μs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
             unit => return Err(format!("unknown unit {unit:?} in duration {text:?}")),
-        }
+        };
+        seconds += number.parse::<f64>().map_err(|_| invalid())? * unit;
+        rest = tail;
     }
-    Ok(())
+    if text.starts_with('-') {
+        return Ok(Duration::ZERO);
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
 /// The name of the client program in its user agent.
@@ -274,7 +293,21 @@ mod tests {
             "timeout=1h2.5m",
             "timeout=.5s",
         ] {
-            assert!(query(good).check_timeout().is_ok(), "{good}");
+            assert!(query(good).timeout().is_ok(), "{good}");
+        }
+        for (given, millis) in [
+            ("timeout=5s", 5_000),
+            ("timeout=1.5s", 1_500),
+            ("timeout=20ms", 20),
+            ("timeout=60s", 60_000),
+            ("timeout=1h", 60_000),
+            ("timeout=99999999999999999999999h", 60_000),
+            ("timeout=0", 60_000),
+            ("timeout=-5s", 60_000),
+            ("", 60_000),
+        ] {
+            let timeout = query(given).timeout().unwrap();
+            assert_eq!(timeout, Duration::from_millis(millis), "{given}");
         }
         for (bad, why) in [
             ("soon", "invalid duration \"soon\""),
@@ -283,9 +316,7 @@ mod tests {
             ("1..5s", "invalid duration \"1..5s\""),
             ("-", "invalid duration \"-\""),
         ] {
-            let e = query(&format!("timeout={bad}"))
-                .check_timeout()
-                .unwrap_err();
+            let e = query(&format!("timeout={bad}")).timeout().unwrap_err();
             assert_eq!(e.code, 400);
             assert!(e.message.ends_with(why), "{}", e.message);
         }

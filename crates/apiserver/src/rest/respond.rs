@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use koord_kinds::status::ApiError;
 use serde_json::Value;
+use std::collections::HashSet;
 
 /// How a reply body is written.
 #[derive(Debug, Clone, Copy)]
@@ -91,21 +92,61 @@ pub(super) fn text(code: u16, text: impl Into<Body>) -> Response {
     with_body(code, "text/plain; charset=utf-8", text.into())
 }
 
-/// Adds `Warning` headers.
+/// Characters of all warnings of a response, above which each is cut, as kube-apiserver does it.
+const MAX_WARNINGS: usize = 4 * 1024;
+/// Characters of a warning where warnings are cut.
+const MAX_CUT_WARNING: usize = 256;
+
+/// The warnings of a response, for those that are added later.
+#[derive(Debug, Clone, Default)]
+struct Warnings(Vec<String>);
+
+/// Adds `Warning` headers, each text once. With more than [`MAX_WARNINGS`] characters the texts are
+/// cut, and those that do not fit are left out.
 pub(super) fn warn(response: &mut Response, warnings: &[String]) {
-    for warning in warnings {
-        let clean: String = warning
-            .chars()
-            .filter(|c| !c.is_control())
-            .flat_map(|c| match c {
-                '"' | '\\' => vec!['\\', c],
-                c => vec![c],
-            })
-            .collect();
-        if let Ok(v) = HeaderValue::from_bytes(format!("299 - \"{clean}\"").as_bytes()) {
-            response.headers_mut().append(header::WARNING, v);
+    if warnings.is_empty() {
+        return;
+    }
+    let Warnings(mut all) = response.extensions_mut().remove().unwrap_or_default();
+    let mut seen: HashSet<String> = all.iter().cloned().collect();
+    for warning in warnings.iter().filter(|warning| !warning.is_empty()) {
+        // More would not fit even if each were a single character.
+        if all.len() > MAX_WARNINGS {
+            break;
+        }
+        if seen.insert(warning.clone()) {
+            all.push(warning.clone());
         }
     }
+    // The first that does not fit is the last that is written whatever the others take.
+    let mut total = 0;
+    let excess = all.iter().position(|warning| {
+        total += warning.chars().count();
+        total > MAX_WARNINGS
+    });
+    let cut = excess.map_or(usize::MAX, |_| MAX_CUT_WARNING);
+    let headers = response.headers_mut();
+    headers.remove(header::WARNING);
+    let mut written = 0;
+    for (at, warning) in all.iter().enumerate() {
+        if written >= MAX_WARNINGS && excess.is_some_and(|excess| at > excess) {
+            break;
+        }
+        let mut clean = String::from("299 - \"");
+        for c in warning.chars().take(cut) {
+            written += 1;
+            match c {
+                c if c.is_control() => {}
+                '"' | '\\' => clean.extend(['\\', c]),
+                c => clean.push(c),
+            }
+        }
+        clean.push('"');
+        if let Ok(value) = HeaderValue::from_bytes(clean.as_bytes()) {
+            headers.append(header::WARNING, value);
+        }
+    }
+    response.extensions_mut().insert(Warnings(all));
 }
 
 /// `Status` of a success.
@@ -117,4 +158,59 @@ pub(super) fn success(details: Value) -> Value {
         "status": "Success",
         "details": details,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(calls: &[&[String]]) -> Vec<String> {
+        let mut response = Response::new(Body::empty());
+        for warnings in calls {
+            warn(&mut response, warnings);
+        }
+        let all = response.headers().get_all(header::WARNING).iter();
+        all.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+            .collect()
+    }
+
+    fn shown(text: &str) -> String {
+        format!("299 - \"{text}\"")
+    }
+
+    #[test]
+    fn warnings_up_to_four_thousand_characters_are_whole() {
+        let texts = ["ä".repeat(3000), "b".repeat(1000), "c".repeat(96)];
+        assert_eq!(headers(&[&texts]), texts.clone().map(|text| shown(&text)));
+        // Each once, and those of a second call after those of the first.
+        let (first, second) = texts.split_at(1);
+        let repeated = [second, first].concat();
+        assert_eq!(headers(&[first, &repeated]), texts.map(|text| shown(&text)));
+        assert_eq!(
+            headers(&[&["a\"\n\\".to_owned(), String::new()]]),
+            ["299 - \"a\\\"\\\\\""]
+        );
+    }
+
+    #[test]
+    fn warnings_above_four_thousand_characters_are_cut() {
+        let texts = ["ä".repeat(3000), "b".repeat(1000), "c".repeat(97)];
+        let cut = ["ä".repeat(256), "b".repeat(256), "c".repeat(97)];
+        assert_eq!(headers(&[&texts]), cut.map(|text| shown(&text)));
+        // As upstream's recorder: 16 times 256 characters are the limit.
+        let many: Vec<String> = (0..270_000).map(|i| format!("{i:0300}")).collect();
+        let cut: Vec<String> = many
+            .iter()
+            .take(16)
+            .map(|text| shown(&text[..256]))
+            .collect();
+        assert_eq!(headers(&[&many]).len(), 16);
+        assert_eq!(headers(&[&many])[0], cut[0]);
+        let short: Vec<String> = (0..10_000).map(|i| format!("{i:04}")).collect();
+        assert_eq!(
+            headers(&[&short]).len(),
+            1025,
+            "the first that does not fit is the last"
+        );
+    }
 }

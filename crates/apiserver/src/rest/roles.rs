@@ -10,6 +10,7 @@ use futures::future::try_join_all;
 use koord_kinds::selector::LabelSelector;
 use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
+use std::collections::HashSet;
 
 impl Api {
     /// Makes the roles and bindings that are missing, and gives those of an earlier version what
@@ -105,11 +106,12 @@ impl Api {
             &*entry.key.name != name && selectors.iter().any(|s| s.matches(&entry.index))
         };
         let mut rules: Vec<Value> = Vec::new();
+        let mut seen = HashSet::new();
         for entry in self.store().all(&table, None, &selected) {
             let value = entry.value();
             let own = value.get("rules").and_then(Value::as_array);
             for rule in own.into_iter().flatten() {
-                if !rules.contains(rule) {
+                if seen.insert(rule.clone()) {
                     rules.push(rule.clone());
                 }
             }

@@ -79,6 +79,12 @@ impl Inner {
         table.state.read().entries.get(key).cloned()
     }
 
+    /// Bytes of the current versions of all objects of a table.
+    pub(super) fn table_bytes(&self, table: &TableId) -> usize {
+        let table = self.tables.read().by_id.get(table).cloned();
+        table.map_or(0, |table| table.state.read().bytes)
+    }
+
     /// The current versions of what names `owner` as an owner.
     pub(super) fn owned(&self, table: &TableId, owner: &str) -> Vec<Arc<Entry>> {
         let Some(table) = self.tables.read().by_id.get(table).cloned() else {

@@ -493,6 +493,12 @@ impl Store {
         self.inner.table(table).state.write().compact(revision);
     }
 
+    /// Bytes of the current objects of a table.
+    #[must_use]
+    pub fn table_bytes(&self, table: &TableId) -> usize {
+        self.inner.table_bytes(table)
+    }
+
     /// The sizes of all tables, ordered by id.
     #[must_use]
     pub fn stats(&self) -> Vec<TableStats> {

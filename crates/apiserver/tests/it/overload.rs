@@ -1,5 +1,6 @@
 //! More requests than the server takes at once.
 
+use crate::hooks::{Handler, Reply, Way, configure, hook, reachable, rule};
 use crate::support::{Cluster, config_map};
 use axum::body::Body;
 use bytes::Bytes;
@@ -73,4 +74,42 @@ async fn too_many_writes_are_told_to_come_again() {
         assert_eq!(write.await.unwrap(), 504);
     }
     assert_eq!(cluster.raw(plain("POST", MAPS)).await.status(), 403);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_end_at_their_deadline() {
+    let cluster = Cluster::bare().await;
+    let handler: Handler = Arc::new(|_| Reply::Hang);
+    let client = reachable(&cluster, Way::InProcess, handler).await;
+    // One after the other, these two would take a minute.
+    let hooks = ["a.example.com", "b.example.com"].map(|name| {
+        let rules = json!([rule(&["CREATE"], &["configmaps"])]);
+        hook(
+            &client,
+            &json!({"name": name, "rules": rules, "timeoutSeconds": 30, "failurePolicy": "Ignore"}),
+        )
+    });
+    configure(&cluster, "Mutating", "hooks", json!(hooks)).await;
+    for (name, query, seconds) in [
+        ("a", "", 34),
+        ("b", "?timeout=5s", 5),
+        ("c", "?timeout=2m", 34),
+        ("d", "?timeout=0s", 34),
+    ] {
+        let start = tokio::time::Instant::now();
+        let path = format!("{MAPS}{query}");
+        let answer = cluster
+            .post(&path, config_map(name, json!({}), json!({})))
+            .await;
+        let message = answer.fails(504, "Timeout");
+        assert_eq!(
+            message,
+            "Timeout: request did not complete within requested timeout - context deadline exceeded"
+        );
+        assert_eq!(start.elapsed().as_secs(), seconds, "{query}");
+    }
+    // What was begun is not left half done.
+    cluster
+        .until(&format!("{MAPS}/a"), |answer| answer.code == 200)
+        .await;
 }

@@ -6,6 +6,7 @@ use crate::store::{Key, TableId};
 use koord_kinds::quantity;
 use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
+use std::collections::HashSet;
 
 /// Fills in what the class of a new pod says.
 ///
@@ -74,7 +75,8 @@ pub(super) fn fill(api: &Api, pod: &mut Value) -> Result<(), ApiError> {
             *own = json!([]);
         }
         if let Some(own) = own.as_array_mut() {
-            let new = more.iter().filter(|t| !own.contains(t)).cloned();
+            let held: HashSet<&Value> = own.iter().collect();
+            let new = more.iter().filter(|t| !held.contains(t)).cloned();
             let new: Vec<Value> = new.collect();
             own.extend(new);
         }

@@ -1,0 +1,244 @@
+//! Work of requests that can take long, kept off the threads that all requests share.
+//!
+//! A worker of the runtime that computes for a second delays every request behind it by that second,
+//! and there are as few workers as cores. So the handler of a request about much data is polled
+//! outside the workers, on a thread of its own, and only when it has a slot: there are fewer slots
+//! than cores, and no user has all of them. A handler that waits (for the disk, for a webhook) holds
+//! no slot.
+
+use super::User;
+use koord_kinds::status::ApiError;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::Semaphore;
+
+/// Bytes of a body and of the stored objects that it is about, up to which a request is handled on
+/// the worker that received it.
+pub(super) const LIGHT: usize = 64 * 1024;
+
+/// Requests about much data that one user may have in progress; more are answered 429, so that one
+/// user cannot take all places for requests.
+const REQUESTS_PER_USER: usize = 16;
+
+/// Members are not held to [`REQUESTS_PER_USER`].
+const PRIVILEGED: &str = "system:masters";
+
+/// Calls `work` such that other tasks of the runtime go on meanwhile.
+pub(crate) fn run_off_worker<T>(work: impl FnOnce() -> T) -> T {
+    let workers = Handle::try_current().is_ok_and(|runtime| {
+        // Elsewhere (the tests with a clock of their own) there is no other thread to go to.
+        runtime.runtime_flavor() == RuntimeFlavor::MultiThread
+    });
+    if workers {
+        tokio::task::block_in_place(work)
+    } else {
+        work()
+    }
+}
+
+/// Bounds how much work runs off the workers at the same time.
+#[derive(Debug)]
+pub(super) struct WorkSlots {
+    slots: Semaphore,
+    slots_per_user: usize,
+    users: Mutex<HashMap<String, UserSlots>>,
+}
+
+/// The slots of a user with requests in progress.
+#[derive(Debug)]
+struct UserSlots {
+    slots: Arc<Semaphore>,
+    requests: usize,
+}
+
+/// A request that counts for its user while this lives.
+struct Place<'a> {
+    all: &'a WorkSlots,
+    user: &'a str,
+    slots: Arc<Semaphore>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut users = self.all.users.lock();
+        if let Some(user) = users.get_mut(self.user) {
+            user.requests -= 1;
+            if user.requests == 0 {
+                users.remove(self.user);
+            }
+        }
+    }
+}
+
+impl Default for WorkSlots {
+    /// Half of the cores, and half of those for a single user, at least one each.
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self::new((cores / 2).max(1), (cores / 4).max(1))
+    }
+}
+
+impl WorkSlots {
+    fn new(slots: usize, slots_per_user: usize) -> Self {
+        Self {
+            slots: Semaphore::new(slots),
+            slots_per_user,
+            users: Mutex::default(),
+        }
+    }
+
+    fn enter<'a>(&'a self, user: &'a User) -> Result<Place<'a>, ApiError> {
+        let mut users = self.users.lock();
+        let own = users.entry(user.name.clone()).or_insert_with(|| UserSlots {
+            slots: Arc::new(Semaphore::new(self.slots_per_user)),
+            requests: 0,
+        });
+        let privileged = user.groups.iter().any(|group| group == PRIVILEGED);
+        if own.requests >= REQUESTS_PER_USER && !privileged {
+            let why = "Too many requests, please try again later.";
+            return Err(ApiError::too_many_requests(why, 1));
+        }
+        own.requests += 1;
+        Ok(Place {
+            all: self,
+            user: &user.name,
+            slots: Arc::clone(&own.slots),
+        })
+    }
+
+    /// Runs `work` for `user` off the workers.
+    ///
+    /// # Errors
+    /// 429 when the user has too many such requests in progress.
+    pub(super) async fn run<T>(
+        &self,
+        user: &User,
+        work: impl Future<Output = T>,
+    ) -> Result<T, ApiError> {
+        let place = self.enter(user)?;
+        let mut work = pin!(work);
+        loop {
+            let polled = {
+                // Neither is ever closed.
+                let _own = place.slots.acquire().await;
+                let _slot = self.slots.acquire().await;
+                poll_fn(|context| Poll::Ready(run_off_worker(|| work.as_mut().poll(context)))).await
+            };
+            match polled {
+                Poll::Ready(done) => return Ok(done),
+                Poll::Pending => wait_for_wake().await,
+            }
+        }
+    }
+}
+
+/// Completes when the task is polled again: the work has registered itself to be woken.
+async fn wait_for_wake() {
+    let mut polled = false;
+    poll_fn(|_| {
+        if std::mem::replace(&mut polled, true) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+    use tokio::sync::{Notify, oneshot};
+
+    fn user(name: &str) -> User {
+        User {
+            name: name.to_owned(),
+            ..User::default()
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn work_that_blocks_leaves_the_only_worker_free() {
+        let slots = Arc::new(WorkSlots::new(1, 1));
+        let (sender, receiver) = mpsc::channel();
+        let blocked = tokio::spawn(async move {
+            // On the worker this would wait for a task that is never run.
+            let work = async move { receiver.recv_timeout(Duration::from_secs(60)) };
+            slots.run(&user("a"), work).await.unwrap()
+        });
+        tokio::spawn(async move { sender.send("sent by another task") });
+        assert_eq!(blocked.await.unwrap(), Ok("sent by another task"));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn slots_bound_work_of_all_and_of_each_user() {
+        let slots = Arc::new(WorkSlots::new(2, 1));
+        let running = Arc::new([const { AtomicUsize::new(0) }; 3]);
+        let mut tasks = Vec::new();
+        for n in 0..24 {
+            let (slots, running) = (Arc::clone(&slots), Arc::clone(&running));
+            tasks.push(tokio::spawn(async move {
+                let work = async {
+                    for _ in 0..5 {
+                        let own = running[n % 2].fetch_add(1, Ordering::SeqCst);
+                        let all = running[2].fetch_add(1, Ordering::SeqCst);
+                        std::thread::yield_now();
+                        running[n % 2].fetch_sub(1, Ordering::SeqCst);
+                        running[2].fetch_sub(1, Ordering::SeqCst);
+                        assert!(own == 0 && all <= 1, "{own} of one user, {all} of all");
+                        tokio::task::yield_now().await;
+                    }
+                };
+                slots.run(&user(["a", "b"][n % 2]), work).await
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap().unwrap();
+        }
+        assert!(
+            slots.users.lock().is_empty(),
+            "users without requests are kept"
+        );
+    }
+
+    #[tokio::test]
+    async fn waiting_work_holds_no_slot_but_counts() {
+        let slots = Arc::new(WorkSlots::new(1, 1));
+        let go = Arc::new(Notify::new());
+        let mut waiting = Vec::new();
+        for _ in 0..REQUESTS_PER_USER {
+            let (slots, go) = (Arc::clone(&slots), Arc::clone(&go));
+            let (started, has_started) = oneshot::channel();
+            waiting.push(tokio::spawn(async move {
+                let work = async {
+                    let _ = started.send(());
+                    go.notified().await;
+                };
+                slots.run(&user("a"), work).await
+            }));
+            has_started.await.unwrap();
+        }
+        let refused = slots.run(&user("a"), async {}).await.unwrap_err();
+        assert_eq!(
+            (refused.code, refused.retry_after_seconds()),
+            (429, Some(1))
+        );
+        slots.run(&user("b"), async {}).await.unwrap();
+        let mut admin = user("a");
+        admin.groups = vec![PRIVILEGED.to_owned()];
+        slots.run(&admin, async {}).await.unwrap();
+        go.notify_waiters();
+        for task in waiting {
+            task.await.unwrap().unwrap();
+        }
+        slots.run(&user("a"), async {}).await.unwrap();
+    }
+}
