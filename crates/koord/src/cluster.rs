@@ -2,6 +2,7 @@
 
 mod node_side;
 mod objects;
+mod startup;
 
 use objects::create;
 pub(crate) use objects::first_objects;
@@ -22,13 +23,13 @@ use koord_app::admin::Admin;
 use koord_app::flags::Selection;
 use koord_app::local::RouteServer;
 use koord_host::CgroupPath;
-use koord_kube::api::{DeleteParams, ListParams};
-use koord_kube::{Api, Client, ResourceExt as _};
+use koord_kube::{Api, Client};
 use koordlet::gates::Gate;
 use koordlet::states::{Driver, Layout};
 use node_side::NodeSide;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use startup::Startup;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -194,31 +195,18 @@ impl Cluster {
         let listener = server.listen().await?;
         let address = listener.local_addr().context("local address")?;
         let kubeconfig = options.data_dir.join("kubeconfig");
-        server.install_crds(koord_api::crd_values()).await?;
         let client = koord_kube::client::in_process(server.service());
-        let access = Access::new(&options.data_dir, client.clone())?;
         // Set once, here.
         let _ = side.client.set(client.clone());
-        let managed = options.components.enabled("manager");
-        // Another manager's are its own.
-        if managed {
-            crate::webhooks::disconnect(&client).await?;
-        }
-        first_objects(&client, &options.slo_config).await?;
-        let mut manager = koord_manager::Options::default();
-        // Its webhook adds gpu.shared to pods that name koordinator.sh/gpu-core and the like; without the
-        // gate no node offers any.
-        let shared = options.device_files.is_some();
-        manager.gates.set("EnableSyncGPUSharedResource", shared);
-        if managed {
-            manager.webhooks = crate::webhooks::connect(&server, &client, &manager.gates).await?;
-        }
-
+        let startup = Startup {
+            server: &server,
+            client: &client,
+            clock: &context.clock,
+            options: &options,
+        };
         let server_stop = CancellationToken::new();
-        let serving = tokio::spawn({
-            let (server, stop) = (server.clone(), server_stop.clone());
-            async move { server.serve(listener, stop).await }
-        });
+        let (manager, serving) = startup.run(listener, &server_stop).await?;
+        let access = Access::new(&options.data_dir, client.clone())?;
         server.write_kubeconfig(&kubeconfig)?;
 
         let audit = koordlet::audit::Log::open(koordlet::audit::Config {
@@ -245,36 +233,11 @@ impl Cluster {
             server_stop,
             _directory: directory,
         };
-        cluster.retire_nodes(options.simulated_nodes).await?;
         cluster
             .start_components(&options, manager, node_logs, execs)
             .await?;
         cluster.tell_addresses().await?;
         Ok(cluster)
-    }
-
-    /// Nodes of an earlier start look ready until somebody misses their leases, and would be given
-    /// pods that never run: simulated ones that are not started again go, and all others are not
-    /// ready until they say so.
-    async fn retire_nodes(&self, simulated: usize) -> Result<()> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let known = nodes.list(&ListParams::default()).await?;
-        let now = self.context.clock.now();
-        for node in known {
-            let name = node.name_any();
-            if koord_sim::is_surplus(&node, simulated) {
-                nodes.delete(&name, &DeleteParams::default()).await?;
-                tracing::info!(node = %name, "removed: simulated by an earlier start");
-            } else if !koord_sim::is_simulated(&node) {
-                let condition = json!({"status": {"conditions": [{
-                    "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
-                    "message": "koord up was started again and has not heard of this node",
-                    "lastTransitionTime": now,
-                }]}});
-                koord_kube::patch::strategic_status(&nodes, &name, &condition).await?;
-            }
-        }
-        Ok(())
     }
 
     async fn start_components(

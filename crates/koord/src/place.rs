@@ -245,9 +245,13 @@ fn claim(path: &Path, dir: &Path) -> Result<Result<Claim, Holder>> {
         dir: std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
     };
     let text = serde_json::to_string(&holder)?;
-    file.set_len(0)
+    // Only informative: a full disk does not keep the cluster from starting.
+    if let Err(error) = file
+        .set_len(0)
         .and_then(|()| file.write_all(text.as_bytes()))
-        .map_err(|error| failed(path, error))?;
+    {
+        tracing::debug!(path = %path.display(), %error, "the holder of the lock is not named");
+    }
     Ok(Ok(Claim { _file: file }))
 }
 

@@ -11,6 +11,7 @@ mod crash;
 mod deaths;
 mod demo;
 mod descheduler;
+mod full_disk;
 mod gates;
 mod harness;
 mod koordinator;

@@ -1,0 +1,122 @@
+//! What a start writes before the components run. Until the data directory takes writes, what it holds is served.
+
+use super::{Options, first_objects};
+use anyhow::Result;
+use k8s_openapi::api::core::v1::Node;
+use koord_apiserver::ApiServer;
+use koord_app::Clock;
+use koord_kube::api::{DeleteParams, ListParams};
+use koord_kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Between two tries to write to a data directory that takes no writes.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The API server, and what it is started with.
+pub(super) struct Startup<'a> {
+    pub(super) server: &'a Arc<ApiServer>,
+    pub(super) client: &'a Client,
+    pub(super) clock: &'a Clock,
+    pub(super) options: &'a Options,
+}
+
+impl Startup<'_> {
+    /// Writes the first objects, then serves `listener` until `stop`. If the disk is full, it is served at once, and the
+    /// objects are written when there is room.
+    ///
+    /// # Errors
+    /// The objects are refused for another reason.
+    pub(super) async fn run(
+        &self,
+        listener: TcpListener,
+        stop: &CancellationToken,
+    ) -> Result<(
+        koord_manager::Options,
+        JoinHandle<Result<(), koord_apiserver::Error>>,
+    )> {
+        let serve = |listener| {
+            let (server, stop) = (self.server.clone(), stop.clone());
+            tokio::spawn(async move { server.serve(listener, stop).await })
+        };
+        let error = match self.write().await {
+            Ok(manager) => return Ok((manager, serve(listener))),
+            Err(error) => error,
+        };
+        let Some(failure) = self.server.store().last_error() else {
+            return Err(error);
+        };
+        let address = listener.local_addr()?;
+        tracing::error!(
+            %address, error = failure,
+            "the data directory takes no writes: serving what it holds, starting no component until it does"
+        );
+        let serving = serve(listener);
+        loop {
+            tokio::time::sleep(RETRY).await;
+            match self.write().await {
+                Ok(manager) => {
+                    tracing::info!("the data directory takes writes again");
+                    return Ok((manager, serving));
+                }
+                Err(error) => {
+                    tracing::debug!(error = %format!("{error:#}"), "first objects not written")
+                }
+            }
+        }
+    }
+
+    async fn write(&self) -> Result<koord_manager::Options> {
+        let Self {
+            server,
+            client,
+            options,
+            ..
+        } = self;
+        server.install_crds(koord_api::crd_values()).await?;
+        let managed = options.components.enabled("manager");
+        // Another manager's are its own.
+        if managed {
+            crate::webhooks::disconnect(client).await?;
+        }
+        first_objects(client, &options.slo_config).await?;
+        let mut manager = koord_manager::Options::default();
+        // Its webhook adds gpu.shared to pods that name koordinator.sh/gpu-core and the like; without the
+        // gate no node offers any.
+        let shared = options.device_files.is_some();
+        manager.gates.set("EnableSyncGPUSharedResource", shared);
+        if managed {
+            manager.webhooks = crate::webhooks::connect(server, client, &manager.gates).await?;
+        }
+        self.retire_nodes().await?;
+        Ok(manager)
+    }
+
+    /// Nodes of an earlier start look ready until somebody misses their leases, and would be given
+    /// pods that never run: simulated ones that are not started again go, and all others are not
+    /// ready until they say so.
+    async fn retire_nodes(&self) -> Result<()> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let known = nodes.list(&ListParams::default()).await?;
+        let now = self.clock.now();
+        for node in known {
+            let name = node.name_any();
+            if koord_sim::is_surplus(&node, self.options.simulated_nodes) {
+                nodes.delete(&name, &DeleteParams::default()).await?;
+                tracing::info!(node = %name, "removed: simulated by an earlier start");
+            } else if !koord_sim::is_simulated(&node) {
+                let condition = json!({"status": {"conditions": [{
+                    "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
+                    "message": "koord up was started again and has not heard of this node",
+                    "lastTransitionTime": now,
+                }]}});
+                koord_kube::patch::strategic_status(&nodes, &name, &condition).await?;
+            }
+        }
+        Ok(())
+    }
+}
