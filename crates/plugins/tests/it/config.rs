@@ -235,6 +235,119 @@ fn upstreams_charts_load() {
     }
 }
 
+/// What upstream takes, by rows of docs/compat.md.
+#[test]
+fn settings_that_cannot_be_meant_are_refused_by_name() {
+    let good = file("x", json!({}), Vec::new());
+    let two = format!("{good}\n---\n{good}\n");
+    let error = Configuration::parse(&two)
+        .err()
+        .map(|error| error.to_string());
+    assert!(error.is_some(), "two documents");
+    let weight = json!({"score": {"enabled": [{"name": "ImageLocality", "weight": 1_000_001}]}});
+    for (config, part) in [
+        (
+            file("x", json!({}), vec![args("NoSuchPlugin", json!({}))]),
+            "NoSuchPlugin",
+        ),
+        (file("x", weight, Vec::new()), "1000001"),
+        (
+            file(
+                "x",
+                json!({}),
+                vec![args("ElasticQuota", json!({"revokePodInterval": "-1s"}))],
+            ),
+            "revokePodInterval",
+        ),
+        (
+            file(
+                "x",
+                json!({}),
+                vec![args("Reservation", json!({"gcIntervalSeconds": -1}))],
+            ),
+            "gcIntervalSeconds",
+        ),
+    ] {
+        let error = build(&config, false).err().unwrap_or_default();
+        assert!(error.contains(part), "{part}: {error:?}");
+    }
+}
+
+/// Upstream decodes the arguments of all plugins when it starts, of those that run nowhere, too.
+#[test]
+fn arguments_of_a_plugin_that_runs_nowhere_are_checked() {
+    let off = json!({"multiPoint": {"disabled": [{"name": "*"}], "enabled": [{"name": "DefaultBinder"}]}});
+    for (plugin, fields, part) in [
+        (
+            "LoadAwareScheduling",
+            json!({"noSuchField": 1}),
+            "noSuchField",
+        ),
+        (
+            "LoadAwareScheduling",
+            json!({"nodeMetricExpirationSeconds": -1}),
+            "-1",
+        ),
+        (
+            "NodeResourcesFit",
+            json!({"scoringStrategy": {"type": "Best"}}),
+            "Best",
+        ),
+        ("ElasticQuota", json!({"delayEvictTime": "soon"}), "soon"),
+        (
+            "Coscheduling",
+            json!({"controllerWorkers": 0}),
+            "controllerWorkers",
+        ),
+        (
+            "Reservation",
+            json!({"gcDurationSeconds": "x"}),
+            "gcDurationSeconds",
+        ),
+        (
+            "NodeNUMAResource",
+            json!({"defaultCPUBindPolicy": "x"}),
+            "defaultCPUBindPolicy",
+        ),
+    ] {
+        let given = args(plugin, fields.clone());
+        let error = build(&file("x", off.clone(), vec![given]), false)
+            .err()
+            .unwrap_or_default();
+        assert!(
+            error.contains(plugin) && error.contains(part),
+            "{plugin} {fields}: {error:?}"
+        );
+    }
+    let good = args(
+        "LoadAwareScheduling",
+        json!({"nodeMetricExpirationSeconds": 60}),
+    );
+    let profiles = build(&file("x", off.clone(), vec![good]), false).unwrap();
+    assert_eq!(
+        profiles.instances.len(),
+        2,
+        "DefaultBinder and DefaultPreBind"
+    );
+    // Another profile runs the plugin, with arguments that are valid.
+    let mut two = file("x", json!({}), Vec::new());
+    let mut other = file(
+        "y",
+        off,
+        vec![args("LoadAwareScheduling", json!({"noSuchField": 1}))],
+    );
+    other["profiles"][0]["schedulerName"] = json!("other");
+    two["profiles"]
+        .as_array_mut()
+        .unwrap()
+        .push(other["profiles"][0].take());
+    let error = build(&two, false).err().unwrap_or_default();
+    assert!(
+        error.contains("noSuchField") && error.contains("other"),
+        "{error:?}"
+    );
+}
+
 #[test]
 fn old_versions_are_refused_by_name() {
     for version in ["v1beta2", "v1beta3", "v2"] {

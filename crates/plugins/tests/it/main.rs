@@ -17,6 +17,7 @@ mod failover;
 mod field_reports;
 mod gang;
 mod inspection;
+mod invalid;
 mod kubelets;
 mod metrics;
 mod nonsense;
