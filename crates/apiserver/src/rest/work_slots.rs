@@ -161,6 +161,7 @@ mod tests {
     fn user(name: &str) -> User {
         User {
             name: name.to_owned(),
+            groups: Vec::new(),
             ..User::default()
         }
     }
