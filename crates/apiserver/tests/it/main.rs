@@ -6,6 +6,7 @@
 )]
 
 mod access;
+mod bystander;
 mod collecting;
 mod counted;
 mod definitions;
