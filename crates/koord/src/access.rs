@@ -77,7 +77,9 @@ impl Access {
         let guarded = guard.protect(routes.clone());
         let guarded = guarded.layer(Extension(Peer::of(None)));
         let state = Arc::new((self.token.clone(), routes));
-        let routes = guarded.layer(from_fn_with_state(state, by_token));
+        // Around the router, not in its routes: their parameters would be matched twice.
+        let outer = Router::new().fallback_service(guarded);
+        let routes = outer.layer(from_fn_with_state(state, by_token));
         Ok(koord_app::local::refuse_foreign(routes))
     }
 
@@ -170,6 +172,10 @@ mod tests {
                 "/debug",
                 get(|| async { "secret" }).delete(|| async { "deleted" }),
             )
+            .route(
+                "/debug/{name}",
+                get(|axum::extract::Path(name): axum::extract::Path<String>| async move { name }),
+            )
             .route("/healthz", get(|| async { "ok" }));
         let routes = access.protect(routes).unwrap();
         let good = format!("Bearer {token}");
@@ -194,6 +200,8 @@ mod tests {
             ),
             ("GET", "/debug", &good, "127.0.0.1:1", StatusCode::OK),
             ("DELETE", "/debug", &good, "localhost", StatusCode::OK),
+            ("GET", "/debug/node", &good, "localhost", StatusCode::OK),
+            ("GET", "/debug/node", "", "localhost", StatusCode::FORBIDDEN),
             ("GET", "/none", &good, "localhost", StatusCode::NOT_FOUND),
             (
                 "GET",
