@@ -358,7 +358,8 @@ fn custom_objects_that_stay_invalid_are_linear() {
     );
     assert_linear(200, |n| {
         let kind = Arc::clone(&kind);
-        let mut old = thing(json!({"list": list(n, |i| json!({"name": format!("a{i}"), "n": -1}))}));
+        let mut old =
+            thing(json!({"list": list(n, |i| json!({"name": format!("a{i}"), "n": -1}))}));
         old["metadata"]["resourceVersion"] = json!("1");
         let mut new = old.clone();
         new["spec"]["list"].as_array_mut().unwrap().reverse();

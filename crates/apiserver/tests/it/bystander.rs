@@ -77,7 +77,7 @@ fn attack(name: &'static str, line: &str, content_type: &'static str, body: Stri
         path: path.to_owned(),
         content_type,
         body,
-        codes: &[200, 201, 400, 404, 409, 413, 422, 500],
+        codes: &[200, 201, 400, 404, 409, 413, 415, 422, 500],
     }
 }
 

@@ -91,6 +91,8 @@ fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
     let ballast = disk.path().join("ballast");
     let mut file = std::fs::File::create(&ballast).expect("a file");
     while file.write_all(&[0; 4096]).is_ok() {}
+    // A file that is open keeps its space when it is removed.
+    drop(file);
     let mut command = Command::new(env!("CARGO_BIN_EXE_koord"));
     let command = command.args(["up", "--port", &port, COMPONENTS, "--data-dir"]);
     let command = command.arg(&dir).env("RUST_LOG", "error");

@@ -168,7 +168,9 @@ fn a_newcomers_session() {
         let cpu: u64 = cpu.strip_suffix('m')?.parse().ok()?;
         (cpu > 0 && memory.ends_with("Mi")).then_some(())
     });
-    commands_in_containers(&kubectl, dir.path());
+    // Containers do not see the data directory.
+    let files = tempfile::tempdir().expect("a temporary directory");
+    commands_in_containers(&kubectl, files.path());
     assert!(
         kubectl
             .ok(&["apply", "-f", "-"], Some(BE_POD))

@@ -76,8 +76,14 @@ fn koordlet(kubectl: &Kubectl<'_>, path: &str) -> Option<String> {
         "-o",
     ];
     let at = kubectl.ok(&[&at[..], &["jsonpath={.data.koordlet}"]].concat(), None);
-    let mut stream = TcpStream::connect(at.strip_prefix("http://")?).ok()?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: k\r\n\r\n").ok()?;
+    let token = std::fs::read_to_string(kubectl.0.kubeconfig.with_file_name("token")).ok()?;
+    let host = at.strip_prefix("http://")?;
+    let mut stream = TcpStream::connect(host).ok()?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.0\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n"
+    )
+    .ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
     Some(answer)

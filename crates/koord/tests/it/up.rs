@@ -2,11 +2,13 @@
 
 use crate::harness::{Up, eventually, exclusive};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Event, Node, Pod, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_host::testing::skip;
 use koord_kube::api::{DeleteParams, ListParams, LogParams, PostParams};
-use koord_kube::{Api, ResourceExt as _};
+use koord_kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -375,6 +377,30 @@ impl Drop for Killed {
 
 /// The exporter on a node that runs pods: it reads the machine and the kubelet's configuration, and lists
 /// what the node runs.
+/// The token of a new service account that may read the configuration of nodes.
+async fn token_for_configz(client: &Client) -> String {
+    let name = "exporter";
+    let metadata = json!({"name": name});
+    let account = serde_json::from_value(json!({"metadata": metadata})).expect("an account");
+    let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
+    let params = PostParams::default();
+    accounts.create(&params, &account).await.expect("created");
+    let role = json!({"metadata": metadata,
+        "rules": [{"apiGroups": [""], "resources": ["nodes/configz"], "verbs": ["get"]}]});
+    let role = serde_json::from_value(role).expect("a role");
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    roles.create(&params, &role).await.expect("created");
+    let binding = json!({"metadata": metadata,
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "default"}]});
+    let binding = serde_json::from_value(binding).expect("a binding");
+    let bindings: Api<ClusterRoleBinding> = Api::all(client.clone());
+    bindings.create(&params, &binding).await.expect("created");
+    let request = TokenRequest::default();
+    let issued = accounts.create_token_request(name, &params, &request).await;
+    issued.expect("a token").status.expect("a status").token
+}
+
 #[test]
 fn the_exporter_follows_the_pods_of_a_real_node() {
     let _machine = exclusive();
@@ -390,6 +416,9 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
     let port = port.kubelet_endpoint.expect("the kubelet's").port;
     let socket = dir.path().join("node/pod-resources/kubelet.sock");
     let given = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
+    // As a kubelet, the node serves its configuration to those who may read it.
+    let token = dir.path().join("exporter-token");
+    std::fs::write(&token, runtime.block_on(token_for_configz(&client))).expect("a file");
     let exporter = Command::new(env!("CARGO_BIN_EXE_koord"))
         .arg("topology-exporter")
         .arg(format!("--node-name={}", node.name_any()))
@@ -398,6 +427,7 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
         .arg(format!(
             "--kubelet-config-uri=http://127.0.0.1:{port}/configz"
         ))
+        .arg(given("api-auth-token-file", &token))
         // This kubelet's managers are off: it has no file of theirs whose change would ask for a look.
         .args(["--kubelet-state-dir=", "--sleep-interval=1s", "--port=0"])
         .spawn()

@@ -1,6 +1,7 @@
 use crate::support::{NODE, World};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
+use koord_app::Clock;
 use koord_kube::{Api, patch};
 use koord_node::Options;
 use serde_json::json;
@@ -108,7 +109,8 @@ async fn a_taken_address_and_a_used_directory_are_named() {
 
 #[tokio::test(start_paused = true)]
 async fn status_is_written_again_while_the_node_is_not_ready() {
-    let world = World::new().await;
+    let epoch = "2026-01-01T00:00:00Z".parse().unwrap();
+    let world = World::with_clock(Clock::following_tokio(epoch)).await;
     // Without groups: what they need is not done in paused time.
     let options = Options {
         unconfined: true,

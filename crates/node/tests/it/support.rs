@@ -21,6 +21,7 @@ pub(crate) const NODE: &str = "here";
 
 pub(crate) struct World {
     pub(crate) client: Client,
+    clock: Clock,
     pub(crate) dir: tempfile::TempDir,
     pub(crate) root: Root,
     pub(crate) parent: CgroupPath,
@@ -59,9 +60,14 @@ impl RunningNode {
 
 impl World {
     pub(crate) async fn new() -> Self {
+        Self::with_clock(Clock::system()).await
+    }
+
+    /// As [`World::new`], with `clock` for the API server and the node.
+    pub(crate) async fn with_clock(clock: Clock) -> Self {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let server = ApiServer::open(Config::memory(Clock::system()))
+        let server = ApiServer::open(Config::memory(clock.clone()))
             .await
             .unwrap();
         let client = koord_kube::client::in_process(server.service());
@@ -70,6 +76,7 @@ impl World {
         let parent = CgroupPath::new(&format!("koord-node-test-{}-{number}", std::process::id()));
         Self {
             client,
+            clock,
             dir,
             root: Root::system().unwrap(),
             parent: parent.unwrap(),
@@ -108,7 +115,7 @@ impl World {
 
     /// Starts a node and waits until it is registered.
     pub(crate) async fn start_with(&self, options: Options) -> RunningNode {
-        let ctx = Context::new();
+        let ctx = Context::with_clock(self.clock.clone());
         let run = koord_node::run(options, self.client.clone(), ctx.clone());
         let task = tokio::spawn(async move { run.await.unwrap() });
         let nodes: Api<Node> = Api::all(self.client.clone());

@@ -48,8 +48,9 @@ pub(crate) async fn ask(
 ) -> (String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let length = body.len();
-    let request =
-        format!("{method} {path} HTTP/1.0\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}");
+    let request = format!(
+        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();

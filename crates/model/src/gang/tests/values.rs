@@ -149,14 +149,14 @@ fn a_pod_describes_its_gang_and_bad_values_fall_back() {
             json!({}),
             json!({"min-available": "0", "total-number": "0", "waiting-time": "0"}),
             Some((0, 0, "Strict", once, 600, A)),
-            0,
+            1,
         ),
         (
             "negative waiting, groups of no strings",
             json!({}),
             json!({"min-available": "0", "waiting-time": "-20s", "groups": "[a,b]"}),
             Some((0, 0, "Strict", once, 600, A)),
-            2,
+            3,
         ),
         (
             "a group without the gang",
@@ -203,7 +203,7 @@ fn a_pod_group_describes_its_gang() {
             (4, 4, 600),
             2,
         ),
-        ("empty", json!({}), json!({}), (0, 0, 600), 0),
+        ("empty", json!({}), json!({}), (0, 0, 600), 1),
     ] {
         let rest = json!({
             "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup", "spec": spec,

@@ -41,8 +41,8 @@ proptest! {
         // Which of ten pods comes, goes or changes, and what it asks for.
         steps in prop::collection::vec((0_u8..10, 0_u8..3, 0_usize..6, 0_usize..6), 1..60),
     ) {
-        let cpus = ["0", "100m", "7", "1E", "9223372036854775807", "-1E"];
-        let memories = ["0", "1", "100Gi", "7Ei", "8Ei", "-8Ei"];
+        let cpus = ["0", "100m", "7", "1E", "9223372036854775807", "3"];
+        let memories = ["0", "1", "100Gi", "7Ei", "8Ei", "5Gi"];
         let table = ResourceTable::new();
         let mut store = NodeStore::default();
         let mut there = std::collections::BTreeMap::new();
