@@ -39,7 +39,7 @@ const MAX_ERRORS: usize = 100;
 const MAX_FILLED: usize = 4 * 1024 * 1024;
 
 /// Fills in the requests and limits that the containers of a new pod lack, from one LimitRange, up
-/// to [`MAX_FILLED`] bytes.
+/// to `MAX_FILLED` bytes.
 pub fn fill(range: &Value, pod: &mut Value) {
     let mut said: Vec<String> = Vec::new();
     let mut filled = 0;

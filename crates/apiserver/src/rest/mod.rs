@@ -131,7 +131,7 @@ impl std::fmt::Debug for Api {
 }
 
 impl Api {
-    /// An API over `options`. Call [`Api::bootstrap`] before serving.
+    /// An API over `options`. Call `ensure_built_ins` before serving.
     #[must_use]
     pub fn new(options: ApiOptions) -> Self {
         let ApiOptions {
