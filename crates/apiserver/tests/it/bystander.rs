@@ -25,6 +25,10 @@ struct Stalls {
 }
 
 impl Stalls {
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "it measures how late a sleeping thread runs again"
+    )]
     fn watch() -> Self {
         let (longest, stop) = (
             Arc::new(AtomicU64::new(0)),
