@@ -16,7 +16,7 @@ pub(crate) fn exclusive() -> MutexGuard<'static, ()> {
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A running `koord up`; killed with SIGKILL when dropped, after a clean stop if the test failed.
+/// A running `koord up`; stopped cleanly when dropped, as one that is killed leaves its cgroups behind.
 pub(crate) struct Up {
     child: Child,
     pub(crate) kubeconfig: PathBuf,
@@ -91,8 +91,7 @@ impl Up {
 
 impl Drop for Up {
     fn drop(&mut self) {
-        // A test that failed half-way still asks politely, so that the machine is left clean.
-        if std::thread::panicking() && matches!(self.child.try_wait(), Ok(None)) {
+        if matches!(self.child.try_wait(), Ok(None)) {
             self.interrupt();
         }
         self.kill();
