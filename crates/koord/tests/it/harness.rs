@@ -27,6 +27,11 @@ pub(crate) struct Up {
 impl Up {
     /// Starts on a free port and waits for the welcome text.
     pub(crate) fn start(data_dir: &Path, extra: &[&str]) -> Self {
+        Self::start_logging(data_dir, extra, Stdio::inherit())
+    }
+
+    /// Starts as [`Self::start`] does, with its log (warnings and worse) in `log`.
+    pub(crate) fn start_logging(data_dir: &Path, extra: &[&str], log: Stdio) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_koord"))
             .args(["up", "--port", "0", "--data-dir"])
             .arg(data_dir)
@@ -34,6 +39,7 @@ impl Up {
             .env("RUST_LOG", "warn")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(log)
             .spawn()
             .expect("koord starts");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();

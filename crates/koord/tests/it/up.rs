@@ -70,6 +70,29 @@ fn a_start_that_fails_leaves_the_running_cluster_alone() {
 }
 
 #[test]
+fn healthy_start_logs_no_warning() {
+    let _machine = exclusive();
+    let dir = tempfile::tempdir().expect("a directory");
+    let log = dir.path().join("log");
+    let file = std::fs::File::create(&log).expect("a file");
+    let mut up = Up::start_logging(&dir.path().join("data"), &["--nodes", "2"], file.into());
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let nodes: Api<Node> = Api::all(runtime.block_on(up.client()));
+    // By then koordlet and the simulated nodes have reported and the manager has calculated.
+    eventually("batch resources on all nodes", || {
+        let nodes = runtime.block_on(nodes.list(&ListParams::default())).ok()?;
+        let published = |node: &Node| {
+            let allocatable = node.status.as_ref()?.allocatable.as_ref()?;
+            allocatable.get("kubernetes.io/batch-cpu").map(drop)
+        };
+        (nodes.items.len() == 3 && nodes.iter().all(|node| published(node).is_some())).then_some(())
+    });
+    assert_eq!(up.interrupt(), Some(0));
+    let log = std::fs::read_to_string(&log).expect("a log");
+    assert_eq!(log, "");
+}
+
+#[test]
 fn clusters_beside_each_other_have_groups_of_their_own_and_say_so() {
     if !koord_host::is_root() {
         skip("two clusters", "control groups need root");
