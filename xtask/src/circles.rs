@@ -8,8 +8,30 @@ use std::path::Path;
 /// The parts of one module: who names whom.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// The circles in the module, or the crate when there is a `lib.rs`, whose files these are, as paths below its folder with their text.
+/// Returns the circles in the module, or the crate when there is a `lib.rs`, whose files these are, as paths below
+/// its folder with their text.
 pub(crate) fn faults(module: &str, files: &[(&Path, &str)]) -> Vec<String> {
+    let graph = graph(module, files);
+    let circles: BTreeSet<Vec<String>> = graph.keys().filter_map(|p| circle(&graph, p)).collect();
+    circles
+        .iter()
+        .map(|c| format!("{module}: the parts {} know each other", c.join(", ")))
+        .collect()
+}
+
+/// Returns the imports that close a circle, as `module: a -> b`, in the module or crate whose files these are.
+pub(crate) fn imports(module: &str, files: &[(&Path, &str)]) -> BTreeSet<String> {
+    let graph = graph(module, files);
+    let mut imports = BTreeSet::new();
+    for (part, named) in &graph {
+        let around = circle(&graph, part).unwrap_or_default();
+        let closing = named.iter().filter(|other| around.contains(other));
+        imports.extend(closing.map(|other| format!("{module}: {part} -> {other}")));
+    }
+    imports
+}
+
+fn graph(module: &str, files: &[(&Path, &str)]) -> Graph {
     let part = |path: &Path| -> Option<String> {
         let first = path.iter().next()?.to_str()?;
         Some(first.strip_suffix(".rs").unwrap_or(first).to_owned())
@@ -42,11 +64,7 @@ pub(crate) fn faults(module: &str, files: &[(&Path, &str)]) -> Vec<String> {
             }
         }
     }
-    let circles: BTreeSet<Vec<String>> = graph.keys().filter_map(|p| circle(&graph, p)).collect();
-    circles
-        .iter()
-        .map(|c| format!("{module}: the parts {} know each other", c.join(", ")))
-        .collect()
+    graph
 }
 
 /// The source without comments and tests.
@@ -168,6 +186,19 @@ mod tests {
             found(&[a, ("b.rs", "use super::c;"), far]),
             ["rest: the parts a, b, c know each other"]
         );
+    }
+
+    #[test]
+    fn imports_on_a_circle_are_listed_by_part() {
+        let files = [
+            ("lib.rs", "mod a; mod b; mod c;"),
+            ("a.rs", "use crate::b::B; use crate::c::C;"),
+            ("b.rs", "use crate::a::A;"),
+            ("c.rs", "struct C;"),
+        ];
+        let files: Vec<_> = files.iter().map(|(p, t)| (Path::new(*p), *t)).collect();
+        let imports: Vec<_> = imports("node", &files).into_iter().collect();
+        assert_eq!(imports, ["node: a -> b", "node: b -> a"]);
     }
 
     #[test]

@@ -5,12 +5,15 @@
 //! * crates depend on each other only along the edges of docs/architecture.md, and the modules of the
 //!   API server only along those of its `lib.rs`; the parts of such a module go in no circle
 //!   (see [`circles`]);
+//! * modules of a crate import each other in circles only where xtask/circles.txt still lists it;
 //! * `unsafe` stands only in crates/host;
 //! * every member inherits the workspace's lints;
+//! * no crate has more words that a newcomer stumbles over than its budget (see [`words`]);
 //! * no ignored tests, none that skips itself unseen, none that asserts nothing (see [`asserting`]),
 //!   no file that has outgrown its reader.
 
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,6 +21,7 @@ mod asserting;
 mod circles;
 mod crds;
 mod types;
+mod words;
 
 /// The allowed edges, by package name. Tests may also use `DEV`.
 const EDGES: &[(&str, &[&str])] = &[
@@ -181,27 +185,25 @@ fn main() -> Result<()> {
             let from = args.next().context("crds DIR [VERSION]")?;
             crds::run(&workspace_root()?, from.as_ref(), args.next())
         }
-        other => bail!("unknown task {other:?}; there are: tidy, types, crds"),
+        "words" => {
+            let root = workspace_root()?;
+            words::run(&root, &sources(&root)?, args.next())
+        }
+        other => bail!("unknown task {other:?}; there are: tidy, types, crds, words"),
     }
 }
 
 fn tidy() -> Result<()> {
     let root = workspace_root()?;
     let mut faults = edges(&root)?;
-    let mut sources = Vec::new();
-    for directory in ["crates", "xtask"] {
-        collect(&root.join(directory), &mut sources)?;
-    }
-    let mut texts = Vec::new();
-    for path in &sources {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        let shown = path.strip_prefix(&root).unwrap_or(path);
-        faults.extend(source_faults(shown, &text));
-        texts.push((shown.to_owned(), text));
+    let texts = sources(&root)?;
+    for (path, text) in &texts {
+        faults.extend(source_faults(path, text));
     }
     faults.extend(asserting::silent(&texts)?);
-    faults.extend(module_circles(&root, &sources)?);
+    faults.extend(module_circles(&texts));
+    faults.extend(crate_circles(&root, &texts)?);
+    faults.extend(words::faults(&root, &texts)?);
     let differences = root.join("docs/compat.md");
     let text = std::fs::read_to_string(&differences)
         .with_context(|| format!("cannot read {}", differences.display()))?;
@@ -216,21 +218,66 @@ fn tidy() -> Result<()> {
     }
 }
 
-fn module_circles(root: &Path, sources: &[PathBuf]) -> Result<Vec<String>> {
+/// Reads the sources of all crates: paths below `root`, with their text.
+fn sources(root: &Path) -> Result<Vec<(PathBuf, String)>> {
+    let mut paths = Vec::new();
+    for directory in ["crates", "xtask"] {
+        collect(&root.join(directory), &mut paths)?;
+    }
+    let read = |path: PathBuf| {
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        Ok((path.strip_prefix(root).unwrap_or(&path).to_owned(), text))
+    };
+    paths.into_iter().map(read).collect()
+}
+
+fn module_circles(texts: &[(PathBuf, String)]) -> Vec<String> {
     let mut faults = Vec::new();
     for module in NO_CIRCLES {
-        let folder = root.join("crates").join(module);
-        let mut files = Vec::new();
-        for path in sources {
-            if let Ok(below) = path.strip_prefix(&folder) {
-                files.push((below, std::fs::read_to_string(path)?));
-            }
-        }
-        let files: Vec<(&Path, &str)> = files.iter().map(|(p, t)| (*p, t.as_str())).collect();
+        let folder = Path::new("crates").join(module);
+        let files = files_below(texts, &folder);
         let name = module.rsplit('/').next().unwrap_or(module);
         faults.extend(circles::faults(name, &files));
     }
-    Ok(faults)
+    faults
+}
+
+/// Returns the files below `folder`, as paths below it, with their text.
+fn files_below<'a>(texts: &'a [(PathBuf, String)], folder: &Path) -> Vec<(&'a Path, &'a str)> {
+    texts
+        .iter()
+        .filter_map(|(path, text)| Some((path.strip_prefix(folder).ok()?, text.as_str())))
+        .collect()
+}
+
+/// Lists the imports by which modules of a crate import each other in a circle, and which exist today.
+const CIRCLES: &str = "xtask/circles.txt";
+
+/// Compares the imports that close circles among the modules of all crates with the list of those that are still
+/// allowed: a new one is a fault, and so is one that is listed and gone.
+fn crate_circles(root: &Path, texts: &[(PathBuf, String)]) -> Result<Vec<String>> {
+    let list = std::fs::read_to_string(root.join(CIRCLES)).context(CIRCLES)?;
+    let allowed: BTreeSet<String> = list
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(str::to_owned)
+        .collect();
+    let crates: BTreeSet<&str> = texts
+        .iter()
+        .filter_map(|(path, _)| path.strip_prefix("crates").ok()?.iter().next()?.to_str())
+        .collect();
+    let mut imports = BTreeSet::new();
+    for name in crates {
+        let folder = Path::new("crates").join(name).join("src");
+        imports.extend(circles::imports(name, &files_below(texts, &folder)));
+    }
+    let new = imports.difference(&allowed);
+    let gone = allowed.difference(&imports);
+    Ok(new
+        .map(|import| format!("{import} closes a circle of modules"))
+        .chain(gone.map(|import| format!("{import} closes no circle: remove it from {CIRCLES}")))
+        .collect())
 }
 
 /// Rows of the differences from upstream whose last column, the reason, is empty.

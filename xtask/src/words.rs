@@ -1,0 +1,336 @@
+//! Words of comments and messages that a newcomer stumbles over, and what stands in their place.
+//!
+//! Each crate has a budget of them in `xtask/words.toml`, which only falls: new text is free of them, old text is
+//! mended crate by crate. `cargo xtask words CRATE` lists a crate's, `cargo xtask words` lowers the budgets.
+
+use anyhow::{Context, Result, bail};
+use regex::Regex;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Where a pattern is looked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Comments, and string literals.
+    Text,
+    /// Comments from their first slash on.
+    Comment,
+    /// The line outside comments and strings' contents.
+    Code,
+}
+
+/// A pattern, where it is looked for, and what to write instead.
+const PATTERNS: &[(&str, Place, &str)] = &[
+    (r"\bwhom\b", Place::Text, "which pod, client or node"),
+    (
+        r"^//[/!] The same\b",
+        Place::Comment,
+        "name the item: [`x`]",
+    ),
+    (
+        r"\bThe same (of|for|with|as|in|by|where|when)\b",
+        Place::Text,
+        "name the item: [`x`]",
+    ),
+    (r"^//[/!] Of\b", Place::Comment, "start with the noun"),
+    (r"^//[/!] As [^\[`]", Place::Comment, "Like [`x`], …"),
+    (r"^//[/!] Who\b", Place::Comment, "owner, caller, victim"),
+    (
+        r"\bwho (asks?|reads?|writes?|takes?|has|may|decides?|runs?|holds?)\b",
+        Place::Text,
+        "which component or caller",
+    ),
+    (
+        r"See the module documentation\.",
+        Place::Comment,
+        "one own sentence",
+    ),
+    (
+        r"\bas (it|they) (was|were|is|are) read\b",
+        Place::Text,
+        "parsed",
+    ),
+    (
+        r"\b(nobody|anybody|somebody)\b",
+        Place::Text,
+        "no pod, any client, a user",
+    ),
+    (r"\b(spoken|speaks?|spoke) of\b", Place::Text, "reported"),
+    (r"\banew\b", Place::Text, "again"),
+    (r"\bshall\b", Place::Text, "must, is to"),
+    (
+        r"\bbeside( [^e]| e[^a]|[.,;:)]|$)",
+        Place::Text,
+        "in addition to, next to",
+    ),
+    (
+        r"\bin vain\b|\bto blame\b|\bat hand\b",
+        Place::Text,
+        "without effect, cause, available",
+    ),
+    (
+        r"\b(takes?|taken|took) in\b",
+        Place::Text,
+        "absorbs, includes",
+    ),
+    (r"\bimagin(e|ed|es)\b", Place::Text, "assumed"),
+    (r"\b(gives?|given|gave) away\b", Place::Text, "allocated"),
+    (r"\b(goes|go) for\b", Place::Text, "is evicted for"),
+    (r"\b(has|have|a) (a )?say\b", Place::Text, "admits, decides"),
+    (
+        r"\b(is|are|was|were|be|been) told\b",
+        Place::Text,
+        "receives, is notified",
+    ),
+    (
+        r"\b(is|are|was|were|be) said\b",
+        Place::Text,
+        "is logged, is reported",
+    ),
+    (r"\bbeliev(e|ed|es)\b", Place::Text, "accepted, trusted"),
+    (
+        r"\binto words\b|\bso that nobody\b",
+        Place::Text,
+        "formatted; so that no …",
+    ),
+    (
+        r"\b(struct|enum|trait|type) (Said|Known|Seen|Asked|Ask|Kept|Wanted|Wish|Held|Told|Given|Left|Found|Gone|There|Thing|About|Desk|Room|Place|Why|How|What|One|No|Then|Trouble|Troubles|Standing|Words|Books?|Ours)\b",
+        Place::Code,
+        "a noun that says what the value is",
+    ),
+    (
+        r#"\b(error|warn|info|debug)!\((.*, )?"(the|an?|it|there|no|this|some|what) "#,
+        Place::Code,
+        "a message that starts with the action",
+    ),
+];
+
+/// A hit: its line, counted from one, the text that matched and what to write instead.
+pub(crate) struct Hit {
+    line: usize,
+    found: String,
+    instead: &'static str,
+}
+
+/// Compiled patterns.
+pub(crate) struct Checker(Vec<(Regex, Place, &'static str)>);
+
+impl Checker {
+    pub(crate) fn new() -> Result<Self> {
+        let compile = |(pattern, place, instead): &(&str, Place, &'static str)| {
+            let regex = Regex::new(pattern).with_context(|| format!("pattern {pattern}"))?;
+            Ok((regex, *place, *instead))
+        };
+        PATTERNS
+            .iter()
+            .map(compile)
+            .collect::<Result<_>>()
+            .map(Self)
+    }
+
+    /// Returns the hits in a source file, in the order of its lines.
+    pub(crate) fn hits(&self, text: &str) -> Vec<Hit> {
+        let mut hits = Vec::new();
+        for (at, line) in text.lines().enumerate() {
+            let (code, comment) = split(line);
+            let strings: Vec<&str> = code.split('"').skip(1).step_by(2).collect();
+            for (regex, place, instead) in &self.0 {
+                let mut parts = Vec::new();
+                match place {
+                    Place::Comment => parts.push(comment),
+                    Place::Code => parts.push(code),
+                    Place::Text => {
+                        parts.push(comment);
+                        parts.extend(&strings);
+                    }
+                }
+                for found in parts.iter().flat_map(|part| regex.find_iter(part)) {
+                    hits.push(Hit {
+                        line: at + 1,
+                        found: found.as_str().to_owned(),
+                        instead,
+                    });
+                }
+            }
+        }
+        hits
+    }
+}
+
+/// Splits a line where its comment begins: at `//` outside string literals.
+fn split(line: &str) -> (&str, &str) {
+    let (mut quoted, mut escaped, mut slash) = (false, false, false);
+    for (at, c) in line.char_indices() {
+        match c {
+            '/' if slash && !quoted => return line.split_at(at - 1),
+            '"' if !escaped => quoted = !quoted,
+            _ => {}
+        }
+        slash = c == '/' && !slash;
+        escaped = c == '\\' && !escaped;
+    }
+    (line, "")
+}
+
+/// Hits by crate: `crates/NAME/…` and `xtask/…` count for `NAME` and `xtask`.
+fn by_crate(texts: &[(std::path::PathBuf, String)]) -> Result<BTreeMap<String, Vec<(&Path, Hit)>>> {
+    let checker = Checker::new()?;
+    let mut hits: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for (path, text) in texts {
+        let mut parts = path.iter().filter_map(|part| part.to_str());
+        let name = match parts.next() {
+            Some("crates") => parts.next(),
+            first => first,
+        };
+        // The table of patterns matches itself.
+        if text.starts_with("// This file is @generated") || path.ends_with("xtask/src/words.rs") {
+            continue;
+        }
+        let of_crate = hits.entry(name.unwrap_or_default().to_owned()).or_default();
+        of_crate.extend(
+            checker
+                .hits(text)
+                .into_iter()
+                .map(|hit| (path.as_path(), hit)),
+        );
+    }
+    Ok(hits)
+}
+
+const BUDGETS: &str = "xtask/words.toml";
+const HEADER: &str = "# How many of the words that xtask/src/words.rs replaces a crate still has. Numbers only fall:\n\
+                      # `cargo xtask words` lowers them, `cargo xtask words CRATE` lists the places.\n";
+
+/// Parses lines of `crate = number`.
+fn parse(text: &str) -> Result<BTreeMap<String, usize>> {
+    let lines = text.lines().map(str::trim);
+    lines
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(|line| {
+            let (name, number) = line.split_once('=').with_context(|| {
+                format!("{BUDGETS}: invalid line {line:?}: expected crate = number")
+            })?;
+            let number = number.trim();
+            let number = number
+                .parse()
+                .with_context(|| format!("{BUDGETS}: invalid number {number:?} for {name}"))?;
+            Ok((name.trim().to_owned(), number))
+        })
+        .collect()
+}
+
+/// Returns the crates whose hits differ from their budget.
+pub(crate) fn faults(root: &Path, texts: &[(std::path::PathBuf, String)]) -> Result<Vec<String>> {
+    let budgets = std::fs::read_to_string(root.join(BUDGETS)).unwrap_or_default();
+    let budgets = parse(&budgets)?;
+    let mut faults = Vec::new();
+    for (name, hits) in by_crate(texts)? {
+        let (hits, budget) = (hits.len(), budgets.get(&name).copied().unwrap_or(0));
+        if hits > budget {
+            faults.push(format!(
+                "{name}: {hits} words to replace, {budget} are allowed: `cargo xtask words {name}` lists them"
+            ));
+        } else if hits < budget {
+            faults.push(format!(
+                "{name}: {hits} words to replace, {budget} are allowed: `cargo xtask words` lowers that"
+            ));
+        }
+    }
+    Ok(faults)
+}
+
+/// Lists the hits of the crate `name`, or lowers the budgets of all.
+#[allow(clippy::print_stdout, reason = "this is a command-line tool")]
+pub(crate) fn run(
+    root: &Path,
+    texts: &[(std::path::PathBuf, String)],
+    name: Option<String>,
+) -> Result<()> {
+    let all = by_crate(texts)?;
+    if let Some(name) = name {
+        let hits = all
+            .get(&name)
+            .with_context(|| format!("there is no crate {name:?}"))?;
+        for (path, hit) in hits {
+            println!(
+                "{}:{}: {:?}: {}",
+                path.display(),
+                hit.line,
+                hit.found,
+                hit.instead
+            );
+        }
+        return Ok(());
+    }
+    let path = root.join(BUDGETS);
+    let before = std::fs::read_to_string(&path).ok();
+    let allowed = before.as_deref().map(parse).transpose()?;
+    let mut text = HEADER.to_owned();
+    for (name, hits) in &all {
+        let budget = allowed
+            .as_ref()
+            .map(|allowed| allowed.get(name).copied().unwrap_or(0));
+        if let Some(budget) = budget.filter(|budget| hits.len() > *budget) {
+            bail!(
+                "{name}: {} words to replace, {budget} are allowed",
+                hits.len()
+            );
+        }
+        if !hits.is_empty() {
+            text += &format!("{name} = {}\n", hits.len());
+        }
+    }
+    std::fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Vec<(usize, String)> {
+        let checker = Checker::new().expect("the patterns compile");
+        let hits = checker.hits(text).into_iter();
+        hits.map(|hit| (hit.line, hit.found)).collect()
+    }
+
+    #[test]
+    fn words_count_in_comments_and_strings_only() {
+        assert_eq!(found("let nobody = anew(\"x\");"), []);
+        assert_eq!(found("// for nobody"), [(1, "nobody".to_owned())]);
+        let text = "let x = 1;\nlet y = \"made anew\"; // nobody";
+        assert_eq!(
+            found(text),
+            [(2, "nobody".to_owned()), (2, "anew".to_owned())]
+        );
+        assert_eq!(found("let url = \"http://nobody\";").len(), 1);
+        assert_eq!(found("f(\"a \\\" // b\"); // shall").len(), 1);
+    }
+
+    #[test]
+    fn first_words_count_in_comments_that_begin_so() {
+        assert_eq!(found("    /// The same as [`x`].").len(), 2);
+        assert_eq!(found("/// Of a node."), [(1, "/// Of".to_owned())]);
+        assert_eq!(found("// Of a node."), []);
+        assert_eq!(found("/// As [`x`] does."), []);
+        assert_eq!(found("/// As it does.").len(), 1);
+        assert_eq!(found("// beside each other"), []);
+        assert_eq!(found("// beside a node").len(), 1);
+    }
+
+    #[test]
+    fn types_and_messages_count_in_code() {
+        assert_eq!(found("struct Said;").len(), 1);
+        assert_eq!(found("// the struct Said"), []);
+        assert_eq!(found("warn!(node, \"the node is gone\");").len(), 1);
+        assert_eq!(found("warn!(node, \"failed to read the node\");"), []);
+    }
+
+    #[test]
+    fn budgets_are_parsed_with_the_line_of_an_error() {
+        let budgets = parse("# a comment\n\nmodel = 3\n").expect("budgets");
+        assert_eq!(budgets["model"], 3);
+        let error = parse("model = few").expect_err("no number");
+        assert!(error.to_string().contains("\"few\""), "{error}");
+        assert!(parse("model").is_err());
+    }
+}
