@@ -95,7 +95,7 @@ fn healthy_start_logs_no_warning() {
 #[test]
 fn clusters_beside_each_other_have_groups_of_their_own_and_say_so() {
     if !koord_host::is_root() {
-        skip("two clusters", "control groups need root");
+        skip("root", "two clusters have control groups of their own");
         return;
     }
     let _machine = exclusive();
