@@ -10,7 +10,13 @@
 //! * every member inherits the workspace's lints;
 //! * no crate has more words that a newcomer stumbles over than its budget (see [`words`]);
 //! * no ignored tests, none that skips itself unseen, none that asserts nothing (see [`asserting`]),
-//!   no file that has outgrown its reader.
+//!   no file that has outgrown its reader;
+//! * sources use the dependencies that their manifests name, and the gate has a rule for each need of a skipped
+//!   test (see [`dependencies`]);
+//! * links of documents have targets, and commits that they name exist (see [`links`]);
+//! * figures of documents are the recorded ones (see [`figures`]).
+//!
+//! `cargo xtask figures` lists those figures with commit, machine, date and command, and repeats them with `--run`.
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -20,6 +26,10 @@ use std::process::Command;
 mod asserting;
 mod circles;
 mod crds;
+mod dependencies;
+mod figures;
+mod git;
+mod links;
 mod types;
 mod words;
 
@@ -189,7 +199,8 @@ fn main() -> Result<()> {
             let root = workspace_root()?;
             words::run(&root, &sources(&root)?, args.next())
         }
-        other => bail!("unknown task {other:?}; there are: tidy, types, crds, words"),
+        "figures" => figures::run(&workspace_root()?, args),
+        other => bail!("unknown task {other:?}; there are: tidy, types, crds, words, figures"),
     }
 }
 
@@ -204,6 +215,11 @@ fn tidy() -> Result<()> {
     faults.extend(module_circles(&texts));
     faults.extend(crate_circles(&root, &texts)?);
     faults.extend(words::faults(&root, &texts)?);
+    let rules = std::fs::read_to_string(root.join(".ci/skips")).context("cannot read .ci/skips")?;
+    faults.extend(dependencies::unknown_needs(&rules, &texts));
+    let documents = documents(&root)?;
+    faults.extend(links::faults(&root, &documents, &texts)?);
+    faults.extend(figures::faults(&root, &documents)?);
     let differences = root.join("docs/compat.md");
     let text = std::fs::read_to_string(&differences)
         .with_context(|| format!("cannot read {}", differences.display()))?;
@@ -222,14 +238,27 @@ fn tidy() -> Result<()> {
 fn sources(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut paths = Vec::new();
     for directory in ["crates", "xtask"] {
-        collect(&root.join(directory), &mut paths)?;
+        collect(&root.join(directory), "rs", &mut paths)?;
     }
+    read(root, paths)
+}
+
+/// Reads files; the paths that it returns are relative to `root`.
+fn read(root: &Path, paths: Vec<PathBuf>) -> Result<Vec<(PathBuf, String)>> {
     let read = |path: PathBuf| {
         let text = std::fs::read_to_string(&path)
             .with_context(|| format!("cannot read {}", path.display()))?;
         Ok((path.strip_prefix(root).unwrap_or(&path).to_owned(), text))
     };
     paths.into_iter().map(read).collect()
+}
+
+/// Returns the Markdown files of the repository with their texts; their paths are relative to `root`.
+fn documents(root: &Path) -> Result<Vec<(PathBuf, String)>> {
+    let mut paths = Vec::new();
+    collect(root, "md", &mut paths)?;
+    paths.sort();
+    read(root, paths)
 }
 
 fn module_circles(texts: &[(PathBuf, String)]) -> Vec<String> {
@@ -337,6 +366,7 @@ fn edges(root: &Path) -> Result<Vec<String>> {
             }
         }
         let manifest = package["manifest_path"].as_str().unwrap_or_default();
+        faults.extend(unused_dependencies(package)?);
         let text = std::fs::read_to_string(manifest).unwrap_or_default();
         if !text.contains("[lints]\nworkspace = true") {
             faults.push(format!("{name} does not inherit the workspace's lints"));
@@ -345,17 +375,53 @@ fn edges(root: &Path) -> Result<Vec<String>> {
     Ok(faults)
 }
 
-fn collect(directory: &Path, sources: &mut Vec<PathBuf>) -> Result<()> {
+/// Returns the dependencies of a package, as `cargo metadata` describes it, that its sources do not use.
+fn unused_dependencies(package: &serde_json::Value) -> Result<Vec<String>> {
+    let name = package["name"].as_str().unwrap_or_default();
+    let manifest = Path::new(package["manifest_path"].as_str().unwrap_or_default());
+    let directory = manifest.parent().context("no package directory")?;
+    let mut paths = Vec::new();
+    collect(directory, "rs", &mut paths)?;
+    let mut sources = Vec::new();
+    for path in &paths {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        sources.push((path.strip_prefix(directory).unwrap_or(path), text));
+    }
+    let sources: Vec<(&Path, &str)> = sources.iter().map(|(p, t)| (*p, t.as_str())).collect();
+    let mut faults = Vec::new();
+    for dependency in package["dependencies"].as_array().into_iter().flatten() {
+        let kind = match dependency["kind"].as_str() {
+            Some("dev") => dependencies::Kind::Dev,
+            Some("build") => dependencies::Kind::Build,
+            _ => dependencies::Kind::Normal,
+        };
+        let named = dependency["rename"]
+            .as_str()
+            .or(dependency["name"].as_str());
+        let named = named.unwrap_or_default();
+        if !dependencies::is_used(named, kind, &sources) {
+            faults.push(format!(
+                "{name} does not use its dependency {named} ({kind:?})"
+            ));
+        }
+    }
+    Ok(faults)
+}
+
+/// Adds the files below `directory` whose names end with `extension`, other than hidden and built ones.
+fn collect(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) -> Result<()> {
     let entries = std::fs::read_dir(directory)
         .with_context(|| format!("cannot list {}", directory.display()))?;
     for entry in entries.flatten() {
         let path = entry.path();
         if path.is_dir() {
-            if path.file_name().is_some_and(|name| name != "target") {
-                collect(&path, sources)?;
+            let name = entry.file_name();
+            if name != "target" && !name.as_encoded_bytes().starts_with(b".") {
+                collect(&path, extension, found)?;
             }
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            sources.push(path);
+        } else if path.extension().is_some_and(|own| own == extension) {
+            found.push(path);
         }
     }
     Ok(())

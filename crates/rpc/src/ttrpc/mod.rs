@@ -1,6 +1,6 @@
 //! ttrpc: gRPC's unary calls over a plain stream, without HTTP/2. Client and server over any stream
 //! of bytes, as containerd/ttrpc 1.2.7 speaks it; streaming calls, which NRI does not use, are
-//! refused. Why it is our own: docs/adr/0007.
+//! refused. Why it is our own: docs/adr/0007-own-ttrpc-and-mux.md.
 //!
 //! A frame ([`frame`]) is written in two writes, header and message, and each write to a channel of
 //! [`crate::mux`] is one frame there: the peer in Go depends on it.
