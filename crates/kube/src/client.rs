@@ -13,7 +13,6 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderValue, Request, Response, header};
 pub use kube::client::Body;
-use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use measured::Measure;
 use outage::OutageReporter;
@@ -25,7 +24,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 use tower::timeout::TimeoutLayer;
-use tower::{BoxError, Layer, Service};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt as _};
+use transport::{Answer, Sender, through};
 
 /// How long the head of an answer may take. An API server gives up on a request after 60 s, and it
 /// sends the head of a watch at once. A server that vanished with a connection open would otherwise
@@ -248,21 +248,23 @@ fn build(mut config: kube::Config, options: &ClientOptions) -> Result<kube::Clie
     let measure = Measure(metrics.map(|metrics| Arc::new((metrics, host))));
     let namespace = config.default_namespace.clone();
     let reporter = OutageReporter::new(server.clone());
-    let builder = ClientBuilder::try_from(config).map_err(|source| ClientError::Transport {
+    let transport = transport::connect(&config).map_err(|source| ClientError::Transport {
         server,
         source: Box::new(source),
     })?;
     // Below the limit: what waits for its turn is not under way.
-    let answered = TimeoutLayer::new(ANSWER_WITHIN);
-    let builder = builder.with_layer(&answered).with_layer(&measure);
-    let client = match limit {
-        Some(limit) => builder.with_layer(&limit).build(),
-        None => builder.build(),
+    let measured = ServiceBuilder::new()
+        .layer(measure.clone())
+        .layer(TimeoutLayer::new(ANSWER_WITHIN))
+        .service(transport);
+    let sender = match limit {
+        Some(limit) => through(in_process(limit.layer(measured))),
+        None => Sender::new(measured),
     };
     Ok(kube::Client::new(
         tower::service_fn(move |request| {
-            let (client, measure) = (client.clone(), measure.clone());
-            let send = move |request| retrying(client, measure, request);
+            let (sender, measure) = (sender.clone(), measure.clone());
+            let send = move |request| retrying(sender, measure, request);
             reporter.clone().send(request, send)
         }),
         namespace,
@@ -275,10 +277,10 @@ const RETRIES: u32 = 10;
 /// Sends `request`, and sends it again when the server says when (`Retry-After` on 429 or 5xx), as
 /// client-go does. An eviction is never repeated: its 429 is an answer, not an overload.
 async fn retrying(
-    client: kube::Client,
+    sender: Sender,
     measure: Measure,
     request: Request<Body>,
-) -> Result<Response<Body>, kube::Error> {
+) -> Result<Answer, kube::Error> {
     let (mut head, body) = request.into_parts();
     let mut left = if head.uri.path().ends_with("/eviction") {
         0
@@ -289,7 +291,8 @@ async fn retrying(
     loop {
         let spare = if left > 0 { body.try_clone() } else { None };
         measure.ask(&mut head);
-        let response = client.send(Request::from_parts(head.clone(), body)).await?;
+        let request = Request::from_parts(head.clone(), body);
+        let response = sender.clone().oneshot(request).await.map_err(failure)?;
         let Some((again, delay)) = spare.zip(retry_after(&response)) else {
             return Ok(response);
         };
@@ -298,6 +301,14 @@ async fn retrying(
         tokio::time::sleep(delay).await;
         body = again;
         left -= 1;
+    }
+}
+
+/// What kept a request from being answered, as [`kube::Client::send`] has it.
+fn failure(error: BoxError) -> kube::Error {
+    match error.downcast::<kube::Error>() {
+        Ok(error) => *error,
+        Err(error) => kube::Error::Service(error),
     }
 }
 
@@ -536,7 +547,7 @@ mod tests {
         ] {
             calls.store(0, Ordering::SeqCst);
             let request = Request::get(uri).body(Body::empty()).unwrap();
-            let response = retrying(server.clone(), Measure(None), request)
+            let response = retrying(through(server.clone()), Measure(None), request)
                 .await
                 .unwrap();
             assert_eq!(

@@ -141,7 +141,7 @@ impl<S> Layer<S> for Measure {
 }
 
 /// Measures the requests that reach the transport.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Measured<S> {
     inner: S,
     measure: Measure,

@@ -1,9 +1,10 @@
 //! Failures that last, of all requests of a client: the server is unreachable, or a right is missing.
 
 use super::forbidden::MissingRule;
+use super::transport::Answer;
 use crate::failure_log::{FailureLog, causes};
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use kube::client::Body;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -70,9 +71,9 @@ impl OutageReporter {
         self,
         request: Request<Body>,
         send: impl FnOnce(Request<Body>) -> F,
-    ) -> Result<Response<Body>, kube::Error>
+    ) -> Result<Answer, kube::Error>
     where
-        F: Future<Output = Result<Response<Body>, kube::Error>>,
+        F: Future<Output = Result<Answer, kube::Error>>,
     {
         match send(request).await {
             Ok(response) => {
@@ -132,7 +133,7 @@ impl OutageReporter {
     }
 
     /// Logs the rule whose absence is the reason of a refusal, once. Informers log theirs themselves.
-    async fn refused(&self, response: Response<Body>) -> Result<Response<Body>, kube::Error> {
+    async fn refused(&self, response: Answer) -> Result<Answer, kube::Error> {
         let (head, body) = response.into_parts();
         let read = Limited::new(body, LONGEST_REFUSAL).collect().await;
         let text = read.map_err(kube::Error::Service)?.to_bytes();
@@ -148,7 +149,8 @@ impl OutageReporter {
                 tracing::warn!(rule, error = message, "access denied: a role lacks a rule");
             }
         }
-        Ok(Response::from_parts(head, Body::from(text.to_vec())))
+        let body = Full::new(text).map_err(|never| match never {});
+        Ok(Response::from_parts(head, body.boxed_unsync()))
     }
 }
 
@@ -168,7 +170,10 @@ mod tests {
         let reporter = OutageReporter::new("https://10.0.0.1:6443/".to_owned());
         in_process(tower::service_fn(move |request| {
             let service = service.clone();
-            let send = |request| async move { service.send(request).await };
+            let send = |request| async move {
+                let answer = service.send(request).await?;
+                Ok(answer.map(BodyExt::boxed_unsync))
+            };
             reporter.clone().send(request, send)
         }))
     }

@@ -1,6 +1,32 @@
-//! What all transports of clients have in common.
+//! The way of requests to a server: headers, TLS, and the connections of a client.
 
+use bytes::Bytes;
 use http::uri::Scheme;
+use http::{Request, Response, header};
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, ResponseFuture};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::client::{Body, ConfigExt};
+use rustls::pki_types::ServerName;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tower::util::BoxCloneSyncService;
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _};
+
+/// What a server answers; its body may still be coming.
+pub(super) type Answer = Response<UnsyncBoxBody<Bytes, kube::Error>>;
+/// Sends one request once; clones share the connections.
+pub(super) type Sender = BoxCloneSyncService<Request<Body>, Answer, BoxError>;
+
+/// After so long without a frame the server is asked whether it is there, as client-go does: requests on
+/// a dead connection would each wait for their deadline, and the next ones would follow them.
+const PING_AFTER: Duration = Duration::from_secs(30);
+/// The answer to that may take so long before the connection is given up.
+const PING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Readies `config` for a transport. The system's roots are loaded only where certificates are verified
 /// by them: an image without CA certificates has none, and loading them fails there.
@@ -13,5 +39,197 @@ pub(crate) fn prepare(config: &mut kube::Config) {
         config.cluster_url.scheme() == Some(&Scheme::HTTPS) && !config.accept_invalid_certs;
     if config.root_cert.is_none() && !verifies {
         config.root_cert = Some(Vec::new());
+    }
+}
+
+/// Returns the transport to the server of `config`, which went through [`prepare`].
+///
+/// # Errors
+/// When certificates, credentials or headers cannot be used.
+pub(super) fn connect(config: &kube::Config) -> Result<Sender, kube::Error> {
+    let connections = Connections {
+        short: connections(config, true)?,
+        open: connections(config, false)?,
+    };
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(connections)
+        .map_response(|response: Response<hyper::body::Incoming>| {
+            response.map(|body| body.map_err(kube::Error::HyperError).boxed_unsync())
+        });
+    Ok(Sender::new(service))
+}
+
+type HttpClient = Client<TimeoutConnector<hyper_rustls::HttpsConnector<HttpConnector>>, Body>;
+
+/// The connections of a client. Requests that end share one by HTTP/2, where the server has it: fewer
+/// handshakes, system calls and TLS records. One that stays open has a connection for itself: a watch
+/// that is not read must not hold up what others are answered, nor many watches take all streams.
+#[derive(Clone)]
+struct Connections {
+    short: HttpClient,
+    open: HttpClient,
+}
+
+impl Service<Request<Body>> for Connections {
+    type Response = Response<hyper::body::Incoming>;
+    type Error = hyper_util::client::legacy::Error;
+    type Future = ResponseFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if stays_open(&request) {
+            self.open.request(request)
+        } else {
+            self.short.request(request)
+        }
+    }
+}
+
+/// Returns a sender by way of `client`, which has one queue for all that send.
+pub(super) fn through(client: kube::Client) -> Sender {
+    Sender::new(tower::service_fn(move |request| {
+        let client = client.clone();
+        async move {
+            let answer = client.send(request).await.map_err(BoxError::from)?;
+            Ok(answer.map(BodyExt::boxed_unsync))
+        }
+    }))
+}
+
+/// Returns whether the answer to `request` may go on until one side ends it: watches, followed logs, and
+/// connections that change their protocol, which HTTP/2 has not.
+fn stays_open<B>(request: &Request<B>) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    let is_set = |pair: &str| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        matches!(key, "watch" | "follow") && !matches!(value, "false" | "0")
+    };
+    request.headers().contains_key(header::UPGRADE)
+        || query.split('&').any(is_set)
+        || request.uri().path().split('/').any(|part| part == "watch")
+}
+
+fn connections(config: &kube::Config, http2: bool) -> Result<HttpClient, kube::Error> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    // What is small must not wait for more.
+    tcp.set_nodelay(true);
+    let mut tls = HttpsConnectorBuilder::new()
+        .with_tls_config(config.rustls_client_config()?)
+        .https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        let name = ServerName::try_from(name.clone());
+        let name = name.map_err(|error| kube::Error::Service(error.into()))?;
+        tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    let tls = tls.enable_http1();
+    let connector = if http2 {
+        tls.enable_http2().wrap_connector(tcp)
+    } else {
+        tls.wrap_connector(tcp)
+    };
+    let mut connector = TimeoutConnector::new(connector);
+    connector.set_connect_timeout(config.connect_timeout);
+    connector.set_read_timeout(config.read_timeout);
+    connector.set_write_timeout(config.write_timeout);
+    connector.set_reset_reader_on_write(config.reset_reader_on_write);
+    let client = Client::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .http2_keep_alive_interval(PING_AFTER)
+        .http2_keep_alive_timeout(PING_TIMEOUT)
+        .build(connector);
+    Ok(client)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::certs::Artifacts;
+    use crate::tls;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::watch;
+    use tokio_util::sync::CancellationToken;
+
+    /// Serves TLS, answers with the version of HTTP, and counts the connections in `accepted`.
+    async fn versions(accepted: Arc<AtomicUsize>, stop: CancellationToken) -> String {
+        let now = jiff::Timestamp::now();
+        let made = Artifacts::generate(&Artifacts::default(), "localhost", now).unwrap();
+        let (configs, config) = watch::channel(made.server_config().unwrap());
+        let version = async |request: axum::extract::Request| format!("{:?}", request.version());
+        let routes = axum::Router::new().fallback(version);
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let behind = server.local_addr().unwrap();
+        tokio::spawn(async move {
+            tls::serve(server, routes, config, stop, tls::LIMITS).await;
+            drop(configs);
+        });
+        let front = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", front.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = front.accept().await {
+                accepted.fetch_add(1, Ordering::SeqCst);
+                let mut server = TcpStream::connect(behind).await.unwrap();
+                tokio::spawn(async move {
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                });
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn requests_that_end_share_one_connection() {
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let stop = CancellationToken::new();
+        let url = versions(accepted.clone(), stop.clone()).await;
+        let mut config = kube::Config::new(url.parse().unwrap());
+        config.accept_invalid_certs = true;
+        prepare(&mut config);
+        let sender = connect(&config).unwrap();
+        let version = |uri: &str| {
+            let request = Request::get(uri).body(Body::empty()).unwrap();
+            let answer = sender.clone().oneshot(request);
+            async move { answer.await.unwrap().collect().await.unwrap().to_bytes() }
+        };
+        assert_eq!(version("/api/v1/pods").await, "HTTP/2.0");
+        let many = (0..50).map(|_| version("/api/v1/nodes"));
+        let many = futures::future::join_all(many).await;
+        assert!(many.iter().all(|it| it == "HTTP/2.0"), "{many:?}");
+        assert_eq!(accepted.load(Ordering::SeqCst), 1);
+        assert_eq!(version("/api/v1/pods?watch=true").await, "HTTP/1.1");
+        assert_eq!(accepted.load(Ordering::SeqCst), 2);
+        stop.cancel();
+    }
+
+    #[test]
+    fn requests_that_stay_open_are_recognized() {
+        let open = |uri: &str| stays_open(&Request::get(uri).body(()).unwrap());
+        for uri in [
+            "/api/v1/pods?&watch=true&timeoutSeconds=290",
+            "/api/v1/pods?watch=1",
+            "/api/v1/watch/pods",
+            "/api/v1/namespaces/n/pods/p/log?follow=true",
+        ] {
+            assert!(open(uri), "{uri}");
+        }
+        for uri in [
+            "/api/v1/pods?limit=500",
+            "/api/v1/pods?watch=false",
+            "/api/v1/namespaces/n/pods/p/log?&follow=0",
+            "/api/v1/namespaces/n/pods",
+        ] {
+            assert!(!open(uri), "{uri}");
+        }
+        let upgrade = Request::get("/exec").header("Upgrade", "websocket");
+        assert!(stays_open(&upgrade.body(()).unwrap()));
     }
 }
