@@ -118,6 +118,11 @@ impl Recorder {
         }
     }
 
+    /// Waits until what was recorded is sent, which needs `shutdown` to be cancelled.
+    pub async fn finished(&self) {
+        self.notes.closed().await;
+    }
+
     /// Records an event about `object`.
     pub fn event(
         &self,
@@ -332,10 +337,9 @@ impl Tries {
     async fn send_once(&self, verdict: &Verdict, event: &Event) -> Result<(), kube::Error> {
         let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
         let api: kube::Api<Event> = kube::Api::namespaced(self.client.clone(), namespace);
-        let params = PostParams::default();
-        let create = || api.create(&params, event);
-        let sent = match verdict {
-            Verdict::Drop => return Ok(()),
+        let create = || self.create(api.resource_url(), event);
+        match verdict {
+            Verdict::Drop => Ok(()),
             Verdict::Create => create().await,
             Verdict::Count => {
                 let patch = json!({
@@ -349,11 +353,18 @@ impl Tries {
                 {
                     // It outlived its time to live: start again.
                     Err(error) if is_not_found(&error) => create().await,
-                    other => other,
+                    other => other.map(drop),
                 }
             }
-        };
-        sent.map(drop)
+        }
+    }
+
+    /// Creates `event`. The answer repeats it, and is not decoded.
+    async fn create(&self, url: &str, event: &Event) -> Result<(), kube::Error> {
+        let body = serde_json::to_vec(event).map_err(kube::Error::SerdeError)?;
+        let request = kube::core::Request::new(url).create(&PostParams::default(), body);
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        self.client.request_text(request).await.map(drop)
     }
 }
 

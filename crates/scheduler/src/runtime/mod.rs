@@ -57,6 +57,8 @@ const NODES: &str = "nodes.v1";
 const PODS: &str = "pods.v1";
 /// How long writes that are under way may take when the leadership is given up.
 const WRITES_END: Duration = Duration::from_secs(5);
+/// How long the events of these may take then.
+const EVENTS_END: Duration = Duration::from_secs(2);
 
 /// Schedules pods until `ctx.shutdown`.
 ///
@@ -252,7 +254,7 @@ impl Daemon {
         let concurrency = options.write_concurrency;
         let writer = Writer::new(Desk {
             client,
-            recorder,
+            recorder: recorder.clone(),
             clock: ctx.clock.clone(),
             gate: Gate::new(concurrency),
             sender,
@@ -290,6 +292,8 @@ impl Daemon {
         task.run(messages, questions, kinds, shutdown).await;
         options.debug.set_ready(false);
         gate.close(WRITES_END).await;
+        // Events tell of writes: they end after them.
+        let _ = tokio::time::timeout(EVENTS_END, recorder.finished()).await;
     }
 }
 
