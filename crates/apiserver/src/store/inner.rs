@@ -115,9 +115,8 @@ impl Inner {
             .removed
             .insert(id.clone(), self.published.load(Ordering::Acquire));
         if let Some(table) = tables.by_id.remove(id) {
-            let mut state = table.state.write();
-            state.compact(Revision::MAX);
-            state.dispatch.disturb();
+            table.state.write().compact(Revision::MAX);
+            table.dispatch.read().disturb();
         }
     }
 
@@ -155,6 +154,7 @@ impl Inner {
             .all_tables()
             .iter()
             .map(|table| {
+                let watchers = table.dispatch.read().len();
                 let state = table.state.read();
                 let (history_events, history_bytes) = state.history_size();
                 TableStats {
@@ -163,7 +163,7 @@ impl Inner {
                     bytes: state.bytes,
                     history_events,
                     history_bytes,
-                    watchers: state.dispatch.len(),
+                    watchers,
                 }
             })
             .collect();

@@ -29,11 +29,14 @@ impl Default for HistoryLimits {
     }
 }
 
-/// A table. Everything in it changes under one lock, held for one change or one chunk of a read.
+/// A table. Its objects change under one lock, held for one change or one chunk of a read.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) id: TableId,
     pub(super) state: RwLock<TableState>,
+    /// The watchers, under a lock of their own: however many there are and whatever they select,
+    /// readers and other writers of the table do not wait for them. Never taken inside `state`.
+    pub(super) dispatch: RwLock<Dispatch>,
 }
 
 #[derive(Debug)]
@@ -48,8 +51,6 @@ pub(super) struct TableState {
     pub(super) compacted: Revision,
     /// The last change.
     pub(super) last: Revision,
-    /// Who watches.
-    pub(super) dispatch: Dispatch,
     history: VecDeque<Logged>,
     history_bytes: usize,
 }
@@ -72,18 +73,19 @@ impl Table {
                 bytes: 0,
                 compacted,
                 last: compacted,
-                dispatch: Dispatch::default(),
                 history: VecDeque::new(),
                 history_bytes: 0,
             }),
+            dispatch: RwLock::default(),
         }
     }
 
-    /// Makes `event`, which happened at `now` (milliseconds), visible to readers and watchers.
+    /// Makes `event`, which happened at `now` (milliseconds), visible to readers, and then to
+    /// watchers: what a watcher misses meanwhile is in the history. Only for the one writer, which
+    /// keeps the order of events.
     pub(super) fn apply(&self, event: Event, now: i64, limits: &HistoryLimits) {
-        let mut state = self.state.write();
-        state.dispatch.deliver(&event);
-        state.apply(event, now, limits);
+        self.state.write().apply(event.clone(), now, limits);
+        self.dispatch.read().deliver(&event);
     }
 }
 

@@ -112,7 +112,7 @@ pub(super) struct Dispatch {
 }
 
 impl Dispatch {
-    /// Hands `event` to every inbox whose scope it is in. The caller holds the table's write lock.
+    /// Hands `event`, which is in the history already, to every inbox whose scope it is in.
     pub(super) fn deliver(&self, event: &Event) {
         let key = &event.new.key;
         offer_all(Some(&self.all), event);
@@ -269,7 +269,7 @@ impl Watcher {
             }),
             ready: Notify::new(),
         });
-        table.state.write().dispatch.add(Arc::clone(&inbox));
+        table.dispatch.write().add(Arc::clone(&inbox));
         Self {
             table,
             published,
@@ -364,7 +364,8 @@ impl Watcher {
             self.taken = event.revision;
         }
         if complete {
-            // Writers deliver under the table's write lock, so nothing can slip in between.
+            // What the writer adds to the history from here on, it delivers afterwards. What it has
+            // added and not yet delivered arrives a second time, and is passed over by its revision.
             self.inbox.state.lock().behind = false;
         }
         Ok(!self.local.is_empty() || !complete)
@@ -387,6 +388,55 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.table.state.write().dispatch.remove(&self.inbox);
+        self.table.dispatch.write().remove(&self.inbox);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::{Index, Key, Store, StoreOptions, TableId};
+    use koord_app::Clock;
+    use serde_json::json;
+    use std::time::{Duration, Instant};
+
+    #[tokio::test]
+    async fn slow_watcher_does_not_hold_the_tables_lock() {
+        let store = Store::open(StoreOptions::memory(Clock::system()))
+            .await
+            .unwrap();
+        let (table, key) = (TableId::new("", "pods"), Key::new("n", "p"));
+        let mut watcher = store.watch(table.clone(), store.revision()).unwrap();
+        assert!(
+            watcher.try_next().unwrap().is_none(),
+            "it waits for changes"
+        );
+        // While the watcher is at its inbox, the write below waits to deliver.
+        let at_inbox = watcher.inbox.state.lock();
+        let write = std::thread::spawn({
+            let (store, table, key) = (store.clone(), table.clone(), key.clone());
+            move || {
+                let object = json!({"metadata": {"name": "p"}});
+                futures::executor::block_on(store.create(table, key, object, Index::default()))
+            }
+        });
+        let began = Instant::now();
+        let state = loop {
+            let state = watcher.table.state.try_read();
+            match state.filter(|state| state.entries.contains_key(&key)) {
+                Some(state) => break state,
+                None => assert!(
+                    began.elapsed() < Duration::from_secs(20),
+                    "the table is locked"
+                ),
+            }
+            std::thread::yield_now();
+        };
+        drop(state);
+        assert!(!write.is_finished(), "the change is still to be delivered");
+        drop(at_inbox);
+        let entry = write.join().unwrap().unwrap();
+        let event = watcher.try_next().unwrap().unwrap();
+        assert_eq!(event.revision, entry.revision);
+        assert!(watcher.try_next().unwrap().is_none(), "it arrives once");
     }
 }
