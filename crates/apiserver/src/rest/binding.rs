@@ -109,7 +109,9 @@ fn check_target(name: &str, binding: &Value) -> Result<(), ApiError> {
 }
 
 /// The pod after the binding.
-fn bound(pod: &Value, binding: &Value, key: &Key, now: jiff::Timestamp) -> Result<Value, ApiError> {
+fn bound(pod: Value, binding: &Value, key: &Key, now: jiff::Timestamp) -> Result<Value, ApiError> {
+    let mut new = pod;
+    let pod = &new;
     let name = &*key.name;
     let precondition = |what, wanted: &str, have: &str| {
         ApiError::precondition("", "pods/binding", name, what, wanted, have)
@@ -140,7 +142,6 @@ fn bound(pod: &Value, binding: &Value, key: &Key, now: jiff::Timestamp) -> Resul
             "pod {name} has non-empty .spec.schedulingGates"
         )));
     }
-    let mut new = pod.clone();
     let target = meta::text(binding, &["target", "name"]);
     meta::section(&mut new, "spec").insert("nodeName".to_owned(), target.into());
     for part in ["annotations", "labels"] {
@@ -186,13 +187,13 @@ mod tests {
         let now: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let to = json!({"metadata": {"name": "p", "annotations": {"a": "b"}},
             "target": {"kind": "Node", "name": "n1"}});
-        let new = bound(&pod, &to, &key, now).unwrap();
+        let new = bound(pod.clone(), &to, &key, now).unwrap();
         assert_eq!(new["spec"]["nodeName"], "n1");
         assert_eq!(new["metadata"]["annotations"]["a"], "b");
         let c = &new["status"]["conditions"][0];
         assert_eq!(c["status"], "True");
         assert!(c.get("reason").is_none());
-        let e = bound(&new, &to, &key, now).unwrap_err();
+        let e = bound(new, &to, &key, now).unwrap_err();
         assert_eq!((e.code, e.reason.as_ref()), (409, "Conflict"));
         assert!(
             e.message
@@ -201,6 +202,6 @@ mod tests {
             e.message
         );
         let other = json!({"metadata": {"uid": "v"}, "target": {"name": "n1"}});
-        assert_eq!(bound(&pod, &other, &key, now).unwrap_err().code, 409);
+        assert_eq!(bound(pod, &other, &key, now).unwrap_err().code, 409);
     }
 }

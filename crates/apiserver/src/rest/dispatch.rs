@@ -16,7 +16,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use http::request::Parts;
-use http::{HeaderValue, Method};
+use http::{HeaderName, HeaderValue, Method};
 use hyper::upgrade::OnUpgrade;
 use koord_kinds::Resource;
 use koord_kinds::status::ApiError;
@@ -27,21 +27,31 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Answers a request. A bug in a handler answers 500 instead of ending the connection.
-pub(super) async fn serve(api: Api, request: axum::extract::Request) -> Response {
-    let what = format!("{} {}", request.method(), request.uri().path());
-    let audit = uuid::Uuid::new_v4().to_string();
-    let mut response = match AssertUnwindSafe(answer(&api, request)).catch_unwind().await {
+pub(super) async fn serve(api: &Api, request: axum::extract::Request) -> Response {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let mut response = match AssertUnwindSafe(answer(api, request)).catch_unwind().await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => respond::error(&error),
         Err(_) => {
-            tracing::error!(request = what, "a request handler panicked");
+            let path = uri.path();
+            tracing::error!(%method, path, "a request handler panicked");
             respond::error(&ApiError::internal("the request handler failed"))
         }
     };
-    if let Ok(id) = HeaderValue::from_str(&audit) {
-        response.headers_mut().insert("audit-id", id);
-    }
+    response.headers_mut().insert(AUDIT_ID, audit_id());
     response
+}
+
+const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+
+/// Returns an id to find a request by. Nothing rests on it, so it needs no random bytes of the kernel,
+/// which are a system call.
+fn audit_id() -> HeaderValue {
+    let random = fastrand::u128(..).to_ne_bytes();
+    let id = uuid::Builder::from_random_bytes(random).into_uuid();
+    let mut text = uuid::Uuid::encode_buffer();
+    let text = id.as_hyphenated().encode_lower(&mut text);
+    HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
 
 async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, ApiError> {

@@ -170,8 +170,9 @@ impl Api {
             let now = self.clock().now();
             let marked = self
                 .modify_admitted(pods, key, false, |old| {
-                    pinned.check(pods, &key.name, meta::uid(old), meta::resource_version(old))?;
-                    let mut new = old.clone();
+                    let mut new = old;
+                    let (uid, version) = (meta::uid(&new), meta::resource_version(&new));
+                    pinned.check(pods, &key.name, uid, version)?;
                     let changed = meta::set_condition(
                         meta::section(&mut new, "status"),
                         "DisruptionTarget",

@@ -219,7 +219,12 @@ impl Api {
         let api = self.clone();
         axum::Router::new().fallback(move |request: axum::extract::Request| {
             let api = api.clone();
-            async move { dispatch::serve(api, request).await }
+            async move { api.serve(request).await }
         })
+    }
+
+    /// Answers a request.
+    pub(crate) async fn serve(&self, request: axum::extract::Request) -> axum::response::Response {
+        dispatch::serve(self, request).await
     }
 }

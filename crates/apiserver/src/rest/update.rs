@@ -234,7 +234,7 @@ impl Api {
         resource: &Arc<Resource>,
         key: &Key,
         dry_run: bool,
-        mut change: impl FnMut(&Value) -> Result<Option<Value>, ApiError>,
+        mut change: impl FnMut(Value) -> Result<Option<Value>, ApiError>,
     ) -> Result<Outcome, ApiError> {
         let storage = self.storage_of(resource);
         loop {
@@ -244,7 +244,7 @@ impl Api {
                 created: false,
                 warnings: Vec::new(),
             };
-            let Some(new) = change(&entry.value())? else {
+            let Some(new) = change(entry.value())? else {
                 return Ok(unchanged(Object::Stored(entry)));
             };
             if dry_run {

@@ -27,7 +27,6 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tower::ServiceExt as _;
 
 /// How requests get here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +41,6 @@ pub(super) enum Access {
 /// The front of the server.
 #[derive(Clone)]
 pub(super) struct Front {
-    pub(super) router: Router,
-    /// Asked what callers may do.
     pub(super) api: Api,
     pub(super) health: Arc<Health>,
     pub(super) metrics: HttpMetrics,
@@ -137,10 +134,7 @@ impl Front {
         request.extensions_mut().insert(user);
         let in_flight = self.metrics.begin(&labels);
         let began = Instant::now();
-        let response = match self.router.clone().oneshot(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
-        };
+        let response = self.api.serve(request).await;
         self.metrics
             .end(&labels, response.status(), began.elapsed());
         if response.body().size_hint().exact().is_some() {

@@ -162,9 +162,8 @@ impl HttpMetrics {
         };
         let resource = rest.first().copied().unwrap_or_default();
         let name = rest.get(1).copied();
-        let watch = Api::is_watch(method, uri);
         let verb = match (method.as_str(), name.is_some()) {
-            ("GET" | "HEAD", _) if watch => "WATCH",
+            ("GET" | "HEAD", _) if Api::is_watch(method, uri) => "WATCH",
             ("GET" | "HEAD", false) if !resource.is_empty() => "LIST",
             ("GET" | "HEAD", _) => "GET",
             ("POST", _) => "POST",

@@ -88,7 +88,6 @@ impl Server {
     ) -> Result<Self, ServeError> {
         api.register_webhook_metrics(&options.metrics)?;
         let front = Front {
-            router: api.router(),
             api: api.clone(),
             health: Arc::new(Health::new(store.clone())),
             metrics: HttpMetrics::new(options.metrics.clone(), store, kinds)?,

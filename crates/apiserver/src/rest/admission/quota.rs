@@ -152,15 +152,15 @@ pub(super) async fn charge(
         let done = api
             .modify_admitted(&quotas, &key, false, |stored| {
                 taken.clear();
-                let Some(used) = decide(stored)? else {
+                let Some(used) = decide(&stored)? else {
                     return Ok(None);
                 };
-                let before = Quota::enforced(stored).used;
+                let before = Quota::enforced(&stored).used;
                 for (name, amount) in &used {
                     let had = before.get(name).copied().unwrap_or_default();
                     taken.insert(name.clone(), *amount - had);
                 }
-                Ok(Some(with_used(stored, &used)))
+                Ok(Some(with_used(&stored, &used)))
             })
             .await;
         match done {
@@ -213,13 +213,13 @@ async fn refund(api: &Api, quotas: &Arc<Resource>, paid: &[(Key, ResourceList)])
     for (key, taken) in paid {
         let done = api
             .modify_admitted(quotas, key, false, |stored| {
-                let mut used = Quota::enforced(stored).used;
+                let mut used = Quota::enforced(&stored).used;
                 for (name, amount) in taken {
                     if let Some(have) = used.get_mut(name) {
                         *have -= *amount;
                     }
                 }
-                Ok(Some(with_used(stored, &used)))
+                Ok(Some(with_used(&stored, &used)))
             })
             .await;
         if let Err(error) = done {
