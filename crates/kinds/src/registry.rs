@@ -100,6 +100,18 @@ impl Registry {
         self.state.load().stored().cloned().collect()
     }
 
+    /// The resources whose objects are those of `resource`, in discovery order: its versions.
+    #[must_use]
+    pub fn sharing(&self, resource: &Resource) -> Vec<Arc<Resource>> {
+        let state = self.state.load();
+        let alike = state.by_plural.get(&*resource.plural);
+        let alike = alike.into_iter().flatten();
+        alike
+            .filter(|r| r.table == resource.table)
+            .cloned()
+            .collect()
+    }
+
     /// All resources in discovery order.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Resource>> {

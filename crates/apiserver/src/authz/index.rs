@@ -3,6 +3,7 @@
 use super::{Attributes, Rule, SERVICE_ACCOUNT, User};
 use rustc_hash::FxHashMap;
 use serde_json::Value;
+use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::ControlFlow;
@@ -322,17 +323,18 @@ impl Index {
         mut look: impl FnMut(&'a Binding, Option<&'a [Rule]>) -> ControlFlow<B>,
     ) -> Option<B> {
         let scopes = std::iter::once("").chain((!namespace.is_empty()).then_some(namespace));
+        let own = self.users.get(user.name.as_str());
+        let of_groups = user
+            .groups
+            .iter()
+            .filter_map(|group| self.groups.get(group.as_str()));
+        let bound: SmallVec<[&Bound; 8]> = own.into_iter().chain(of_groups).collect();
         for scope in scopes {
             let Some(bindings) = self.bindings.get(scope) else {
                 continue;
             };
-            let own = self.users.get(user.name.as_str());
-            let of_groups = user
-                .groups
-                .iter()
-                .map(|group| self.groups.get(group.as_str()));
-            let names = std::iter::once(own).chain(of_groups).flatten();
-            for name in names.filter_map(|bound| bound.get(scope)).flatten() {
+            let names = bound.iter().filter_map(|bound| bound.get(scope));
+            for name in names.flatten() {
                 let Some(binding) = bindings.get(name) else {
                     continue;
                 };

@@ -280,14 +280,16 @@ fn resource_matches(own: &str, target: &ResourceTarget<'_>) -> bool {
     if own == "*" {
         return true;
     }
-    match own.split_once('/') {
-        None => target.subresource.is_empty() && own == target.resource,
-        Some((resource, sub)) => {
-            !sub.is_empty()
-                && sub == target.subresource
-                && (resource == "*" || resource == target.resource)
-        }
-    }
+    // Most rules are about something else, and a comparison of lengths tells: what is before the first
+    // slash is looked for only where the texts are equal.
+    let resource = match target.subresource {
+        "" => Some(own).filter(|own| *own == target.resource),
+        sub => own
+            .strip_suffix(sub)
+            .and_then(|own| own.strip_suffix('/'))
+            .filter(|resource| *resource == "*" || *resource == target.resource),
+    };
+    resource.is_some_and(|resource| !resource.contains('/'))
 }
 
 fn path_matches(own: &str, path: &str) -> bool {

@@ -228,9 +228,8 @@ impl<'a> Asking<'a> {
                     .get(&namespaces, &Key::cluster(attributes.namespace))
             })
             .flatten();
-        let equivalents = api.registry().all().into_iter().filter(|r| {
-            r.table == resource.table
-                && r.stored
+        let equivalents = api.registry().sharing(resource).into_iter().filter(|r| {
+            r.stored
                 && (attributes.subresource.is_empty()
                     || r.subresource(attributes.subresource).is_some())
         });
@@ -504,20 +503,21 @@ impl Api {
                 if !reinvoke {
                     break;
                 }
-                let before = object.clone();
+                // A copy is needed only for those that wish to see what changes now.
+                let before = (!asked.is_empty()).then(|| object.clone());
                 builtin::admit(self, attributes, object)?;
-                if *object != before {
+                if before.is_some_and(|before| *object != before) {
                     again.append(&mut asked);
                 }
             }
             for (i, hook) in hooks.iter().enumerate() {
+                if round > 0 && !again.contains(&i) {
+                    continue;
+                }
                 let shown = (!object.is_null()).then_some(&*object);
                 let Some(target) = asking.matches(hook, shown, old) else {
                     continue;
                 };
-                if round > 0 && !again.contains(&i) {
-                    continue;
-                }
                 let began = Instant::now();
                 let answer = asking
                     .ask(hook, &target, (shown, old), true, warnings)
