@@ -71,6 +71,8 @@ pub struct Options {
     pub terminated_pod_gc_threshold: usize,
     /// Simulated nodes besides this machine.
     pub simulated_nodes: usize,
+    /// This machine's node has [`koord_node::host_taint`] where there are simulated ones.
+    pub host_taint: bool,
     /// The NUMA nodes of simulated nodes. With them and policy single-numa-node, the scheduler keeps
     /// pods off nodes whose kubelet would refuse them (NodeResourceTopologyMatch); with another policy
     /// and scope pod, NodeNUMAResource aligns by its own books, and some may be refused.
@@ -155,6 +157,13 @@ pub fn init_logging(default: &str) {
         .with_target(false);
     // A second call (tests) keeps the first subscriber.
     let _ = logs.try_init();
+}
+
+impl Options {
+    /// Whether pods without a toleration are left to the simulated nodes.
+    fn taints_host(&self) -> bool {
+        self.host_taint && self.simulated_nodes > 0
+    }
 }
 
 impl Cluster {
@@ -303,6 +312,11 @@ impl Cluster {
             hurry: self.hurry.clone(),
             hidden: vec![options.data_dir.clone()],
             trusted_pods: options.trusted_pods,
+            taints: options
+                .taints_host()
+                .then(koord_node::host_taint)
+                .into_iter()
+                .collect(),
             runtime: options
                 .runtime
                 .as_ref()

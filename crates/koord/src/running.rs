@@ -19,6 +19,9 @@ pub(crate) struct Running {
     pub(crate) kubeconfig: PathBuf,
     pub(crate) node: String,
     pub(crate) simulated_nodes: u32,
+    /// The node takes only pods that tolerate [`koord_node::host_taint`].
+    #[serde(default)]
+    pub(crate) host_taint: bool,
     pub(crate) memory: bool,
     /// Why pods are not confined, when they are not.
     pub(crate) unconfined: Option<String>,
@@ -125,6 +128,14 @@ impl Running {
                 text,
                 "\n  NOTHING IS ENFORCED: pods run without control groups, so batch work is neither \
                  limited nor measured.\n  {why}"
+            );
+        }
+        if self.host_taint {
+            let _ = writeln!(
+                text,
+                "\n  Pods go to the simulated nodes. {} takes those that tolerate its taint {} (docs/examples/batch-pod.yaml).",
+                self.node,
+                koord_node::HOST_LABEL
             );
         }
         if let Some(rights) = &self.rights {
@@ -274,6 +285,7 @@ mod tests {
             kubeconfig: "/d/kubeconfig".into(),
             node: "vm".to_owned(),
             simulated_nodes: 3,
+            host_taint: false,
             memory: false,
             unconfined: None,
             beside: None,
@@ -301,6 +313,7 @@ mod tests {
             beside: Some("another cluster".to_owned()),
             runtime: Some("containerd at x".to_owned()),
             rights: Some("pods may little".to_owned()),
+            host_taint: true,
             notes: vec!["port 1 is used".to_owned()],
             ..running()
         };
@@ -311,6 +324,7 @@ mod tests {
             "are you root?",
             "Pods run in containerd at x.",
             "\n  Rights: pods may little.\n",
+            "vm takes those that tolerate its taint node.koordinator.sh/host",
             "NOTE: port 1 is used.",
             "NOT ALONE: another cluster.",
         ] {

@@ -21,6 +21,10 @@ pub struct Args {
     /// Simulated nodes besides this machine.
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=20_000))]
     pub nodes: u32,
+    /// Leave this machine's node open to all pods. Where there are simulated nodes, it has the taint
+    /// node.koordinator.sh/host=true:NoSchedule, so that pods which do not tolerate it never run here.
+    #[arg(long)]
+    pub no_host_taint: bool,
     /// NUMA nodes of each simulated node and CPUs of each, as 2x8. Its kubelet refuses pods that it
     /// cannot align; a node of an earlier start stays as it is.
     #[arg(long, value_name = "NODESxCPUS")]
@@ -196,6 +200,7 @@ async fn run(args: &Args) -> Result<()> {
         components: args.components.clone(),
         terminated_pod_gc_threshold: args.terminated_pod_gc_threshold,
         simulated_nodes: args.nodes as usize,
+        host_taint: !args.no_host_taint,
         topology: args.layout()?,
         device_files: args.device_files.clone(),
         descheduler: args.descheduler()?,
@@ -250,6 +255,7 @@ async fn serve(
         kubeconfig: cluster.kubeconfig.clone(),
         node: cluster.node_name.clone(),
         simulated_nodes: args.nodes,
+        host_taint: args.nodes > 0 && !args.no_host_taint,
         memory: args.memory,
         unconfined: koord_node::unconfined(&terms.confinement).map(str::to_owned),
         rights: terms.rights,

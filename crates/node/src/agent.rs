@@ -418,6 +418,9 @@ async fn report_once(
         Err(error) if is_not_found(&error) => {
             let mut node = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata});
             node["metadata"]["name"] = json!(facts.name);
+            if !shared.options.taints.is_empty() {
+                node["spec"] = json!({"taints": shared.options.taints});
+            }
             let node = serde_json::from_value(node).map_err(koord_kube::Error::SerdeError)?;
             match api.create(&Default::default(), &node).await {
                 Err(error) if is_conflict(&error) => api.get(facts.name).await?,

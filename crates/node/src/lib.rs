@@ -64,7 +64,7 @@ pub use cri::{Runtime, RuntimeError};
 pub use exec::{Ending, ExecOptions, Execs, Session, Terminal};
 pub use groups::GroupError;
 pub use logs::{LogOptions, LogStream, Logs};
-pub use machine::{CONFINEMENT_ANNOTATION, HOST_LABEL, RIGHTS_ANNOTATION, unconfined};
+pub use machine::{CONFINEMENT_ANNOTATION, HOST_LABEL, RIGHTS_ANNOTATION, host_taint, unconfined};
 pub use options::{Args, Options, host_name};
 pub use pod::pod_cgroup_path;
 

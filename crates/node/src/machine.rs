@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSystemInfo,
+    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSystemInfo, Taint,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::quantity::Quantity;
@@ -32,6 +32,18 @@ pub fn unconfined(confinement: &str) -> Option<&str> {
 /// Label of a node whose pods are processes of a machine, beside nodes that are simulated. The value
 /// is `true`.
 pub const HOST_LABEL: &str = "node.koordinator.sh/host";
+
+/// Returns the taint of a node with [`HOST_LABEL`], with the label's key and value, that leaves pods without a
+/// toleration to the simulated nodes.
+#[must_use]
+pub fn host_taint() -> Taint {
+    Taint {
+        key: HOST_LABEL.to_owned(),
+        value: Some("true".to_owned()),
+        effect: "NoSchedule".to_owned(),
+        time_added: None,
+    }
+}
 
 /// What the machine has, read once at start.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -3,6 +3,7 @@
 use crate::cri::Runtime;
 use crate::exec::Execs;
 use crate::logs::Logs;
+use k8s_openapi::api::core::v1::Taint;
 use koord_host::{CgroupPath, Root};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -25,6 +26,9 @@ pub struct Options {
     pub max_pods: u32,
     /// Labels of the Node beside the well-known ones.
     pub labels: Vec<(String, String)>,
+    /// Taints that the Node is created with, as a kubelet's `--register-with-taints`; a Node that exists keeps
+    /// its own.
+    pub taints: Vec<Taint>,
     /// CPU kept back from allocatable, in milli-CPUs.
     pub reserved_cpu_milli: i64,
     /// Memory kept back from allocatable, in bytes.
@@ -67,6 +71,7 @@ impl Default for Options {
             listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
             max_pods: 110,
             labels: Vec::new(),
+            taints: Vec::new(),
             reserved_cpu_milli: 0,
             reserved_memory: 0,
             log_max_size: 10 << 20,

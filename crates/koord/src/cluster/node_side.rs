@@ -26,12 +26,12 @@ impl NodeSide {
         }
         let nodes: Api<Node> = Api::all(client.clone());
         let simulated = nodes.get_opt(&node).await.ok()?;
+        let label = koord_node::HOST_LABEL;
         Some(match simulated {
             Some(node) if koord_sim::is_simulated(&node) => format!(
                 "pod {pod} is on {}, a simulated node: nothing runs there, so there is neither a log nor a place for a command. \
-                 With nodeSelector {}: \"true\" it runs on this machine ({})",
+                 With nodeSelector {label}: \"true\" and a toleration of the taint {label} it runs on this machine ({})",
                 node.name_any(),
-                koord_node::HOST_LABEL,
                 self.node
             ),
             Some(_) => format!("pod {pod} is on node {node}, which this koord up does not run"),

@@ -2,7 +2,7 @@
 
 use super::{Options, first_objects};
 use anyhow::Result;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Taint};
 use koord_apiserver::ApiServer;
 use koord_app::Clock;
 use koord_kube::api::{DeleteParams, ListParams};
@@ -92,14 +92,14 @@ impl Startup<'_> {
         if managed {
             manager.webhooks = crate::webhooks::connect(server, client, &manager.gates).await?;
         }
-        self.retire_nodes().await?;
+        self.prepare_nodes().await?;
         Ok(manager)
     }
 
     /// Nodes of an earlier start look ready until somebody misses their leases, and would be given
     /// pods that never run: simulated ones that are not started again go, and all others are not
-    /// ready until they say so.
-    async fn retire_nodes(&self) -> Result<()> {
+    /// ready until they say so. This machine's has the taint of this start.
+    async fn prepare_nodes(&self) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let known = nodes.list(&ListParams::default()).await?;
         let now = self.clock.now();
@@ -109,6 +109,10 @@ impl Startup<'_> {
                 nodes.delete(&name, &DeleteParams::default()).await?;
                 tracing::info!(node = %name, "removed: simulated by an earlier start");
             } else if !koord_sim::is_simulated(&node) {
+                if let Some(taints) = changed_taints(&node, self.options.taints_host()) {
+                    let change = json!({"spec": {"taints": taints}});
+                    koord_kube::patch::merge(&nodes, &name, &change).await?;
+                }
                 let condition = json!({"status": {"conditions": [{
                     "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
                     "message": "koord up was started again and has not heard of this node",
@@ -118,5 +122,60 @@ impl Startup<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// Returns the taints of a node that runs pods as processes of this machine once [`koord_node::host_taint`] is among
+/// them as `tainted` has it; `None` if they are so already, or the node is none of these.
+fn changed_taints(node: &Node, tainted: bool) -> Option<Vec<Taint>> {
+    if !node.labels().contains_key(koord_node::HOST_LABEL) {
+        return None;
+    }
+    let taint = koord_node::host_taint();
+    let spec = node.spec.as_ref();
+    let mut taints = spec
+        .and_then(|spec| spec.taints.clone())
+        .unwrap_or_default();
+    let is_host = |other: &Taint| other.key == taint.key && other.effect == taint.effect;
+    if taints.iter().any(is_host) == tainted {
+        return None;
+    }
+    if tainted {
+        taints.push(taint);
+    } else {
+        taints.retain(|other| !is_host(other));
+    }
+    Some(taints)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn host_taint_follows_the_start_and_others_stay() {
+        let node = |labels: Value, taints: &[Taint]| -> Node {
+            let node = json!({"metadata": {"labels": labels}, "spec": {"taints": taints}});
+            serde_json::from_value(node).unwrap()
+        };
+        let host = json!({koord_node::HOST_LABEL: "true"});
+        let taint = koord_node::host_taint();
+        let other = Taint {
+            key: "k".to_owned(),
+            ..taint.clone()
+        };
+        let both = [other.clone(), taint];
+        for (labels, taints, tainted, expected) in [
+            (&host, &both[..1], true, Some(both.to_vec())),
+            (&host, &both, true, None),
+            (&host, &both, false, Some(vec![other])),
+            (&host, &both[..1], false, None),
+            (&json!({}), &both, false, None),
+            (&json!({}), &[], true, None),
+        ] {
+            let changed = changed_taints(&node(labels.clone(), taints), tainted);
+            assert_eq!(changed, expected, "{taints:?} {tainted}");
+        }
     }
 }

@@ -98,6 +98,7 @@ impl Scene {
             device_files: None,
             terminated_pod_gc_threshold: 0,
             simulated_nodes: 0,
+            host_taint: false,
             topology: None,
             runtime: None,
             slo_config: cluster::quick_config(),

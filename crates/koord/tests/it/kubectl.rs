@@ -50,6 +50,7 @@ metadata:
 spec:
   schedulerName: koord-scheduler
   nodeSelector: {node.koordinator.sh/host: \"true\"}
+  tolerations: [{key: node.koordinator.sh/host, operator: Exists}]
   priorityClassName: koord-batch
   hostNetwork: true
   terminationGracePeriodSeconds: 1
@@ -90,6 +91,8 @@ fn a_newcomers_session() {
         .find(|name| !name.starts_with("sim-"))
         .expect("this machine is a node")
         .to_owned();
+
+    deployment_avoids_host(&kubectl, &this);
 
     // koordlet has measured, the manager has published. Nothing is left over of CPUs that others keep
     // busy, and only then.
@@ -171,11 +174,9 @@ fn a_newcomers_session() {
     // Containers do not see the data directory.
     let files = tempfile::tempdir().expect("a temporary directory");
     commands_in_containers(&kubectl, files.path());
-    assert!(
-        kubectl
-            .ok(&["apply", "-f", "-"], Some(BE_POD))
-            .contains("unchanged")
-    );
+    // The list of tolerations is sent again, as admission has added others.
+    let applied = kubectl.ok(&["apply", "-f", "-"], Some(BE_POD));
+    assert_eq!(applied.trim(), "pod/crunch configured");
     kubectl.ok(&["label", "pod", "crunch", "team=a"], None);
     assert!(
         kubectl
@@ -192,6 +193,19 @@ fn a_newcomers_session() {
 
     bad_input(&kubectl);
     assert_eq!(up.interrupt(), Some(0), "Ctrl-C stops cleanly");
+}
+
+/// Pods of a plain Deployment are whole, and none of them runs on this machine, where its image does not exist.
+fn deployment_avoids_host(kubectl: &Kubectl<'_>, host: &str) {
+    let create = "create deployment web --image=nginx --replicas=50";
+    kubectl.ok(&create.split(' ').collect::<Vec<_>>(), None);
+    let ready = "wait --for=jsonpath={.status.readyReplicas}=50 deployment/web --timeout=90s";
+    kubectl.ok(&ready.split(' ').collect::<Vec<_>>(), None);
+    let nodes = "get pods -l app=web -o jsonpath={.items[*].spec.nodeName}";
+    let nodes = kubectl.ok(&nodes.split(' ').collect::<Vec<_>>(), None);
+    assert_eq!(nodes.split(' ').count(), 50, "{nodes}");
+    assert!(nodes.split(' ').all(|node| node != host), "{nodes}");
+    kubectl.ok(&["delete", "deployment", "web"], None);
 }
 
 /// exec and cp; what is not served is refused at once, with the reason.

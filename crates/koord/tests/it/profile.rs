@@ -22,6 +22,7 @@ metadata:
   labels: {koordinator.sh/enable-colocation: "true"}
 spec:
   nodeSelector: {node.koordinator.sh/host: "true"}
+  tolerations: [{key: node.koordinator.sh/host, operator: Exists}]
   hostNetwork: true
   containers:
   - name: app

@@ -3,7 +3,7 @@
 use crate::harness::{Up, eventually, exclusive};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{Event, Node, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{Event, Node, Pod, ServiceAccount, Taint};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_host::testing::skip;
@@ -141,6 +141,23 @@ async fn group_of_a_pod(up: &Up) -> String {
     }
 }
 
+/// Returns the taints that leave pods to simulated nodes. A node may also be tainted as unreachable.
+fn with_host_key(node: &Node) -> Vec<Taint> {
+    let taints = node
+        .spec
+        .iter()
+        .flat_map(|spec| spec.taints.iter().flatten());
+    let host = taints.filter(|taint| taint.key == koord_node::HOST_LABEL);
+    host.cloned().collect()
+}
+
+async fn host_taints(client: &Client) -> Vec<Taint> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let name = koord_node::host_name();
+    let node = nodes.get(&name).await.expect("this machine's node");
+    with_host_key(&node)
+}
+
 #[test]
 fn simulated_nodes_say_so_and_go_with_the_next_start() {
     let _machine = exclusive();
@@ -148,8 +165,11 @@ fn simulated_nodes_say_so_and_go_with_the_next_start() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut up = Up::start(dir.path(), &["--nodes", "2"]);
     let kubeconfig = up.kubeconfig.clone();
+    let taint = "tolerate its taint node.koordinator.sh/host";
+    assert!(up.welcome.contains(taint), "{}", up.welcome);
     runtime.block_on(async {
         let client = up.client().await;
+        assert_eq!(host_taints(&client).await, [koord_node::host_taint()]);
         let pods: Api<Pod> = Api::default_namespaced(client.clone());
         let pod = json!({
             "metadata": {"name": "nowhere"},
@@ -201,7 +221,20 @@ fn simulated_nodes_say_so_and_go_with_the_next_start() {
     assert_eq!(names.len(), 1, "{names:?}");
     let labels = nodes.items[0].labels();
     assert_eq!(labels["node.koordinator.sh/host"], "true");
+    assert_eq!(with_host_key(&nodes.items[0]), []);
     assert_eq!(up.interrupt(), Some(0));
+
+    // The taint is back with simulated nodes, unless it is not wanted.
+    for (args, taints) in [
+        (&["--nodes", "1"][..], vec![koord_node::host_taint()]),
+        (&["--nodes", "1", "--no-host-taint"], vec![]),
+    ] {
+        let mut up = Up::start(dir.path(), args);
+        let found = runtime.block_on(async { host_taints(&up.client().await).await });
+        assert_eq!(found, taints, "{args:?}");
+        assert_eq!(up.welcome.contains(taint), !taints.is_empty());
+        assert_eq!(up.interrupt(), Some(0));
+    }
 }
 
 #[test]
