@@ -125,12 +125,9 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     let (reports, waiting) = mpsc::channel(WAITING_REPORTS);
     tasks.spawn(write_reports(waiting, options.concurrency, client));
 
-    let mut telemetry = Telemetry::new(options.seed, options.sample_interval);
-    let mut samples = tokio::time::interval(options.sample_interval);
-    let mut seconds = tokio::time::interval(Duration::from_secs(1));
-    for ticks in [&mut samples, &mut seconds] {
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    }
+    let mut telemetry = Telemetry::new(&options);
+    let mut ticks = tokio::time::interval(options.sample_interval.min(Duration::from_secs(1)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     tracing::info!(nodes = options.nodes, "simulated nodes run");
     loop {
         tokio::select! {
@@ -139,12 +136,12 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
             Some(change) = pods.changes.recv() => on_pod(change, &mut telemetry, &shared),
             Some(change) = metrics.changes.recv() => on_metric(&change, &mut telemetry),
             Some(change) = topologies.changes.recv() => on_topology(&change, &shared),
-            _ = samples.tick() => telemetry.sample(ctx.clock.now()),
-            _ = seconds.tick() => {
-                for report in telemetry.due(ctx.clock.now(), options.report_interval) {
-                    if reports.try_send(report).is_err() {
-                        break;
-                    }
+            _ = ticks.tick() => {
+                let now = ctx.clock.now();
+                telemetry.sample(now);
+                for report in telemetry.due(now, reports.capacity()) {
+                    // Only this task sends, so there is room.
+                    let _ = reports.try_send(report);
                 }
             }
         }
@@ -162,6 +159,7 @@ fn check(options: &Options) -> Result<(), Error> {
         ("heartbeat_interval", options.heartbeat_interval),
         ("sample_interval", options.sample_interval),
         ("report_interval", options.report_interval),
+        ("least_report_interval", options.least_report_interval),
     ] {
         if interval.is_zero() {
             return Err(Error::Option {

@@ -2,6 +2,7 @@
 //!
 //! One task owns this state. Nothing here does I/O: samples go in with the time, reports come out.
 
+use crate::Options;
 use crate::usage::{self, Generator, Usage};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -38,7 +39,11 @@ const SAFETY: f64 = 1.1;
 #[derive(Debug)]
 pub(crate) struct Telemetry {
     seed: u64,
+    /// Samples that half an hour has.
     history: usize,
+    sample_interval: Duration,
+    report_interval: Duration,
+    least_report_interval: Duration,
     nodes: FxHashMap<String, NodeState>,
     /// Which node a pod is on.
     places: FxHashMap<ObjectKey, String>,
@@ -50,7 +55,14 @@ struct NodeState {
     capacity: Usage,
     /// The NodeMetric's spec; nothing is reported without one.
     spec: Option<NodeMetricSpec>,
+    /// In Unix milliseconds.
+    next_sample: Option<i64>,
+    /// In Unix seconds, as the next.
+    last_report: Option<i64>,
     next_report: Option<i64>,
+    /// Whether pods started or ended since the last sample, and between the last report and that sample.
+    changed: bool,
+    change_sampled: bool,
     pods: FxHashMap<ObjectKey, PodState>,
     samples: VecDeque<Sample>,
 }
@@ -76,15 +88,16 @@ struct Sample {
 }
 
 impl Telemetry {
-    /// Nothing known yet. `sample_interval` bounds how many samples half an hour has.
-    pub(crate) fn new(seed: u64, sample_interval: Duration) -> Self {
-        let seconds = i64::try_from(sample_interval.as_secs())
-            .unwrap_or(HISTORY_SECONDS)
-            .max(1);
+    /// Returns the telemetry of no nodes yet, with the seed and the intervals of `options`.
+    pub(crate) fn new(options: &Options) -> Self {
+        let seconds = whole_seconds(options.sample_interval);
         let history = usize::try_from(HISTORY_SECONDS / seconds + 2).unwrap_or(2);
         Self {
-            seed,
+            seed: options.seed,
             history,
+            sample_interval: options.sample_interval,
+            report_interval: options.report_interval,
+            least_report_interval: options.least_report_interval,
             nodes: FxHashMap::default(),
             places: FxHashMap::default(),
         }
@@ -120,6 +133,7 @@ impl Telemetry {
         if let Some(state) = self.nodes.get_mut(name) {
             state.managed = false;
             state.samples.clear();
+            state.next_sample = None;
             state.next_report = None;
         }
         self.drop_if_empty(name);
@@ -165,11 +179,15 @@ impl Telemetry {
         if self.places.get(key).is_some_and(|place| *place != node) {
             self.pod_gone(key);
         }
-        let pods = &mut self.nodes.entry(node.clone()).or_default().pods;
-        match pods.get_mut(key) {
-            Some(known) if known.uid == uid => known.started = started,
+        let state = self.nodes.entry(node.clone()).or_default();
+        match state.pods.get_mut(key) {
+            Some(known) if known.uid == uid => {
+                state.changed |= known.started != started;
+                known.started = started;
+            }
             _ => {
-                let state = PodState {
+                state.changed |= started.is_some();
+                let pod = PodState {
                     uid,
                     started,
                     priority: priority::of_pod_with_default(pod),
@@ -179,7 +197,7 @@ impl Telemetry {
                     generator: Generator::of_pod(pod, self.seed),
                     samples: VecDeque::new(),
                 };
-                pods.insert(key.clone(), state);
+                state.pods.insert(key.clone(), pod);
                 self.places.insert(key.clone(), node);
             }
         }
@@ -189,58 +207,101 @@ impl Telemetry {
     pub(crate) fn pod_gone(&mut self, key: &ObjectKey) {
         if let Some(node) = self.places.remove(key) {
             if let Some(state) = self.nodes.get_mut(&node) {
-                state.pods.remove(key);
+                let removed = state.pods.remove(key);
+                state.changed |= removed.is_some_and(|pod| pod.started.is_some());
             }
             self.drop_if_empty(&node);
         }
     }
 
-    /// Takes one sample of every managed node.
+    /// Samples the managed nodes whose next sample is due, each once in an interval. The first sample of a node is
+    /// due at once, the second spreads the nodes over the interval.
     pub(crate) fn sample(&mut self, now: Timestamp) {
-        let now = now.as_second();
-        for node in self.nodes.values_mut().filter(|node| node.managed) {
-            node.sample(now, self.history);
+        let (seconds, millis) = (now.as_second(), now.as_millisecond());
+        let interval = i64::try_from(self.sample_interval.as_millis())
+            .unwrap_or(i64::MAX)
+            .max(1);
+        for (name, node) in &mut self.nodes {
+            if !node.managed || node.next_sample.is_some_and(|next| next > millis) {
+                continue;
+            }
+            let next = match node.next_sample {
+                None => millis.saturating_add(spread(self.seed, name, interval)),
+                // A late sample does not move those after it, unless they are late, too.
+                Some(due) => due.saturating_add(interval),
+            };
+            node.next_sample = Some(if next > millis {
+                next
+            } else {
+                millis.saturating_add(interval)
+            });
+            node.sample(seconds, self.history);
         }
     }
 
-    /// The nodes whose report is due, with the report. The next one of each is scheduled.
-    pub(crate) fn due(
-        &mut self,
-        now: Timestamp,
-        default_interval: Duration,
-    ) -> Vec<(String, NodeMetricStatus)> {
+    /// Returns the reports that are due, at most `limit`, and schedules the next one of each node.
+    ///
+    /// A node reports once in the interval that its NodeMetric asks for, if that is not shorter than the least
+    /// interval. When pods have started or ended, a report follows the next sample as soon as the NodeMetric allows.
+    pub(crate) fn due(&mut self, now: Timestamp, limit: usize) -> Vec<(String, NodeMetricStatus)> {
         let seconds = now.as_second();
+        let default_interval = whole_seconds(self.report_interval);
+        let least_interval = whole_seconds(self.least_report_interval);
         let mut reports = Vec::new();
         for (name, node) in &mut self.nodes {
+            if reports.len() == limit {
+                break;
+            }
             let Some(spec) = node.spec.as_ref().filter(|_| node.managed) else {
                 continue;
             };
-            if node.samples.is_empty() || node.next_report.is_some_and(|next| next > seconds) {
+            if node.samples.is_empty() {
                 continue;
             }
             let policy = spec.metric_collect_policy.as_ref();
-            let interval = policy
+            let asked = policy
                 .and_then(|policy| policy.report_interval_seconds)
                 .filter(|interval| *interval > 0)
-                .unwrap_or_else(|| {
-                    i64::try_from(default_interval.as_secs())
-                        .unwrap_or(60)
-                        .max(1)
-                });
+                .unwrap_or(default_interval);
+            let last = node.last_report.filter(|_| node.change_sampled);
+            let due = last
+                .map(|last| last.saturating_add(asked))
+                .into_iter()
+                .chain(node.next_report)
+                .min();
+            if due.is_some_and(|due| due > seconds) {
+                continue;
+            }
             // The first report comes at once, the second spreads the nodes over the interval.
+            let interval = asked.max(least_interval);
             let delay = match node.next_report {
                 Some(_) => interval,
-                None => 1 + (usage::hash(self.seed, name) % interval.unsigned_abs()).cast_signed(),
+                None => spread(self.seed, name, interval),
             };
-            node.next_report = Some(seconds + delay);
+            node.last_report = Some(seconds);
+            node.next_report = Some(seconds.saturating_add(delay));
+            node.change_sampled = false;
             reports.push((name.clone(), node.report(now)));
         }
         reports
     }
 }
 
+/// Returns the delay of a node within an interval, from 1 to `interval`.
+fn spread(seed: u64, node: &str, interval: i64) -> i64 {
+    1 + (usage::hash(seed, node) % interval.unsigned_abs().max(1)).cast_signed()
+}
+
+/// Returns an interval in seconds, at least 1.
+fn whole_seconds(interval: Duration) -> i64 {
+    i64::try_from(interval.as_secs())
+        .unwrap_or(HISTORY_SECONDS)
+        .max(1)
+}
+
 impl NodeState {
     fn sample(&mut self, now: i64, history: usize) {
+        self.change_sampled |= std::mem::take(&mut self.changed);
         let system = Usage {
             cpu: self.capacity.cpu * SYSTEM.0,
             memory: SYSTEM.1.min(self.capacity.memory * 0.05),
@@ -465,7 +526,10 @@ mod tests {
     }
 
     fn telemetry() -> Telemetry {
-        let mut telemetry = Telemetry::new(1, Duration::from_secs(15));
+        let mut telemetry = Telemetry::new(&Options {
+            seed: 1,
+            ..Options::default()
+        });
         let node = json!({
             "metadata": { "name": "sim-0" },
             "status": { "capacity": { "cpu": "8", "memory": "32Gi" } },
@@ -519,10 +583,8 @@ mod tests {
     fn run(telemetry: &mut Telemetry, from: i64, to: i64) -> Vec<(i64, NodeMetricStatus)> {
         let mut reports = Vec::new();
         for second in from..to {
-            if second % 15 == 0 {
-                telemetry.sample(at(second));
-            }
-            let due = telemetry.due(at(second), Duration::from_secs(60));
+            telemetry.sample(at(second));
+            let due = telemetry.due(at(second), usize::MAX);
             reports.extend(due.into_iter().map(|(_, status)| (second, status)));
         }
         reports
@@ -575,6 +637,71 @@ mod tests {
         // (4000 - 1100) + (1000 - 550)
         assert_eq!(reclaimable.resources["cpu"], Quantity::from_milli(3350));
         serde_json::to_value(late).unwrap();
+    }
+
+    /// The times of reports of a node, in seconds, whose NodeMetric asks for one every `asked` seconds. A pod starts
+    /// after 100 seconds.
+    fn times(asked: i64) -> Vec<i64> {
+        let mut telemetry = telemetry();
+        let state = telemetry.nodes.get_mut("sim-0").unwrap();
+        let policy = state.spec.as_mut().unwrap().metric_collect_policy.as_mut();
+        policy.unwrap().report_interval_seconds = Some(asked);
+        let mut reports = run(&mut telemetry, 0, 100);
+        add(&mut telemetry, "a", constant("1"), "LS", "1");
+        reports.extend(run(&mut telemetry, 100, 300));
+        reports.into_iter().map(|(time, _)| time).collect()
+    }
+
+    #[test]
+    fn report_interval_has_the_least_of_koordlet() {
+        let times = times(2);
+        let gaps: Vec<i64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        // The first gap spreads the nodes, and the pod's report comes before its time.
+        let short = gaps[1..].iter().filter(|gap| **gap != 30).count();
+        assert_eq!(short, 1, "{times:?}");
+        assert!(gaps.iter().all(|gap| *gap <= 30), "{times:?}");
+    }
+
+    #[test]
+    fn report_follows_the_sample_of_a_new_pod() {
+        assert!(times(2).iter().any(|time| (100..=115).contains(time)));
+        // The NodeMetric does not allow it.
+        let rare = times(60);
+        assert!(
+            rare[2..].windows(2).all(|pair| pair[1] - pair[0] == 60),
+            "{rare:?}"
+        );
+    }
+
+    #[test]
+    fn samples_and_reports_of_nodes_are_spread() {
+        let mut telemetry = telemetry();
+        let spec = telemetry.nodes["sim-0"].spec.clone();
+        for index in 1..1000 {
+            let name = crate::node_name(index);
+            let node = json!({"metadata": {"name": name}});
+            telemetry.node(&serde_json::from_value(node).unwrap(), true);
+            telemetry.metric(&name, spec.clone());
+        }
+        assert_eq!(run(&mut telemetry, 0, 1).len(), 1000);
+        let mut counts = [0; 60];
+        for (time, _) in run(&mut telemetry, 1, 121) {
+            counts[usize::try_from(time % 60).unwrap()] += 1;
+        }
+        // Each twice, about 33 in a second.
+        assert_eq!(counts.iter().sum::<i32>(), 2000);
+        assert!(
+            counts.iter().all(|count| (4..100).contains(count)),
+            "{counts:?}"
+        );
+    }
+
+    #[test]
+    fn limit_of_reports_delays_none_by_an_interval() {
+        let mut telemetry = telemetry();
+        telemetry.sample(at(0));
+        assert_eq!(telemetry.due(at(0), 0).len(), 0);
+        assert_eq!(telemetry.due(at(1), 1).len(), 1);
     }
 
     #[test]

@@ -124,6 +124,7 @@ impl Stage {
             nodes,
             template,
             sample_interval: Duration::from_millis(500),
+            least_report_interval: Duration::from_secs(1),
             ..koord_sim::Options::default()
         };
         let (client, context) = (stage.client.clone(), stage.context.clone());

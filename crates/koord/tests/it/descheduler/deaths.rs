@@ -190,6 +190,7 @@ impl Cluster {
             nodes: NODES,
             template,
             sample_interval: Duration::from_millis(500),
+            least_report_interval: Duration::from_secs(1),
             ..koord_sim::Options::default()
         };
         let (client, context) = (cluster.client.clone(), cluster.context.clone());
