@@ -17,8 +17,11 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(20);
 /// How long any of it has.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long the cluster is left alone once its nodes are ready, and again before the last figure.
-const SETTLE: Duration = Duration::from_secs(5);
+/// How long the cluster is left alone before a window of [`WINDOW`]: the first reports, and what the manager makes of
+/// them, are then over.
+const SETTLE: Duration = Duration::from_secs(30);
+/// How long CPU time is counted: one interval of the nodes' reports, and three of their leases.
+const WINDOW: Duration = Duration::from_secs(30);
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
 /// The size of `koord bench up`.
@@ -55,23 +58,27 @@ pub(super) struct Report {
     replicas: u32,
     /// From the start of the command until all nodes are Ready.
     nodes_ready_sec: f64,
-    /// CPU of the process while nothing is asked of it, milli-cores.
+    /// CPU of the process in an interval of the nodes' reports, all of which have reported before, milli-cores.
     idle_millicores: f64,
-    /// Memory of the process before, MiB.
+    /// Its part for each simulated node.
+    idle_millicores_per_node: f64,
+    /// Memory of the process after that interval, MiB.
     #[serde(rename = "rssBeforeMiB")]
     rss_before_mib: f64,
     /// Until all pods exist.
     created_sec: f64,
     /// Until all pods have a node.
     pub(super) bound_sec: f64,
-    /// Until all pods on simulated nodes run.
+    /// Until all pods run.
     running_sec: f64,
     /// CPU seconds of the process until then.
     cpu_sec: f64,
     /// Memory of the process when all pods have a node, MiB.
     #[serde(rename = "rssBoundMiB")]
     pub(super) rss_bound_mib: f64,
-    /// Memory of the process some seconds after all pods run, MiB.
+    /// CPU of the process in an interval of the reports while all pods run, milli-cores.
+    loaded_millicores: f64,
+    /// Memory of the process a minute after all pods run, MiB.
     #[serde(rename = "rssAfterMiB")]
     rss_after_mib: f64,
     /// The most it ever was, MiB.
@@ -108,8 +115,8 @@ impl Up {
         Ok(Self(child))
     }
 
-    /// Waits until it is up; who asks it, and the name of the node that is this machine.
-    async fn client(&mut self, dir: &Path) -> Result<(Client, String)> {
+    /// Waits until it is up, and returns a client of it.
+    async fn client(&mut self, dir: &Path) -> Result<Client> {
         let began = Instant::now();
         let running = loop {
             if let Some(status) = self.0.try_wait().context("koord up")? {
@@ -124,14 +131,22 @@ impl Up {
             tokio::time::sleep(LOOK).await;
         };
         let options = koord_kube::client::ClientOptions::default();
-        let client = koord_kube::client::from_kubeconfig(Some(&running.kubeconfig), &options)
+        koord_kube::client::from_kubeconfig(Some(&running.kubeconfig), &options)
             .await
-            .context("client of koord up")?;
-        Ok((client, running.node))
+            .context("client of koord up")
     }
 
     fn counters(&self) -> Result<Counters> {
         Counters::of(self.0.id())
+    }
+
+    /// Leaves the cluster alone for a minute; its CPU in the last half of it, in milli-cores, and what it has at the end.
+    async fn window(&self) -> Result<(f64, Counters)> {
+        tokio::time::sleep(SETTLE).await;
+        let begin = self.counters()?;
+        tokio::time::sleep(WINDOW).await;
+        let end = self.counters()?;
+        Ok((end.since(&begin).cpu_millicores, end))
     }
 }
 
@@ -143,12 +158,14 @@ pub(super) async fn run(args: &Args) -> Result<Report> {
     let dir = tempfile::tempdir().context("temporary directory")?;
     let began = Instant::now();
     let mut up = Up::start(dir.path(), args.nodes)?;
-    let (client, this) = up.client(dir.path()).await?;
+    let client = up.client(dir.path()).await?;
     until("all nodes are Ready", || nodes_ready(&client, args.nodes)).await?;
     let nodes_ready_sec = began.elapsed().as_secs_f64();
-    let ready = up.counters()?;
-    tokio::time::sleep(SETTLE).await;
-    let before = up.counters()?;
+    until("all nodes have reported", || {
+        nodes_reported(&client, args.nodes)
+    })
+    .await?;
+    let (idle, before) = up.window().await?;
 
     let began = Instant::now();
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), "default");
@@ -163,23 +180,23 @@ pub(super) async fn run(args: &Args) -> Result<Report> {
     until("all pods have a node", || nowhere(&client, waiting)).await?;
     let bound_sec = began.elapsed().as_secs_f64();
     let bound = up.counters()?;
-    // Those few that came to this machine have no such program.
-    let starting = format!("status.phase%21%3DRunning,spec.nodeName%21%3D{this}");
-    until("all pods run", || nowhere(&client, &starting)).await?;
+    let starting = "status.phase%21%3DRunning";
+    until("all pods run", || nowhere(&client, starting)).await?;
     let running_sec = began.elapsed().as_secs_f64();
     let running = up.counters()?.since(&before);
-    tokio::time::sleep(SETTLE).await;
-    let after = up.counters()?;
+    let (loaded, after) = up.window().await?;
     Ok(Report {
         nodes: args.nodes,
         replicas: args.replicas,
         nodes_ready_sec,
-        idle_millicores: before.since(&ready).cpu_millicores,
+        idle_millicores: idle,
+        idle_millicores_per_node: idle / f64::from(args.nodes),
         rss_before_mib: before.rss_mib(),
         created_sec,
         bound_sec,
         running_sec,
         cpu_sec: running.cpu_millicores * running.seconds / 1000.0,
+        loaded_millicores: loaded,
         rss_bound_mib: bound.rss_mib(),
         rss_after_mib: after.rss_mib(),
         rss_peak_mib: after.peak_rss_mib(),
@@ -236,6 +253,14 @@ async fn nodes_ready(client: &Client, wanted: u32) -> Result<bool> {
     let nodes = list["items"].as_array().into_iter().flatten();
     // And this machine.
     Ok(nodes.filter(ready).count() > wanted as usize)
+}
+
+/// Whether so many simulated nodes and this machine have reported.
+async fn nodes_reported(client: &Client, wanted: u32) -> Result<bool> {
+    let list = get(client, "/apis/slo.koordinator.sh/v1alpha1/nodemetrics").await?;
+    let metrics = list["items"].as_array().into_iter().flatten();
+    let reported = metrics.filter(|metric| metric["status"]["updateTime"].is_string());
+    Ok(reported.count() > wanted as usize)
 }
 
 /// So many pods exist. One of them is read, and how many remain.
