@@ -9,11 +9,13 @@ pub mod output;
 pub mod picture;
 pub mod pods;
 pub mod progress;
+pub mod recovery;
 pub mod report;
 pub mod result;
 pub mod sampler;
 pub mod scenario;
 mod scene;
+mod stage;
 pub mod table;
 pub mod topology;
 pub(crate) mod window;
@@ -259,7 +261,7 @@ fn summarise(
         .filter(|result| !result.repeats.is_empty())
         .collect();
     if let Some((slot, peak)) = scenario.load.slots {
-        result::recoveries(&mut phases, slot, peak);
+        recovery::recoveries(&mut phases, slot, peak);
     }
     let service_us = scenario.service.us;
     #[allow(clippy::cast_precision_loss, reason = "a count of CPUs")]
