@@ -24,6 +24,7 @@ enum Command {
     /// Say whether a cluster of `koord up` runs, and where.
     Status(running::Args),
     /// Show what koord is for, on this machine.
+    #[command(after_help = demo::EXIT_CODES)]
     Demo {
         #[command(subcommand)]
         demo: Option<Demo>,
@@ -81,6 +82,7 @@ impl Flags {
 #[derive(Debug, Subcommand)]
 enum Demo {
     /// A latency-sensitive service and batch work share the machine, in up to five ways.
+    #[command(after_help = demo::EXIT_CODES)]
     Colocation(demo::Args),
     /// Pods that kubelets refuse for their NUMA nodes: a Deployment that runs away, and how
     /// topology-aware scheduling ends that.
@@ -198,7 +200,7 @@ mod tests {
                 Some(other) => panic!("{other:?}"),
                 None => colocation,
             };
-            assert_eq!(args.repeat, 3);
+            assert_eq!(args.repeat, Some(3));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! `koord demo`: a latency-sensitive service and batch work share a machine, in up to five ways:
-//! alone, under plain Kubernetes, and under the policies of Koordinator and koord.
+//! `koord demo`: a latency-sensitive service and batch work share a machine: the service alone, both under
+//! plain Kubernetes, both with koord; on request also under Koordinator's cap and without any QoS.
 //!
-//! Nothing is short-cut: the batch pods of the last two phases ask for `kubernetes.io/batch-cpu`
+//! Nothing is short-cut: the batch pods of the cap and of koord ask for `kubernetes.io/batch-cpu`
 //! and run because koordlet measured, the manager published and the scheduler chose.
 
 pub mod descheduler;
@@ -15,9 +15,11 @@ pub mod result;
 pub mod sampler;
 pub mod scenario;
 mod scene;
+pub mod schedule;
 mod stage;
 pub mod table;
 pub mod topology;
+pub mod verdict;
 pub(crate) mod window;
 pub mod words;
 
@@ -27,32 +29,63 @@ use progress::Progress;
 use result::{Phase, PhaseResult, Ratios, Run, ScenarioResult, Single, Suite};
 use scenario::Scenario;
 use scene::Scene;
+use schedule::{Extent, Schedule};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
+use verdict::ScenarioVerdict;
 
-/// How often a window that noise spoilt is measured again.
-const RETRIES: usize = 2;
-/// The exit code when something that was asked for did not run.
-const INCOMPLETE: u8 = 3;
+/// Window lengths in seconds: under a time budget, in repeats of one scenario, and of several.
+const WINDOW_S: f64 = 1.5;
+const LONG_WINDOW_S: f64 = 10.0;
+const SEVERAL_WINDOW_S: f64 = 2.0;
+/// The default time budget in seconds: for the start, for three phases of a scenario, and for each further.
+const START_S: f64 = 12.0;
+const SCENARIO_S: f64 = 61.0;
+const PHASE_S: f64 = 22.0;
+/// What of the budget is kept for the end of a scenario, and of the demo, in seconds.
+const LEAVE_S: f64 = 2.0;
+const CLOSE_S: f64 = 4.0;
+/// How often a third of a second is waited for a quiet machine before a phase.
+const PATIENCE: usize = 24;
+const BRIEF_PATIENCE: usize = 6;
+
+/// What the exit codes of the demo say.
+pub const EXIT_CODES: &str = "Exit codes:
+  0  conclusive: koord won every neighbor that does harm
+  1  failed, 2  bad arguments
+  3  not everything that was asked for was measured
+  4  NOT CONCLUSIVE: noise, or too few clean windows, leave a neighbor open
+  5  lost: a neighbor does harm that koord does not clearly lessen";
 
 /// What to measure and where to put it.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// What to play: names, or `all`. Exit code 3 when not all of it could be measured.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "cpu",
+    /// The neighbors to play: names, or `all`.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "cpu,memory,burst",
           value_parser = known)]
     pub scenario: Vec<String>,
-    /// Length of a measured window, in seconds. Defaults to 10 for one scenario, 2 for several.
+    /// Play Koordinator's fixed cap too and, where a scenario has it, batch work without any QoS.
+    #[arg(long)]
+    pub all_phases: bool,
+    /// How long the demo may take. Defaults to 195 for the three default neighbors. Noisy windows are
+    /// measured again while there is time.
+    #[arg(long, value_parser = budget)]
+    pub budget_seconds: Option<f64>,
+    /// Measure every phase so often, with long warm-ups and without a time budget. Published figures have
+    /// five.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=100), conflicts_with = "budget_seconds")]
+    pub repeat: Option<u8>,
+    /// Length of a measured window, in seconds. Defaults to 1.5; with --repeat to 10 for one scenario, 2
+    /// for several.
     #[arg(long, value_parser = seconds)]
     pub phase_seconds: Option<f64>,
-    /// How often every phase is measured. Ranges need two at least; published figures have five.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
-    pub repeat: u8,
     /// Requests per second. Defaults to what the scenario has, a quarter of what the CPUs could serve.
     #[arg(long, value_parser = rate)]
     pub rate: Option<f64>,
-    /// Write everything measured to this file.
+    /// Write everything measured to this file, with a verdict for each neighbor and for all.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write the page with the pictures to this file.
@@ -60,7 +93,7 @@ pub struct Args {
     pub report: PathBuf,
     /// Measure nothing: show and draw what `--json` wrote earlier.
     #[arg(long, value_name = "FILE",
-          conflicts_with_all = ["scenario", "repeat", "phase_seconds", "rate", "json"])]
+          conflicts_with_all = ["scenario", "all_phases", "budget_seconds", "repeat", "phase_seconds", "rate", "json"])]
     pub from: Option<PathBuf>,
     /// Show what the components log.
     #[arg(long)]
@@ -75,6 +108,10 @@ fn seconds(text: &str) -> Result<f64, String> {
     bounded(text, 0.5, 3600.0, "seconds")
 }
 
+fn budget(text: &str) -> Result<f64, String> {
+    bounded(text, 30.0, 86_400.0, "seconds")
+}
+
 fn rate(text: &str) -> Result<f64, String> {
     bounded(text, 1.0, 1e6, "requests per second")
 }
@@ -86,7 +123,7 @@ fn bounded(text: &str, low: f64, high: f64, unit: &str) -> Result<f64, String> {
     }
 }
 
-/// Runs the demo. The exit code tells whether everything that was asked for was measured.
+/// Runs the demo. The exit code is that of the verdict: see [`EXIT_CODES`].
 ///
 /// # Errors
 /// When the cluster cannot start or a file cannot be written.
@@ -107,31 +144,91 @@ pub fn main(args: &Args) -> Result<ExitCode> {
         None => crate::cluster::runtime()?.block_on(run(args))?,
     };
     finish(args, &suite)?;
-    Ok(match suite.complete {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::from(INCOMPLETE),
-    })
+    Ok(ExitCode::from(suite.verdict.overall.exit_code()))
+}
+
+/// How much is measured, and until when.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    extent: Extent,
+    window_s: f64,
+    budget_s: Option<f64>,
+}
+
+impl Limits {
+    fn new(args: &Args, selected: &[&Scenario]) -> Self {
+        let (extent, default_s, budget_s) = match args.repeat {
+            Some(repeat) => {
+                let one = selected.len() == 1;
+                let window_s = if one { LONG_WINDOW_S } else { SEVERAL_WINDOW_S };
+                (Extent::Repeats(usize::from(repeat)), window_s, None)
+            }
+            None => {
+                let budget_s = args.budget_seconds.unwrap_or_else(|| {
+                    let each = |one: &&Scenario| default_budget_s(one.phases(args.all_phases));
+                    START_S + selected.iter().map(each).sum::<f64>()
+                });
+                (Extent::Budget, WINDOW_S, Some(budget_s))
+            }
+        };
+        Self {
+            extent,
+            window_s: args.phase_seconds.unwrap_or(default_s),
+            budget_s,
+        }
+    }
+
+    fn schedule(&self, scenario: &Scenario, all_phases: bool) -> Schedule {
+        let reads_file = scenario.service.file.1 > 0;
+        let phases = scenario.phases(all_phases);
+        Schedule::new(phases, self.extent, self.window_s, reads_file)
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a count of phases")]
+fn default_budget_s(phases: &[Phase]) -> f64 {
+    SCENARIO_S + PHASE_S * phases.len().saturating_sub(3) as f64
 }
 
 async fn run(args: &Args) -> Result<Suite> {
+    let begun = Instant::now();
     let selected = scenario::select(&args.scenario).map_err(anyhow::Error::msg)?;
-    let default = if selected.len() == 1 { 10.0 } else { 2.0 };
+    let limits = Limits::new(args, &selected);
+    let end = limits
+        .budget_s
+        .map(|seconds| begun + Duration::from_secs_f64((seconds - CLOSE_S).max(0.0)));
     let mut stop = Stop::new()?;
-    let mut scene = Scene::open(args.phase_seconds.unwrap_or(default), &mut stop).await?;
-    scene.setup.repeat = usize::from(args.repeat);
-    let windows = selected.iter().map(|one| one.phases.len()).sum::<usize>();
-    let mut progress = Progress::new(windows * usize::from(args.repeat));
+    let mut scene = Scene::open(limits.window_s, end, &mut stop).await?;
+    scene.setup.repeat = usize::from(args.repeat.unwrap_or(0));
+    scene.setup.budget_seconds = limits.budget_s;
+    let windows = |one: &&Scenario| limits.schedule(one, args.all_phases).planned_windows();
+    let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+    let mut progress = Progress::new(selected.iter().map(windows).sum(), left);
     let mut scenarios = Vec::new();
-    for one in selected {
-        let result = play(args, one, &mut scene, &mut progress, &mut stop).await;
+    for (at, one) in selected.iter().enumerate() {
+        // What a scenario leaves of its share goes to the others.
+        let share = u32::try_from(selected.len() - at).unwrap_or(u32::MAX);
+        let deadline = end.map(|end| {
+            let now = Instant::now();
+            now + end.saturating_duration_since(now) / share
+        });
+        let measurement = Measurement {
+            args,
+            scenario: one,
+            schedule: limits.schedule(one, args.all_phases),
+            deadline,
+            runs: Vec::new(),
+        };
+        let result = measurement.play(&mut scene, &mut progress, &mut stop).await;
         if let Some(why) = &result.why {
             console::warn(format_args!("{}: not measured to its end: {why}", one.name));
         }
         scenarios.push(result);
     }
-    let setup = scene.setup.clone();
+    let mut setup = scene.setup.clone();
     // Whatever happened, nothing the demo started may stay behind.
     scene.close().await;
+    setup.took_seconds = begun.elapsed().as_secs_f64();
     let single = match scenarios.as_slice() {
         [cpu] if cpu.name == "cpu" => Some(Single {
             phases: cpu.phases.clone(),
@@ -142,13 +239,14 @@ async fn run(args: &Args) -> Result<Suite> {
     let mut caveats = result::caveats(&setup);
     if single.is_some() {
         caveats.push(
-            "Batch only computes here; `--scenario all` has neighbours that do worse.".to_owned(),
+            "Batch only computes here; `--scenario all` has neighbors that do worse.".to_owned(),
         );
     }
     Ok(Suite {
         caveats,
         setup,
         complete: scenarios.iter().all(|one| one.ran),
+        verdict: verdict::of_suite(&scenarios),
         scenarios,
         single,
     })
@@ -182,76 +280,109 @@ impl Stop {
     }
 }
 
-/// Plays one scenario as far as it goes.
-async fn play(
-    args: &Args,
+/// One scenario while it is played.
+struct Measurement<'a> {
+    args: &'a Args,
     scenario: &'static Scenario,
-    scene: &mut Scene,
-    progress: &mut Progress,
-    stop: &mut Stop,
-) -> ScenarioResult {
-    let mut runs = Vec::new();
-    let why = if let Some(why) = scene.obstacle(scenario) {
-        Some(why)
-    } else if stop.stopped {
-        Some("interrupted before it began".to_owned())
-    } else {
-        let windows = windows(args, scenario, scene, progress, &mut runs);
-        let outcome = tokio::select! {
-            outcome = windows => outcome,
-            () = stop.wait() => Err(anyhow::anyhow!("interrupted")),
-        };
-        let outcome = match scene.leave().await {
-            Ok(()) => outcome,
-            Err(error) => outcome.and(Err(error)),
-        };
-        outcome.err().map(|error| console::chain(&error))
-    };
-    let planned = scenario.phases.len() * usize::from(args.repeat);
-    progress.skip_to_end_of(planned, why.is_some());
-    let (rate, emu) = (args.rate, scenario.name == "cpu");
-    summarise(scenario, scene, runs, why, rate, emu)
+    schedule: Schedule,
+    /// Its share of the time budget.
+    deadline: Option<Instant>,
+    runs: Vec<(Phase, Run)>,
 }
 
-async fn windows(
-    args: &Args,
-    scenario: &'static Scenario,
-    scene: &mut Scene,
-    progress: &mut Progress,
-    runs: &mut Vec<(Phase, Run)>,
-) -> Result<()> {
-    scene.enter(scenario, args.rate).await?;
-    for repeat in 1..=usize::from(args.repeat) {
-        if scenario.name == "cpu" {
-            scene.reference(repeat).await?;
-        }
-        for phase in order(scenario.phases, repeat) {
-            for attempt in 0..=RETRIES {
-                let run = scene.measure(phase, repeat).await?;
-                let again = run.rejected.is_some() && attempt < RETRIES && progress.may_retry();
-                progress.measured(again);
-                let line = progress.line(scenario.name, phase, &run);
-                scene.progress.suspend(|| console::warn(line));
-                runs.push((phase, run));
-                if !again {
-                    break;
+impl Measurement<'_> {
+    /// Plays the scenario as far as it goes.
+    async fn play(
+        mut self,
+        scene: &mut Scene,
+        progress: &mut Progress,
+        stop: &mut Stop,
+    ) -> ScenarioResult {
+        let planned = self.schedule.planned_windows();
+        let why = if let Some(why) = scene.obstacle(self.scenario) {
+            Some(why)
+        } else if stop.stopped {
+            Some("interrupted before it began".to_owned())
+        } else {
+            let deadline = self.deadline;
+            let ended = async {
+                match deadline {
+                    Some(deadline) => tokio::time::sleep_until(deadline).await,
+                    None => std::future::pending().await,
                 }
+            };
+            let outcome = tokio::select! {
+                outcome = self.measure(scene, progress) => outcome,
+                () = ended => Ok(()),
+                () = stop.wait() => Err(anyhow::anyhow!("interrupted")),
+            };
+            let outcome = match scene.leave().await {
+                Ok(()) => outcome.and_then(|()| self.whole()),
+                Err(error) => outcome.and(Err(error)),
+            };
+            outcome.err().map(|error| console::chain(&error))
+        };
+        progress.skip_to_end_of(planned, why.is_some() || self.deadline.is_some());
+        summarise(self.args, self.scenario, scene, &self.runs, why)
+    }
+
+    async fn measure(&mut self, scene: &mut Scene, progress: &mut Progress) -> Result<()> {
+        scene.enter(self.scenario, self.args.rate).await?;
+        let deadline = self.deadline;
+        let left_s = move || match deadline {
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                left.as_secs_f64() - LEAVE_S
             }
+            None => f64::INFINITY,
+        };
+        let patience = match deadline {
+            Some(_) => BRIEF_PATIENCE,
+            None => PATIENCE,
+        };
+        let reference = self.scenario.name == "cpu" && self.args.all_phases;
+        while let Some(visit) = self.schedule.next(left_s()) {
+            if reference && visit.phase == Phase::Alone {
+                scene.reference(visit.round).await?;
+            }
+            let bar = scene.progress.clone();
+            let mut attempts = 0;
+            let again = |run: Run| {
+                attempts += 1;
+                let clean = run.rejected.is_none();
+                let again = self.schedule.measured(visit, clean, attempts, left_s());
+                let again = again && (clean || deadline.is_some() || progress.may_retry());
+                progress.measured(again && !clean);
+                let line = progress.line(self.scenario.name, visit.phase, &run);
+                bar.suspend(|| console::warn(line));
+                self.runs.push((visit.phase, run));
+                again
+            };
+            scene.visit(visit, patience, again).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether every phase was measured.
+    fn whole(&self) -> Result<()> {
+        let measured = |phase: &Phase| self.runs.iter().any(|(of, _)| of == phase);
+        let mut phases = self.scenario.phases(self.args.all_phases).iter();
+        match phases.find(|phase| !measured(phase)) {
+            Some(phase) => anyhow::bail!("the time budget ended before {}", phase.label()),
+            None => Ok(()),
         }
     }
-    Ok(())
 }
 
 fn summarise(
+    args: &Args,
     scenario: &Scenario,
     scene: &Scene,
-    runs: Vec<(Phase, Run)>,
+    runs: &[(Phase, Run)],
     why: Option<String>,
-    rate: Option<f64>,
-    emu: bool,
 ) -> ScenarioResult {
     let mut phases: Vec<PhaseResult> = scenario
-        .phases
+        .phases(args.all_phases)
         .iter()
         .map(|&phase| {
             let of_phase = runs.iter().filter(|(of, _)| *of == phase);
@@ -265,14 +396,16 @@ fn summarise(
     }
     let service_us = scenario.service.us;
     #[allow(clippy::cast_precision_loss, reason = "a count of CPUs")]
-    let rate = rate.unwrap_or(scenario.load.share * scene.setup.cpus as f64 * 1e6 / service_us);
+    let rate = args
+        .rate
+        .unwrap_or(scenario.load.share * scene.setup.cpus as f64 * 1e6 / service_us);
     let mut setup = scene.setup.clone();
     (setup.rate, setup.service_us) = (rate, service_us);
-    if !emu {
+    if scenario.name != "cpu" {
         setup.be_alone_ops_per_s = 0.0;
     }
     let managed = phases.iter().find(|one| one.name == Phase::Managed);
-    ScenarioResult {
+    let mut result = ScenarioResult {
         name: scenario.name.to_owned(),
         title: scenario.title.to_owned(),
         about: scenario.about.to_owned(),
@@ -289,17 +422,12 @@ fn summarise(
             false => Vec::new(),
         },
         phases,
-    }
-}
-
-/// `alone` comes first in every repeat; the others take turns, so that a drift of the machine does
-/// not always hit the same phase.
-fn order(phases: &[Phase], repeat: usize) -> Vec<Phase> {
-    let (first, rest) = phases.split_at(1);
-    let mut rest = rest.to_vec();
-    let turn = (repeat - 1) % rest.len().max(1);
-    rest.rotate_left(turn);
-    [first, &rest].concat()
+        verdict: ScenarioVerdict::default(),
+        headline: String::new(),
+    };
+    result.verdict = verdict::of_scenario(&result, &scene.setup);
+    result.headline = words::headline(&result);
+    result
 }
 
 /// Prints and writes what was measured: the figures first, as nothing brings them back.
@@ -321,18 +449,42 @@ fn finish(args: &Args, suite: &Suite) -> Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_repeat_measures_every_phase_and_starts_alone() {
-        for scenario in scenario::ALL {
-            for repeat in 1..7 {
-                let mut phases = order(scenario.phases, repeat);
-                assert_eq!(phases[0], Phase::Alone);
-                phases.sort();
-                assert_eq!(phases, scenario.phases);
-            }
+    fn args(line: &[&str]) -> Args {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
         }
-        let phases = &result::PHASES;
-        assert_ne!(order(phases, 1), order(phases, 2));
+        let line = ["koord"].iter().chain(line);
+        <Line as clap::Parser>::try_parse_from(line).unwrap().args
+    }
+
+    #[test]
+    fn default_is_three_neighbors_within_195_seconds() {
+        let args = args(&[]);
+        let selected = scenario::select(&args.scenario).unwrap();
+        let names: Vec<&str> = selected.iter().map(|one| one.name).collect();
+        assert_eq!(names, ["cpu", "memory", "burst"]);
+        let limits = Limits::new(&args, &selected);
+        assert_eq!(limits.budget_s, Some(195.0));
+        for one in selected {
+            let phases = one.phases(args.all_phases);
+            assert_eq!(phases, [Phase::Alone, Phase::BestEffort, Phase::Managed]);
+        }
+    }
+
+    #[test]
+    fn repeats_have_no_time_budget() {
+        let args = args(&["--scenario", "io", "--repeat", "5", "--all-phases"]);
+        let selected = scenario::select(&args.scenario).unwrap();
+        let limits = Limits::new(&args, &selected);
+        assert_eq!((limits.budget_s, limits.window_s), (None, LONG_WINDOW_S));
+        assert_eq!(
+            limits
+                .schedule(selected[0], args.all_phases)
+                .planned_windows(),
+            20
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The pictures of the report. Bars are HTML, so that their labels keep their size on every screen
-//! and never overlap; CPU over time is SVG. Colours are the page's, for light and dark.
+//! and never overlap; CPU over time is SVG. Colors are the page's, for light and dark.
 
 use super::result::{CpuSample, Phase, PhaseResult, Run, ScenarioResult, Verdict};
-use super::table::span;
+use super::table::{quotient, span};
 use super::words::latency;
 use std::fmt::Write as _;
 
@@ -10,23 +10,12 @@ use std::fmt::Write as _;
 const GOOD: f64 = 1.15;
 const BAD: f64 = 1.5;
 
-/// The name of a phase for people who have not read the text.
-#[must_use]
-pub fn label(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Alone => "service alone",
-        Phase::BestEffort => "plain Kubernetes",
-        Phase::Unmanaged => "no QoS at all",
-        Phase::Suppressed => "Koordinator's cap",
-        Phase::Managed => "koord",
-    }
-}
-
-/// How a p99 stands to that of `alone`: the CSS class of its colour, and a word for it.
+/// How a p99 stands to that of `alone`: the CSS class of its color, and a word for it. Gray where there is
+/// no multiple: noise.
 #[must_use]
 pub fn cue(times: Option<f64>) -> (&'static str, &'static str) {
     match times {
-        None => ("", ""),
+        None => ("noise", ""),
         Some(times) if times * GOOD < 1.0 => ("good", "below alone"),
         Some(times) if times <= GOOD => ("good", "as alone"),
         Some(times) if times <= BAD => ("fair", "worse"),
@@ -97,15 +86,12 @@ fn top<'a>(bars: impl Iterator<Item = &'a Bar>) -> f64 {
 #[must_use]
 pub fn scenario(of: &ScenarioResult) -> String {
     let find = |phase: Phase| of.phases.iter().find(|result| result.name == phase);
-    let reference = find(Phase::Alone);
-    let alone = reference.map(|alone| alone.ls.p99_us);
-    let plain = find(Phase::BestEffort).map(|plain| plain.be.ops_per_s);
-    let over = |a: f64, b: Option<f64>| b.filter(|b| *b > 0.0).map(|b| a / b);
+    let (reference, plain) = (find(Phase::Alone), find(Phase::BestEffort));
     let rows: Vec<(Phase, Bar, Option<Bar>)> = of
         .phases
         .iter()
         .map(|result| {
-            let times = over(result.ls.p99_us, alone);
+            let times = quotient(result, reference, |one| one.ls.p99_us);
             let (class, word) = cue(times);
             let same = reference
                 .is_some_and(|alone| result.p99_against(alone) == Verdict::Indistinguishable);
@@ -115,6 +101,7 @@ pub fn scenario(of: &ScenarioResult) -> String {
                 Some(times) if result.name != Phase::Alone => {
                     format!("{times:.2}×, {word}<br>{tail}")
                 }
+                _ if result.counted == 0 => format!("noisy, no ratio<br>{tail}"),
                 _ => tail,
             };
             let slow = Bar {
@@ -125,11 +112,11 @@ pub fn scenario(of: &ScenarioResult) -> String {
                 note,
             };
             let work = (result.name != Phase::Alone).then(|| Bar {
-                class: "work",
+                class: if result.counted == 0 { "noise" } else { "work" },
                 value: result.be.ops_per_s,
                 runs: values(result, |run| run.be_ops_per_s),
                 text: format!("{:.0}/s", result.be.ops_per_s),
-                note: match over(result.be.ops_per_s, plain) {
+                note: match quotient(result, plain, |one| one.be.ops_per_s) {
                     Some(times) if result.name != Phase::BestEffort => format!("{times:.2}×"),
                     _ => String::new(),
                 },
@@ -157,7 +144,7 @@ pub fn scenario(of: &ScenarioResult) -> String {
             } else {
                 ""
             },
-            label(*phase),
+            phase.label(),
             phase.name()
         );
         slow.html(&mut page, slowest);
@@ -170,8 +157,44 @@ pub fn scenario(of: &ScenarioResult) -> String {
         }
         page.push_str("</div></div>");
     }
-    page.push_str("</div>");
+    let _ = write!(
+        page,
+        "<div class=\"row scale\"><div class=\"label\"></div><div class=\"pair\">{}</div>\
+         <div class=\"pair\">{}</div></div></div>",
+        scale(slowest, 1000.0, "ms"),
+        scale(most, 1.0, "/s")
+    );
     page
+}
+
+/// Round numbers from 0 to `top`, five or so: where an axis has its marks.
+fn ticks(top: f64) -> Vec<f64> {
+    if !top.is_finite() || top <= 0.0 {
+        return vec![0.0];
+    }
+    let decade = 10_f64.powf((top / 5.0).log10().floor());
+    let fits = |factor: &&f64| top / (decade * **factor) <= 5.0;
+    let step = decade * [1.0, 2.0, 5.0].iter().find(fits).unwrap_or(&10.0);
+    let marks = (0..=5).map(|number| f64::from(number) * step);
+    marks.take_while(|mark| *mark <= top * 1.000_001).collect()
+}
+
+/// A number of an axis, in as few digits as it has.
+fn tick(value: f64) -> String {
+    let text = format!("{value:.4}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    text.to_owned()
+}
+
+/// The axis under bars that end at `top`: numbers in `unit`, which is `factor` of the bars' own.
+fn scale(top: f64, factor: f64, unit: &str) -> String {
+    let mut html = String::from("<div class=\"ticks\">");
+    for mark in ticks(top / factor) {
+        let at = (mark * factor / top.max(f64::MIN_POSITIVE) * 100.0).clamp(0.0, 100.0);
+        let _ = write!(html, "<i style=\"left:{at:.2}%\">{}</i>", tick(mark));
+    }
+    let _ = write!(html, "</div><div class=\"value\"><span>{unit}</span></div>");
+    html
 }
 
 /// Latency by percentile: a block per percentile with a bar per phase. These are the medians of the
@@ -188,7 +211,6 @@ pub fn percentiles(phases: &[PhaseResult]) -> String {
     let mut page = String::from("<div class=\"percentiles\">");
     for (name, (median, one)) in blocks {
         let alone = phases.iter().find(|result| result.name == Phase::Alone);
-        let alone = alone.map(median).filter(|us| *us > 0.0);
         let bars: Vec<(Phase, Bar)> = phases
             .iter()
             .map(|result| {
@@ -204,7 +226,7 @@ pub fn percentiles(phases: &[PhaseResult]) -> String {
                     _ => span(range),
                 };
                 let bar = Bar {
-                    class: cue(alone.map(|alone| value / alone)).0,
+                    class: cue(quotient(result, alone, median)).0,
                     value,
                     runs,
                     text: latency(value),
@@ -219,12 +241,16 @@ pub fn percentiles(phases: &[PhaseResult]) -> String {
             let _ = write!(
                 page,
                 "<div class=\"small\"><span>{}</span><div class=\"pair\">",
-                label(*phase)
+                phase.label()
             );
             bar.html(&mut page, top);
             page.push_str("</div></div>");
         }
-        page.push_str("</div>");
+        let _ = write!(
+            page,
+            "<div class=\"small scale\"><span></span><div class=\"pair\">{}</div></div></div>",
+            scale(top, 1000.0, "ms")
+        );
     }
     page.push_str("</div>");
     page
@@ -265,12 +291,16 @@ pub fn recovery(of: &ScenarioResult) -> Option<String> {
         let _ = write!(
             page,
             "<div class=\"small\"><span>{}</span><div class=\"pair\">",
-            label(*phase)
+            phase.label()
         );
         bar.html(&mut page, top);
         page.push_str("</div></div>");
     }
-    page.push_str("</div>");
+    let _ = write!(
+        page,
+        "<div class=\"small scale\"><span></span><div class=\"pair\">{}</div></div></div>",
+        scale(top, 1.0, "ms")
+    );
     Some(page)
 }
 
@@ -292,7 +322,8 @@ pub fn cpu(run: &Run, cpus: usize) -> String {
     let x = |at_s: f64| (at_s - begin) / (end - begin) * WIDTH;
     let y = |share: f64| 8.0 + (1.0 - share.clamp(0.0, 1.0)) * (HEIGHT - 8.0);
     let mut svg = format!(
-        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" \
+        "<div class=\"plot\"><div class=\"levels\"><span>100\u{a0}%</span><span>50\u{a0}%</span><span>0</span></div>\
+         <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" \
          aria-label=\"CPU over time\">"
     );
     // From the back to the front: each area covers the lower part of the one behind it.
@@ -355,15 +386,16 @@ pub fn cpu(run: &Run, cpus: usize) -> String {
     }
     let _ = write!(
         svg,
-        "</svg><div class=\"axis\"><span>{begin:.0}\u{a0}s</span><span>0 to 100\u{a0}% of {cpus} CPUs</span>\
-         <span>{end:.0}\u{a0}s</span></div>"
+        "</svg></div><div class=\"axis seconds\"><span>{begin:.1}\u{a0}s</span><span>{:.1}\u{a0}s</span>\
+         <span>{end:.1}\u{a0}s</span></div>",
+        f64::midpoint(begin, end)
     );
     svg
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::result::tests::phase_of;
+    use super::super::result::tests::{noisy, phase_of};
     use super::*;
 
     fn result() -> ScenarioResult {
@@ -384,6 +416,46 @@ mod tests {
             assert!(picture.contains(text), "{text} is missing in {picture}");
         }
         assert_eq!(picture.matches("class=\"bar bad\"").count(), 1);
+    }
+
+    #[test]
+    fn phase_of_noise_only_is_gray_and_has_no_ratio() {
+        let mut result = result();
+        result.phases[2] = noisy(Phase::Managed, &[200.0, 210.0]);
+        let picture = scenario(&result);
+        let ours = picture.split("row ours").nth(1).unwrap();
+        let row = ours.split("row scale").next().unwrap();
+        assert_eq!(row.matches("class=\"bar noise\"").count(), 2, "{row}");
+        assert!(
+            row.contains("noisy, no ratio") && !row.contains('×'),
+            "{row}"
+        );
+        // Without a clean `alone`, nothing is good or bad.
+        result.phases[0] = noisy(Phase::Alone, &[500.0]);
+        let picture = scenario(&result) + &percentiles(&result.phases);
+        for class in ["bar good", "bar fair", "bar bad"] {
+            assert!(!picture.contains(class), "{class}: {picture}");
+        }
+    }
+
+    #[test]
+    fn ticks_are_round_and_within_the_axis() {
+        for (top, marks) in [
+            (4.0, vec![0.0, 1.0, 2.0, 3.0, 4.0]),
+            (0.71, vec![0.0, 0.2, 0.4, 0.6]),
+            (563.0, vec![0.0, 200.0, 400.0]),
+            (1700.0, vec![0.0, 500.0, 1000.0, 1500.0]),
+            (0.0, vec![0.0]),
+            (f64::NAN, vec![0.0]),
+        ] {
+            let shown: Vec<String> = ticks(top).into_iter().map(tick).collect();
+            let wanted: Vec<String> = marks.into_iter().map(tick).collect();
+            assert_eq!(shown, wanted, "{top}");
+        }
+        assert_eq!(tick(0.2), "0.2");
+        assert_eq!(tick(1500.0), "1500");
+        let picture = scenario(&result());
+        assert_eq!(picture.matches("class=\"ticks\"").count(), 2);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::result::{Phase, Run};
 use super::words::latency;
 use crate::workload::monotonic_ns;
+use std::time::Duration;
 
 /// Counts windows.
 #[derive(Debug)]
@@ -15,19 +16,27 @@ pub struct Progress {
     measured: usize,
     retried: usize,
     begun_ns: u64,
+    /// When a time budget ends.
+    deadline_ns: Option<u64>,
 }
 
 impl Progress {
-    /// Before `planned` windows.
+    /// Before `planned` windows, with a time budget of so many seconds where there is one.
     #[must_use]
-    pub fn new(planned: usize) -> Self {
+    pub fn new(planned: usize, budget: Option<Duration>) -> Self {
+        let begun_ns = monotonic_ns();
+        let end = |budget: Duration| {
+            let budget = u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX);
+            begun_ns.saturating_add(budget)
+        };
         Self {
             planned,
             settled: 0,
             before: 0,
             measured: 0,
             retried: 0,
-            begun_ns: monotonic_ns(),
+            begun_ns,
+            deadline_ns: budget.map(end),
         }
     }
 
@@ -56,9 +65,13 @@ impl Progress {
         }
     }
 
-    /// Seconds that are left if the rest takes as long as what was measured.
+    /// Seconds that are left: until the time budget ends, or if the rest takes as long as what was
+    /// measured.
     #[must_use]
     pub fn seconds_left(&self, now_ns: u64) -> f64 {
+        if let Some(deadline_ns) = self.deadline_ns {
+            return Duration::from_nanos(deadline_ns.saturating_sub(now_ns)).as_secs_f64();
+        }
         #[allow(clippy::cast_precision_loss, reason = "seconds of a run")]
         let each = now_ns.saturating_sub(self.begun_ns) as f64 / 1e9 / self.measured.max(1) as f64;
         #[allow(clippy::cast_precision_loss, reason = "a count of windows")]
@@ -75,15 +88,19 @@ impl Progress {
         } else {
             format!("{:.0} min", left / 60.0)
         };
+        let about = match self.deadline_ns {
+            Some(_) => "at most",
+            None => "about",
+        };
         let noise = run.rejected.as_deref();
         format!(
-            "{scenario:<9} {:<10} {}  p99 {:>8}  CPU {:>3.0} %  batch {:>6.0}/s  [{}/{}, about {left} left]{}",
-            phase.name(),
+            "{scenario:<9} {:<17} {}  p99 {:>8}  CPU {:>3.0} %  batch {:>6.0}/s  [{}/{}, {about} {left} left]{}",
+            phase.label(),
             run.repeat,
             latency(run.ls.p99_us),
             run.cpu_utilization * 100.0,
             run.be_ops_per_s,
-            self.settled,
+            self.settled.min(self.planned),
             self.planned,
             noise.map_or_else(String::new, |why| format!("  noisy: {why}")),
         )
@@ -96,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_machine_that_is_never_quiet_ends_all_the_same() {
-        let mut progress = Progress::new(12);
+        let mut progress = Progress::new(12, None);
         let mut windows = 0;
         for _ in 0..12 {
             for _ in 0..3 {
@@ -113,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_is_left_shrinks_with_every_window_and_with_what_is_skipped() {
-        let mut progress = Progress::new(8);
+        let mut progress = Progress::new(8, None);
         progress.begun_ns = 0;
         for _ in 0..2 {
             progress.measured(false);
@@ -123,5 +140,14 @@ mod tests {
         assert_eq!(progress.seconds_left(20_000_000_000), 40.0);
         progress.skip_to_end_of(4, true);
         assert_eq!(progress.seconds_left(20_000_000_000), 0.0);
+    }
+
+    #[test]
+    fn a_time_budget_is_what_is_left() {
+        let mut progress = Progress::new(8, Some(Duration::from_secs(200)));
+        progress.deadline_ns = Some(200_000_000_000);
+        progress.measured(false);
+        assert_eq!(progress.seconds_left(150_000_000_000), 50.0);
+        assert_eq!(progress.seconds_left(250_000_000_000), 0.0);
     }
 }

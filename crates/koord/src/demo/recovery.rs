@@ -29,7 +29,10 @@ pub fn recoveries(phases: &mut [PhaseResult], slot_ms: u64, peak_ms: u64) {
         let shortest = runs.iter().map(|p99| p99.len()).min().unwrap_or(0);
         (0..shortest).map(of_slot).collect()
     };
-    let Some(alone) = phases.iter().find(|result| result.name == Phase::Alone) else {
+    let Some(alone) = phases
+        .iter()
+        .find(|one| one.name == Phase::Alone && one.counted > 0)
+    else {
         return;
     };
     let alone = cycle(alone);
@@ -37,7 +40,7 @@ pub fn recoveries(phases: &mut [PhaseResult], slot_ms: u64, peak_ms: u64) {
     let limit = 1.5 * median(steady.unwrap_or_default().iter().copied());
     for result in phases {
         let p99 = cycle(result);
-        if p99.is_empty() {
+        if p99.is_empty() || result.counted == 0 {
             continue;
         }
         #[allow(clippy::cast_precision_loss, reason = "milliseconds of a cycle")]

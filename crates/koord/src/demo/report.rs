@@ -3,6 +3,7 @@
 use super::picture;
 use super::result::{Phase, PhaseResult, Run, ScenarioResult, Suite, Verdict};
 use super::table::{self, ratio};
+use super::verdict::{self, Outcome};
 use super::words::latency;
 use anyhow::Result;
 use std::fmt::Write as _;
@@ -29,29 +30,36 @@ pub fn html(suite: &Suite) -> Result<String> {
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
          <meta name=\"color-scheme\" content=\"light dark\">\
          <title>koord: co-location on one machine</title><style>{STYLE}</style></head><body><main>\
-         <h1>{}</h1><p class=\"soft\">{} CPUs, kernel {}, {}. Open-loop load; windows of \
-         {:.0}\u{a0}s, {}.</p>",
-        escape(&headline(suite)),
+         <h1>{}</h1><ul class=\"headlines\">",
+        escape(&verdict::first_line(suite).unwrap_or_else(|| verdict::last_line(suite))),
+    )?;
+    for one in &suite.scenarios {
+        write!(
+            page,
+            "<li class=\"{}\">{}</li>",
+            class_of(one.verdict.outcome),
+            escape(&one.headline)
+        )?;
+    }
+    page.push_str("</ul>");
+    if verdict::first_line(suite).is_some() {
+        write!(page, "<p>{}</p>", escape(&verdict::last_line(suite)))?;
+    }
+    write!(
+        page,
+        "<p class=\"soft\">{} CPUs, kernel {}, {}; {:.0}\u{a0}s in all. Open-loop load; medians of clean windows \
+         of {:.1}\u{a0}s, every window a mark, an arrow where it is off the scale. ≈: the ranges of the windows \
+         overlap. Gray: noise, not compared.</p>",
         setup.cpus,
         escape(&setup.kernel),
         escape(&setup.cgroup),
+        setup.took_seconds,
         setup.phase_seconds,
-        match setup.repeat {
-            1 => "each measured once".to_owned(),
-            repeats => format!(
-                "medians of {repeats}, every run a mark, an arrow where it is off the scale"
-            ),
-        },
     )?;
     for sentence in table::lacks(setup) {
         write!(page, "<p class=\"warn\">{}</p>", escape(&sentence))?;
     }
-    if !suite.complete {
-        page.push_str(
-            "<p class=\"warn\">Not everything was measured; what is missing says why.</p>",
-        );
-    }
-    if suite.scenarios.len() > 1 {
+    if suite.scenarios.len() > 3 {
         overview(&mut page, suite)?;
     }
     for scenario in &suite.scenarios {
@@ -65,70 +73,20 @@ pub fn html(suite: &Suite) -> Result<String> {
     Ok(page)
 }
 
-/// What the figures say in a sentence or two, the tail included.
-fn headline(suite: &Suite) -> String {
-    if let [only] = suite.scenarios.as_slice() {
-        let find = |phase| only.phases.iter().find(|result| result.name == phase);
-        if let (Some(alone), Some(managed), true) = (
-            find(Phase::Alone),
-            find(Phase::Managed),
-            suite.setup.enforced,
-        ) {
-            let work = only.ratios.be_managed_over_suppressed;
-            return format!(
-                "{}: p99 {} beside batch under koord, {} alone; p99.9 {} and {}.{}",
-                only.title,
-                latency(managed.ls.p99_us),
-                latency(alone.ls.p99_us),
-                latency(managed.ls.p999_us),
-                latency(alone.ls.p999_us),
-                work.map_or_else(String::new, |times| format!(
-                    " {times:.2} times the batch work of a fixed 65\u{a0}% cap."
-                ))
-            );
-        }
-        return only.title.clone();
+/// The CSS class of an outcome.
+fn class_of(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Won => "good",
+        Outcome::Harmless => "even",
+        Outcome::Lost => "bad",
+        Outcome::NotConclusive | Outcome::NotMeasured => "open",
     }
-    if !suite.setup.enforced {
-        return "Services beside batch work, and nothing protected".to_owned();
-    }
-    let times = |of: fn(&ScenarioResult) -> Option<f64>, bar: fn(f64) -> bool| {
-        let hit = |one: &&ScenarioResult| of(one).is_some_and(bar);
-        suite.scenarios.iter().filter(hit).count()
-    };
-    let harmed = |times: f64| times >= 1.5;
-    let plain = |one: &ScenarioResult| one.ratios.p99_besteffort_over_alone;
-    let ours = |one: &ScenarioResult| one.ratios.p99_managed_over_alone;
-    let saved = |one: &&ScenarioResult| {
-        plain(one).is_some_and(harmed) && ours(one).is_some_and(|times| times <= 1.15)
-    };
-    format!(
-        "In {} of {} scenarios batch work raises the service's p99 to 1.5 times and more under plain \
-         Kubernetes; with koord in {}. In {} koord brings it back to what the service has alone. \
-         At p99.9 these are {} under plain Kubernetes and {} with koord.",
-        times(plain, harmed),
-        times(plain, |_| true),
-        times(ours, harmed),
-        suite.scenarios.iter().filter(saved).count(),
-        times(|one| tail_over_alone(one, Phase::BestEffort), harmed),
-        times(|one| tail_over_alone(one, Phase::Managed), harmed),
-    )
-}
-
-/// p99.9 of a phase over that of `alone`.
-fn tail_over_alone(one: &ScenarioResult, phase: Phase) -> Option<f64> {
-    let tail = |phase| {
-        let found = one.phases.iter().find(|result| result.name == phase);
-        found.map(|result| result.ls.p999_us)
-    };
-    let (tail, alone) = (tail(phase)?, tail(Phase::Alone)?);
-    (alone > 0.0).then(|| tail / alone)
 }
 
 /// A row per scenario with a cue for each figure.
 fn overview(page: &mut String, suite: &Suite) -> Result<()> {
     page.push_str(
-        "<div class=\"panel scroll\"><table class=\"overview\"><tr><th rowspan=\"2\">scenario</th>\
+        "<div class=\"panel scroll\"><table class=\"overview\"><tr><th rowspan=\"2\">neighbor</th>\
          <th colspan=\"3\">p99 of the service, times alone</th>\
          <th colspan=\"2\">batch work of koord, times that of</th></tr>\
          <tr>",
@@ -219,19 +177,6 @@ fn section(page: &mut String, scenario: &ScenarioResult, suite: &Suite) -> Resul
         page.push_str("</section>");
         return Ok(());
     }
-    let noisy: Vec<&str> = scenario
-        .phases
-        .iter()
-        .filter(|result| result.counted == 0)
-        .map(|result| picture::label(result.name))
-        .collect();
-    if !noisy.is_empty() {
-        write!(
-            page,
-            "<p class=\"warn\">The machine was noisy in every window of: {}. What they show is weak.</p>",
-            noisy.join(", ")
-        )?;
-    }
     write!(
         page,
         "<div class=\"panel\">{}</div>",
@@ -306,7 +251,7 @@ fn cpu(page: &mut String, scenario: &ScenarioResult, cpus: usize) -> Result<()> 
             write!(
                 page,
                 "<div class=\"panel\"><b>{}</b> <span class=\"soft\">{}</span>{}</div>",
-                picture::label(result.name),
+                result.name.label(),
                 escape(result.name.summary()),
                 picture::cpu(run, cpus)
             )?;
@@ -394,52 +339,55 @@ fn runs(page: &mut String, scenario: &ScenarioResult) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::result::tests::phase_of;
-    use super::super::result::{Ratios, Setup};
+    use super::super::result::tests::noisy;
+    use super::super::verdict::tests::{enforced, judged, scenario_of};
+    use super::super::words;
     use super::*;
 
-    fn scenario(name: &str, plain: f64, managed: f64) -> ScenarioResult {
-        let phases = vec![
-            phase_of(Phase::Alone, &[1000.0, 1000.0]),
-            phase_of(Phase::BestEffort, &[plain, plain]),
-            phase_of(Phase::Managed, &[managed, managed]),
-        ];
-        ScenarioResult {
-            name: name.to_owned(),
-            title: format!("<{name}>"),
-            ran: true,
-            ratios: Ratios::of(&phases, &Setup::default()),
-            phases,
-            ..ScenarioResult::default()
+    fn suite(scenarios: Vec<ScenarioResult>) -> Suite {
+        let told = |one: ScenarioResult| {
+            let mut one = judged(one);
+            one.headline = words::headline(&one);
+            one
+        };
+        let scenarios: Vec<ScenarioResult> = scenarios.into_iter().map(told).collect();
+        Suite {
+            setup: enforced(),
+            verdict: verdict::of_suite(&scenarios),
+            scenarios,
+            ..Suite::default()
         }
     }
 
+    fn three() -> Vec<ScenarioResult> {
+        vec![
+            scenario_of("a", &[1000.0, 1001.0], &[3000.0, 3001.0], &[1100.0, 1101.0]),
+            scenario_of("b", &[1000.0, 1001.0], &[1000.0, 1001.0], &[1000.0, 1001.0]),
+            ScenarioResult {
+                name: "d".to_owned(),
+                why: Some("d needs <root>".to_owned()),
+                ..ScenarioResult::default()
+            },
+        ]
+    }
+
     #[test]
-    fn the_page_of_several_counts_what_was_won() {
-        let suite = Suite {
-            setup: enforced(),
-            complete: false,
-            scenarios: vec![
-                scenario("a", 3000.0, 1100.0),
-                scenario("b", 1000.0, 1000.0),
-                scenario("c", 2000.0, 1900.0),
-                ScenarioResult {
-                    name: "d".to_owned(),
-                    why: Some("d needs <root>".to_owned()),
-                    ..ScenarioResult::default()
-                },
-            ],
-            ..Suite::default()
-        };
+    fn page_has_what_the_terminal_has() {
+        let suite = suite(three());
         let page = html(&suite).unwrap();
+        let terminal = table::text(&suite);
+        for one in &suite.scenarios {
+            assert!(terminal.contains(&one.headline), "{terminal}");
+            assert!(page.contains(&escape(&one.headline)), "{}", one.headline);
+        }
+        let last = verdict::last_line(&suite);
+        assert!(terminal.ends_with(&last) && page.contains(&escape(&last)));
         for text in [
-            "In 2 of 3 scenarios",
-            "with koord in 1.",
-            "In 1 koord",
-            "At p99.9 these are 0 under plain",
-            "d needs &lt;root&gt;",
+            "<h1>NOT MEASURED: d: d needs &lt;root&gt;.</h1>",
+            "class=\"good\">a: won",
+            "class=\"even\">b: harmless",
+            "class=\"open\">d: not measured",
             "&lt;a&gt;",
-            "Not everything was measured",
             "prefers-color-scheme",
         ] {
             assert!(page.contains(text), "{text} is missing");
@@ -447,29 +395,25 @@ mod tests {
     }
 
     #[test]
-    fn the_headline_of_one_names_the_tail() {
-        let mut suite = Suite {
-            setup: enforced(),
-            scenarios: vec![scenario("a", 3000.0, 1100.0)],
-            ..Suite::default()
-        };
-        assert!(headline(&suite).contains("p99.9"), "{}", headline(&suite));
-        // Without cgroups the phases are names, and a headline must not praise one of them.
-        suite.setup.enforced = false;
-        suite.setup.unenforced = Some("kubepods: not <root>".to_owned());
-        assert_eq!(headline(&suite), "<a>");
-        suite.scenarios.push(scenario("b", 3000.0, 1100.0));
-        assert!(headline(&suite).contains("nothing protected"));
-        let page = html(&suite).unwrap();
-        assert!(page.contains("Nothing was protected") && page.contains("not &lt;root&gt;"));
+    fn page_of_noise_begins_with_not_conclusive() {
+        let mut scenarios = three();
+        scenarios.truncate(2);
+        scenarios[1].phases[1] = noisy(Phase::BestEffort, &[562_000.0, 570_000.0]);
+        let page = html(&suite(scenarios)).unwrap();
+        let first = page.split("<h1>").nth(1).unwrap();
+        assert!(
+            first.starts_with("NOT CONCLUSIVE: b: every window"),
+            "{first}"
+        );
     }
 
-    fn enforced() -> Setup {
-        Setup {
-            enforced: true,
-            psi: true,
-            ..Setup::default()
-        }
+    #[test]
+    fn unprotected_phases_are_named_as_such() {
+        let mut suite = suite(three());
+        suite.setup.enforced = false;
+        suite.setup.unenforced = Some("kubepods: not <root>".to_owned());
+        let page = html(&suite).unwrap();
+        assert!(page.contains("Nothing was protected") && page.contains("not &lt;root&gt;"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What the demo measured, as data: the JSON that `--json` writes and everything the table and the
 //! page are drawn from.
 
+use super::verdict::{ScenarioVerdict, SuiteVerdict};
 use crate::workload::load::Outcome;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +40,18 @@ impl Phase {
             Phase::Unmanaged => "unmanaged",
             Phase::Suppressed => "suppressed",
             Phase::Managed => "managed",
+        }
+    }
+
+    /// A name for people who have not read the text.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Phase::Alone => "service alone",
+            Phase::BestEffort => "plain Kubernetes",
+            Phase::Unmanaged => "no QoS at all",
+            Phase::Suppressed => "Koordinator's cap",
+            Phase::Managed => "koord",
         }
     }
 
@@ -160,7 +173,7 @@ pub struct PhaseResult {
 }
 
 /// The figures the demo exists for. Each is a quotient of the medians above; `None` where a phase
-/// has no counted run or the divisor is zero.
+/// has no clean run or the divisor is zero.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Ratios {
     /// p99 besteffort / p99 alone.
@@ -203,8 +216,12 @@ pub struct Setup {
     pub service_us: f64,
     /// Length of a measured window.
     pub phase_seconds: f64,
-    /// Repeats of every phase.
+    /// Repeats of every phase; 0 where a time budget decides.
     pub repeat: usize,
+    /// The time budget in seconds, where there is one.
+    pub budget_seconds: Option<f64>,
+    /// Seconds that the whole demo took.
+    pub took_seconds: f64,
     /// Batch operations per second of the otherwise idle machine, the median of `be_alone_runs`.
     pub be_alone_ops_per_s: f64,
     /// Every measurement of it, one per repeat.
@@ -242,6 +259,10 @@ pub struct ScenarioResult {
     pub ratios: Ratios,
     /// `recovery_ms` of `managed`, where the load has steps.
     pub recovery_ms: Option<f64>,
+    /// What the windows prove.
+    pub verdict: ScenarioVerdict,
+    /// The verdict in plain words.
+    pub headline: String,
     /// What koord adds here and what it does not.
     pub words: Vec<String>,
 }
@@ -253,6 +274,8 @@ pub struct Suite {
     pub setup: Setup,
     /// Whether every scenario that was asked for ran to its end.
     pub complete: bool,
+    /// The verdict over all scenarios; the exit code follows from it.
+    pub verdict: SuiteVerdict,
     /// Every scenario that was asked for.
     pub scenarios: Vec<ScenarioResult>,
     /// Under which conditions, and what these figures do not show.
@@ -348,8 +371,8 @@ impl PhaseResult {
         Verdict::of(self.be.range, other.be.range, runs)
     }
 
-    /// Medians over the counted runs of `phase`. When noise rejected every run, all of them count:
-    /// the figures are then weak, and each run still says why.
+    /// Medians over the clean runs of `phase`. When noise rejected every run, they are over all of them,
+    /// to be shown and not to be compared: `counted` is 0.
     #[must_use]
     pub fn from_runs(phase: Phase, repeats: Vec<Run>) -> Self {
         let clean = repeats.iter().filter(|run| run.rejected.is_none()).count();
@@ -389,7 +412,10 @@ impl Ratios {
     /// idle machine there is none.
     #[must_use]
     pub fn of(phases: &[PhaseResult], setup: &Setup) -> Self {
-        let find = |phase: Phase| phases.iter().find(|result| result.name == phase);
+        let find = |phase: Phase| {
+            let clean = |one: &&PhaseResult| one.name == phase && one.counted > 0;
+            phases.iter().find(clean)
+        };
         let p99 = |phase| find(phase).map(|result| result.ls.p99_us);
         let work = |phase| find(phase).map(|result| result.be.ops_per_s);
         let over = |a: Option<f64>, b: Option<f64>| match (a, b) {
@@ -455,6 +481,14 @@ pub(super) mod tests {
         )
     }
 
+    /// The same, and noise rejects every run.
+    pub(in super::super) fn noisy(phase: Phase, p99: &[f64]) -> PhaseResult {
+        PhaseResult::from_runs(
+            phase,
+            p99.iter().map(|p99| run(*p99, 100.0, true)).collect(),
+        )
+    }
+
     pub(in super::super) fn run(p99: f64, ops: f64, rejected: bool) -> Run {
         Run {
             repeat: 1,
@@ -505,6 +539,9 @@ pub(super) mod tests {
         assert_eq!(result.repeats.len(), 3);
         let all_noisy = PhaseResult::from_runs(Phase::Managed, vec![run(7.0, 1.0, true)]);
         assert_eq!((all_noisy.ls.p99_us, all_noisy.counted), (7.0, 0));
+        let phases = [phase_of(Phase::Alone, &[5.0, 6.0]), all_noisy];
+        let ratios = Ratios::of(&phases, &Setup::default());
+        assert_eq!(ratios.p99_managed_over_alone, None);
     }
 
     #[test]

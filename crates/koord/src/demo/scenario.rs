@@ -123,6 +123,9 @@ const BASE: Scenario = Scenario {
     strangers: 0.08,
 };
 
+/// The phases that are played unless all are asked for.
+const DEFAULT_PHASES: [Phase; 3] = [Phase::Alone, Phase::BestEffort, Phase::Managed];
+
 /// All scenarios, in the order in which `all` plays them.
 pub const ALL: &[Scenario] = &[
     Scenario {
@@ -253,6 +256,12 @@ pub const ALL: &[Scenario] = &[
 ];
 
 impl Scenario {
+    /// The phases to play: koord against plain Kubernetes, or `all` it has.
+    #[must_use]
+    pub fn phases(&self, all: bool) -> &'static [Phase] {
+        if all { self.phases } else { &DEFAULT_PHASES }
+    }
+
     /// Programs of others that it needs.
     #[must_use]
     pub fn programs(&self) -> &'static [&'static str] {

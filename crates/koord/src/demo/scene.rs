@@ -30,13 +30,19 @@ pub(super) struct Scene {
     generation: usize,
     configured: u64,
     elsewhere: Vec<f64>,
+    /// When the demo has to end, where a time budget says so.
+    pub(super) deadline: Option<tokio::time::Instant>,
     pub(super) progress: indicatif::ProgressBar,
     pub(super) stage: Option<Stage>,
 }
 
 impl Scene {
     /// Starts the cluster and waits until this machine offers batch resources.
-    pub(super) async fn open(phase_seconds: f64, stop: &mut super::Stop) -> Result<Self> {
+    pub(super) async fn open(
+        phase_seconds: f64,
+        deadline: Option<tokio::time::Instant>,
+        stop: &mut super::Stop,
+    ) -> Result<Self> {
         let progress = progress_bar();
         progress.set_message("calibrating a request");
         let begun_ns = monotonic_ns();
@@ -94,6 +100,7 @@ impl Scene {
             generation: 0,
             configured: 0,
             elsewhere: Vec::new(),
+            deadline,
             progress,
             stage: None,
         };
@@ -148,13 +155,6 @@ impl Scene {
         self.stage.as_ref().context("no scenario is set up")
     }
 
-    /// Notes that a window of `phase` was measured.
-    pub(super) fn saw(&mut self, phase: Phase) {
-        if let Some(stage) = &mut self.stage {
-            stage.seen.push(phase);
-        }
-    }
-
     /// Batch work of the machine when nothing else runs: the divisor of EMU. Measured once per repeat.
     pub(super) async fn reference(&mut self, repeat: usize) -> Result<()> {
         self.step(&format!(
@@ -194,7 +194,12 @@ impl Scene {
 
     pub(super) fn step(&self, what: &str) {
         if console::interactive() {
-            self.progress.set_message(what.to_owned());
+            let left = self.deadline.map(|deadline| {
+                let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+                format!("; at most {} s left", left.as_secs())
+            });
+            let left = left.unwrap_or_default();
+            self.progress.set_message(format!("{what}{left}"));
         }
     }
 
@@ -481,7 +486,7 @@ pub(super) async fn poll<T>(
             return Ok(answer);
         }
         if tokio::time::Instant::now() >= deadline {
-            bail!("waited {seconds} s in vain for {what}");
+            bail!("waited {seconds} s without success for {what}");
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

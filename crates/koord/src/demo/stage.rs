@@ -26,8 +26,6 @@ pub(super) struct Stage {
     /// The service without a limit, where there is one with a limit.
     unlimited: Option<SocketAddr>,
     pub(super) services: usize,
-    /// Phases that were measured already.
-    pub(super) seen: Vec<Phase>,
     /// Load of the bystanders; it ends with the stage.
     _bystanders: Vec<tokio::process::Child>,
 }
@@ -147,7 +145,6 @@ impl Scene {
             address,
             unlimited,
             services: 1 + usize::from(unlimited.is_some()),
-            seen: Vec::new(),
             _bystanders: Vec::new(),
         };
         for number in 0..scenario.bystanders {

@@ -1,6 +1,7 @@
-//! The tables for the terminal.
+//! The table for the terminal, and the rows it shares with the page.
 
 use super::result::{Phase, PhaseResult, ScenarioResult, Setup, Suite, Verdict};
+use super::verdict;
 use super::words::latency;
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -15,15 +16,14 @@ pub fn ratio(value: Option<f64>) -> String {
 #[must_use]
 pub fn rows(scenario: &ScenarioResult) -> Vec<[String; 10]> {
     let find = |phase: Phase| scenario.phases.iter().find(|result| result.name == phase);
-    let over = |a: f64, b: Option<f64>| b.filter(|b| *b > 0.0).map(|b| a / b);
     let (alone, plain) = (find(Phase::Alone), find(Phase::BestEffort));
     let phases = scenario.phases.iter();
     phases
         .map(|result| {
             let batch = result.name != Phase::Alone;
             let or_dash = |text: String| if batch { text } else { "–".to_owned() };
-            let p99_over = over(result.ls.p99_us, alone.map(|alone| alone.ls.p99_us));
-            let work_over = over(result.be.ops_per_s, plain.map(|plain| plain.be.ops_per_s));
+            let p99_over = quotient(result, alone, |one| one.ls.p99_us);
+            let work_over = quotient(result, plain, |one| one.be.ops_per_s);
             [
                 result.name.name().to_owned(),
                 latency(result.ls.p50_us),
@@ -46,6 +46,18 @@ pub fn rows(scenario: &ScenarioResult) -> Vec<[String; 10]> {
             ]
         })
         .collect()
+}
+
+/// A figure of one phase over that of another; `None` where either has no clean window.
+#[must_use]
+pub fn quotient(
+    one: &PhaseResult,
+    other: Option<&PhaseResult>,
+    figure: impl Fn(&PhaseResult) -> f64,
+) -> Option<f64> {
+    let other = other.filter(|other| other.counted > 0 && one.counted > 0)?;
+    let divisor = figure(other);
+    (divisor > 0.0).then(|| figure(one) / divisor)
 }
 
 /// Titles of [`rows`].
@@ -75,7 +87,12 @@ pub fn span((low, high): (f64, f64)) -> String {
     format!("{}–{}", bare(low), bare(high))
 }
 
-fn plain_table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+/// A table whose first `left` columns are words.
+fn plain_table(
+    header: &[&str],
+    rows: impl IntoIterator<Item = Vec<String>>,
+    left: usize,
+) -> String {
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)
@@ -83,33 +100,86 @@ fn plain_table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> 
     for row in rows {
         table.add_row(row);
     }
-    for column in table.column_iter_mut().skip(1) {
+    for column in table.column_iter_mut().skip(left) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let text = table.to_string();
-    // Cells are padded to the column; nobody wants that at the ends of lines.
+    // Cells are padded to the column, which the ends of lines do not need.
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     lines.join("\n")
 }
 
-/// Everything the terminal shows at the end.
+/// Everything the terminal shows at the end: what it proves in plain words, the figures, how many
+/// neighbors were won.
 #[must_use]
 pub fn text(suite: &Suite) -> String {
     let mut parts = Vec::new();
-    for scenario in &suite.scenarios {
-        parts.push(scenario_text(scenario, suite.scenarios.len() > 1));
-    }
-    if suite.scenarios.len() > 1 {
-        parts.push(overview(suite));
+    parts.extend(verdict::first_line(suite));
+    let headlines: Vec<String> = suite
+        .scenarios
+        .iter()
+        .map(|one| format!("  {}", one.headline))
+        .collect();
+    parts.push(headlines.join("\n"));
+    if suite.scenarios.iter().any(|one| !one.phases.is_empty()) {
+        parts.push(summary(suite));
     }
     if let Some(emu) = suite.scenarios.iter().find_map(|one| one.ratios.emu) {
         parts.push(format!(
-            "  effective machine utilisation, managed (cpu): {emu:.2}"
+            "  effective machine utilization with koord (cpu): {emu:.2}"
         ));
     }
     let lacks = lacks(&suite.setup);
     parts.extend(lacks.map(|sentence| format!("  {sentence}")));
+    parts.push(verdict::last_line(suite));
     parts.join("\n\n")
+}
+
+/// One row per phase of every scenario.
+fn summary(suite: &Suite) -> String {
+    let header = [
+        "neighbor",
+        "phase",
+        "p99",
+        "range",
+        "times alone",
+        "batch/s",
+        "times plain",
+        "CPU",
+        "windows",
+    ];
+    let rows = suite.scenarios.iter().flat_map(|scenario| {
+        let phases = scenario.phases.iter().zip(rows(scenario)).enumerate();
+        phases.map(|(at, (result, row))| {
+            let [_, _, _, p99, span, _, cpu, batch, over_alone, over_plain] = row;
+            let name = if at == 0 { scenario.name.as_str() } else { "" };
+            let label = result.name.label();
+            let row = [p99, span, over_alone, batch, over_plain, cpu];
+            let row = row.map(|cell| match result.counted {
+                0 if cell != "–" => format!("({cell})"),
+                _ => cell,
+            });
+            let first = [name.to_owned(), label.to_owned()];
+            first
+                .into_iter()
+                .chain(row)
+                .chain([windows(result)])
+                .collect()
+        })
+    });
+    let table = plain_table(&header, rows, 2);
+    format!(
+        "{table}\n\n  p99 of the service: medians and ranges of the clean windows; ≈: the ranges overlap; (): noise"
+    )
+}
+
+/// How many windows of a phase count, and how many are noisy.
+#[must_use]
+pub fn windows(result: &PhaseResult) -> String {
+    match result.repeats.len() - result.counted {
+        0 => result.counted.to_string(),
+        noisy => format!("{}, {noisy} noisy", result.counted),
+    }
 }
 
 /// What this machine lacks for the figures to be worth what they could be.
@@ -138,76 +208,75 @@ pub fn missing(scenario: &ScenarioResult) -> Option<String> {
     })
 }
 
-fn scenario_text(scenario: &ScenarioResult, heading: bool) -> String {
-    let mut lines = Vec::new();
-    if heading {
-        lines.push(format!(" {}: {}", scenario.name, scenario.title));
-    }
-    if let Some(missing) = missing(scenario) {
-        lines.push(format!("  {missing}"));
-    }
-    if !scenario.phases.is_empty() {
-        let rows = rows(scenario).into_iter().map(Vec::from);
-        lines.push(plain_table(&HEADER, rows));
-        lines.push(String::new());
-    }
-    for sentence in &scenario.words {
-        lines.push(format!("  {sentence}"));
-    }
-    for result in &scenario.phases {
-        lines.extend(noise(result));
-    }
-    lines.join("\n")
-}
+#[cfg(test)]
+mod tests {
+    use super::super::result::tests::{noisy, phase_of};
+    use super::super::verdict::tests::{judged, scenario_of};
+    use super::*;
+    use crate::demo::words;
 
-fn noise(result: &PhaseResult) -> Option<String> {
-    let rejected = result
-        .repeats
-        .iter()
-        .filter(|run| run.rejected.is_some())
-        .count();
-    let counts = if result.counted == 0 {
-        "and count all the same"
-    } else {
-        "and do not count"
-    };
-    (rejected > 0).then(|| {
-        format!(
-            "  {rejected} of {} windows of {} were noisy {counts}.",
-            result.repeats.len(),
-            result.name.name()
-        )
-    })
-}
-
-/// One row per scenario.
-fn overview(suite: &Suite) -> String {
-    let header = [
-        "scenario",
-        "besteffort / alone",
-        "suppressed / alone",
-        "managed / alone",
-        "batch managed / besteffort",
-        "batch managed / suppressed",
-        "back after",
-    ];
-    let rows = suite.scenarios.iter().map(|one| {
-        let ratios = &one.ratios;
-        let name = match one.ran {
-            true => one.name.clone(),
-            false if one.phases.is_empty() => format!("{} (not measured)", one.name),
-            false => format!("{} (not all)", one.name),
+    fn suite(scenarios: Vec<ScenarioResult>) -> Suite {
+        let told = |mut one: ScenarioResult| {
+            one.headline = words::headline(&one);
+            one
         };
-        vec![
-            name,
-            ratio(ratios.p99_besteffort_over_alone),
-            ratio(ratios.p99_suppressed_over_alone),
-            ratio(ratios.p99_managed_over_alone),
-            ratio(ratios.be_managed_over_besteffort),
-            ratio(ratios.be_managed_over_suppressed),
-            one.recovery_ms
-                .map_or_else(|| "–".to_owned(), |ms| format!("{ms:.0}\u{a0}ms")),
-        ]
-    });
-    plain_table(&header, rows)
+        let scenarios: Vec<ScenarioResult> = scenarios.into_iter().map(told).collect();
+        Suite {
+            verdict: verdict::of_suite(&scenarios),
+            scenarios,
+            ..Suite::default()
+        }
+    }
+
+    #[test]
+    fn text_has_words_first_and_the_count_last() {
+        let text = text(&suite(vec![
+            scenario_of("a", &[500.0, 510.0], &[900.0, 990.0], &[505.0, 515.0]),
+            scenario_of("b", &[500.0, 510.0], &[505.0, 515.0], &[500.0, 515.0]),
+        ]));
+        assert!(text.starts_with("  a: won. Plain"), "{text}");
+        let last = text.lines().last().unwrap();
+        assert_eq!(
+            last,
+            "Of 2 neighbors, koord won 1 (a); harmless: 1 (b); lost: 0."
+        );
+        assert!(!text.contains("NOT CONCLUSIVE"), "{text}");
+    }
+
+    #[test]
+    fn phase_of_noise_only_has_no_ratio() {
+        for at in 0..3 {
+            let mut one = scenario_of("a", &[1400.0, 1410.0], &[900.0, 990.0], &[505.0, 515.0]);
+            let phase = one.phases[at].name;
+            one.phases[at] = noisy(phase, &[562_000.0, 563_000.0]);
+            let text = text(&suite(vec![judged(one)]));
+            assert!(
+                text.starts_with("NOT CONCLUSIVE: a: every window of"),
+                "{text}"
+            );
+            let label = format!(" {} ", phase.label());
+            let row = text
+                .lines()
+                .find(|line| line.contains(&label) && line.contains("562"));
+            let row = row.unwrap();
+            assert!(row.contains("0, 2 noisy"), "{row}");
+            let cells: Vec<&str> = row.split("  ").map(str::trim).collect();
+            assert!(
+                cells.contains(&"(562\u{a0}ms)") && cells.contains(&"–"),
+                "{row}"
+            );
+            assert!(!text.contains("402") && !text.contains("0.40"), "{text}");
+        }
+    }
+
+    #[test]
+    fn quotient_needs_a_clean_window_of_both() {
+        let clean = phase_of(Phase::Alone, &[500.0]);
+        let noise = noisy(Phase::Managed, &[250.0]);
+        let p99 = |one: &PhaseResult| one.ls.p99_us;
+        assert_eq!(quotient(&clean, Some(&clean), p99), Some(1.0));
+        assert_eq!(quotient(&noise, Some(&clean), p99), None);
+        assert_eq!(quotient(&clean, Some(&noise), p99), None);
+        assert_eq!(quotient(&clean, None, p99), None);
+    }
 }

@@ -1,8 +1,9 @@
 //! One measured window: set the phase up, generate the load, sample, judge the noise.
 
 use super::result::{Phase, Run, Write};
-use super::sampler::{Sampler, Window};
+use super::sampler::{Sampler, Series, Targets, Window};
 use super::scene::Scene;
+use super::schedule::Visit;
 use crate::workload::{load, monotonic_ns};
 use anyhow::{Context, Result};
 
@@ -11,34 +12,22 @@ const STEAL: f64 = 0.005;
 /// When the generator woke later than this, in microseconds (99th percentile).
 const SEND_LAG_US: f64 = 150.0;
 
-/// Load that is not counted before a window, in seconds: until the phase is in its steady state.
-/// Koordinator raises its cap by a tenth of the machine per second. Our guard starts at the threshold
-/// where it cannot see memory bandwidth, and proves a cause before it acts: some seconds per lever. What
-/// it found out it knows when the phase comes again. The service is not judged while it starts, and has
-/// been there for a while before batch work comes, as services are: `first` says that the phase is new.
-fn warmup(phase: Phase, first: bool, reads_file: bool) -> f64 {
-    match (phase, first) {
-        (Phase::Managed, true) => 30.0,
-        (Phase::Managed, false) => 12.0,
-        (Phase::Alone, true) => 15.0,
-        // Memory fills, and what batch work drove out of it comes back.
-        _ if reads_file => 6.0,
-        (Phase::Alone, false) => 1.0,
-        (Phase::BestEffort | Phase::Unmanaged, _) => 2.0,
-        (Phase::Suppressed, _) => 4.0,
-    }
-}
+/// Load before a further window of the same visit, in seconds: until the connections are open.
+const PAUSE_S: f64 = 0.3;
 
 impl Scene {
-    /// Sets the phase up, measures one window, and clears the batch pods away.
-    pub(super) async fn measure(&mut self, phase: Phase, repeat: usize) -> Result<Run> {
-        let name = self.stage()?.scenario.name;
-        let step = |scene: &Self, what: &str| {
-            scene.step(&format!("{name}, {} {repeat}: {what}", phase.name()));
-        };
-        step(self, "waiting for a quiet machine");
-        wait_for_quiet().await;
-        step(self, "preparing");
+    /// Sets a phase up, measures windows for as long as `again` asks for another, and clears the batch
+    /// pods away.
+    pub(super) async fn visit(
+        &mut self,
+        visit: Visit,
+        patience: usize,
+        again: impl FnMut(Run) -> bool,
+    ) -> Result<()> {
+        let phase = visit.phase;
+        self.step_of(visit, "waiting for a quiet machine")?;
+        wait_for_quiet(patience).await;
+        self.step_of(visit, "preparing")?;
         self.configure(phase).await?;
         let counters = match phase {
             Phase::Alone => None,
@@ -47,47 +36,79 @@ impl Scene {
         let targets = self
             .targets(phase, counters.clone().unwrap_or_default())
             .await?;
-        let sampler = Sampler::start(targets).context("sampler")?;
-        step(self, "measuring");
-        let stage = self.stage()?;
-        let reads_file = stage.scenario.service.file.1 > 0;
-        let warmup = warmup(phase, !stage.seen.contains(&phase), reads_file);
-        let ls = self.generate(phase, repeat, warmup, &sampler).await;
-        let series = sampler.finish(self.setup.cpus);
+        let measured = self.windows(visit, &targets, again).await;
         if let Some(counters) = counters {
             self.stop_batch(&counters).await?;
         }
-        let ls = ls?;
-        self.saw(phase);
+        measured
+    }
+
+    async fn windows(
+        &mut self,
+        visit: Visit,
+        targets: &Targets,
+        mut again: impl FnMut(Run) -> bool,
+    ) -> Result<()> {
+        let mut warmup_s = visit.warmup_s;
+        for number in 1.. {
+            self.step_of(visit, &format!("measuring, window {number}"))?;
+            let sampler = Sampler::start(targets.clone()).context("sampler")?;
+            let ls = self.generate(visit, number, warmup_s, &sampler).await;
+            let series = sampler.finish(self.setup.cpus);
+            let run = self.run_of(visit, ls?, &series, warmup_s)?;
+            warmup_s = PAUSE_S;
+            if !again(run) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn run_of(
+        &mut self,
+        visit: Visit,
+        ls: load::Outcome,
+        series: &Series,
+        warmup_s: f64,
+    ) -> Result<Run> {
         let window = series.window(ls.window_ns);
-        let writes = self.writes(ls.window_ns.0, warmup);
-        // Without cgroups nobody can tell the service's CPU time from a stranger's.
+        // Without cgroups the service's CPU time cannot be told from that of other processes.
         let strangers = match self.setup.enforced {
             true => self.stage()?.scenario.strangers,
             false => 1.0,
         };
-        let rejected = rejection(&window, &ls, strangers);
-        if phase == Phase::Alone {
+        if visit.phase == Phase::Alone {
             self.note_elsewhere(window.elsewhere * 100.0);
         }
         Ok(Run {
-            repeat,
+            repeat: visit.round,
             cpu_utilization: window.cpu_utilization,
             strangers: window.strangers,
             steal: window.steal,
             be_ops_per_s: window.be_ops_per_s,
             ls_psi_some: window.ls_psi_some,
-            rejected,
+            rejected: rejection(&window, &ls, strangers),
             cpu: series.cpu(ls.window_ns.0),
-            writes,
+            writes: self.writes(ls.window_ns.0, warmup_s),
             ls,
         })
     }
 
+    /// Shows what is played.
+    fn step_of(&self, visit: Visit, what: &str) -> Result<()> {
+        let name = self.stage()?.scenario.name;
+        self.step(&format!(
+            "{name}, {}, round {}: {what}",
+            visit.phase.label(),
+            visit.round
+        ));
+        Ok(())
+    }
+
     async fn generate(
         &self,
-        phase: Phase,
-        repeat: usize,
+        visit: Visit,
+        number: usize,
         warmup: f64,
         sampler: &Sampler,
     ) -> Result<load::Outcome> {
@@ -104,11 +125,11 @@ impl Scene {
         let load = stage.scenario.load;
         let http = stage.scenario.service.nginx;
         let options = [
-            ("--connect", Some(stage.measured(phase).1.to_string())),
+            ("--connect", Some(stage.measured(visit.phase).1.to_string())),
             ("--rate", Some(stage.rate.to_string())),
             ("--seconds", Some(seconds.to_string())),
             ("--warmup", Some(warmup.to_string())),
-            ("--seed", Some(repeat.to_string())),
+            ("--seed", Some((100 * visit.round + number).to_string())),
             ("--http", http.then(|| "/file".to_owned())),
             ("--bursts", load.bursts.map(str::to_owned)),
             ("--slots", load.slots.map(|(slot, _)| slot.to_string())),
@@ -148,10 +169,10 @@ impl Scene {
     }
 }
 
-/// Waits, at most 8 s, for a third of a second in which the machine wakes sleepers in time. What disturbs it
-/// (a compiler, the neighbours of a virtual machine) comes and goes in bursts.
-async fn wait_for_quiet() {
-    for _ in 0..24 {
+/// Waits for a third of a second in which the machine wakes sleepers in time, `patience` times at most. What
+/// disturbs it (a compiler, other virtual machines on the host) comes and goes in bursts.
+async fn wait_for_quiet(patience: usize) {
+    for _ in 0..patience {
         let probe = tokio::task::spawn_blocking(|| load::wake_lag_us(80));
         if probe.await.is_ok_and(|lag| lag < SEND_LAG_US) {
             return;

@@ -1,7 +1,8 @@
 //! What the figures of a scenario say, in words: what koord adds to plain Kubernetes and to
 //! Koordinator's policy, and what it does not.
 
-use super::result::{Phase, PhaseResult, Verdict};
+use super::result::{Phase, PhaseResult, ScenarioResult, Verdict};
+use super::verdict::Outcome;
 
 /// A latency for people: `0.57 ms`, `12 ms`.
 #[must_use]
@@ -19,13 +20,73 @@ pub fn latency(us: f64) -> String {
 fn phase(phases: &[PhaseResult], name: Phase) -> Option<&PhaseResult> {
     phases
         .iter()
-        .find(|result| result.name == name && !result.repeats.is_empty())
+        .find(|result| result.name == name && result.counted > 0)
 }
 
 /// Batch work of one phase over that of another, which may have got none done.
 fn over(one: &PhaseResult, other: &PhaseResult) -> Option<f64> {
     let work = other.be.ops_per_s;
     (work > 0.0).then(|| one.be.ops_per_s / work)
+}
+
+/// A multiple for people, in three digits or so; `≈` where the windows overlap.
+fn times(value: f64, against: Verdict) -> String {
+    let about = match against {
+        Verdict::Indistinguishable => "≈ ",
+        _ => "",
+    };
+    match value {
+        value if value < 9.95 => format!("{about}{value:.2}"),
+        value if value < 99.5 => format!("{about}{value:.1}"),
+        value => format!("{about}{value:.0}"),
+    }
+}
+
+/// What a scenario shows, in plain words and one line.
+#[must_use]
+pub fn headline(scenario: &ScenarioResult) -> String {
+    let name = &scenario.name;
+    let reason = scenario.verdict.reason.as_deref().unwrap_or("no reason");
+    let phases = &scenario.phases;
+    let find = |name| phase(phases, name);
+    let figures = (
+        find(Phase::Alone),
+        find(Phase::BestEffort),
+        find(Phase::Managed),
+    );
+    let (outcome, (Some(alone), Some(plain), Some(managed))) = (scenario.verdict.outcome, figures)
+    else {
+        return match scenario.verdict.outcome {
+            Outcome::NotMeasured => format!("{name}: not measured: {reason}."),
+            _ => format!("{name}: NOT CONCLUSIVE: {reason}."),
+        };
+    };
+    let over_alone = |result: &PhaseResult| {
+        let value = result.ls.p99_us / alone.ls.p99_us.max(f64::MIN_POSITIVE);
+        format!("{} times", times(value, result.p99_against(alone)))
+    };
+    let work = over(managed, plain).map(|value| {
+        let value = times(value, managed.work_against(plain));
+        format!(", with {value} times the batch work of plain Kubernetes")
+    });
+    let work = work.unwrap_or_default();
+    let (bad, ours) = (over_alone(plain), over_alone(managed));
+    match outcome {
+        Outcome::Won => format!(
+            "{name}: won. Plain Kubernetes makes the service's p99 {bad} as long as alone; with koord it is \
+             {ours} as long{work}."
+        ),
+        Outcome::Harmless => format!(
+            "{name}: harmless. The service's p99 is {bad} as long as alone under plain Kubernetes, {ours} \
+             with koord{work}."
+        ),
+        Outcome::Lost => format!(
+            "{name}: LOST. The service's p99 is {bad} as long as alone under plain Kubernetes, and koord does \
+             not make it clearly less: {ours}{work}."
+        ),
+        Outcome::NotConclusive => format!("{name}: NOT CONCLUSIVE: {reason}."),
+        Outcome::NotMeasured => format!("{name}: not measured: {reason}."),
+    }
 }
 
 /// The sentences, most important first; none without the phases they compare.
@@ -120,7 +181,8 @@ fn protection(alone: &PhaseResult, plain: &PhaseResult, managed: &PhaseResult) -
 
 #[cfg(test)]
 mod tests {
-    use super::super::result::tests::phase_of;
+    use super::super::result::tests::{noisy, phase_of};
+    use super::super::verdict::tests::{judged, scenario_of};
     use super::*;
 
     #[test]
@@ -159,6 +221,41 @@ mod tests {
         );
         says(&[510.0, 560.0], &[800.0, 900.0], "does worse");
         says(&[510.0], &[800.0], "Too few clean runs");
+    }
+
+    #[test]
+    fn headline_of_each_outcome_says_it_in_plain_words() {
+        let says = |plain: &[f64], managed: &[f64], text: &str| {
+            let said = headline(&scenario_of("x", &[500.0, 520.0], plain, managed));
+            assert!(said.starts_with(text), "{said}");
+        };
+        says(
+            &[3000.0, 3400.0],
+            &[430.0, 440.0],
+            "x: won. Plain Kubernetes makes the service's p99 6.27 times as long as alone; with koord it is 0.85 \
+             times as long, with ≈ 1.00 times the batch work",
+        );
+        says(
+            &[505.0, 515.0],
+            &[505.0, 525.0],
+            "x: harmless. The service's p99 is ≈ 1.00 times",
+        );
+        says(&[905.0, 915.0], &[905.0, 925.0], "x: LOST.");
+        says(&[905.0, 915.0], &[905.0], "x: NOT CONCLUSIVE: koord");
+        let mut missing = ScenarioResult::default();
+        missing.verdict.reason = Some("needs root".to_owned());
+        assert_eq!(headline(&missing), ": not measured: needs root.");
+    }
+
+    #[test]
+    fn headline_of_noise_has_no_ratio() {
+        let mut scenario = scenario_of("x", &[500.0, 520.0], &[505.0, 525.0], &[510.0, 520.0]);
+        scenario.phases[1] = noisy(Phase::BestEffort, &[562_000.0, 562_000.0]);
+        let said = headline(&judged(scenario));
+        assert_eq!(
+            said,
+            "x: NOT CONCLUSIVE: every window of plain Kubernetes was noisy (noise)."
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::harness::exclusive;
 use koord::demo::result::{ScenarioResult, Suite};
+use koord::demo::verdict::Overall;
 use koord_host::testing::skip;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -55,6 +56,8 @@ fn bad_arguments_are_told_what_is_wanted() {
         (["--phase-seconds", "ten"], "expected 0.5 to 3600 seconds"),
         (["--repeat", "0"], "0 is not in 1..=100"),
         (["--repeat", "1e3"], "--repeat"),
+        (["--budget-seconds", "5"], "expected 30 to 86400 seconds"),
+        (["--budget-seconds", "NaN"], "expected 30 to 86400 seconds"),
         (
             ["--rate", "fast"],
             "expected 1 to 1000000 requests per second",
@@ -74,6 +77,8 @@ fn bad_arguments_are_told_what_is_wanted() {
     }
     let both = ["--from", "a.json", "--scenario", "io"];
     refuses(dir.path(), &both, 2, &["--from", "--scenario"]);
+    let both = ["--budget-seconds", "60", "--repeat", "2"];
+    refuses(dir.path(), &both, 2, &["--budget-seconds", "--repeat"]);
 }
 
 #[test]
@@ -144,9 +149,35 @@ fn figures_that_are_none_are_named() {
         1,
         &["--from and --report"],
     );
-    let shown = demo(dir, &from).output().expect("koord starts");
-    assert!(shown.status.success(), "{}", text(&shown.stderr));
-    assert!(dir.join("koord-demo.html").exists());
+    for (overall, code) in [
+        (Overall::Conclusive, 0),
+        (Overall::NotMeasured, 3),
+        (Overall::NotConclusive, 4),
+        (Overall::Lost, 5),
+    ] {
+        suite.verdict.overall = overall;
+        is(&serde_json::to_string(&suite).expect("JSON"));
+        let shown = demo(dir, &from).output().expect("koord starts");
+        assert_eq!(shown.status.code(), Some(code), "{}", text(&shown.stderr));
+        assert!(dir.join("koord-demo.html").exists());
+    }
+}
+
+#[test]
+fn help_names_the_exit_codes() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let help = demo(dir.path(), &["--help"])
+        .output()
+        .expect("koord starts");
+    let help = text(&help.stdout);
+    for line in [
+        "0  conclusive",
+        "3  not everything",
+        "4  NOT CONCLUSIVE",
+        "5  lost",
+    ] {
+        assert!(help.contains(line), "{help}");
+    }
 }
 
 /// Starts it, waits until the first window is measured, asks it to end as Ctrl-C does, and gives its
@@ -176,9 +207,11 @@ fn interrupted(dir: &Path, mut command: Command) -> Option<(Option<i32>, Value)>
     Some((code, serde_json::from_str(&json).expect("JSON")))
 }
 
-const SHORT: [&str; 8] = [
+const SHORT: [&str; 10] = [
     "--scenario",
     "nginx,cpu,io",
+    "--repeat",
+    "1",
     "--phase-seconds",
     "0.5",
     "--json",
@@ -201,6 +234,8 @@ fn what_lacks_a_program_keeps_its_row_and_an_interrupt_what_was_measured() {
     };
     assert_eq!(code, Some(3));
     assert_eq!(figures["complete"], false);
+    assert_eq!(figures["verdict"]["overall"], "not_measured");
+    assert_eq!(figures["verdict"]["not_measured"], 3);
     let [nginx, cpu, io] = figures["scenarios"].as_array().expect("rows").as_slice() else {
         panic!("{figures}")
     };
