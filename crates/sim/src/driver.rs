@@ -6,6 +6,7 @@ use crate::numa::{self, Admission, Floors, Seen};
 use crate::telemetry::Telemetry;
 use crate::{Error, Options, heartbeat, node, refusal};
 use futures::{StreamExt, TryStreamExt, stream};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::{NodeMetric, NodeMetricStatus};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
@@ -69,7 +70,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     check(&options)?;
     tokio::select! {
         () = ctx.shutdown.cancelled() => return Ok(()),
-        prepared = prepare(&options, &client) => prepared?,
+        prepared = prepare(&options, &client, ctx.clock.now()) => prepared?,
     }
     let shutdown = || ctx.shutdown.clone();
     let mut nodes =
@@ -112,8 +113,8 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     for _ in 0..options.concurrency {
         tasks.spawn(work_on_pods(Arc::clone(&shared)));
         tasks.spawn(work_on_exports(Arc::clone(&shared)));
+        tasks.spawn(work_on_nodes(Arc::clone(&shared)));
     }
-    tasks.spawn(work_on_nodes(Arc::clone(&shared)));
     let heartbeat = heartbeat::run(
         nodes.store.clone(),
         options.heartbeat_interval,
@@ -178,7 +179,7 @@ fn check(options: &Options) -> Result<(), Error> {
 }
 
 /// Creates the nodes that are missing and deletes what a larger earlier run left.
-async fn prepare(options: &Options, client: &Client) -> Result<(), Error> {
+async fn prepare(options: &Options, client: &Client, now: Timestamp) -> Result<(), Error> {
     let api: Api<Node> = Api::all(client.clone());
     let failed = |node: &str| {
         let node = node.to_owned();
@@ -200,10 +201,10 @@ async fn prepare(options: &Options, client: &Client) -> Result<(), Error> {
         .map(Ok)
         .try_for_each_concurrent(options.concurrency, |index| {
             let api = api.clone();
-            let object = node::object(index, &options.template);
+            let node = node::registered(index, &options.template, now);
             async move {
                 let name = node::name(index);
-                let node: Node = serde_json::from_value(object).map_err(|error| Error::Node {
+                let node = node.map_err(|error| Error::Node {
                     node: name.clone(),
                     source: koord_kube::Error::SerdeError(error),
                 })?;

@@ -102,8 +102,15 @@ pub fn is_surplus(node: &Node, nodes: usize) -> bool {
     is_own(node) && index(name).is_some_and(|index| index >= nodes)
 }
 
-/// The object to create for node `index`; its status is set by [`ready_status`].
-pub(crate) fn object(index: usize, template: &NodeTemplate) -> Value {
+/// Returns node `index` as its kubelet registers it: ready, so that it takes one write to get there.
+///
+/// # Errors
+/// When the template's architecture or capacity cannot be in a Node.
+pub(crate) fn registered(
+    index: usize,
+    template: &NodeTemplate,
+    now: Timestamp,
+) -> Result<Node, serde_json::Error> {
     let name = name(index);
     let mut object = json!({
         "apiVersion": "v1",
@@ -121,15 +128,14 @@ pub(crate) fn object(index: usize, template: &NodeTemplate) -> Value {
                 "node-role.kubernetes.io/simulated": "",
             },
         },
-        "status": {
-            "capacity": template.capacity,
-            "allocatable": template.capacity,
-        },
     });
     if let Some(layout) = &template.numa {
         object["metadata"]["annotations"][TOPOLOGY_ANNOTATION] = json!(json!(layout).to_string());
     }
-    object
+    let mut node: Node = serde_json::from_value(object)?;
+    let mut patch = ready_status(&node, template, now);
+    node.status = serde_json::from_value(patch["status"].take())?;
+    Ok(node)
 }
 
 /// The conditions of a healthy kubelet: type, status, reason, message.
@@ -297,17 +303,22 @@ mod tests {
     }
 
     #[test]
-    fn a_made_node_becomes_ready_and_keeps_given_capacity() {
-        let template = NodeTemplate::default();
-        let made = node(object(7, &template));
-        assert!(is_managed(&made) && !is_ready(&made));
+    fn registered_node_is_ready_and_keeps_its_capacity() {
+        let mut template = NodeTemplate::default();
+        let made = registered(7, &template, Timestamp::UNIX_EPOCH).unwrap();
+        assert!(is_managed(&made) && is_ready(&made));
+        let capacity = made.status.as_ref().and_then(|s| s.allocatable.as_ref());
+        assert_eq!(capacity.unwrap()["cpu"].0, "32");
+        template
+            .capacity
+            .insert(resources::CPU.to_owned(), Quantity::from_value(8));
         let patch = ready_status(&made, &template, Timestamp::UNIX_EPOCH);
         assert_eq!(patch["status"].get("capacity"), None);
         assert_eq!(patch["status"]["addresses"][0]["address"], "10.64.0.8");
         assert_eq!(patch["status"]["conditions"].as_array().unwrap().len(), 5);
         let bare = node(json!({ "metadata": { "name": "k" } }));
         let patch = ready_status(&bare, &template, Timestamp::UNIX_EPOCH);
-        assert_eq!(patch["status"]["capacity"]["cpu"], "32");
+        assert_eq!(patch["status"]["capacity"]["cpu"], "8");
         assert_eq!(patch["status"]["allocatable"]["memory"], "128Gi");
         let mut ready = patch;
         ready["metadata"] = json!({ "name": "k" });
