@@ -1,8 +1,10 @@
 //! `koord bench scheduler`: the engine alone, or the scheduler against the embedded API server.
 
+mod placement;
 mod running;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use bytes::Bytes;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -11,6 +13,7 @@ use koord_bench::{self as bench, ApiObjects, Report, Scenario};
 use koord_kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use koord_kube::client::{ClientOptions, from_kubeconfig};
 use koord_kube::{Api, Change, Client, Informer};
+use placement::{Placement, post};
 use running::Running;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
@@ -146,15 +149,19 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<Report> {
 
     // A pod informer of our own sees bindings as any client does.
     let mut informer =
-        Informer::<Pod>::start(connect("watcher").await?, Default::default(), stop.clone());
+        Informer::<Placement>::start(connect("watcher").await?, Default::default(), stop.clone());
     let created: Arc<Mutex<HashMap<String, Instant>>> = Arc::default();
     let backlog = match args.backlog {
-        true => Some(create(client.clone(), objects.pods.clone(), created.clone()).await?),
+        true => Some(create(client.clone(), bodies(&objects.pods)?, created.clone()).await?),
         false => None,
     };
     let mut scheduler = match &args.scheduler {
         Some(command) => Running::outside(command, &kubeconfig)?,
         None => Running::inside(options, connect("koord-scheduler").await?),
+    };
+    let bodies = match backlog {
+        Some(_) => Vec::new(),
+        None => bodies(&objects.pods)?,
     };
     if backlog.is_none() {
         scheduler.ready(&client, &objects).await?;
@@ -163,7 +170,7 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<Report> {
     let mut before = scheduler.cpu();
     let creating = match backlog {
         Some(took) => tokio::spawn(std::future::ready(Ok(took))),
-        None => tokio::spawn(create(client, objects.pods.clone(), created.clone())),
+        None => tokio::spawn(create(client, bodies, created.clone())),
     };
     let mut latencies: Vec<Duration> = Vec::new();
     let mut last = Instant::now();
@@ -175,11 +182,9 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<Report> {
         let Change::Applied { new, .. } = change else {
             continue;
         };
-        let bound = new.spec.as_ref().is_some_and(|s| s.node_name.is_some());
-        let name = new.metadata.name.as_deref().unwrap_or_default();
-        if bound {
+        if new.is_bound() {
             let mut created = created.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(at) = created.remove(name) {
+            if let Some(at) = created.remove(new.name()) {
                 last = Instant::now();
                 if args.backlog && latencies.is_empty() {
                     (started, before) = (last, scheduler.cpu());
@@ -304,23 +309,33 @@ async fn other(client: &Client, kind: &str, value: &Value) -> Result<()> {
     Ok(())
 }
 
+/// Returns the names of `pods` and their JSON.
+fn bodies(pods: &[Arc<Pod>]) -> Result<Vec<(String, Bytes)>> {
+    let body = |pod: &Arc<Pod>| {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        Ok((name, serde_json::to_vec(pod)?.into()))
+    };
+    pods.iter().map(body).collect()
+}
+
 /// Creates the pods; returns how long that took.
 async fn create(
     client: Client,
-    pods: Vec<Arc<Pod>>,
+    pods: Vec<(String, Bytes)>,
     created: Arc<Mutex<HashMap<String, Instant>>>,
 ) -> Result<Duration, koord_kube::Error> {
     let started = Instant::now();
-    let api: Api<Pod> = Api::namespaced(client, bench::NAMESPACE);
-    let work = pods.into_iter().map(move |pod| {
-        let (api, created) = (api.clone(), created.clone());
+    let url: Arc<str> = Api::<Pod>::namespaced(client.clone(), bench::NAMESPACE)
+        .resource_url()
+        .into();
+    let work = pods.into_iter().map(move |(name, body)| {
+        let (client, url, created) = (client.clone(), url.clone(), created.clone());
         async move {
-            let name = pod.metadata.name.clone().unwrap_or_default();
             created
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .insert(name, Instant::now());
-            api.create(&PostParams::default(), &pod).await.map(|_| ())
+            post(&client, &url, body).await
         }
     });
     all(work).await?;

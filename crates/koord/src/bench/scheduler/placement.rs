@@ -1,0 +1,98 @@
+//! What the benchmark reads of pods, and how it creates them: as little as a load generator can, because its
+//! work is part of the CPU time that is measured.
+
+use bytes::Bytes;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use koord_kube::api::PostParams;
+use koord_kube::kube_core::{NamespaceResourceScope, Request, Resource};
+use koord_kube::{Client, Error};
+use serde::{Deserialize, Deserializer};
+use std::borrow::Cow;
+
+/// A pod's names and its node.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Placement {
+    metadata: ObjectMeta,
+    node: Option<String>,
+}
+
+impl Placement {
+    /// Returns the pod's name.
+    pub(super) fn name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// Returns whether the pod has a node.
+    pub(super) fn is_bound(&self) -> bool {
+        self.node.is_some()
+    }
+}
+
+impl Resource for Placement {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        Pod::kind(&())
+    }
+    fn group((): &()) -> Cow<'_, str> {
+        Pod::group(&())
+    }
+    fn version((): &()) -> Cow<'_, str> {
+        Pod::version(&())
+    }
+    fn plural((): &()) -> Cow<'_, str> {
+        Pod::plural(&())
+    }
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl<'de> Deserialize<'de> for Placement {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Metadata {
+            name: Option<String>,
+            namespace: Option<String>,
+            uid: Option<String>,
+            resource_version: Option<String>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Spec {
+            node_name: Option<String>,
+        }
+        #[derive(Deserialize)]
+        struct Parts {
+            metadata: Metadata,
+            spec: Option<Spec>,
+        }
+        let Parts { metadata, spec } = Parts::deserialize(deserializer)?;
+        Ok(Self {
+            metadata: ObjectMeta {
+                name: metadata.name,
+                namespace: metadata.namespace,
+                uid: metadata.uid,
+                resource_version: metadata.resource_version,
+                ..ObjectMeta::default()
+            },
+            node: spec.and_then(|spec| spec.node_name),
+        })
+    }
+}
+
+/// Posts `body`, an object, to `url`; the answer is not decoded.
+///
+/// # Errors
+/// The refusal, or that there was no answer.
+pub(super) async fn post(client: &Client, url: &str, body: Bytes) -> Result<(), Error> {
+    let request = Request::new(url).create(&PostParams::default(), body.into());
+    let request = request.map_err(Error::BuildRequest)?;
+    client.request_text(request).await.map(drop)
+}
