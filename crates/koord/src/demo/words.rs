@@ -139,7 +139,7 @@ pub fn of(phases: &[PhaseResult]) -> Vec<String> {
         .collect();
     if !below.is_empty() {
         words.push(format!(
-            "A p99 below alone ({}) is that and no merit of anybody's; why was not isolated.",
+            "Why p99 is below alone ({}) was not isolated.",
             below.join(", ")
         ));
     }
