@@ -228,7 +228,7 @@ fn flags(
         ("prediction-checkpoint-filepath", "checkpoints"),
         ("tsdb-path", "tsdb"),
         ("var-run-root-dir", "var-run"),
-        ("var-lib-kubelet-dir", "kubelet"),
+        ("var-lib-kubelet-dir", super::kubelet::DIRECTORY),
         ("pod-resources-proxy-path", "pod-resources"),
         ("xpu-device-infos-dir", "xpu"),
         ("runtime-hooks-config-path", "hooks"),

@@ -12,17 +12,32 @@ use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::Value;
+use std::path::Path;
 use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// Serves `/pods` and `/configz` on a free port of this host until `stop`; returns the port.
+/// The kubelet's directory, below the one of the run.
+pub(super) const DIRECTORY: &str = "kubelet";
+
+/// Serves `/pods` and `/configz` on a free port of this host until `stop`; returns the port. Its certificate is in
+/// `directory`, where a kubelet has one that it signed itself and koordlet looks for it.
 ///
 /// # Errors
-/// When there is no port, or no certificate can be made.
-pub(super) async fn serve(pods: &Value, configz: &Value, stop: CancellationToken) -> Result<u16> {
+/// When there is no port, or the certificate can be neither made nor written.
+pub(super) async fn serve(
+    pods: &Value,
+    configz: &Value,
+    directory: &Path,
+    stop: CancellationToken,
+) -> Result<u16> {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
+    let pki = directory.join("pki");
+    std::fs::create_dir_all(&pki).with_context(|| format!("cannot create {}", pki.display()))?;
+    let file = pki.join("kubelet.crt");
+    std::fs::write(&file, made.cert.pem())
+        .with_context(|| format!("cannot write {}", file.display()))?;
     let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
     let mut config = ServerConfig::builder()
         .with_no_client_auth()

@@ -267,6 +267,14 @@ async fn watch(args: &Args, mut agent: Agent, world: &World) -> Result<Cost> {
         collectors,
         strategies,
     } = agent.active().await?;
+    let pods_reported = world.pods_reported().await?;
+    // The report of the start has none; the next one is a minute later.
+    if pods_reported == Some(0) && args.warmup >= 65 {
+        bail!(
+            "the agent reports none of the kubelet's {} pods: its cost is not that of a node that has them",
+            args.pods
+        );
+    }
     let containers = f64::from(args.pods) * f64::from(args.containers);
     let cost = Cost {
         flavour: agent.flavour().name(),
@@ -284,7 +292,7 @@ async fn watch(args: &Args, mut agent: Agent, world: &World) -> Result<Cost> {
         },
         open_files: after.open_files,
         threads: after.threads,
-        pods_reported: world.pods_reported().await?,
+        pods_reported,
         collectors,
         strategies,
         others_percent: machine.busy_percent - machine.percent_of(spent.cpu_millicores),

@@ -49,14 +49,20 @@ impl World {
             stop,
             serving,
         };
-        world.fill(pods, node_slo).await?;
+        world.fill(directory, pods, node_slo).await?;
         Ok(world)
     }
 
-    async fn fill(&self, pods: Vec<Value>, node_slo: Value) -> Result<()> {
+    async fn fill(&self, directory: &Path, pods: Vec<Value>, node_slo: Value) -> Result<()> {
         let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods});
         let kubelet = self.stop.child_token();
-        let port = kubelet::serve(&list, &objects::configz(), kubelet).await?;
+        let port = kubelet::serve(
+            &list,
+            &objects::configz(),
+            &directory.join(kubelet::DIRECTORY),
+            kubelet,
+        )
+        .await?;
         let node = objects::node(pods.len(), Machine::this(), port);
         self.create("/api/v1/nodes", node).await?;
         self.create(&format!("{SLO_API}/nodeslos"), node_slo)
