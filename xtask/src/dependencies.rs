@@ -34,7 +34,12 @@ fn names_crate(text: &str, name: &str) -> bool {
             let starts_path = after.trim_start().starts_with("::");
             let imported =
                 before.trim_end().ends_with("use") || before.trim_end().ends_with("crate");
-            !before.ends_with(in_word) && !after.starts_with(in_word) && (starts_path || imported)
+            // `axum::http` is another crate's; `::http` is the crate itself.
+            let of_other = before
+                .strip_suffix("::")
+                .is_some_and(|outer| outer.ends_with(in_word) || outer.ends_with('>'));
+            let whole = !before.ends_with(in_word) && !after.starts_with(in_word);
+            whole && !of_other && (starts_path || imported)
         })
     })
 }
@@ -85,6 +90,7 @@ mod tests {
             "use serde_json::json;",
             "let a = serde_json ::to_string(b);",
             "use serde_json as j;",
+            "let a = ::serde_json::to_string(b);",
         ] {
             assert!(
                 used("serde-json", Kind::Normal, "src/lib.rs", text),
@@ -96,6 +102,7 @@ mod tests {
             "let serde_json = 1;",
             "my_serde_json::f()",
             "serde_json_x::f()",
+            "use x::serde_json::f;",
         ] {
             assert!(
                 !used("serde-json", Kind::Normal, "src/lib.rs", text),
