@@ -13,8 +13,11 @@ use std::time::Duration;
 pub struct HistoryLimits {
     /// Changes per table.
     pub events: usize,
-    /// Bytes of superseded versions per table.
+    /// Bytes of superseded versions per table, at most.
     pub bytes: usize,
+    /// Bytes of superseded versions that any table may have. One with larger current versions may have
+    /// as many as those: who missed more is not much worse off with a new list.
+    pub min_bytes: usize,
     /// Age of a change; applied when the table is next written.
     pub age: Duration,
 }
@@ -24,6 +27,7 @@ impl Default for HistoryLimits {
         Self {
             events: 100_000,
             bytes: 16 << 20,
+            min_bytes: 4 << 20,
             age: Duration::from_secs(300),
         }
     }
@@ -117,9 +121,10 @@ impl TableState {
         self.history_bytes += weight(&event);
         self.history.push_back(Logged { event, at: now });
         let max_age = i64::try_from(limits.age.as_millis()).unwrap_or(i64::MAX);
+        let max_bytes = limits.bytes.min(limits.min_bytes.max(self.bytes));
         while let Some(oldest) = self.history.front() {
             let within = self.history.len() <= limits.events
-                && self.history_bytes <= limits.bytes
+                && self.history_bytes <= max_bytes
                 && now.saturating_sub(oldest.at) <= max_age;
             if within {
                 break;

@@ -444,6 +444,33 @@ async fn history_is_bounded_by_age_and_bytes() {
 }
 
 #[tokio::test]
+async fn history_has_no_more_bytes_than_the_current_versions_or_the_minimum() {
+    let mut options = StoreOptions::memory(Clock::system());
+    options.history.min_bytes = 100_000;
+    let store = Store::open(options).await.unwrap();
+    create(&store, "a", 0).await;
+    let write = async |name: &str, bytes: usize| {
+        let data = "x".repeat(bytes + store.revision() as usize);
+        let (object, index) = (object(name, data), index(name));
+        let written = store.update(pods(), key(name), None, object, index).await;
+        written.unwrap();
+    };
+    let history_bytes = || store.stats()[0].history_bytes;
+    for _ in 0..50 {
+        write("a", 10_000).await;
+    }
+    assert!((80_000..=100_000).contains(&history_bytes()));
+    create(&store, "b", 0).await;
+    write("b", 300_000).await;
+    for _ in 0..50 {
+        write("a", 10_000).await;
+    }
+    assert!((280_000..=320_000).contains(&history_bytes()));
+    write("b", 0).await;
+    assert!(history_bytes() <= 100_000);
+}
+
+#[tokio::test]
 async fn compaction_and_removal_of_a_table() {
     let store = memory().await;
     let first = create(&store, "a", 0).await;
