@@ -5,22 +5,23 @@
 mod either;
 mod failure;
 mod objects;
+mod raw;
 mod readable;
 mod text;
 
 pub use readable::{Readable, Unread};
 pub use text::Text;
 
+use crate::decode::Decode;
 use failure::{Failure, FailureReporter, Retry};
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use kube::core::NamespaceResourceScope;
+use kube::core::{ApiResource, NamespaceResourceScope};
 use kube::runtime::watcher;
 use objects::Objects;
 use parking_lot::RwLock;
-use serde::de::DeserializeOwned;
+use raw::RawObject;
 use std::collections::{HashSet, VecDeque};
-use std::fmt::Debug;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -185,13 +186,13 @@ pub struct Informer<K> {
 
 impl<K> Informer<K>
 where
-    K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    K: kube::Resource<DynamicType = ()> + Decode + Send + Sync + 'static,
 {
     /// Watches all objects in `scope`, in every namespace, until `shutdown` is cancelled or the
     /// receiver is dropped.
     ///
-    /// Errors of the API server are logged and retried with back-off, for ever. An object of a custom
-    /// kind that cannot be read (its definition may promise less than `K`) is logged, with field and
+    /// Errors of the API server are logged and retried with back-off, for ever. An object that cannot be
+    /// read (the definition of a custom kind may promise less than `K`) is logged, with field and
     /// value, and passed over: what was read of it before stays until it is gone, and all others go on.
     #[must_use]
     pub fn start(client: kube::Client, scope: Scope, shutdown: CancellationToken) -> Self {
@@ -229,9 +230,13 @@ where
     where
         K: kube::Resource<Scope = NamespaceResourceScope>,
     {
-        let api = kube::Api::namespaced(client, namespace);
-        let keep = |object| Told::Object(without_managed_fields(object));
-        run(events(api, scope, keep), kind_of::<K>(), shutdown)
+        let kind = ApiResource::erase::<K>(&());
+        let api = kube::Api::namespaced_with(client, namespace, &kind);
+        run(
+            told(events(api, scope), |object: K| object, |_| {}),
+            kind_of::<K>(),
+            shutdown,
+        )
     }
 
     /// As [`Informer::start`], for readers that want the store only.
@@ -259,13 +264,13 @@ impl<V: Mirrored> Informer<V> {
         shutdown: CancellationToken,
     ) -> Self
     where
-        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        K: kube::Resource<DynamicType = ()> + Decode + 'static,
     {
         Self::start_reporting(client, scope, keep, |_| {}, shutdown)
     }
 
-    /// As [`Informer::start_kept`]; `report` is called for each object of a custom kind that cannot be
-    /// read, beside the log.
+    /// As [`Informer::start_kept`]; `report` is called for each object that cannot be read, beside the
+    /// log.
     #[must_use]
     pub fn start_reporting<K>(
         client: kube::Client,
@@ -275,7 +280,7 @@ impl<V: Mirrored> Informer<V> {
         shutdown: CancellationToken,
     ) -> Self
     where
-        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        K: kube::Resource<DynamicType = ()> + Decode + 'static,
     {
         let events = watched(client, scope, keep, report);
         run(events, kind_of::<K>(), shutdown)
@@ -290,10 +295,13 @@ impl<V: Mirrored> Informer<V> {
         shutdown: CancellationToken,
     ) -> Self
     where
-        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        K: kube::Resource<DynamicType = ()> + Decode + 'static,
     {
-        let keep = move |object| Told::Object(keep(without_managed_fields(object)));
-        let events = events(kube::Api::all(client), scope, keep);
+        let keep = move |raw: RawObject| {
+            let read = Readable::<K>::read(raw.json.get());
+            Told::Object(keep(without_managed_fields(read)))
+        };
+        let events = kept(events(api_of::<K>(client), scope), keep);
         run(events, kind_of::<K>(), shutdown)
     }
 }
@@ -304,8 +312,8 @@ enum Told<V> {
     Unread(Box<Unread>),
 }
 
-/// What happens to all objects in `scope`. Those of kinds that are not Kubernetes' own are read one by
-/// one; of the others the API server sees to it that they can be read.
+/// What happens to all objects in `scope`. They are read one by one: definitions of custom kinds let pass
+/// what cannot be read, and one such object must not hide all others.
 fn watched<K, V: Mirrored>(
     client: kube::Client,
     scope: Scope,
@@ -313,21 +321,37 @@ fn watched<K, V: Mirrored>(
     report: impl Fn(&Unread) + Send + 'static,
 ) -> Events<V>
 where
-    K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: kube::Resource<DynamicType = ()> + Decode + 'static,
 {
-    let keep = move |object| Told::Object(keep(without_managed_fields(object)));
-    // Definitions have groups with a dot, as have a few small kinds of Kubernetes.
-    if !K::group(&()).contains('.') {
-        return events(kube::Api::<K>::all(client), scope, keep);
-    }
-    let keep = move |read: Readable<K>| match read.0 {
-        Ok(object) => keep(object),
-        Err(unread) => {
-            report(&unread);
-            Told::Unread(unread)
+    told(events(api_of::<K>(client), scope), keep, report)
+}
+
+fn api_of<K: kube::Resource<DynamicType = ()>>(client: kube::Client) -> kube::Api<RawObject> {
+    kube::Api::all_with(client, &ApiResource::erase::<K>(&()))
+}
+
+/// What `events` tell of what `keep` makes of objects.
+fn told<K, V: Mirrored>(
+    events: RawEvents,
+    keep: impl Fn(K) -> V + Send + 'static,
+    report: impl Fn(&Unread) + Send + 'static,
+) -> Events<V>
+where
+    K: kube::Resource<DynamicType = ()> + Decode + 'static,
+{
+    kept(events, move |raw| {
+        match Readable::<K>::read(raw.json.get()).0 {
+            Ok(mut object) => {
+                // Nothing of ours reads them, and they can be half of an object's size.
+                object.meta_mut().managed_fields = None;
+                Told::Object(keep(object))
+            }
+            Err(unread) => {
+                report(&unread);
+                Told::Unread(unread)
+            }
         }
-    };
-    events(kube::Api::all(client), scope, keep)
+    })
 }
 
 /// `plural.group/version`.
@@ -337,21 +361,28 @@ fn kind_of<K: kube::Resource<DynamicType = ()>>() -> String {
 }
 
 /// What happens to the objects of `api` in `scope`.
-fn events<K, V: Mirrored>(
-    api: kube::Api<K>,
-    scope: Scope,
-    keep: impl Fn(K) -> Told<V> + Send + 'static,
-) -> Events<V>
-where
-    K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
-{
+fn events(api: kube::Api<RawObject>, scope: Scope) -> RawEvents {
     let config = watcher::Config {
         label_selector: scope.labels,
         field_selector: scope.fields,
         ..watcher::Config::default()
     };
-    let events = watcher(api, config);
-    events.map_ok(move |event| kept(event, &keep)).boxed()
+    watcher(api, config).boxed()
+}
+
+/// `events` with what `keep` makes of the objects.
+fn kept<K: Send + 'static, V: 'static>(
+    events: BoxStream<'static, Result<watcher::Event<K>, watcher::Error>>,
+    keep: impl Fn(K) -> Told<V> + Send + 'static,
+) -> Events<V> {
+    let kept = move |event| match event {
+        watcher::Event::Init => watcher::Event::Init,
+        watcher::Event::InitApply(object) => watcher::Event::InitApply(keep(object)),
+        watcher::Event::InitDone => watcher::Event::InitDone,
+        watcher::Event::Apply(object) => watcher::Event::Apply(keep(object)),
+        watcher::Event::Delete(object) => watcher::Event::Delete(keep(object)),
+    };
+    events.map_ok(kept).boxed()
 }
 
 fn run<V: Mirrored>(events: Events<V>, kind: String, shutdown: CancellationToken) -> Informer<V> {
@@ -376,20 +407,11 @@ fn without_managed_fields<K: kube::Resource>(mut object: K) -> K {
     object
 }
 
-fn kept<K, V>(event: watcher::Event<K>, keep: &impl Fn(K) -> V) -> watcher::Event<V> {
-    match event {
-        watcher::Event::Init => watcher::Event::Init,
-        watcher::Event::InitApply(object) => watcher::Event::InitApply(keep(object)),
-        watcher::Event::InitDone => watcher::Event::InitDone,
-        watcher::Event::Apply(object) => watcher::Event::Apply(keep(object)),
-        watcher::Event::Delete(object) => watcher::Event::Delete(keep(object)),
-    }
-}
-
 /// Room for so many changes is kept.
 const FEW: usize = 64;
 
 type Events<V> = BoxStream<'static, Result<watcher::Event<Told<V>>, watcher::Error>>;
+type RawEvents = BoxStream<'static, Result<watcher::Event<RawObject>, watcher::Error>>;
 
 /// Applies events as they come and hands the changes over as the reader takes them.
 async fn pump<V: Mirrored>(

@@ -7,6 +7,7 @@
 
 pub mod certs;
 pub mod client;
+pub mod decode;
 pub mod delegate;
 pub mod endpoint;
 pub mod events;
@@ -24,5 +25,6 @@ mod testing;
 pub mod tls;
 pub mod webhook;
 
+pub use decode::Decode;
 pub use informer::{Change, Informer, Mirrored, ObjectKey, Readable, Scope, Store, Text, Unread};
 pub use kube::{Api, Client, Error, ResourceExt, api, core as kube_core};

@@ -21,10 +21,8 @@ use koord_app::admin::{Admin, Exposure, refuse_profiles};
 use koord_app::{Clock, Context};
 use koord_kube::events::Recorder;
 use koord_kube::webhook::run::Readiness;
-use koord_kube::{Client, Informer, Scope, Text, kube_core};
-use serde::de::DeserializeOwned;
+use koord_kube::{Client, Decode, Informer, Scope, Text, kube_core};
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
@@ -132,13 +130,7 @@ impl Caches {
 /// A cache of objects as they are.
 fn whole<K>(kind: Kind, client: &Client) -> Cache<K>
 where
-    K: kube_core::Resource<DynamicType = ()>
-        + Clone
-        + Debug
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static,
+    K: kube_core::Resource<DynamicType = ()> + Decode + Send + Sync + 'static,
 {
     let client = client.clone();
     Cache::new(kind, move |stop| {

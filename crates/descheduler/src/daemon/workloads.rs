@@ -13,11 +13,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_kube::kube_core::{DynamicObject, Resource};
 use koord_kube::owners::{Owners, group_of};
 use koord_kube::patch::is_not_found;
-use koord_kube::{Api, Client, Informer, Mirrored, ObjectKey, Scope};
+use koord_kube::{Api, Client, Decode, Informer, Mirrored, ObjectKey, Scope};
 use kube::CustomResource;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -62,6 +61,8 @@ struct CloneSetSpec {
 struct AdvancedStatefulSetSpec {
     replicas: Option<i32>,
 }
+
+koord_kube::decode!(AdvancedStatefulSet, CloneSet);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
@@ -204,7 +205,7 @@ impl Workloads {
 
     fn of_kind<K>(&self, replicas: fn(&K) -> Option<i32>) -> Informer<Controller>
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        K: Resource<DynamicType = ()> + Decode + Send + 'static,
     {
         let keep = move |mut object: K| {
             let count = replicas(&object);

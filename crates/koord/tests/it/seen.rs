@@ -16,9 +16,8 @@ pub(crate) struct Seen<K> {
 impl<K> Seen<K>
 where
     K: koord_kube::kube_core::Resource<DynamicType = ()>
-        + Clone
+        + koord_kube::Decode
         + std::fmt::Debug
-        + serde::de::DeserializeOwned
         + Send
         + Sync
         + 'static,

@@ -14,10 +14,8 @@ use koord_kube::{Api, Client, Informer, Scope};
 use koord_scheduler::config::Configuration;
 use koord_sim::{Kubelets, Layout, NodeTemplate};
 use koordlet::exporter::{ConfigSource, Exporter, Metrics, Settings, TakeOver};
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -169,7 +167,12 @@ impl Stage {
 
     async fn until<K, T>(&self, what: &str, mut found: impl FnMut(&K) -> Option<T>) -> T
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        K: Resource<DynamicType = ()>
+            + koord_kube::Decode
+            + std::fmt::Debug
+            + Send
+            + Sync
+            + 'static,
     {
         let stop = self.stop.child_token();
         let mut objects = Informer::<K>::start(self.client.clone(), Scope::default(), stop);

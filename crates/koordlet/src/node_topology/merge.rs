@@ -39,6 +39,8 @@ pub(crate) type Newer = Object<v1alpha2::NodeResourceTopology>;
 /// The older version, for clusters that have no other.
 pub(crate) type Older = Object<v1alpha1::NodeResourceTopology>;
 
+koord_kube::decode!(Newer, Older);
+
 impl From<Older> for Newer {
     fn from(older: Older) -> Self {
         Self {

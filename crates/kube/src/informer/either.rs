@@ -2,11 +2,10 @@
 
 use super::failure::Failure;
 use super::{Informer, Mirrored, Scope, Unread, kind_of, run, watched};
+use crate::decode::Decode;
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
 use kube::runtime::watcher;
-use serde::de::DeserializeOwned;
-use std::fmt::Debug;
 use tokio_util::sync::CancellationToken;
 
 impl<V: Mirrored> Informer<V> {
@@ -20,8 +19,8 @@ impl<V: Mirrored> Informer<V> {
         shutdown: CancellationToken,
     ) -> Self
     where
-        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
-        O: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        K: kube::Resource<DynamicType = ()> + Decode + 'static,
+        O: kube::Resource<DynamicType = ()> + Decode + 'static,
         O: Into<K>,
     {
         Self::start_either_reporting::<K, O>(client, scope, keep, |_| {}, shutdown)
@@ -37,8 +36,8 @@ impl<V: Mirrored> Informer<V> {
         shutdown: CancellationToken,
     ) -> Self
     where
-        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
-        O: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        K: kube::Resource<DynamicType = ()> + Decode + 'static,
+        O: kube::Resource<DynamicType = ()> + Decode + 'static,
         O: Into<K>,
     {
         let first = watched(client.clone(), scope.clone(), keep.clone(), report.clone());

@@ -4,10 +4,12 @@
 //! such object must not hide all others of a list.
 
 use super::ObjectKey;
+use crate::decode::{self, Decode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use serde::de::{Deserialize, DeserializeOwned, Deserializer};
+use serde::de::{Deserialize, Deserializer};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use std::borrow::Cow;
 
 /// An object, or what can be said of one that cannot be read. Lists and watches of it go on where
@@ -38,25 +40,38 @@ impl Unread {
     }
 }
 
-impl<'de, K: DeserializeOwned> Deserialize<'de> for Readable<K> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        if let Ok(object) = K::deserialize(&value) {
-            return Ok(Self(Ok(object)));
+impl<K: Decode> Readable<K> {
+    /// Reads the object that `json` is.
+    pub(super) fn read(json: &str) -> Self {
+        Self(K::decode(json).map_err(|error| Box::new(Unread::of(json, &error))))
+    }
+}
+
+impl Unread {
+    /// What is wrong with `json`, of which `error` came.
+    fn of(json: &str, error: &serde_json::Error) -> Self {
+        let value: Value = serde_json::from_str(json).unwrap_or_default();
+        let metadata = value.get("metadata").map(ObjectMeta::deserialize);
+        let reason = error.to_string();
+        // The position is one within the object, and the path says more.
+        let reason = reason
+            .rsplit_once(" at line ")
+            .map_or(&*reason, |(reason, _)| reason);
+        let problem = match decode::place(json, error).as_str() {
+            "" => reason.to_owned(),
+            place => format!("{place}: {reason}"),
+        };
+        Self {
+            metadata: metadata.and_then(Result::ok).unwrap_or_default(),
+            problem,
         }
-        // Once more, slowly, for the place of the mistake.
-        let read = serde_path_to_error::deserialize::<_, K>(&value);
-        Ok(Self(read.map_err(|error| {
-            let metadata = value.get("metadata").map(ObjectMeta::deserialize);
-            let problem = match error.path().to_string().as_str() {
-                "." => error.inner().to_string(),
-                path => format!("{path}: {}", error.inner()),
-            };
-            Box::new(Unread {
-                metadata: metadata.and_then(Result::ok).unwrap_or_default(),
-                problem,
-            })
-        })))
+    }
+}
+
+impl<'de, K: Decode> Deserialize<'de> for Readable<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let json = Box::<RawValue>::deserialize(deserializer)?;
+        Ok(Self::read(json.get()))
     }
 }
 

@@ -44,8 +44,7 @@ fn informer_of(events: Vec<Result<Event<ConfigMap>, watcher::Error>>) -> Informe
     let (mirror, store, absent) = Mirror::new("configmaps./v1".to_owned());
     let events = futures::stream::iter(events).chain(futures::stream::pending());
     let keep = |object| Told::Object(without_managed_fields(object));
-    let events = events.map_ok(move |event| kept(event, &keep));
-    tokio::spawn(pump(events.boxed(), mirror, sender));
+    tokio::spawn(pump(kept(events.boxed(), keep), mirror, sender));
     Informer {
         store,
         changes,

@@ -209,13 +209,7 @@ impl Cluster {
     /// Watches all objects of a kind.
     pub(crate) fn watch<K>(&self) -> Watch<K>
     where
-        K: koord_kube::api::Resource<DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned
-            + Send
-            + Sync
-            + 'static,
+        K: koord_kube::api::Resource<DynamicType = ()> + koord_kube::Decode + Send + Sync + 'static,
     {
         let stop = self.ctx.shutdown.clone();
         Watch(Informer::start(self.client.clone(), Scope::default(), stop))

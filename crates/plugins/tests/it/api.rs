@@ -9,9 +9,7 @@ use koord_kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use koord_kube::kube_core::Resource;
 use koord_kube::{Api, Change, Client, Informer, Scope};
 use koord_scheduler::{DebugHandle, Options};
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -178,7 +176,7 @@ impl Cluster {
     /// The first object, as it is or becomes, for which `pick` has an answer.
     pub(crate) async fn until<K, T>(&self, what: &str, mut pick: impl FnMut(&K) -> Option<T>) -> T
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        K: Resource<DynamicType = ()> + koord_kube::Decode + Send + Sync + 'static,
     {
         let stop = CancellationToken::new();
         let _guard = stop.clone().drop_guard();

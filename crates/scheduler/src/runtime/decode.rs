@@ -44,6 +44,8 @@ impl Resource for DecodedPod {
     }
 }
 
+koord_kube::decode!(DecodedPod);
+
 impl<'de> Deserialize<'de> for DecodedPod {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(serde::Deserialize)]

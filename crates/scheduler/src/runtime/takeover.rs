@@ -5,10 +5,9 @@
 //! server is asked once more, after the lease is won, for the versions of all objects, until it answers:
 //! whoever is behind them waits a little, and then lists anew.
 
-use koord_kube::api::{ListParams, PartialObjectMeta};
+use koord_kube::api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta};
 use koord_kube::{Api, Change, Client, Informer, Mirrored, ObjectKey};
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
@@ -39,14 +38,8 @@ pub(super) struct Listed {
 
 /// Asks the API server, and no cache of ours, for the versions of all objects of a kind; nothing but
 /// the objects' metadata is sent.
-pub(super) async fn listed<K>(client: Client) -> Result<Listed, koord_kube::Error>
-where
-    K: koord_kube::kube_core::Resource<DynamicType = ()>
-        + Clone
-        + Debug
-        + serde::de::DeserializeOwned,
-{
-    let api: Api<K> = Api::all(client);
+pub(super) async fn listed(client: Client, kind: ApiResource) -> Result<Listed, koord_kube::Error> {
+    let api: Api<DynamicObject> = Api::all_with(client, &kind);
     let mut out = Listed::default();
     let mut page = ListParams::default().limit(PAGE);
     loop {
@@ -70,22 +63,16 @@ where
     }
 }
 
-/// The same of a kind of which the API server may serve the older version `O` alone.
-pub(super) async fn listed_either<K, O>(client: Client) -> Result<Listed, koord_kube::Error>
-where
-    K: koord_kube::kube_core::Resource<DynamicType = ()>
-        + Clone
-        + Debug
-        + serde::de::DeserializeOwned,
-    O: koord_kube::kube_core::Resource<DynamicType = ()>
-        + Clone
-        + Debug
-        + serde::de::DeserializeOwned,
-{
-    let found = listed::<K>(client.clone()).await?;
+/// The same of a kind of which the API server may serve the version `older` alone.
+pub(super) async fn listed_either(
+    client: Client,
+    kind: ApiResource,
+    older: ApiResource,
+) -> Result<Listed, koord_kube::Error> {
+    let found = listed(client.clone(), kind).await?;
     // Every list that is there has a version.
     if found.at.is_empty() {
-        return listed::<O>(client).await;
+        return listed(client, older).await;
     }
     Ok(found)
 }
@@ -344,7 +331,7 @@ mod tests {
     #[tokio::test]
     async fn the_version_that_is_served_is_listed() {
         use koord_api::topology::{v1alpha1, v1alpha2};
-        use koord_kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
+        use koord_kube::api::{GroupVersionKind, PostParams};
         for version in ["v1alpha1", "v1alpha2"] {
             let clock = koord_app::Clock::system();
             let config = koord_apiserver::Config::memory(clock);
@@ -352,9 +339,9 @@ mod tests {
             let client = koord_kube::client::in_process(server.service());
             let both = || {
                 let client = client.clone();
-                listed_either::<v1alpha2::NodeResourceTopology, v1alpha1::NodeResourceTopology>(
-                    client,
-                )
+                let newer = ApiResource::erase::<v1alpha2::NodeResourceTopology>(&());
+                let older = ApiResource::erase::<v1alpha1::NodeResourceTopology>(&());
+                listed_either(client, newer, older)
             };
             assert!(both().await.unwrap().objects.is_empty());
             let mut definitions = koord_api::crd_values();

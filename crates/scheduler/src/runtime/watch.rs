@@ -4,7 +4,8 @@ use super::takeover::{self, Feed};
 use crate::framework::{Action, EventNames, ObjectChange, Problem};
 use crate::state::{SeenPod, volume_matters};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodSpec};
-use koord_kube::{Change, Client, Informer, Mirrored, Scope, Unread};
+use koord_kube::kube_core::{ApiResource, Resource};
+use koord_kube::{Change, Client, Decode, Informer, Mirrored, Scope, Unread};
 use std::any::Any;
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -74,13 +75,7 @@ impl Watch {
     #[must_use]
     pub fn of_kept<K, V>(kind: &'static str) -> Self
     where
-        K: koord_kube::kube_core::Resource<DynamicType = ()>
-            + Clone
-            + Debug
-            + serde::de::DeserializeOwned
-            + Any
-            + Send
-            + Sync,
+        K: Resource<DynamicType = ()> + Decode + Any + Clone + Send + Sync,
         V: From<K> + Mirrored,
     {
         Self {
@@ -99,28 +94,16 @@ impl Watch {
     #[must_use]
     pub fn of_either<K, O, V>(kind: &'static str) -> Self
     where
-        K: koord_kube::kube_core::Resource<DynamicType = ()>
-            + Clone
-            + Debug
-            + serde::de::DeserializeOwned
-            + Any
-            + Send
-            + Sync,
-        O: koord_kube::kube_core::Resource<DynamicType = ()>
-            + Clone
-            + Debug
-            + serde::de::DeserializeOwned
-            + Into<K>
-            + Send
-            + Sync
-            + 'static,
+        K: Resource<DynamicType = ()> + Decode + Any + Clone + Send + Sync,
+        O: Resource<DynamicType = ()> + Decode + Into<K> + Send + Sync + 'static,
         V: From<K> + Mirrored,
     {
         Self {
             start: |kind, source| {
                 let (client, shutdown) = (source.client.clone(), source.shutdown.clone());
                 let asked = client.clone();
-                let listed = move || takeover::listed_either::<K, O>(asked.clone());
+                let listed =
+                    move || takeover::listed_either(asked.clone(), erase::<K>(), erase::<O>());
                 let (report, unread) = unread(K::kind(&()));
                 let start = move || {
                     let keep = |object: K| V::from(object);
@@ -139,13 +122,7 @@ impl Watch {
     #[must_use]
     pub fn of_trimmed<K, T: Trim<K>>(kind: &'static str) -> Self
     where
-        K: koord_kube::kube_core::Resource<DynamicType = ()>
-            + Clone
-            + Debug
-            + serde::de::DeserializeOwned
-            + Any
-            + Send
-            + Sync,
+        K: Resource<DynamicType = ()> + Decode + Any + Clone + Send + Sync,
     {
         Self {
             kind,
@@ -203,13 +180,7 @@ impl Watch {
 
 fn start<K, V>(kind: &'static str, source: Source, keep: impl Fn(K) -> V + Clone + Send + 'static)
 where
-    K: koord_kube::kube_core::Resource<DynamicType = ()>
-        + Clone
-        + Debug
-        + serde::de::DeserializeOwned
-        + Any
-        + Send
-        + Sync,
+    K: Resource<DynamicType = ()> + Decode + Any + Clone + Send + Sync,
     V: Mirrored,
 {
     forward(source, keep, true, as_object(kind));
@@ -245,16 +216,11 @@ pub(crate) fn forward<K, V: Mirrored>(
     optional: bool,
     wrap: impl Fn(Change<V>) -> Message + Send + 'static,
 ) where
-    K: koord_kube::kube_core::Resource<DynamicType = ()>
-        + Clone
-        + Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + 'static,
+    K: Resource<DynamicType = ()> + Decode + Send + 'static,
 {
     let (client, shutdown) = (source.client.clone(), source.shutdown.clone());
     let asked = client.clone();
-    let listed = move || takeover::listed::<K>(asked.clone());
+    let listed = move || takeover::listed(asked.clone(), erase::<K>());
     let (report, unread) = unread(K::kind(&()));
     let start = move || {
         let (client, scope) = (client.clone(), Scope::default());
@@ -267,6 +233,11 @@ pub(crate) fn forward<K, V: Mirrored>(
         )
     };
     feed(source, start, listed, unread, optional, wrap);
+}
+
+/// What names a kind to the API server.
+fn erase<K: Resource<DynamicType = ()>>() -> ApiResource {
+    ApiResource::erase::<K>(&())
 }
 
 /// What reports objects of a kind that cannot be read, and where their problems arrive. A standby keeps a

@@ -85,9 +85,8 @@ impl Cluster {
     pub(crate) async fn until<K>(&self, mut done: impl FnMut(&Change<K>) -> bool) -> Change<K>
     where
         K: kube_core::Resource<DynamicType = ()>
-            + Clone
+            + koord_kube::Decode
             + Debug
-            + DeserializeOwned
             + Send
             + Sync
             + 'static,
@@ -113,9 +112,8 @@ impl Cluster {
     pub(crate) async fn until_is<K>(&self, mut done: impl FnMut(&K) -> bool) -> Arc<K>
     where
         K: kube_core::Resource<DynamicType = ()>
-            + Clone
+            + koord_kube::Decode
             + Debug
-            + DeserializeOwned
             + Send
             + Sync
             + 'static,
@@ -133,6 +131,7 @@ impl Cluster {
     pub(crate) async fn until_gone<K>(&self, api: &Api<K>, name: &str)
     where
         K: kube_core::Resource<DynamicType = ()>
+            + koord_kube::Decode
             + Clone
             + Debug
             + DeserializeOwned

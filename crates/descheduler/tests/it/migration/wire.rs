@@ -11,7 +11,6 @@ use koord_kube::kube_core::Resource;
 use koord_kube::{Api, Client, Readable};
 use kube::client::Body;
 use parking_lot::Mutex;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -156,7 +155,7 @@ impl Fuse {
 /// All objects that can be read.
 pub(super) async fn all<K>(client: &Client) -> Vec<K>
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    K: Resource<DynamicType = ()> + Clone + Debug + koord_kube::Decode,
 {
     let all = Api::<Readable<K>>::all(client.clone());
     let list = all.list(&ListParams::default()).await.unwrap();

@@ -53,6 +53,8 @@ impl Resource for Placement {
     }
 }
 
+koord_kube::decode!(Placement);
+
 impl<'de> Deserialize<'de> for Placement {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
