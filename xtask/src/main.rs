@@ -8,7 +8,9 @@
 //! * modules of a crate import each other in circles only where xtask/circles.txt still lists it;
 //! * `unsafe` stands only in crates/host;
 //! * every member inherits the workspace's lints;
-//! * no crate has more words that a newcomer stumbles over than its budget (see [`words`]);
+//! * dependencies have licenses, sources and versions that deny.toml allows (see [`deny`]);
+//! * subjects of commits are `area: imperative subject` (see [`commits`]);
+//! * no crate has more words that a newcomer stumbles over, and types of one name, than its budget (see [`words`]);
 //! * no ignored tests, none that skips itself unseen, none that asserts nothing (see [`asserting`]),
 //!   no file that has outgrown its reader;
 //! * sources use the dependencies that their manifests name, and the gate has a rule for each need of a skipped
@@ -25,7 +27,9 @@ use std::process::Command;
 
 mod asserting;
 mod circles;
+mod commits;
 mod crds;
+mod deny;
 mod dependencies;
 mod figures;
 mod git;
@@ -207,6 +211,8 @@ fn main() -> Result<()> {
 fn tidy() -> Result<()> {
     let root = workspace_root()?;
     let mut faults = edges(&root)?;
+    faults.extend(deny::faults(&root)?);
+    faults.extend(commits::faults()?);
     let texts = sources(&root)?;
     for (path, text) in &texts {
         faults.extend(source_faults(path, text));
