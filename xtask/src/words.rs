@@ -1,11 +1,12 @@
-//! Words of comments and messages that a newcomer stumbles over, and what stands in their place.
+//! Words of comments and messages that a newcomer stumbles over, and what stands in their place; and type names
+//! that a crate has more than once, so that a search finds several.
 //!
 //! Each crate has a budget of them in `xtask/words.toml`, which only falls: new text is free of them, old text is
 //! mended crate by crate. `cargo xtask words CRATE` lists a crate's, `cargo xtask words` lowers the budgets.
 
 use anyhow::{Context, Result, bail};
 use regex::Regex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Where a pattern is looked for.
@@ -105,6 +106,11 @@ const PATTERNS: &[(&str, Place, &str)] = &[
     ),
 ];
 
+/// Type names that modules may share: they are used qualified.
+const SHARED: [&str; 10] = [
+    "Args", "Config", "Error", "Key", "Metrics", "Options", "Plan", "Report", "Snapshot", "State",
+];
+
 /// A hit: its line, counted from one, the text that matched and what to write instead.
 pub(crate) struct Hit {
     line: usize,
@@ -113,7 +119,11 @@ pub(crate) struct Hit {
 }
 
 /// Compiled patterns.
-pub(crate) struct Checker(Vec<(Regex, Place, &'static str)>);
+pub(crate) struct Checker {
+    patterns: Vec<(Regex, Place, &'static str)>,
+    /// A type that is declared at the top of a file.
+    declaration: Regex,
+}
 
 impl Checker {
     pub(crate) fn new() -> Result<Self> {
@@ -121,11 +131,27 @@ impl Checker {
             let regex = Regex::new(pattern).with_context(|| format!("pattern {pattern}"))?;
             Ok((regex, *place, *instead))
         };
-        PATTERNS
-            .iter()
-            .map(compile)
-            .collect::<Result<_>>()
-            .map(Self)
+        let declaration = r"^(?:pub(?:\([^)]*\))? )?(?:struct|enum|trait|type|union) (\w+)";
+        Ok(Self {
+            patterns: PATTERNS.iter().map(compile).collect::<Result<_>>()?,
+            declaration: Regex::new(declaration).context("pattern of declarations")?,
+        })
+    }
+
+    /// Returns the declarations in a source file of types that `declared` has already, and adds the others.
+    fn repeated_types(&self, text: &str, declared: &mut BTreeSet<String>) -> Vec<Hit> {
+        let lines = text.lines().enumerate();
+        let types = lines.filter_map(|(at, line)| Some((at, self.declaration.captures(line)?)));
+        types
+            .filter(|(_, found)| {
+                !SHARED.contains(&&found[1]) && !declared.insert(found[1].to_owned())
+            })
+            .map(|(at, found)| Hit {
+                line: at + 1,
+                found: found[0].to_owned(),
+                instead: "a name that no other type of the crate has",
+            })
+            .collect()
     }
 
     /// Returns the hits in a source file, in the order of its lines.
@@ -134,7 +160,7 @@ impl Checker {
         for (at, line) in text.lines().enumerate() {
             let (code, comment) = split(line);
             let strings: Vec<&str> = code.split('"').skip(1).step_by(2).collect();
-            for (regex, place, instead) in &self.0 {
+            for (regex, place, instead) in &self.patterns {
                 let mut parts = Vec::new();
                 match place {
                     Place::Comment => parts.push(comment),
@@ -176,6 +202,7 @@ fn split(line: &str) -> (&str, &str) {
 fn by_crate(texts: &[(std::path::PathBuf, String)]) -> Result<BTreeMap<String, Vec<(&Path, Hit)>>> {
     let checker = Checker::new()?;
     let mut hits: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    let mut declared: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for (path, text) in texts {
         let mut parts = path.iter().filter_map(|part| part.to_str());
         let name = match parts.next() {
@@ -186,13 +213,16 @@ fn by_crate(texts: &[(std::path::PathBuf, String)]) -> Result<BTreeMap<String, V
         if text.starts_with("// This file is @generated") || path.ends_with("xtask/src/words.rs") {
             continue;
         }
-        let of_crate = hits.entry(name.unwrap_or_default().to_owned()).or_default();
-        of_crate.extend(
-            checker
-                .hits(text)
-                .into_iter()
-                .map(|hit| (path.as_path(), hit)),
-        );
+        let name = name.unwrap_or_default();
+        let mut found = checker.hits(text);
+        let is_test = path
+            .iter()
+            .any(|part| part == "tests" || part == "tests.rs");
+        if !is_test {
+            found.extend(checker.repeated_types(text, declared.entry(name).or_default()));
+        }
+        let of_crate = hits.entry(name.to_owned()).or_default();
+        of_crate.extend(found.into_iter().map(|hit| (path.as_path(), hit)));
     }
     Ok(hits)
 }
@@ -323,6 +353,24 @@ mod tests {
         assert_eq!(found("// the struct Said"), []);
         assert_eq!(found("warn!(node, \"the node is gone\");").len(), 1);
         assert_eq!(found("warn!(node, \"failed to read the node\");"), []);
+    }
+
+    #[test]
+    fn types_of_one_name_in_a_crate_count_but_for_the_first() {
+        let checker = Checker::new().expect("the patterns compile");
+        let mut declared = BTreeSet::new();
+        let mut repeated = |text: &str| {
+            let hits = checker.repeated_types(text, &mut declared).into_iter();
+            hits.map(|hit| (hit.line, hit.found)).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            repeated("struct Pod;\nenum Args {}\n    type Item = u8;"),
+            []
+        );
+        assert_eq!(
+            repeated("use x;\npub(crate) enum Pod {\npub struct Args;\ntype Item = u8;"),
+            [(2, "pub(crate) enum Pod".to_owned())]
+        );
     }
 
     #[test]
