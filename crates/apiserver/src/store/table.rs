@@ -15,9 +15,11 @@ pub struct HistoryLimits {
     pub events: usize,
     /// Bytes of superseded versions per table, at most.
     pub bytes: usize,
-    /// Bytes of superseded versions that any table may have. One with larger current versions may have
-    /// as many as those: who missed more is not much worse off with a new list.
+    /// Bytes of superseded versions that any table may have. A table with larger current versions may
+    /// have as many as those: a client that missed more is not much worse off with a new list.
     pub min_bytes: usize,
+    /// Changes that any table may have: few large ones must not outrun a client that reads slowly.
+    pub min_events: usize,
     /// Age of a change; applied when the table is next written.
     pub age: Duration,
 }
@@ -28,6 +30,7 @@ impl Default for HistoryLimits {
             events: 100_000,
             bytes: 16 << 20,
             min_bytes: 4 << 20,
+            min_events: 256,
             age: Duration::from_secs(300),
         }
     }
@@ -121,10 +124,11 @@ impl TableState {
         self.history_bytes += weight(&event);
         self.history.push_back(Logged { event, at: now });
         let max_age = i64::try_from(limits.age.as_millis()).unwrap_or(i64::MAX);
-        let max_bytes = limits.bytes.min(limits.min_bytes.max(self.bytes));
+        let usual_bytes = limits.min_bytes.max(self.bytes);
         while let Some(oldest) = self.history.front() {
             let within = self.history.len() <= limits.events
-                && self.history_bytes <= max_bytes
+                && self.history_bytes <= limits.bytes
+                && (self.history_bytes <= usual_bytes || self.history.len() <= limits.min_events)
                 && now.saturating_sub(oldest.at) <= max_age;
             if within {
                 break;

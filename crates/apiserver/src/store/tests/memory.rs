@@ -444,9 +444,10 @@ async fn history_is_bounded_by_age_and_bytes() {
 }
 
 #[tokio::test]
-async fn history_has_no_more_bytes_than_the_current_versions_or_the_minimum() {
+async fn history_is_bounded_by_the_current_versions_or_the_minimum() {
     let mut options = StoreOptions::memory(Clock::system());
     options.history.min_bytes = 100_000;
+    options.history.min_events = 5;
     let store = Store::open(options).await.unwrap();
     create(&store, "a", 0).await;
     let write = async |name: &str, bytes: usize| {
@@ -467,6 +468,11 @@ async fn history_has_no_more_bytes_than_the_current_versions_or_the_minimum() {
     }
     assert!((280_000..=320_000).contains(&history_bytes()));
     write("b", 0).await;
+    let stats = &store.stats()[0];
+    assert_eq!(stats.history_events, 5, "the large version is one of them");
+    for _ in 0..6 {
+        write("a", 10_000).await;
+    }
     assert!(history_bytes() <= 100_000);
 }
 
