@@ -1,20 +1,20 @@
-//! Reading objects from JSON, and where in one that cannot be read the mistake is.
+//! Decoding objects from JSON, and locating the error in one that cannot be decoded.
 //!
-//! What reads a kind is much code, and a generic function would have it compiled into every crate that
-//! calls it. So each kind has a function that is none, once.
+//! The decoder of a kind is much code. Behind a generic function it is compiled again in each crate that
+//! calls it; so each kind implements [`Decode`] once, with a function that is not generic.
 
 use std::fmt::Write as _;
 
-/// A kind whose objects are read from JSON.
+/// A kind whose objects can be decoded from JSON.
 pub trait Decode: Sized {
-    /// Reads the object that `json` is.
+    /// Decodes one object.
     ///
     /// # Errors
-    /// When it is no object of the kind; [`place`] tells where.
+    /// When `json` is not an object of the kind; [`error_path`] says where.
     fn decode(json: &str) -> serde_json::Result<Self>;
 }
 
-/// Implements [`Decode`] for kinds that are `Deserialize`.
+/// Implements [`Decode`](crate::Decode) for kinds that implement `Deserialize`.
 #[macro_export]
 macro_rules! decode {
     ($($kind:ty),+ $(,)?) => {$(
@@ -26,7 +26,7 @@ macro_rules! decode {
     )+};
 }
 
-/// Kubernetes' own, and koord's.
+/// Implementations for the kinds of Kubernetes and of koord.
 mod kinds {
     use k8s_openapi::api::admissionregistration::v1::{
         MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
@@ -99,83 +99,85 @@ mod kinds {
     );
 }
 
-/// Returns the path of the value that `error` is about, for example `spec.containers[0].name`; it is empty
-/// for the whole of `json`, which it came from. The error has a position only, which is behind the value,
-/// and behind the end of what it is in if nothing follows.
+/// Returns the path of the value in `json` that failed with `error`, for example `spec.containers[0].name`;
+/// empty for the root.
+///
+/// The error has only a position. It is behind the value, or behind the end of its container if the value is
+/// the last one in there.
 #[must_use]
-pub fn place(json: &str, error: &serde_json::Error) -> String {
+pub fn error_path(json: &str, error: &serde_json::Error) -> String {
     let lines = json.split_inclusive('\n').take(error.line().max(1) - 1);
     let end = lines.map(str::len).sum::<usize>() + error.column();
-    let is_missing = error.to_string().starts_with("missing field");
-    // Where the value begins.
-    let (mut value, mut walk) = (0, Walk::new(json));
-    while let Some(token) = walk.next() {
-        match token {
-            Token::Begin(start, is_scalar) => {
-                if start > end || (start == end && is_scalar) {
+    let is_missing_field = error.to_string().starts_with("missing field");
+    let (mut value_start, mut walker) = (0, Walker::new(json));
+    while let Some(event) = walker.next() {
+        match event {
+            Event::Start { at, is_scalar } => {
+                if at > end || (at == end && is_scalar) {
                     break;
                 }
-                value = start;
+                value_start = at;
             }
-            Token::End(..) if walk.at > end => break,
-            Token::End(start) if is_missing => value = start,
-            Token::End(_) => {}
+            Event::End { .. } if walker.at > end => break,
+            Event::End { start } if is_missing_field => value_start = start,
+            Event::End { .. } => {}
         }
     }
-    let mut walk = Walk::new(json);
-    while let Some(token) = walk.next() {
-        if matches!(token, Token::Begin(start, _) if start == value) {
+    let mut walker = Walker::new(json);
+    while let Some(event) = walker.next() {
+        if matches!(event, Event::Start { at, .. } if at == value_start) {
             break;
         }
     }
-    walk.path()
+    walker.path()
 }
 
-/// The values of a JSON document, in order; it need not be a valid one.
-struct Walk<'a> {
+/// Iterates over the values of a JSON document, which need not be valid.
+struct Walker<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// The objects and lists around it.
-    within: Vec<Within>,
-    /// An object or list that has just begun, and is entered next.
-    entered: Option<Within>,
+    /// The containers around the current value, outermost first.
+    containers: Vec<Container>,
+    /// The current value if it is a container: the next value is inside of it.
+    opened: Option<Container>,
 }
 
-enum Within {
+/// An object or an array; `start` is the offset of its bracket.
+enum Container {
     Object {
         start: usize,
         key: std::ops::Range<usize>,
-        at_key: bool,
+        expects_key: bool,
     },
-    List {
+    Array {
         start: usize,
         index: usize,
     },
 }
 
-enum Token {
-    /// A value begins there, and whether it is neither object nor list.
-    Begin(usize, bool),
-    /// The object or list that began there ends.
-    End(usize),
+enum Event {
+    /// A value starts at this offset.
+    Start { at: usize, is_scalar: bool },
+    /// The container that started at this offset ends.
+    End { start: usize },
 }
 
-impl<'a> Walk<'a> {
+impl<'a> Walker<'a> {
     fn new(json: &'a str) -> Self {
         Self {
             bytes: json.as_bytes(),
             at: 0,
-            within: Vec::new(),
-            entered: None,
+            containers: Vec::new(),
+            opened: None,
         }
     }
 
-    /// Returns the path of the value that has just begun.
+    /// Returns the path of the current value.
     fn path(&self) -> String {
         let mut path = String::new();
-        for part in &self.within {
-            match part {
-                Within::Object { key, .. } => {
+        for container in &self.containers {
+            match container {
+                Container::Object { key, .. } => {
                     let key = self.bytes.get(key.clone()).unwrap_or_default();
                     let key: String = serde_json::from_slice(key).unwrap_or_default();
                     if !path.is_empty() {
@@ -183,7 +185,7 @@ impl<'a> Walk<'a> {
                     }
                     path.push_str(&key);
                 }
-                Within::List { index, .. } => {
+                Container::Array { index, .. } => {
                     let _ = write!(path, "[{index}]");
                 }
             }
@@ -191,7 +193,7 @@ impl<'a> Walk<'a> {
         path
     }
 
-    /// Returns where the string whose first byte after the quote is at `at` ends.
+    /// Returns the offset behind the string whose opening quote is before `at`.
     fn string_end(&self, mut at: usize) -> usize {
         while let Some(&byte) = self.bytes.get(at) {
             match byte {
@@ -204,49 +206,54 @@ impl<'a> Walk<'a> {
     }
 }
 
-impl Iterator for Walk<'_> {
-    type Item = Token;
+impl Iterator for Walker<'_> {
+    type Item = Event;
 
-    fn next(&mut self) -> Option<Token> {
-        self.within.extend(self.entered.take());
+    fn next(&mut self) -> Option<Event> {
+        self.containers.extend(self.opened.take());
         loop {
             let start = self.at;
             let byte = *self.bytes.get(start)?;
             self.at += 1;
-            match byte {
-                b':' => {}
-                byte if byte.is_ascii_whitespace() => {}
-                b',' => match self.within.last_mut() {
-                    Some(Within::Object { at_key, .. }) => *at_key = true,
-                    Some(Within::List { index, .. }) => *index += 1,
-                    None => {}
-                },
-                b'}' | b']' => {
-                    if let Some(Within::Object { start, .. } | Within::List { start, .. }) =
-                        self.within.pop()
-                    {
-                        return Some(Token::End(start));
+            let is_scalar = match byte {
+                b':' => continue,
+                byte if byte.is_ascii_whitespace() => continue,
+                b',' => {
+                    match self.containers.last_mut() {
+                        Some(Container::Object { expects_key, .. }) => *expects_key = true,
+                        Some(Container::Array { index, .. }) => *index += 1,
+                        None => {}
                     }
+                    continue;
                 }
+                b'}' | b']' => match self.containers.pop() {
+                    Some(Container::Object { start, .. } | Container::Array { start, .. }) => {
+                        return Some(Event::End { start });
+                    }
+                    None => continue,
+                },
                 b'{' => {
-                    self.entered = Some(Within::Object {
+                    self.opened = Some(Container::Object {
                         start,
                         key: 0..0,
-                        at_key: true,
+                        expects_key: true,
                     });
-                    return Some(Token::Begin(start, false));
+                    false
                 }
                 b'[' => {
-                    self.entered = Some(Within::List { start, index: 0 });
-                    return Some(Token::Begin(start, false));
+                    self.opened = Some(Container::Array { start, index: 0 });
+                    false
                 }
                 b'"' => {
                     self.at = self.string_end(self.at);
-                    match self.within.last_mut() {
-                        Some(Within::Object { key, at_key, .. }) if *at_key => {
-                            (*key, *at_key) = (start..self.at, false);
+                    match self.containers.last_mut() {
+                        Some(Container::Object {
+                            key, expects_key, ..
+                        }) if *expects_key => {
+                            (*key, *expects_key) = (start..self.at, false);
+                            continue;
                         }
-                        _ => return Some(Token::Begin(start, true)),
+                        _ => true,
                     }
                 }
                 _ => {
@@ -255,9 +262,13 @@ impl Iterator for Walk<'_> {
                     };
                     let rest = &self.bytes[self.at..];
                     self.at += rest.iter().position(ends).unwrap_or(rest.len());
-                    return Some(Token::Begin(start, true));
+                    true
                 }
-            }
+            };
+            return Some(Event::Start {
+                at: start,
+                is_scalar,
+            });
         }
     }
 }
@@ -268,7 +279,7 @@ mod tests {
     use k8s_openapi::api::core::v1::Pod;
     use serde_json::{Value, json};
 
-    /// All places in `value`.
+    /// Collects the JSON pointers of all values in `value`.
     fn pointers(value: &Value, at: &str, into: &mut Vec<String>) {
         into.push(at.to_owned());
         match value {
@@ -287,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_a_mistake_is_the_one_that_a_reader_with_paths_finds() {
+    fn error_path_equals_that_of_a_tracking_decoder() {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "p", "labels": {"a \"b\"": "c"}, "generation": 3, "ownerReferences": [
@@ -323,13 +334,13 @@ mod tests {
                     serde_path_to_error::deserialize::<_, Pod>(&mut deserializer).unwrap_err();
                 let slow = slow.path().to_string();
                 let slow = match (slow.as_str(), pointer.as_str()) {
-                    // Of a wrong version or kind it has the object that they are of.
+                    // For a wrong version or kind it reports the object around it.
                     (".", "/apiVersion" | "/kind") => &pointer[1..],
                     (".", _) => "",
-                    (place, _) => place,
+                    (path, _) => path,
                 };
                 assert_eq!(
-                    place(&json, &error),
+                    error_path(&json, &error),
                     slow,
                     "{error}: {pointer} = {instead}\n{json}"
                 );
@@ -339,15 +350,15 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_json_has_a_place_too() {
+    fn error_path_of_invalid_json_terminates() {
         let deep = format!("{}1", "[{\"a\":".repeat(100_000));
         for text in [
             "", "{", "]]}", "\"", "{\"a\\", "{\"a\" 1", "[,,{]", "\u{e9}", &deep,
         ] {
             let error = Pod::decode(text).unwrap_err();
-            let _ = place(text, &error);
+            let _ = error_path(text, &error);
         }
         let error = Pod::decode("{\"spec\": {\"priority\": 1.5}}").unwrap_err();
-        assert_eq!(place("", &error), "");
+        assert_eq!(error_path("", &error), "");
     }
 }

@@ -233,7 +233,7 @@ where
         let kind = ApiResource::erase::<K>(&());
         let api = kube::Api::namespaced_with(client, namespace, &kind);
         run(
-            told(events(api, scope), |object: K| object, |_| {}),
+            decoded(events(api, scope), |object: K| object, |_| {}),
             kind_of::<K>(),
             shutdown,
         )
@@ -298,10 +298,10 @@ impl<V: Mirrored> Informer<V> {
         K: kube::Resource<DynamicType = ()> + Decode + 'static,
     {
         let keep = move |raw: RawObject| {
-            let read = Readable::<K>::read(raw.json.get());
+            let read = Readable::<K>::decode(raw.json.get());
             Told::Object(keep(without_managed_fields(read)))
         };
-        let events = kept(events(api_of::<K>(client), scope), keep);
+        let events = map_objects(events(raw_api::<K>(client), scope), keep);
         run(events, kind_of::<K>(), shutdown)
     }
 }
@@ -312,8 +312,8 @@ enum Told<V> {
     Unread(Box<Unread>),
 }
 
-/// What happens to all objects in `scope`. They are read one by one: definitions of custom kinds let pass
-/// what cannot be read, and one such object must not hide all others.
+/// Returns the events of all objects in `scope`. Objects are decoded one by one: definitions of custom kinds
+/// admit what cannot be decoded, and one such object must not hide all others.
 fn watched<K, V: Mirrored>(
     client: kube::Client,
     scope: Scope,
@@ -323,15 +323,15 @@ fn watched<K, V: Mirrored>(
 where
     K: kube::Resource<DynamicType = ()> + Decode + 'static,
 {
-    told(events(api_of::<K>(client), scope), keep, report)
+    decoded(events(raw_api::<K>(client), scope), keep, report)
 }
 
-fn api_of<K: kube::Resource<DynamicType = ()>>(client: kube::Client) -> kube::Api<RawObject> {
+fn raw_api<K: kube::Resource<DynamicType = ()>>(client: kube::Client) -> kube::Api<RawObject> {
     kube::Api::all_with(client, &ApiResource::erase::<K>(&()))
 }
 
-/// What `events` tell of what `keep` makes of objects.
-fn told<K, V: Mirrored>(
+/// Decodes the objects of `events`, and replaces each by what `keep` makes of it.
+fn decoded<K, V: Mirrored>(
     events: RawEvents,
     keep: impl Fn(K) -> V + Send + 'static,
     report: impl Fn(&Unread) + Send + 'static,
@@ -339,8 +339,8 @@ fn told<K, V: Mirrored>(
 where
     K: kube::Resource<DynamicType = ()> + Decode + 'static,
 {
-    kept(events, move |raw| {
-        match Readable::<K>::read(raw.json.get()).0 {
+    map_objects(events, move |raw| {
+        match Readable::<K>::decode(raw.json.get()).0 {
             Ok(mut object) => {
                 // Nothing of ours reads them, and they can be half of an object's size.
                 object.meta_mut().managed_fields = None;
@@ -360,7 +360,7 @@ fn kind_of<K: kube::Resource<DynamicType = ()>>() -> String {
     format!("{plural}.{group}/{version}")
 }
 
-/// What happens to the objects of `api` in `scope`.
+/// Returns the events of the objects of `api` in `scope`.
 fn events(api: kube::Api<RawObject>, scope: Scope) -> RawEvents {
     let config = watcher::Config {
         label_selector: scope.labels,
@@ -370,19 +370,19 @@ fn events(api: kube::Api<RawObject>, scope: Scope) -> RawEvents {
     watcher(api, config).boxed()
 }
 
-/// `events` with what `keep` makes of the objects.
-fn kept<K: Send + 'static, V: 'static>(
+/// Replaces the objects of `events` by what `keep` makes of them.
+fn map_objects<K: Send + 'static, V: 'static>(
     events: BoxStream<'static, Result<watcher::Event<K>, watcher::Error>>,
     keep: impl Fn(K) -> Told<V> + Send + 'static,
 ) -> Events<V> {
-    let kept = move |event| match event {
+    let map = move |event| match event {
         watcher::Event::Init => watcher::Event::Init,
         watcher::Event::InitApply(object) => watcher::Event::InitApply(keep(object)),
         watcher::Event::InitDone => watcher::Event::InitDone,
         watcher::Event::Apply(object) => watcher::Event::Apply(keep(object)),
         watcher::Event::Delete(object) => watcher::Event::Delete(keep(object)),
     };
-    events.map_ok(kept).boxed()
+    events.map_ok(map).boxed()
 }
 
 fn run<V: Mirrored>(events: Events<V>, kind: String, shutdown: CancellationToken) -> Informer<V> {

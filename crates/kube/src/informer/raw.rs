@@ -1,4 +1,4 @@
-//! Objects as they come from the API server.
+//! Undecoded objects from the API server.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
@@ -8,13 +8,14 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
-/// An object as text, with what a watch has to know of it. Lists and watches of all kinds are of these: as
-/// much code as they are, they are compiled once, and hand on two pointers instead of large objects.
+/// An object as JSON text, with the metadata that a watch needs. Lists and watches of all kinds use this type,
+/// so that their code is compiled once and passes on two pointers instead of large objects.
 ///
-/// Can be read from text only, and of an event only if its type comes first, as API servers write it.
+/// It can be deserialized from JSON text only, and from a watch event only if `type` precedes `object`, as API
+/// servers write it.
 #[derive(Debug, Clone)]
 pub(super) struct RawObject {
-    /// Name, namespace, uid and version.
+    /// Only name, namespace, uid and resource version.
     metadata: Box<ObjectMeta>,
     pub(super) json: Box<RawValue>,
 }
@@ -29,12 +30,12 @@ impl<'de> Deserialize<'de> for RawObject {
     }
 }
 
-/// Reads what the metadata of the object `json` say of it; nothing of an object without any.
+/// Reads name, namespace, uid and resource version of an object; they are `None` where missing or wrong.
 fn metadata_of(json: &str) -> ObjectMeta {
-    let mut found = Metadata::default();
+    let mut found = WatchMetadata::default();
     let mut deserializer = serde_json::Deserializer::from_str(json);
-    // Ends in an error as a rule: what comes after the metadata is not read.
-    let _ = deserializer.deserialize_map(ToMetadata(&mut found));
+    // Fails as a rule, because nothing after the metadata is read.
+    let _ = deserializer.deserialize_map(MetadataVisitor(&mut found));
     ObjectMeta {
         name: found.name,
         namespace: found.namespace,
@@ -46,16 +47,17 @@ fn metadata_of(json: &str) -> ObjectMeta {
 
 #[derive(Default, serde::Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Metadata {
+struct WatchMetadata {
     name: Option<String>,
     namespace: Option<String>,
     uid: Option<String>,
     resource_version: Option<String>,
 }
 
-struct ToMetadata<'a>(&'a mut Metadata);
+/// Stops at the metadata.
+struct MetadataVisitor<'a>(&'a mut WatchMetadata);
 
-impl<'de> Visitor<'de> for ToMetadata<'_> {
+impl<'de> Visitor<'de> for MetadataVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -104,7 +106,7 @@ mod tests {
     use kube::core::WatchEvent;
 
     #[test]
-    fn an_event_is_read_with_its_version() {
+    fn watch_event_has_text_and_version() {
         let json = r#"{"spec":{"metadata":{"name":"no"}},"metadata":{"name":"n","labels":{"a":"b"},"resourceVersion":"7"},"x":[1]}"#;
         let line = format!(r#"{{"type":"MODIFIED","object":{json}}}"#);
         let WatchEvent::Modified(object) =
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_that_cannot_be_read_are_none() {
+    fn unreadable_metadata_is_empty() {
         for json in ["7", "{}", r#"{"metadata":7}"#, r#"{"metadata":{"name":7}}"#] {
             assert_eq!(metadata_of(json), ObjectMeta::default(), "{json}");
         }

@@ -41,15 +41,15 @@ impl Unread {
 }
 
 impl<K: Decode> Readable<K> {
-    /// Reads the object that `json` is.
-    pub(super) fn read(json: &str) -> Self {
-        Self(K::decode(json).map_err(|error| Box::new(Unread::of(json, &error))))
+    /// Decodes one object.
+    pub(super) fn decode(json: &str) -> Self {
+        Self(K::decode(json).map_err(|error| Box::new(Unread::new(json, &error))))
     }
 }
 
 impl Unread {
-    /// What is wrong with `json`, of which `error` came.
-    fn of(json: &str, error: &serde_json::Error) -> Self {
+    /// Describes why decoding `json` failed with `error`.
+    fn new(json: &str, error: &serde_json::Error) -> Self {
         let value: Value = serde_json::from_str(json).unwrap_or_default();
         let metadata = value.get("metadata").map(ObjectMeta::deserialize);
         let reason = error.to_string();
@@ -57,9 +57,9 @@ impl Unread {
         let reason = reason
             .rsplit_once(" at line ")
             .map_or(&*reason, |(reason, _)| reason);
-        let problem = match decode::place(json, error).as_str() {
+        let problem = match decode::error_path(json, error).as_str() {
             "" => reason.to_owned(),
-            place => format!("{place}: {reason}"),
+            path => format!("{path}: {reason}"),
         };
         Self {
             metadata: metadata.and_then(Result::ok).unwrap_or_default(),
@@ -71,7 +71,7 @@ impl Unread {
 impl<'de, K: Decode> Deserialize<'de> for Readable<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = Box::<RawValue>::deserialize(deserializer)?;
-        Ok(Self::read(json.get()))
+        Ok(Self::decode(json.get()))
     }
 }
 

@@ -44,7 +44,7 @@ fn informer_of(events: Vec<Result<Event<ConfigMap>, watcher::Error>>) -> Informe
     let (mirror, store, absent) = Mirror::new("configmaps./v1".to_owned());
     let events = futures::stream::iter(events).chain(futures::stream::pending());
     let keep = |object| Told::Object(without_managed_fields(object));
-    tokio::spawn(pump(kept(events.boxed(), keep), mirror, sender));
+    tokio::spawn(pump(map_objects(events.boxed(), keep), mirror, sender));
     Informer {
         store,
         changes,
