@@ -124,11 +124,8 @@ pub fn error_path(json: &str, error: &serde_json::Error) -> String {
         }
     }
     let mut walker = Walker::new(json);
-    while let Some(event) = walker.next() {
-        if matches!(event, Event::Start { at, .. } if at == value_start) {
-            break;
-        }
-    }
+    let is_value = |event: &Event| matches!(event, Event::Start { at, .. } if *at == value_start);
+    let _ = walker.find(is_value);
     walker.path()
 }
 

@@ -23,6 +23,7 @@ const SETTLE: Duration = Duration::from_secs(30);
 /// How long CPU time is counted: one interval of the nodes' reports, and three of their leases.
 const WINDOW: Duration = Duration::from_secs(30);
 const PODS: &str = "/api/v1/namespaces/default/pods";
+const NODES: &str = "/api/v1/nodes";
 
 /// The size of `koord bench up`.
 #[derive(Debug, Clone, clap::Args)]
@@ -159,6 +160,8 @@ pub(super) async fn run(args: &Args) -> Result<Report> {
     let began = Instant::now();
     let mut up = Up::start(dir.path(), args.nodes)?;
     let client = up.client(dir.path()).await?;
+    // With this machine's. Lists of all of them would be much of what is measured.
+    until("all nodes exist", || exist(&client, NODES, args.nodes + 1)).await?;
     until("all nodes are Ready", || nodes_ready(&client, args.nodes)).await?;
     let nodes_ready_sec = began.elapsed().as_secs_f64();
     until("all nodes have reported", || {
@@ -174,7 +177,7 @@ pub(super) async fn run(args: &Args) -> Result<Report> {
         .create(&PostParams::default(), &deployment)
         .await
         .context("create the Deployment")?;
-    until("all pods exist", || there(&client, args.replicas)).await?;
+    until("all pods exist", || exist(&client, PODS, args.replicas)).await?;
     let created_sec = began.elapsed().as_secs_f64();
     let waiting = "spec.nodeName%3D";
     until("all pods have a node", || nowhere(&client, waiting)).await?;
@@ -242,9 +245,8 @@ async fn get(client: &Client, path: &str) -> Result<Value> {
         .with_context(|| format!("GET {path}"))
 }
 
-/// Asked rarely: a list of large objects costs the server something.
 async fn nodes_ready(client: &Client, wanted: u32) -> Result<bool> {
-    let list = get(client, "/api/v1/nodes").await?;
+    let list = get(client, NODES).await?;
     let ready = |node: &&Value| {
         let conditions = node["status"]["conditions"].as_array();
         let mut conditions = conditions.into_iter().flatten();
@@ -263,9 +265,9 @@ async fn nodes_reported(client: &Client, wanted: u32) -> Result<bool> {
     Ok(reported.count() > wanted as usize)
 }
 
-/// So many pods exist. One of them is read, and how many remain.
-async fn there(client: &Client, wanted: u32) -> Result<bool> {
-    let list = get(client, &format!("{PODS}?limit=1")).await?;
+/// Returns whether the collection at `path` has so many objects. One of them is read, and how many remain.
+async fn exist(client: &Client, path: &str, wanted: u32) -> Result<bool> {
+    let list = get(client, &format!("{path}?limit=1")).await?;
     let rest = list["metadata"]["remainingItemCount"].as_u64().unwrap_or(0);
     let first = list["items"].as_array().map_or(0, Vec::len) as u64;
     Ok(first + rest >= u64::from(wanted))
