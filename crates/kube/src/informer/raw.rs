@@ -31,7 +31,7 @@ impl<'de> Deserialize<'de> for RawObject {
 }
 
 /// Reads name, namespace, uid and resource version of an object; they are `None` where missing or wrong.
-fn metadata_of(json: &str) -> ObjectMeta {
+pub(super) fn metadata_of(json: &str) -> ObjectMeta {
     let mut found = WatchMetadata::default();
     let mut deserializer = serde_json::Deserializer::from_str(json);
     // Fails as a rule, because nothing after the metadata is read.

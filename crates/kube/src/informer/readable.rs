@@ -4,6 +4,7 @@
 //! such object must not hide all others of a list.
 
 use super::ObjectKey;
+use super::raw::metadata_of;
 use crate::decode::{self, Decode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
@@ -21,7 +22,7 @@ pub struct Readable<K>(pub Result<K, Box<Unread>>);
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{problem}")]
 pub struct Unread {
-    /// Its metadata; empty if these are what cannot be read.
+    /// Its metadata; only names, uid and resource version if these are what cannot be read.
     pub metadata: ObjectMeta,
     /// Field, and what is wrong with its value.
     pub problem: String,
@@ -62,7 +63,9 @@ impl Unread {
             path => format!("{path}: {reason}"),
         };
         Self {
-            metadata: metadata.and_then(Result::ok).unwrap_or_default(),
+            metadata: metadata
+                .and_then(Result::ok)
+                .unwrap_or_else(|| metadata_of(json)),
             problem,
         }
     }
@@ -146,5 +149,16 @@ mod tests {
         assert_eq!(read[2].0, "c");
         let (field, _) = read[2].1.split_once(": ").unwrap();
         assert_eq!(field, "spec.reservationOptions.template.metadata");
+    }
+
+    #[test]
+    fn unread_metadata_keeps_the_name() {
+        let json = json!({"metadata": {"name": "a", "labels": 7, "uid": "u"}, "spec": {}});
+        let unread = Readable::<PodMigrationJob>::decode(&json.to_string())
+            .0
+            .unwrap_err();
+        assert_eq!(unread.names(), ("", "a"));
+        assert_eq!(unread.metadata.uid.as_deref(), Some("u"));
+        assert!(unread.problem.starts_with("metadata.labels: "), "{unread}");
     }
 }
