@@ -32,13 +32,16 @@ mod kinds {
         MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
     };
     use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
+    use k8s_openapi::api::authentication::v1::TokenReview;
+    use k8s_openapi::api::authorization::v1::SubjectAccessReview;
     use k8s_openapi::api::batch::v1::Job;
     use k8s_openapi::api::coordination::v1::Lease;
     use k8s_openapi::api::core::v1::{
-        ConfigMap, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
-        ReplicationController, Secret, Service,
+        ConfigMap, Endpoints, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
+        ReplicationController, Secret, Service, ServiceAccount,
     };
     use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+    use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
     use k8s_openapi::api::scheduling::v1::PriorityClass;
     use k8s_openapi::api::storage::v1::{
         CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment,
@@ -52,6 +55,7 @@ mod kinds {
     };
     use koord_api::slo::{NodeMetric, NodeSLO, RawNodeMetric, RawNodeSLO};
     use koord_api::topology;
+    use kube::core::DynamicObject;
 
     decode!(
         CSIDriver,
@@ -59,13 +63,17 @@ mod kinds {
         CSIStorageCapacity,
         ClusterColocationProfile,
         ClusterNetworkTopology,
+        ClusterRole,
+        ClusterRoleBinding,
         ConfigMap,
         CustomResourceDefinition,
         DaemonSet,
         Deployment,
         Device,
+        DynamicObject,
         ElasticQuota,
         ElasticQuotaProfile,
+        Endpoints,
         Event,
         Job,
         Lease,
@@ -90,8 +98,11 @@ mod kinds {
         Reservation,
         Secret,
         Service,
+        ServiceAccount,
         StatefulSet,
         StorageClass,
+        SubjectAccessReview,
+        TokenReview,
         ValidatingWebhookConfiguration,
         VolumeAttachment,
         topology::v1alpha1::NodeResourceTopology,

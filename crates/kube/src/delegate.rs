@@ -10,7 +10,6 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::PostParams;
 use parking_lot::Mutex;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -321,9 +320,9 @@ impl Subject {
 
 async fn ask<K>(client: &kube::Client, kind: &'static str, review: &K) -> Result<K, ReviewError>
 where
-    K: kube::Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    K: kube::Resource<DynamicType = ()> + Serialize + crate::Decode,
 {
-    let api: kube::Api<K> = kube::Api::all(client.clone());
+    let api: crate::Api<K> = crate::Api::all(client.clone());
     let attempts = async {
         let mut wait = BACKOFF;
         let mut left = ATTEMPTS;

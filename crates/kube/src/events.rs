@@ -336,7 +336,7 @@ impl Tries {
 
     async fn send_once(&self, verdict: &Verdict, event: &Event) -> Result<(), kube::Error> {
         let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
-        let api: kube::Api<Event> = kube::Api::namespaced(self.client.clone(), namespace);
+        let api: crate::Api<Event> = crate::Api::namespaced(self.client.clone(), namespace);
         let create = || self.create(api.resource_url(), event);
         match verdict {
             Verdict::Drop => Ok(()),

@@ -5,7 +5,6 @@
 mod either;
 mod failure;
 mod objects;
-mod raw;
 mod readable;
 mod text;
 
@@ -13,6 +12,7 @@ pub use readable::{Readable, Unread};
 pub use text::Text;
 
 use crate::decode::Decode;
+use crate::raw_object::RawObject;
 use failure::{Failure, FailureReporter, Retry};
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
@@ -20,7 +20,6 @@ use kube::core::{ApiResource, NamespaceResourceScope};
 use kube::runtime::watcher;
 use objects::Objects;
 use parking_lot::RwLock;
-use raw::RawObject;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -298,7 +297,7 @@ impl<V: Mirrored> Informer<V> {
         K: kube::Resource<DynamicType = ()> + Decode + 'static,
     {
         let keep = move |raw: RawObject| {
-            let read = Readable::<K>::decode(raw.json.get());
+            let read = Readable::<K>::of(raw.json.get());
             Told::Object(keep(without_managed_fields(read)))
         };
         let events = map_objects(events(raw_api::<K>(client), scope), keep);
@@ -340,7 +339,7 @@ where
     K: kube::Resource<DynamicType = ()> + Decode + 'static,
 {
     map_objects(events, move |raw| {
-        match Readable::<K>::decode(raw.json.get()).0 {
+        match Readable::<K>::of(raw.json.get()).0 {
             Ok(mut object) => {
                 // Nothing of ours reads them, and they can be half of an object's size.
                 object.meta_mut().managed_fields = None;

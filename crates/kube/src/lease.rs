@@ -106,7 +106,7 @@ const ACQUIRE_JITTER: f64 = 1.2;
 /// A contender for a Lease.
 #[derive(Debug)]
 pub struct LeaderElector {
-    api: kube::Api<Lease>,
+    api: crate::Api<Lease>,
     election: Election,
     clock: Clock,
     observed: Option<Observed>,
@@ -184,7 +184,7 @@ impl LeaderElector {
         if retry_period.is_zero() {
             return wrong("retry period", "0s".to_owned(), "must be positive");
         }
-        let api = kube::Api::namespaced(client, &election.namespace);
+        let api = crate::Api::namespaced(client, &election.namespace);
         Ok(Self {
             api,
             election,
@@ -464,7 +464,7 @@ impl NodeLease {
     ///
     /// What the API server or the transport says.
     pub async fn renew(&self, client: &kube::Client, clock: &Clock) -> Result<Lease, kube::Error> {
-        let api: kube::Api<Lease> = kube::Api::namespaced(client.clone(), NODE_LEASE_NAMESPACE);
+        let api: crate::Api<Lease> = crate::Api::namespaced(client.clone(), NODE_LEASE_NAMESPACE);
         let spec = LeaseSpec {
             holder_identity: Some(self.node.clone()),
             lease_duration_seconds: Some(seconds(self.duration)),

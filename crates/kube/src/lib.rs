@@ -16,10 +16,12 @@ pub mod failure_log;
 pub mod guard;
 pub mod informer;
 pub mod lease;
+mod object_api;
 pub mod owners;
 pub mod patch;
 pub mod post;
 pub mod queue;
+mod raw_object;
 #[cfg(test)]
 mod testing;
 pub mod tls;
@@ -27,4 +29,5 @@ pub mod webhook;
 
 pub use decode::Decode;
 pub use informer::{Change, Informer, Mirrored, ObjectKey, Readable, Scope, Store, Text, Unread};
-pub use kube::{Api, Client, Error, ResourceExt, api, core as kube_core};
+pub use kube::{Client, Error, ResourceExt, api, core as kube_core};
+pub use object_api::Api;

@@ -1,10 +1,11 @@
 //! Who owns an object, and who owns that: from a pod to its workload, whatever kind that is.
 
+use crate::Api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIResource, ObjectMeta};
 use koord_api::Uid;
+use kube::Client;
 use kube::api::ListParams;
 use kube::core::{ApiResource, DynamicObject};
-use kube::{Api, Client};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,11 +1,10 @@
 //! Patches, and the retry that a read-modify-write needs.
 
+use crate::decode::Decode;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::fmt::Debug;
 use std::future::Future;
 use std::time::Duration;
 
@@ -14,9 +13,9 @@ use std::time::Duration;
 /// # Errors
 ///
 /// What the API server or the transport says.
-pub async fn merge<K>(api: &kube::Api<K>, name: &str, patch: &Value) -> Result<K, kube::Error>
+pub async fn merge<K>(api: &crate::Api<K>, name: &str, patch: &Value) -> Result<K, kube::Error>
 where
-    K: Clone + DeserializeOwned + Debug,
+    K: Decode,
 {
     api.patch(name, &PatchParams::default(), &Patch::Merge(patch))
         .await
@@ -28,12 +27,12 @@ where
 ///
 /// What the API server or the transport says.
 pub async fn merge_status<K>(
-    api: &kube::Api<K>,
+    api: &crate::Api<K>,
     name: &str,
     patch: &Value,
 ) -> Result<K, kube::Error>
 where
-    K: Clone + DeserializeOwned + Debug,
+    K: Decode,
 {
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
         .await
@@ -46,12 +45,12 @@ where
 ///
 /// What the API server or the transport says.
 pub async fn strategic_status<K>(
-    api: &kube::Api<K>,
+    api: &crate::Api<K>,
     name: &str,
     patch: &Value,
 ) -> Result<K, kube::Error>
 where
-    K: Clone + DeserializeOwned + Debug,
+    K: Decode,
 {
     api.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch))
         .await
@@ -68,7 +67,7 @@ pub async fn merge_node_status(
     node: &str,
     patch: &Value,
 ) -> Result<Node, kube::Error> {
-    merge_status(&kube::Api::all(client.clone()), node, patch).await
+    merge_status(&crate::Api::all(client.clone()), node, patch).await
 }
 
 /// Merges `patch` into a node (metadata and spec).
@@ -81,7 +80,7 @@ pub async fn merge_node(
     node: &str,
     patch: &Value,
 ) -> Result<Node, kube::Error> {
-    merge(&kube::Api::all(client.clone()), node, patch).await
+    merge(&crate::Api::all(client.clone()), node, patch).await
 }
 
 /// Whether `error` is the API server's answer with this HTTP status code.

@@ -1,8 +1,7 @@
 //! One object per node, kept as a plan says: what NodeMetric and NodeSLO have in common.
 
-use koord_kube::{Api, api, kube_core, patch};
+use koord_kube::{Api, Decode, api, kube_core, patch};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::fmt::Debug;
 
@@ -25,7 +24,7 @@ pub(crate) async fn apply<K, S>(
     make: fn(&str, S) -> K,
 ) -> Result<(), crate::Error>
 where
-    K: kube_core::Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    K: kube_core::Resource<DynamicType = ()> + Serialize + Decode,
     S: Clone + Default + Serialize,
 {
     match action {

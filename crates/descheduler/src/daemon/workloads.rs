@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_kube::kube_core::{DynamicObject, Resource};
 use koord_kube::owners::{Owners, group_of};
 use koord_kube::patch::is_not_found;
-use koord_kube::{Api, Client, Decode, Informer, Mirrored, ObjectKey, Scope};
+use koord_kube::{Client, Decode, Informer, Mirrored, ObjectKey, Scope, api};
 use kube::CustomResource;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -313,7 +313,7 @@ impl Workloads {
             return Ok(Workload::Unresolved);
         };
         let objects =
-            Api::<DynamicObject>::namespaced_with(self.client.clone(), namespace, &resource);
+            api::Api::<DynamicObject>::namespaced_with(self.client.clone(), namespace, &resource);
         let scale = objects.get_scale(&owner.name).await?;
         if scale.metadata.uid.as_deref() != Some(&*owner.uid) {
             return Ok(Workload::Unresolved);

@@ -70,8 +70,7 @@ pub fn config_data(slo_config: &Value) -> Value {
 
 pub(super) async fn create<K>(api: &Api<K>, object: &K) -> Result<()>
 where
-    K: koord_kube::kube_core::Resource + Clone + std::fmt::Debug,
-    K: serde::Serialize + serde::de::DeserializeOwned,
+    K: koord_kube::Decode + serde::Serialize,
 {
     match api.create(&PostParams::default(), object).await {
         Ok(_) => Ok(()),

@@ -215,7 +215,8 @@ impl Cluster {
     async fn issue(&self) -> String {
         use k8s_openapi::api::authentication::v1::TokenRequest;
         use k8s_openapi::api::core::v1::ServiceAccount;
-        let accounts: Api<ServiceAccount> = Api::default_namespaced(self.client());
+        let accounts: koord_kube::api::Api<ServiceAccount> =
+            koord_kube::api::Api::default_namespaced(self.client());
         let account: ServiceAccount =
             serde_json::from_value(json!({"metadata": {"name": "prober"}})).unwrap();
         let params = PostParams::default();

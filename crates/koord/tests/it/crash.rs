@@ -181,7 +181,7 @@ async fn run_a_pod(up: &Up, command: &[&str]) {
         .expect("created");
     let begun = std::time::Instant::now();
     loop {
-        let pod = pods.get_status("sleeper").await.expect("the pod");
+        let pod = pods.get("sleeper").await.expect("the pod");
         if pod.status.and_then(|status| status.phase).as_deref() == Some("Running") {
             return;
         }

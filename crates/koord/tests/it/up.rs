@@ -117,7 +117,8 @@ fn clusters_beside_each_other_have_groups_of_their_own_and_say_so() {
 
 /// Where `kubepods` is, above a pod that runs.
 async fn group_of_a_pod(up: &Up) -> String {
-    let pods: Api<Pod> = Api::default_namespaced(up.client().await);
+    let pods: koord_kube::api::Api<Pod> =
+        koord_kube::api::Api::default_namespaced(up.client().await);
     let pod = json!({
         "metadata": {"name": "who"},
         "spec": {"terminationGracePeriodSeconds": 0, "containers": [{
@@ -170,7 +171,8 @@ fn simulated_nodes_say_so_and_go_with_the_next_start() {
     runtime.block_on(async {
         let client = up.client().await;
         assert_eq!(host_taints(&client).await, [koord_node::host_taint()]);
-        let pods: Api<Pod> = Api::default_namespaced(client.clone());
+        let pods: koord_kube::api::Api<Pod> =
+            koord_kube::api::Api::default_namespaced(client.clone());
         let pod = json!({
             "metadata": {"name": "nowhere"},
             "spec": {
@@ -438,7 +440,8 @@ async fn token_for_configz(client: &Client) -> String {
     let name = "exporter";
     let metadata = json!({"name": name});
     let account = serde_json::from_value(json!({"metadata": metadata})).expect("an account");
-    let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
+    let accounts: koord_kube::api::Api<ServiceAccount> =
+        koord_kube::api::Api::default_namespaced(client.clone());
     let params = PostParams::default();
     accounts.create(&params, &account).await.expect("created");
     let role = json!({"metadata": metadata,

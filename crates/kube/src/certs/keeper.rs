@@ -1,11 +1,11 @@
 //! Where the certificates are kept.
 
 use super::Artifacts;
+use crate::Api;
 use crate::patch::is_conflict;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use std::collections::BTreeMap;
 use std::io::Write as _;

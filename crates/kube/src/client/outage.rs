@@ -238,7 +238,7 @@ mod tests {
             let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403, "message": message});
             (StatusCode::FORBIDDEN, status)
         })));
-        let api = kube::Api::<ConfigMap>::namespaced(client, "n");
+        let api = crate::Api::<ConfigMap>::namespaced(client, "n");
         for _ in 0..20 {
             let error = api.get("c").await.unwrap_err();
             assert!(

@@ -4,13 +4,13 @@
 //! such object must not hide all others of a list.
 
 use super::ObjectKey;
-use super::raw::metadata_of;
+
 use crate::decode::{self, Decode};
+use crate::raw_object::metadata_of;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use serde::de::{Deserialize, Deserializer};
+use serde::de::Deserialize;
 use serde_json::Value;
-use serde_json::value::RawValue;
 use std::borrow::Cow;
 
 /// An object, or what can be said of one that cannot be read. Lists and watches of it go on where
@@ -41,9 +41,16 @@ impl Unread {
     }
 }
 
+impl<K: Decode> Decode for Readable<K> {
+    /// Decodes one object; does not fail.
+    fn decode(json: &str) -> serde_json::Result<Self> {
+        Ok(Self::of(json))
+    }
+}
+
 impl<K: Decode> Readable<K> {
     /// Decodes one object.
-    pub(super) fn decode(json: &str) -> Self {
+    pub(super) fn of(json: &str) -> Self {
         Self(K::decode(json).map_err(|error| Box::new(Unread::new(json, &error))))
     }
 }
@@ -68,13 +75,6 @@ impl Unread {
                 .unwrap_or_else(|| metadata_of(json)),
             problem,
         }
-    }
-}
-
-impl<'de, K: Decode> Deserialize<'de> for Readable<K> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let json = Box::<RawValue>::deserialize(deserializer)?;
-        Ok(Self::decode(json.get()))
     }
 }
 
@@ -112,7 +112,6 @@ impl<K: Resource> Resource for Readable<K> {
 mod tests {
     use super::*;
     use koord_api::scheduling::PodMigrationJob;
-    use kube::core::ObjectList;
     use serde_json::json;
 
     #[test]
@@ -122,26 +121,20 @@ mod tests {
                 "metadata": {"name": name, "uid": name}, "spec": spec})
         };
         let template = json!({"podRef": {}, "reservationOptions": {"template": {"metadata": 7}}});
-        let list = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "PodMigrationJobList",
-        "metadata": {"resourceVersion": "7"}, "items": [
+        let read: Vec<_> = [
             job("a", json!({"podRef": {}, "ttl": "5m"})),
             job("b", json!({"podRef": {}, "ttl": "5 minutes"})),
             job("c", template),
-        ]});
-        let list: ObjectList<Readable<PodMigrationJob>> =
-            serde_json::from_str(&list.to_string()).unwrap();
-        let read: Vec<_> = list
-            .items
-            .iter()
-            .map(|one| {
-                let problem = one.0.as_ref().err().map(ToString::to_string);
-                (
-                    one.meta().name.as_deref().unwrap(),
-                    problem.unwrap_or_default(),
-                )
-            })
-            .collect();
-        assert_eq!(read[0], ("a", String::new()));
+        ]
+        .map(|job| Readable::<PodMigrationJob>::of(&job.to_string()))
+        .iter()
+        .map(|one| {
+            let problem = one.0.as_ref().err().map(ToString::to_string);
+            let name = one.meta().name.clone().unwrap();
+            (name, problem.unwrap_or_default())
+        })
+        .collect();
+        assert_eq!(read[0], ("a".to_owned(), String::new()));
         assert_eq!(read[1].0, "b");
         let (field, value) = read[1].1.split_once(": ").unwrap();
         assert_eq!(field, "spec.ttl");
@@ -155,6 +148,7 @@ mod tests {
     fn unread_metadata_keeps_the_name() {
         let json = json!({"metadata": {"name": "a", "labels": 7, "uid": "u"}, "spec": {}});
         let unread = Readable::<PodMigrationJob>::decode(&json.to_string())
+            .unwrap()
             .0
             .unwrap_err();
         assert_eq!(unread.names(), ("", "a"));

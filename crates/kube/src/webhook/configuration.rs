@@ -1,11 +1,12 @@
 //! Webhook configurations: how they are made, and how a running server mends them.
 
 use super::{FailurePolicy, Operation, Registration, Selector};
+use crate::Api;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use kube::Client;
 use kube::api::{ApiResource, DynamicObject, PostParams};
 use kube::core::GroupVersionKind;
-use kube::{Api, Client};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 

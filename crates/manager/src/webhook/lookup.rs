@@ -11,9 +11,7 @@ use koord_api::config::ClusterColocationProfile;
 use koord_kube::events::{self, Severity};
 use koord_kube::kube_core::Resource;
 use koord_kube::{Api, Change, ObjectKey};
-use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::sync::Arc;
 
 /// A replica waits for its caches: a pod must not miss a profile because the manager has just
@@ -66,7 +64,7 @@ impl Lookup for Arc<Replica> {
 /// Reads what no cache has: what a pod refers to may be only a moment older than the pod.
 async fn read<K>(replica: &Replica, name: &str) -> Option<K>
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    K: Resource<DynamicType = ()> + koord_kube::Decode,
 {
     let objects: Api<K> = Api::all(replica.client.clone());
     let found = objects.get_opt(name).await.inspect_err(|error| {

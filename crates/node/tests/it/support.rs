@@ -131,7 +131,8 @@ impl World {
     pub(crate) async fn token(&self, name: &str) -> String {
         use k8s_openapi::api::authentication::v1::TokenRequest;
         use k8s_openapi::api::core::v1::ServiceAccount;
-        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), "default");
+        let accounts: koord_kube::api::Api<ServiceAccount> =
+            koord_kube::api::Api::namespaced(self.client.clone(), "default");
         let account = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
         let params = PostParams::default();
         accounts.create(&params, &account).await.unwrap();

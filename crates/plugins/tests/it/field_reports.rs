@@ -10,7 +10,6 @@ use koord_kube::Api;
 use koord_kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use koord_kube::kube_core::{ApiResource, DynamicObject};
 use koord_scheduler::config::Configuration;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -113,7 +112,7 @@ impl Field {
 
     async fn get<K>(&self, api: Api<K>, name: &str) -> Value
     where
-        K: Clone + DeserializeOwned + std::fmt::Debug + serde::Serialize,
+        K: koord_kube::Decode + serde::Serialize,
     {
         serde_json::to_value(api.get(name).await.unwrap()).unwrap()
     }

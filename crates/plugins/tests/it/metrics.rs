@@ -14,7 +14,6 @@ use koord_kube::kube_core::{NamespaceResourceScope, Resource};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -138,7 +137,7 @@ fn missing(text: &str, row: &(&str, &str, &str, &str)) -> Option<String> {
 impl Cluster {
     async fn put<K>(&self, namespace: Option<&str>, object: Value)
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
+        K: Resource<DynamicType = ()> + koord_kube::Decode + DeserializeOwned + Serialize,
         K: Scoped,
     {
         let object: K = serde_json::from_value(object).unwrap();

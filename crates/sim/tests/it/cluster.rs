@@ -75,7 +75,7 @@ impl Cluster {
 
     pub(crate) async fn create<K>(&self, api: Api<K>, object: Value) -> K
     where
-        K: Clone + Debug + DeserializeOwned + serde::Serialize,
+        K: koord_kube::Decode + DeserializeOwned + serde::Serialize,
     {
         let object: K = serde_json::from_value(object).unwrap();
         api.create(&PostParams::default(), &object).await.unwrap()

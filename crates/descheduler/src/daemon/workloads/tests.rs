@@ -253,7 +253,11 @@ async fn other_kinds_are_asked_for_their_scale_now_and_then() {
         kind: "Rollout".to_owned(),
         plural: "rollouts".to_owned(),
     };
-    let api = Api::<DynamicObject>::namespaced_with(cluster.client.clone(), "default", &resource);
+    let api = koord_kube::Api::<DynamicObject>::namespaced_with(
+        cluster.client.clone(),
+        "default",
+        &resource,
+    );
     let mut object = api.get("r").await.unwrap();
     object.data["spec"]["replicas"] = json!(9);
     api.replace("r", &PostParams::default(), &object)

@@ -175,8 +175,7 @@ impl Cluster {
     async fn put<K>(&self, value: Value)
     where
         K: koord_kube::kube_core::Resource<DynamicType = ()>
-            + Clone
-            + Debug
+            + koord_kube::Decode
             + Serialize
             + DeserializeOwned,
     {

@@ -15,7 +15,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
@@ -260,7 +259,7 @@ impl World {
 
     pub(super) async fn all<K>(&self, object: &K)
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
+        K: Resource<DynamicType = ()> + koord_kube::Decode + Serialize,
     {
         let api: Api<K> = Api::all(self.client.clone());
         api.create(&PostParams::default(), object).await.unwrap();
@@ -269,8 +268,7 @@ impl World {
     pub(super) async fn put<K>(&self, value: Value)
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + Debug
+            + koord_kube::Decode
             + DeserializeOwned
             + Serialize,
     {
@@ -349,7 +347,7 @@ impl World {
 
     pub(super) async fn list<K>(&self) -> Vec<K>
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+        K: Resource<DynamicType = ()> + koord_kube::Decode + Clone,
     {
         let api: Api<K> = Api::all(self.client.clone());
         api.list(&ListParams::default()).await.unwrap().items

@@ -14,10 +14,10 @@ use std::fmt;
 /// It can be deserialized from JSON text only, and from a watch event only if `type` precedes `object`, as API
 /// servers write it.
 #[derive(Debug, Clone)]
-pub(super) struct RawObject {
+pub(crate) struct RawObject {
     /// Only name, namespace, uid and resource version.
     metadata: Box<ObjectMeta>,
-    pub(super) json: Box<RawValue>,
+    pub(crate) json: Box<RawValue>,
 }
 
 impl<'de> Deserialize<'de> for RawObject {
@@ -31,7 +31,7 @@ impl<'de> Deserialize<'de> for RawObject {
 }
 
 /// Reads name, namespace, uid and resource version of an object; they are `None` where missing or wrong.
-pub(super) fn metadata_of(json: &str) -> ObjectMeta {
+pub(crate) fn metadata_of(json: &str) -> ObjectMeta {
     let mut found = WatchMetadata::default();
     let mut deserializer = serde_json::Deserializer::from_str(json);
     // Fails as a rule, because nothing after the metadata is read.
