@@ -15,7 +15,8 @@ pub use distribution::{ContainerDistribution, DISTRIBUTION, PERCENTILES, Percent
 use crate::quantity::ResourceList;
 use crate::serde_util::open_enum;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -47,8 +48,11 @@ pub mod recommendation_conditions {
 }
 
 /// Which pods to recommend for.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "analysis.koordinator.sh",
     version = "v1alpha1",
     kind = "Recommendation",
@@ -72,7 +76,8 @@ pub struct RecommendationSpec {
 }
 
 /// Pods, by workload or by labels.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendationTarget {
     /// How they are found.
@@ -87,7 +92,8 @@ pub struct RecommendationTarget {
 }
 
 /// A workload in the namespace of the object.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CrossVersionObjectReference {
     /// Kind.
@@ -115,7 +121,8 @@ impl CrossVersionObjectReference {
 }
 
 /// The recommendation.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendationStatus {
     /// By container.
@@ -130,7 +137,8 @@ pub struct RecommendationStatus {
 }
 
 /// Recommendation for a pod.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendedPodStatus {
     /// By container.
@@ -139,7 +147,8 @@ pub struct RecommendedPodStatus {
 }
 
 /// Recommendation for a container.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendedContainerStatus {
     /// The container.

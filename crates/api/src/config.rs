@@ -5,14 +5,18 @@
 use crate::qos::QosClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Which pods the profile changes, and how.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "config.koordinator.sh",
     version = "v1alpha1",
     kind = "ClusterColocationProfile",
@@ -35,7 +39,7 @@ pub struct ClusterColocationProfileSpec {
     pub probability: Option<IntOrString>,
     /// QoS class to set.
     #[serde(default, skip_serializing_if = "QosClass::is_unset")]
-    #[schemars(extend("enum" = ["LSE", "LSR", "LS", "BE", "SYSTEM"]))]
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["LSE", "LSR", "LS", "BE", "SYSTEM"])))]
     pub qos_class: QosClass,
     /// Priority class to set.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -63,11 +67,12 @@ pub struct ClusterColocationProfileSpec {
     pub label_suffixes: BTreeMap<String, String>,
     /// Strategic merge patch, applied last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::schema::any")]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::any"))]
     pub patch: Option<serde_json::Value>,
 }
 
 /// Nothing is reported yet.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterColocationProfileStatus {}

@@ -1,26 +1,31 @@
 //! The custom resource definitions, ready to install.
 
 use crate::configmap::FieldError;
-use crate::schema::finish_root;
-use crate::{analysis, config, quota, scheduling, slo, topology};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::CustomResourceExt;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 
-/// Whether a kind's status is written through the `status` subresource.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Status {
-    Subresource,
-    /// Upstream writes the status of these kinds with a plain update.
-    Plain,
-}
+const NODE_SLO: &str = include_str!("../crds/slo.koordinator.sh_nodeslos.yaml");
 
-const APPROVED: &str = "api-approved.kubernetes.io";
-const SCHEDULER_PLUGINS: &str = "https://github.com/kubernetes-sigs/scheduler-plugins/pull/52";
-const NODE_TOPOLOGY: &str = "https://github.com/kubernetes/enhancements/pull/1870";
+/// The committed definitions, written from the types (see `crate::derived`).
+const FILES: [&str; 14] = [
+    include_str!("../crds/analysis.koordinator.sh_recommendationcheckpoints.yaml"),
+    include_str!("../crds/analysis.koordinator.sh_recommendations.yaml"),
+    include_str!("../crds/config.koordinator.sh_clustercolocationprofiles.yaml"),
+    include_str!("../crds/quota.koordinator.sh_elasticquotaprofiles.yaml"),
+    include_str!("../crds/scheduling.koordinator.sh_clusternetworktopologies.yaml"),
+    include_str!("../crds/scheduling.koordinator.sh_devices.yaml"),
+    include_str!("../crds/scheduling.koordinator.sh_podmigrationjobs.yaml"),
+    include_str!("../crds/scheduling.koordinator.sh_reservations.yaml"),
+    include_str!("../crds/scheduling.koordinator.sh_scheduleexplanations.yaml"),
+    include_str!("../crds/scheduling.sigs.k8s.io_elasticquotas.yaml"),
+    include_str!("../crds/scheduling.sigs.k8s.io_podgroups.yaml"),
+    include_str!("../crds/slo.koordinator.sh_nodemetrics.yaml"),
+    NODE_SLO,
+    include_str!("../crds/topology.node.k8s.io_noderesourcetopologies.yaml"),
+];
 
 /// Kinds that upstream does not have: a cluster without them lacks what the comment says.
 pub const OWN_CRDS: [&str; 1] = [
@@ -43,40 +48,13 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 /// The definitions of [`crds`] as JSON values.
 #[must_use]
 pub fn crd_values() -> Vec<Value> {
-    use Status::{Plain, Subresource};
-    let mut topology = finished(&topology::v1alpha1::NodeResourceTopology::crd(), Plain);
-    let stored = finished(&topology::v1alpha2::NodeResourceTopology::crd(), Plain);
-    if let Some(versions) = topology
-        .pointer_mut("/spec/versions")
-        .and_then(Value::as_array_mut)
-    {
-        for version in versions.iter_mut() {
-            version["storage"] = json!(false);
-        }
-        versions.push(stored["spec"]["versions"][0].clone());
-    }
-    vec![
-        finished(&analysis::RecommendationCheckpoint::crd(), Plain),
-        finished(&analysis::Recommendation::crd(), Subresource),
-        finished(&config::ClusterColocationProfile::crd(), Subresource),
-        finished(&quota::ElasticQuotaProfile::crd(), Plain),
-        finished(&scheduling::ClusterNetworkTopology::crd(), Subresource),
-        finished(&scheduling::Device::crd(), Plain),
-        finished(&scheduling::PodMigrationJob::crd(), Subresource),
-        finished(&scheduling::Reservation::crd(), Subresource),
-        finished(&scheduling::ScheduleExplanation::crd(), Subresource),
-        approved(
-            finished(&scheduling::ElasticQuota::crd(), Plain),
-            SCHEDULER_PLUGINS,
-        ),
-        approved(
-            finished(&scheduling::PodGroup::crd(), Plain),
-            SCHEDULER_PLUGINS,
-        ),
-        finished(&slo::NodeMetric::crd(), Subresource),
-        finished(&slo::NodeSLO::crd(), Subresource),
-        approved(topology, NODE_TOPOLOGY),
-    ]
+    static VALUES: OnceLock<Vec<Value>> = OnceLock::new();
+    let parsed = || {
+        FILES
+            .iter()
+            .filter_map(|file| serde_saphyr::from_str(file).ok())
+    };
+    VALUES.get_or_init(|| parsed().collect()).clone()
 }
 
 /// The PriorityClasses of Koordinator, one for each band, with the values that Koordinator installs: a
@@ -125,7 +103,7 @@ fn yaml(objects: &[Value]) -> Result<String, serde_saphyr::ser::Error> {
 pub(crate) fn refusals(part: &str, value: &impl Serialize) -> Vec<FieldError> {
     static SPEC: OnceLock<Value> = OnceLock::new();
     let spec = SPEC.get_or_init(|| {
-        let crd = finished(&slo::NodeSLO::crd(), Status::Subresource);
+        let crd: Value = serde_saphyr::from_str(NODE_SLO).unwrap_or_default();
         let spec = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties";
         crd.pointer(spec).cloned().unwrap_or_default()
     });
@@ -179,46 +157,4 @@ fn refuse(path: &str, schema: &Value, value: &Value, found: &mut Vec<FieldError>
         }
         Value::Null | Value::Bool(_) => {}
     }
-}
-
-/// The derived definition in upstream's form.
-fn finished(derived: &CustomResourceDefinition, status: Status) -> Value {
-    let mut crd = serde_json::to_value(derived).unwrap_or_default();
-    if let Some(object) = crd.as_object_mut() {
-        object.remove("status");
-    }
-    let kind = crd["spec"]["names"]["kind"]
-        .as_str()
-        .unwrap_or_default()
-        .to_owned();
-    crd["spec"]["names"]["listKind"] = json!(format!("{kind}List"));
-    let versions = crd
-        .pointer_mut("/spec/versions")
-        .and_then(Value::as_array_mut);
-    for version in versions.into_iter().flatten() {
-        if let Some(schema) = version.pointer_mut("/schema/openAPIV3Schema") {
-            finish_root(schema);
-        }
-        if let Some(version) = version.as_object_mut() {
-            version.remove("subresources");
-            if status == Status::Subresource {
-                version.insert("subresources".to_owned(), json!({ "status": {} }));
-            }
-            // Keys that say nothing, such as an empty list of columns.
-            version.retain(|_, value| !value.as_array().is_some_and(Vec::is_empty));
-        }
-    }
-    if let Some(names) = crd
-        .pointer_mut("/spec/names")
-        .and_then(Value::as_object_mut)
-    {
-        names.retain(|_, value| !value.as_array().is_some_and(Vec::is_empty));
-    }
-    crd
-}
-
-/// `*.k8s.io` groups need a link to the review that approved the API.
-fn approved(mut crd: Value, link: &str) -> Value {
-    crd["metadata"]["annotations"] = json!({ APPROVED: link });
-    crd
 }

@@ -216,6 +216,7 @@ impl<'de> Deserialize<'de> for GoDuration {
     }
 }
 
+#[cfg(feature = "schema")]
 impl schemars::JsonSchema for GoDuration {
     fn schema_name() -> Cow<'static, str> {
         "Duration".into()

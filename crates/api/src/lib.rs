@@ -22,6 +22,8 @@ pub mod annotations;
 pub mod config;
 pub mod configmap;
 mod crds;
+#[cfg(feature = "schema")]
+pub mod derived;
 pub mod domains;
 pub mod duration;
 pub mod extension;
@@ -36,6 +38,7 @@ pub mod quota;
 pub mod requests;
 pub mod resources;
 pub mod scheduling;
+#[cfg(feature = "schema")]
 pub mod schema;
 pub mod selector;
 mod serde_util;

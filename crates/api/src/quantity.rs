@@ -338,6 +338,7 @@ impl<'de> Deserialize<'de> for Quantity {
     }
 }
 
+#[cfg(feature = "schema")]
 impl schemars::JsonSchema for Quantity {
     fn schema_name() -> Cow<'static, str> {
         "Quantity".into()

@@ -9,7 +9,8 @@ use crate::quantity::ResourceList;
 use crate::scheduling::ElasticQuota;
 use crate::{annotations, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -22,8 +23,11 @@ pub const SYSTEM_QUOTA: &str = "koordinator-system-quota";
 pub const DEFAULT_QUOTA: &str = "koordinator-default-quota";
 
 /// A quota sized by the nodes it stands for. Has no status subresource.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "quota.koordinator.sh",
     version = "v1alpha1",
     kind = "ElasticQuotaProfile",
@@ -50,7 +54,8 @@ pub struct ElasticQuotaProfileSpec {
 }
 
 /// Nothing is reported yet.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ElasticQuotaProfileStatus {}
 

@@ -1,5 +1,5 @@
-//! Pieces of OpenAPI schema that cannot be derived from Rust types, and the finish every derived
-//! schema gets.
+//! Pieces of OpenAPI schema that cannot be derived from Rust types, and the conventions that every derived
+//! schema is brought to.
 //!
 //! The derive knows names, types, required fields and what the field attributes say. It does not know
 //! Kubernetes' conventions for nullability, int-or-string, atomic structs and standard types;

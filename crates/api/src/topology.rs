@@ -7,6 +7,7 @@ pub mod v1alpha1;
 pub mod v1alpha2;
 
 use crate::quantity::Quantity;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,8 @@ pub fn zone_id(name: &str) -> Option<u32> {
 }
 
 /// A part of a node.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Zone {
     /// Name, unique in the node.
@@ -49,7 +51,8 @@ pub struct Zone {
 }
 
 /// Distance to another zone.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CostInfo {
     /// The other zone.
@@ -59,7 +62,8 @@ pub struct CostInfo {
 }
 
 /// One resource of a zone.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceInfo {
     /// Resource name.
@@ -73,7 +77,8 @@ pub struct ResourceInfo {
 }
 
 /// A fact: name and value.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AttributeInfo {
     /// Name.

@@ -3,14 +3,18 @@
 //! This kind is koord's own: upstream has the Recommendation, and nobody who makes any.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Whose history it is.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "analysis.koordinator.sh",
     version = "v1alpha1",
     kind = "RecommendationCheckpoint",
@@ -34,7 +38,8 @@ pub struct RecommendationCheckpointSpec {
 }
 
 /// The history.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendationCheckpointStatus {
     /// The format of the histograms.
@@ -64,7 +69,8 @@ pub struct RecommendationCheckpointStatus {
 }
 
 /// A decaying histogram.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HistogramCheckpoint {
     /// The time that weights refer to; absent without samples.
@@ -82,7 +88,8 @@ pub struct HistogramCheckpoint {
 }
 
 /// The highest memory use of one pod in the window it is in.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryPeak {
     /// `metadata.uid` of the pod.

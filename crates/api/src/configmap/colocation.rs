@@ -5,6 +5,7 @@ use super::sections::MAX_SECONDS;
 use crate::duration::GoDuration;
 use crate::serde_util::open_enum;
 use crate::slo::{AggregatePolicy, ExtensionsMap, MemoryCollectPolicy};
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,8 @@ pub const MID_RECLAIM_STATIC: &str = "static";
 /// Settings of the node-resource and NodeMetric controllers; unset fields inherit.
 ///
 /// Percentages are whole percent.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ColocationStrategy {
     /// Whether batch and mid resources are published.
@@ -100,7 +102,10 @@ pub struct ColocationStrategy {
     pub batch_memory_threshold_percent: Option<i64>,
     /// Settings of third parties.
     #[serde(default, skip_serializing_if = "ExtensionsMap::is_empty")]
-    #[schemars(schema_with = "crate::schema::free_form_object")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(schema_with = "crate::schema::free_form_object")
+    )]
     pub extensions: ExtensionsMap,
 }
 

@@ -5,7 +5,6 @@ use super::{ConfigError, ConfigProblem, FieldError, Report, duplicates, unknown}
 use crate::lenient::{self, ReadError};
 use crate::{merge, selector};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -100,7 +99,7 @@ impl<T> Section<T> {
     }
 }
 
-impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
+impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
     #[allow(
         clippy::too_many_arguments,
         reason = "one call site, all parts differ by section"
@@ -116,7 +115,7 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
         faults: impl Fn(&T) -> Faults,
     ) {
         let refused = |problem| ConfigError { key, problem };
-        let read = match Self::read(text, standard, shape, rules) {
+        let read = match Self::read(key, text, standard, shape, rules) {
             Ok(read) => read,
             Err(error) => {
                 report.errors.push(refused(error.into()));
@@ -197,7 +196,13 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
         };
     }
 
-    fn read(text: &str, standard: &T, shape: Shape, rules: &[Rule]) -> Result<Raw<T>, ReadError> {
+    fn read(
+        key: &str,
+        text: &str,
+        standard: &T,
+        shape: Shape,
+        rules: &[Rule],
+    ) -> Result<Raw<T>, ReadError> {
         if text.trim().is_empty() {
             return Ok(Raw {
                 cluster: standard.clone(),
@@ -233,10 +238,10 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
         })?;
         let mut unknown = duplicates::fields(text);
         unknown.extend(match (shape, cluster_value) {
-            (Shape::Inline, _) => unknown::fields::<T>(&document, "", &[nodes_key]),
+            (Shape::Inline, _) => unknown::fields(key, &document, "", &[nodes_key]),
             (Shape::Nested, given) => {
                 let mut found = unknown::members(&document, &["clusterStrategy", nodes_key]);
-                let below = given.map(|given| unknown::fields::<T>(given, "clusterStrategy", &[]));
+                let below = given.map(|given| unknown::fields(key, given, "clusterStrategy", &[]));
                 found.extend(below.into_iter().flatten());
                 found
             }
@@ -251,7 +256,7 @@ impl<T: Serialize + DeserializeOwned + Clone + JsonSchema> Section<T> {
                     let mut given = item.clone();
                     let left_out = words::strip(&mut given, rules);
                     let given = lenient::from_value(&given).map_err(|error| below(&at, error))?;
-                    unknown.extend(unknown::fields::<T>(item, &at, &["name", "nodeSelector"]));
+                    unknown.extend(unknown::fields(key, item, &at, &["name", "nodeSelector"]));
                     nodes.push((header, given, left_out));
                 }
             }

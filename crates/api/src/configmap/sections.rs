@@ -8,6 +8,7 @@ use crate::slo::{
     CPUBurstStrategy, HostApplicationSpec, ResourceQOS, ResourceQOSStrategy,
     ResourceThresholdStrategy, SystemStrategy,
 };
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -283,7 +284,8 @@ pub(super) fn check_system(strategy: &SystemStrategy) -> Checker {
 
 /// `host-application-config`: the applications of a node. Always written, so an empty list of a node
 /// replaces the list of the cluster.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HostApplications {
     /// The applications.
@@ -292,7 +294,8 @@ pub struct HostApplications {
 }
 
 /// `cpu-normalization-config`: how CPU models compare.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CPUNormalizationStrategy {
     /// Whether nodes are normalised.
@@ -356,7 +359,8 @@ fn positive(check: &mut Checker, field: &str, value: Option<f64>) {
 }
 
 /// Speed of one CPU model relative to the reference model.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ModelRatioCfg {
     /// Without hyper-threads and turbo.
@@ -374,7 +378,8 @@ pub struct ModelRatioCfg {
 }
 
 /// `resource-amplification-config`: resources a node shows more of than it has.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceAmplificationStrategy {
     /// Whether resources are amplified.

@@ -1,19 +1,21 @@
 //! Fields that nobody reads: most often misspelt ones.
 
 use super::FieldError;
-use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
+use std::sync::OnceLock;
 
 /// Below this schema every field is somebody's.
 const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
 
-/// The fields of `value`, found at `path`, that a `T` does not have. Those of `others` belong to
-/// somebody else. Case does not count, as for Go.
-pub(super) fn fields<T: JsonSchema>(value: &Value, path: &str, others: &[&str]) -> Vec<FieldError> {
-    let mut generator = SchemaGenerator::default();
-    let root = Value::from(T::json_schema(&mut generator));
+/// Returns the fields of `value`, found at `path`, that the section `key` does not have, except those of `others`.
+/// Case does not count, as for Go.
+pub(super) fn fields(key: &str, value: &Value, path: &str, others: &[&str]) -> Vec<FieldError> {
+    static SCHEMAS: OnceLock<Value> = OnceLock::new();
+    let schemas = SCHEMAS
+        .get_or_init(|| serde_json::from_str(include_str!("schemas.json")).unwrap_or_default());
+    let root = &schemas[key]["root"];
     let mut walk = Walk {
-        definitions: Value::Object(generator.take_definitions(false)),
+        definitions: &schemas[key]["definitions"],
         found: Vec::new(),
     };
     match value {
@@ -21,9 +23,9 @@ pub(super) fn fields<T: JsonSchema>(value: &Value, path: &str, others: &[&str]) 
             let known = |name: &String| !others.iter().any(|o| o.eq_ignore_ascii_case(name));
             let own = given.iter().filter(|(name, _)| known(name));
             let own = own.map(|(name, value)| (name.clone(), value.clone()));
-            walk.visit(&root, &Value::Object(own.collect()), path);
+            walk.visit(root, &Value::Object(own.collect()), path);
         }
-        _ => walk.visit(&root, value, path),
+        _ => walk.visit(root, value, path),
     }
     walk.found
 }
@@ -50,20 +52,20 @@ fn error(field: String, value: &Value) -> FieldError {
     }
 }
 
-struct Walk {
-    definitions: Value,
+struct Walk<'a> {
+    definitions: &'a Value,
     found: Vec<FieldError>,
 }
 
-impl Walk {
-    fn visit(&mut self, schema: &Value, value: &Value, path: &str) {
+impl<'a> Walk<'a> {
+    fn visit(&mut self, schema: &'a Value, value: &Value, path: &str) {
         let schema = self.resolved(schema);
         match value {
             Value::Object(fields) if schema[PRESERVE] != true => {
                 let dot = if path.is_empty() { "" } else { "." };
                 for (name, field) in fields {
                     let at = format!("{path}{dot}{name}");
-                    match property(&schema, name) {
+                    match property(schema, name) {
                         Ok(Some(schema)) => self.visit(schema, field, &at),
                         Ok(None) => {}
                         Err(()) => self.found.push(error(at, field)),
@@ -80,7 +82,7 @@ impl Walk {
     }
 
     /// What a reference, or an option of something, stands for.
-    fn resolved(&self, schema: &Value) -> Value {
+    fn resolved(&self, schema: &'a Value) -> &'a Value {
         let variants = ["anyOf", "allOf", "oneOf"]
             .into_iter()
             .filter_map(|key| schema[key].as_array());
@@ -95,8 +97,8 @@ impl Walk {
             .as_str()
             .and_then(|name| name.rsplit('/').next())
         {
-            Some(name) => self.definitions[name].clone(),
-            None => chosen.clone(),
+            Some(name) => &self.definitions[name],
+            None => chosen,
         }
     }
 }

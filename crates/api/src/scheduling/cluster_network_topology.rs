@@ -2,7 +2,8 @@
 //!
 //! Source: Koordinator `apis/scheduling/v1alpha1/cluster_network_topology_types.go`.
 
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -12,8 +13,11 @@ pub const CLUSTER_TOPOLOGY_LAYER: &str = "ClusterTopologyLayer";
 pub const NODE_TOPOLOGY_LAYER: &str = "NodeTopologyLayer";
 
 /// The layers and the node labels they are read from.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "scheduling.koordinator.sh",
     version = "v1alpha1",
     kind = "ClusterNetworkTopology",
@@ -31,7 +35,8 @@ pub struct ClusterNetworkTopologySpec {
 }
 
 /// One layer.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkTopologyLayerSpec {
     /// Node labels that together name a node's place in the layer.
@@ -45,7 +50,8 @@ pub struct NetworkTopologyLayerSpec {
 }
 
 /// The topology found.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterNetworkTopologyStatus {
     /// One entry for each place.
@@ -54,7 +60,8 @@ pub struct ClusterNetworkTopologyStatus {
 }
 
 /// One place in the topology.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkTopologyDetail {
     /// The place.
@@ -73,7 +80,8 @@ pub struct NetworkTopologyDetail {
 }
 
 /// A place: layer and name.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct TopologyInfo {
     /// Layer.

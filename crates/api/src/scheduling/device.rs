@@ -6,7 +6,8 @@
 use crate::quantity::ResourceList;
 use crate::serde_util::open_enum;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -27,8 +28,11 @@ open_enum! {
 pub const CONDITION_HEALTHY: &str = "Healthy";
 
 /// The devices of the node the object is named after.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "scheduling.koordinator.sh",
     version = "v1alpha1",
     kind = "Device",
@@ -46,9 +50,10 @@ pub struct DeviceSpec {
 }
 
 /// One device.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("required" = ["health"]))]
+#[cfg_attr(feature = "schema", schemars(extend("required" = ["health"])))]
 pub struct DeviceInfo {
     /// Unique id, such as a GPU UUID.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -67,7 +72,7 @@ pub struct DeviceInfo {
     pub labels: BTreeMap<String, String>,
     /// Whether the device can be used.
     #[serde(default)]
-    #[schemars(extend("default" = false))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = false)))]
     pub health: bool,
     /// What the device offers, see [`crate::resources`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -84,7 +89,8 @@ pub struct DeviceInfo {
 }
 
 /// Position of a device in the machine.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceTopology {
     /// CPU socket.
@@ -102,7 +108,8 @@ pub struct DeviceTopology {
 }
 
 /// Virtual functions with the same labels.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualFunctionGroup {
     /// Labels that virtual-function selectors match.
@@ -114,7 +121,8 @@ pub struct VirtualFunctionGroup {
 }
 
 /// One virtual function.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualFunction {
     /// Minor number.
@@ -125,7 +133,8 @@ pub struct VirtualFunction {
 }
 
 /// Which pods hold which devices.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceStatus {
     /// By device type.
@@ -134,7 +143,8 @@ pub struct DeviceStatus {
 }
 
 /// Allocations of one device type.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceAllocation {
     /// Kind of device.
@@ -146,7 +156,8 @@ pub struct DeviceAllocation {
 }
 
 /// Devices held by one pod.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceAllocationItem {
     /// Pod name.

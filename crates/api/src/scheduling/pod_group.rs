@@ -6,7 +6,8 @@
 use crate::quantity::ResourceList;
 use crate::serde_util::open_enum;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -34,8 +35,11 @@ open_enum! {
 }
 
 /// Pods that start together or not at all.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "scheduling.sigs.k8s.io",
     version = "v1alpha1",
     kind = "PodGroup",
@@ -60,7 +64,8 @@ pub struct PodGroupSpec {
 }
 
 /// Progress of the group.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodGroupStatus {
     /// State.
@@ -87,8 +92,11 @@ pub struct PodGroupStatus {
 }
 
 /// A quota that may use what others leave.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "scheduling.sigs.k8s.io",
     version = "v1alpha1",
     kind = "ElasticQuota",
@@ -110,7 +118,8 @@ pub struct ElasticQuotaSpec {
 }
 
 /// Use of the quota.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ElasticQuotaStatus {
     /// What its pods use.

@@ -7,7 +7,8 @@ use crate::duration::GoDuration;
 use crate::serde_util::open_enum;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Time};
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -90,8 +91,11 @@ pub mod pod_migration_job_reasons {
 }
 
 /// Which pod to move, and how.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "scheduling.koordinator.sh",
     version = "v1alpha1",
     kind = "PodMigrationJob",
@@ -133,7 +137,8 @@ pub struct PodMigrationJobSpec {
 }
 
 /// The reservation of a job.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrateReservationOptions {
     /// An existing reservation.
@@ -141,7 +146,7 @@ pub struct PodMigrateReservationOptions {
     pub reservation_ref: Option<ObjectReference>,
     /// What the reservation is made from; unset means from the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::schema::any")]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::any"))]
     pub template: Option<ReservationTemplateSpec>,
     /// Whether other pods may be preempted for the reservation.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -149,12 +154,14 @@ pub struct PodMigrateReservationOptions {
 }
 
 /// No settings yet.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrationJobPreemptionOptions {}
 
 /// How far the job is.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrationJobStatus {
     /// State.
@@ -187,7 +194,8 @@ pub struct PodMigrationJobStatus {
 }
 
 /// One step of a job.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrationJobCondition {
     /// Step; see [`pod_migration_job_conditions`].
@@ -203,16 +211,23 @@ pub struct PodMigrationJobCondition {
     pub message: String,
     /// When it was last checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::schema::nullable_time")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(schema_with = "crate::schema::nullable_time")
+    )]
     pub last_probe_time: Option<Time>,
     /// When it last changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::schema::nullable_time")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(schema_with = "crate::schema::nullable_time")
+    )]
     pub last_transition_time: Option<Time>,
 }
 
 /// The reservation of a pod that made room.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrationJobPreemptedReservation {
     /// Namespace of the reservation.

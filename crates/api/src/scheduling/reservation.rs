@@ -7,7 +7,8 @@ use crate::quantity::ResourceList;
 use crate::serde_util::open_enum;
 use k8s_openapi::api::core::v1::{ObjectReference, PodTemplateSpec, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -66,8 +67,11 @@ pub const RESERVATION_REASON_SUCCEEDED: &str = "Succeeded";
 pub const RESERVATION_REASON_EXPIRED: &str = "Expired";
 
 /// What is reserved, for whom and for how long.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "scheduling.koordinator.sh",
     version = "v1alpha1",
     kind = "Reservation",
@@ -85,14 +89,14 @@ pub const RESERVATION_REASON_EXPIRED: &str = "Expired";
 #[serde(rename_all = "camelCase")]
 pub struct ReservationSpec {
     /// Pod whose requests and constraints are reserved.
-    #[schemars(schema_with = "crate::schema::any")]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::any"))]
     pub template: PodTemplateSpec,
     /// Who may use the reservation; one match is enough.
-    #[schemars(length(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub owners: Vec<ReservationOwner>,
     /// Time to live from creation; 0 is for ever. Not used when `expires` is set.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("default" = "24h"))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "24h")))]
     pub ttl: Option<GoDuration>,
     /// When the reservation ends.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,11 +109,11 @@ pub struct ReservationSpec {
     pub pre_allocation_policy: Option<PreAllocationPolicy>,
     /// Whether the first owner uses the reservation up.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("default" = true))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = true)))]
     pub allocate_once: Option<bool>,
     /// How owners draw from it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("enum" = ["Aligned", "Restricted"]))]
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["Aligned", "Restricted"])))]
     pub allocate_policy: Option<ReservationAllocatePolicy>,
     /// Whether new owners are turned away.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -120,23 +124,25 @@ pub struct ReservationSpec {
 }
 
 /// Which running pods a reservation may take in.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PreAllocationPolicy {
     /// Where the pods may come from.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("default" = "Default", "enum" = ["Default", "Cluster"]))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "Default", "enum" = ["Default", "Cluster"])))]
     pub mode: Option<PreAllocationMode>,
     /// Whether more than one pod may be taken in.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("default" = false))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = false)))]
     pub enable_multiple: Option<bool>,
 }
 
 /// Pods that may use a reservation; every set field must match.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("minProperties" = 1))]
+#[cfg_attr(feature = "schema", schemars(extend("minProperties" = 1)))]
 pub struct ReservationOwner {
     /// One pod.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,7 +156,8 @@ pub struct ReservationOwner {
 }
 
 /// A controller, optionally of one namespace.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationControllerReference {
     /// API version of the controller.
@@ -185,12 +192,13 @@ pub struct ReservationTemplateSpec {
 }
 
 /// Where the reservation is and who uses it.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationStatus {
     /// State.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("default" = "Pending"))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "Pending")))]
     pub phase: Option<ReservationPhase>,
     /// Details of the state.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -210,7 +218,8 @@ pub struct ReservationStatus {
 }
 
 /// One aspect of a reservation's state.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationCondition {
     /// Aspect.

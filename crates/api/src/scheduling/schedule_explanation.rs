@@ -5,13 +5,17 @@
 use crate::duration::GoDuration;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What is asked about.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "scheduling.koordinator.sh",
     version = "v1alpha1",
     kind = "ScheduleExplanation",
@@ -30,16 +34,17 @@ pub struct ScheduleExplanationSpec {
     pub question_object_key: String,
     /// Or a pod that does not exist yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::schema::any")]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::any"))]
     pub question_object_template: Option<PodTemplateSpec>,
     /// How long the answer is kept.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("default" = "24h"))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "24h")))]
     pub ttl: Option<GoDuration>,
 }
 
 /// The answer.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduleExplanationStatus {
     /// When it was given.
@@ -60,7 +65,8 @@ pub struct ScheduleExplanationStatus {
 }
 
 /// The answer for one topology domain.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DetailedExplanation {
     /// The domain.
@@ -87,7 +93,8 @@ pub struct DetailedExplanation {
 }
 
 /// One attempt to place the object.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulingExplanation {
     /// Whether it fits.
@@ -105,7 +112,8 @@ pub struct SchedulingExplanation {
 }
 
 /// Where one pod would go.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FeasibleSchedulingResult {
     /// Pod namespace.
@@ -123,7 +131,8 @@ pub struct FeasibleSchedulingResult {
 }
 
 /// Nodes refused for one reason.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeFailedDetail {
     /// Plugin that refused.
@@ -141,7 +150,8 @@ pub struct NodeFailedDetail {
 }
 
 /// Who would be preempted on one node.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodePossibleVictims {
     /// The node.
@@ -153,7 +163,8 @@ pub struct NodePossibleVictims {
 }
 
 /// A pod that would be preempted.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PossibleVictim {
     /// Pod namespace.

@@ -5,6 +5,7 @@
 use crate::priority::PriorityClass;
 use crate::qos::QosClass;
 use crate::serde_util::open_enum;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +24,8 @@ open_enum! {
 }
 
 /// One host application.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HostApplicationSpec {
     /// Name it is reported under.
@@ -44,7 +46,8 @@ pub struct HostApplicationSpec {
 }
 
 /// A cgroup directory.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CgroupPath {
     /// Where the path starts.
@@ -59,6 +62,7 @@ pub struct CgroupPath {
 }
 
 /// No settings yet.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HostApplicationStrategy {}

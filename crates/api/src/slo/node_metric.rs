@@ -11,7 +11,8 @@ use crate::scheduling::DeviceInfo;
 use crate::serde_util::open_enum;
 use crate::slo::ExtensionsMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -45,8 +46,11 @@ open_enum! {
 }
 
 /// What koordlet shall collect.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "slo.koordinator.sh",
     version = "v1alpha1",
     kind = "NodeMetric",
@@ -64,7 +68,8 @@ pub struct NodeMetricSpec {
 }
 
 /// How usage is sampled, aggregated and reported.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMetricCollectPolicy {
     /// Window of the plain usage averages, in seconds.
@@ -78,12 +83,13 @@ pub struct NodeMetricCollectPolicy {
     pub node_aggregate_policy: Option<AggregatePolicy>,
     /// Which memory counts as used.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("enum" = ["usageWithHotPageCache", "usageWithoutPageCache", "usageWithPageCache"]))]
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["usageWithHotPageCache", "usageWithoutPageCache", "usageWithPageCache"])))]
     pub node_memory_collect_policy: Option<MemoryCollectPolicy>,
 }
 
 /// Windows over which percentiles are reported.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AggregatePolicy {
     /// One aggregate is reported for each window.
@@ -92,7 +98,8 @@ pub struct AggregatePolicy {
 }
 
 /// The newest report of a node.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMetricStatus {
     /// When the report was made. Unset or old means the values must not be trusted.
@@ -116,7 +123,8 @@ pub struct NodeMetricStatus {
 }
 
 /// Usage of a node.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMetricInfo {
     /// Average use of the whole node.
@@ -137,7 +145,8 @@ pub struct NodeMetricInfo {
 }
 
 /// Usage of one NUMA node.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NumaUsage {
     /// NUMA node.
@@ -152,7 +161,8 @@ pub struct NumaUsage {
 }
 
 /// Percentiles over one window.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AggregatedUsage {
     /// Aggregation type ([`AggregationType`]) to use. Empty until half of the window is covered.
@@ -164,7 +174,8 @@ pub struct AggregatedUsage {
 }
 
 /// An amount of plain resources and of devices.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceMap {
     /// Resource name to amount.
@@ -176,7 +187,8 @@ pub struct ResourceMap {
 }
 
 /// Usage of one pod.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodMetricInfo {
     /// Pod name.
@@ -196,12 +208,16 @@ pub struct PodMetricInfo {
     pub qos: QosClass,
     /// Free-form additions of third parties.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::schema::free_form_object")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(schema_with = "crate::schema::free_form_object")
+    )]
     pub extensions: Option<ExtensionsMap>,
 }
 
 /// Usage of one host application.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HostApplicationMetricInfo {
     /// Name from the NodeSLO.
@@ -219,7 +235,8 @@ pub struct HostApplicationMetricInfo {
 }
 
 /// A predicted amount.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReclaimableMetric {
     /// The amount.

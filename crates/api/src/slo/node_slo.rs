@@ -6,7 +6,8 @@
 use crate::quantity::Quantity;
 use crate::serde_util::open_enum;
 use crate::slo::{HostApplicationSpec, ResourceQOSStrategy};
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -50,8 +51,11 @@ open_enum! {
 }
 
 /// The QoS settings of the node the object is named after.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "slo.koordinator.sh",
     version = "v1alpha1",
     kind = "NodeSLO",
@@ -84,7 +88,10 @@ pub struct NodeSLOSpec {
     pub system_strategy: Option<SystemStrategy>,
     /// Settings of third parties.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::schema::free_form_object")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(schema_with = "crate::schema::free_form_object")
+    )]
     pub extensions: Option<ExtensionsMap>,
     /// Services outside Kubernetes that koordlet accounts for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -92,12 +99,14 @@ pub struct NodeSLOSpec {
 }
 
 /// Nothing is reported yet.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSLOStatus {}
 
 /// Thresholds of node usage that suppress and evict BE pods.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceThresholdStrategy {
     /// Whether BE pods are suppressed and evicted at all.
@@ -105,30 +114,30 @@ pub struct ResourceThresholdStrategy {
     pub enable: Option<bool>,
     /// Node CPU usage BE pods may fill up to.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cpu_suppress_threshold_percent: Option<i64>,
     /// Share of the node's CPU that BE pods always keep.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cpu_suppress_min_percent: Option<i64>,
     /// How BE pods are suppressed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_suppress_policy: Option<CPUSuppressPolicy>,
     /// Node memory usage above which BE pods are evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub memory_evict_threshold_percent: Option<i64>,
     /// Node memory usage eviction aims at; unset is the threshold − 2.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub memory_evict_lower_percent: Option<i64>,
     /// Memory requested over allocatable above which pods are evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub memory_allocatable_evict_threshold_percent: Option<i64>,
     /// Memory requested over allocatable that eviction aims at.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub memory_allocatable_evict_lower_percent: Option<i64>,
     /// CPU satisfaction of BE pods that eviction aims at.
     #[serde(
@@ -156,19 +165,19 @@ pub struct ResourceThresholdStrategy {
     pub cpu_evict_policy: Option<CPUEvictPolicy>,
     /// Node CPU usage above which pods are evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cpu_evict_threshold_percent: Option<i64>,
     /// Node CPU usage eviction aims at; unset is the threshold − 2.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cpu_evict_lower_percent: Option<i64>,
     /// CPU requested over allocatable above which pods are evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub cpu_allocatable_evict_threshold_percent: Option<i64>,
     /// CPU requested over allocatable that eviction aims at.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub cpu_allocatable_evict_lower_percent: Option<i64>,
     /// Pods above this priority are not evicted by usage.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,7 +188,8 @@ pub struct ResourceThresholdStrategy {
 }
 
 /// CPU burst settings, also the format of the pod annotation `koordinator.sh/cpuBurst`.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CPUBurstConfig {
     /// Which mechanisms are on.
@@ -187,7 +197,7 @@ pub struct CPUBurstConfig {
     pub policy: Option<CPUBurstPolicy>,
     /// Kernel burst buffer as percent of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 10000))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 10000)))]
     pub cpu_burst_percent: Option<i64>,
     /// How far a quota may be scaled up, percent of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -198,7 +208,8 @@ pub struct CPUBurstConfig {
 }
 
 /// CPU burst of services on a node.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CPUBurstStrategy {
     /// Which mechanisms are on.
@@ -206,7 +217,7 @@ pub struct CPUBurstStrategy {
     pub policy: Option<CPUBurstPolicy>,
     /// Kernel burst buffer as percent of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 10000))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 10000)))]
     pub cpu_burst_percent: Option<i64>,
     /// How far a quota may be scaled up, percent of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -220,7 +231,8 @@ pub struct CPUBurstStrategy {
 }
 
 /// Kernel settings of the whole node; unset fields leave the kernel alone.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SystemStrategy {
     /// `vm.min_free_kbytes` as 1/10000 of the node's memory.

@@ -27,7 +27,7 @@ pub struct Raw<K> {
     kind: PhantomData<fn() -> K>,
 }
 
-impl<K: kube::Resource<DynamicType = ()>> kube::Resource for Raw<K> {
+impl<K: kube_core::Resource<DynamicType = ()>> kube_core::Resource for Raw<K> {
     type DynamicType = ();
     type Scope = K::Scope;
 

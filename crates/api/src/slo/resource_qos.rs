@@ -5,6 +5,7 @@
 use crate::qos::QosClass;
 use crate::serde_util::open_enum;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +42,8 @@ open_enum! {
 }
 
 /// Kernel settings by QoS class.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceQOSStrategy {
     /// Mechanisms in use.
@@ -80,7 +82,8 @@ impl ResourceQOSStrategy {
 }
 
 /// Mechanisms behind CPU and network QoS.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceQOSPolicies {
     /// CPU mechanism.
@@ -92,7 +95,8 @@ pub struct ResourceQOSPolicies {
 }
 
 /// Settings of one class.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceQOS {
     /// CPU scheduler.
@@ -113,7 +117,8 @@ pub struct ResourceQOS {
 }
 
 /// CPU scheduler settings of one class.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CPUQOSCfg {
     /// Whether the settings are applied.
@@ -131,7 +136,8 @@ pub struct CPUQOSCfg {
 }
 
 /// Memory settings of one class.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryQOSCfg {
     /// Whether the settings are applied.
@@ -139,27 +145,27 @@ pub struct MemoryQOSCfg {
     pub enable: Option<bool>,
     /// `memory.min` as percent of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub min_limit_percent: Option<i64>,
     /// `memory.low` as percent of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub low_limit_percent: Option<i64>,
     /// `memory.high` as percent of the limit; 0 is off.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub throttling_percent: Option<i64>,
     /// Usage at which background reclaim starts, percent of the limit; 0 is off.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub wmark_ratio: Option<i64>,
     /// How much background reclaim frees, per mill of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 1000))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
     pub wmark_scale_permill: Option<i64>,
     /// Adjustment of the global minimum watermark, percent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = -25, max = 50))]
+    #[cfg_attr(feature = "schema", schemars(range(min = -25, max = 50)))]
     pub wmark_min_adj: Option<i64>,
     /// Whether page cache is limited.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -169,7 +175,7 @@ pub struct MemoryQOSCfg {
     pub page_cache_limit_size: Option<i64>,
     /// Page-cache limit as percent of the memory limit.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub page_cache_limit_percent: Option<i64>,
     /// Whether reclaim is done by the allocating task.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -186,7 +192,8 @@ pub struct MemoryQOSCfg {
 }
 
 /// Block-IO settings of one class.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BlkIOQOSCfg {
     /// Whether the settings are applied.
@@ -198,7 +205,8 @@ pub struct BlkIOQOSCfg {
 }
 
 /// Settings for one block device.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BlockCfg {
     /// Device, volume group or volume name.
@@ -213,28 +221,29 @@ pub struct BlockCfg {
 }
 
 /// Block-IO limits, weights and the cost model.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct IOCfg {
     /// Reads per second; 0 is no limit.
     #[serde(rename = "readIOPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub read_iops: Option<i64>,
     /// Writes per second; 0 is no limit.
     #[serde(rename = "writeIOPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub write_iops: Option<i64>,
     /// Bytes read per second; 0 is no limit.
     #[serde(rename = "readBPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub read_bps: Option<i64>,
     /// Bytes written per second; 0 is no limit.
     #[serde(rename = "writeBPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub write_bps: Option<i64>,
     /// Weight, 1 to 100.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 100)))]
     pub io_weight_percent: Option<i64>,
     /// Read latency target in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -244,43 +253,44 @@ pub struct IOCfg {
     pub write_latency: Option<i64>,
     /// Percentile the read target is for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub read_latency_percent: Option<i64>,
     /// Percentile the write target is for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub write_latency_percent: Option<i64>,
     /// Whether the model below replaces the kernel's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_user_model: Option<bool>,
     /// Model: bytes read per second.
     #[serde(rename = "modelReadBPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub model_read_bps: Option<i64>,
     /// Model: bytes written per second.
     #[serde(rename = "modelWriteBPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub model_write_bps: Option<i64>,
     /// Model: sequential reads per second.
     #[serde(rename = "modelReadSeqIOPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub model_read_seq_iops: Option<i64>,
     /// Model: sequential writes per second.
     #[serde(rename = "modelWriteSeqIOPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub model_write_seq_iops: Option<i64>,
     /// Model: random reads per second.
     #[serde(rename = "modelReadRandIOPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub model_read_rand_iops: Option<i64>,
     /// Model: random writes per second.
     #[serde(rename = "modelWriteRandIOPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub model_write_rand_iops: Option<i64>,
 }
 
 /// Last-level cache and memory bandwidth of one class.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResctrlQOSCfg {
     /// Whether the settings are applied.
@@ -288,20 +298,21 @@ pub struct ResctrlQOSCfg {
     pub enable: Option<bool>,
     /// Start of the cache range.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cat_range_start_percent: Option<i64>,
     /// End of the cache range.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cat_range_end_percent: Option<i64>,
     /// Memory bandwidth.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub mba_percent: Option<i64>,
 }
 
 /// Network bandwidth of one class: percent of the node (number) or bits per second (quantity text).
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkQOSCfg {
     /// Whether the settings are applied.
@@ -309,18 +320,18 @@ pub struct NetworkQOSCfg {
     pub enable: Option<bool>,
     /// Guaranteed incoming bandwidth.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("default" = 0))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = 0)))]
     pub ingress_request: Option<IntOrString>,
     /// Most incoming bandwidth.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("default" = 100))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = 100)))]
     pub ingress_limit: Option<IntOrString>,
     /// Guaranteed outgoing bandwidth.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("default" = 0))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = 0)))]
     pub egress_request: Option<IntOrString>,
     /// Most outgoing bandwidth.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("default" = 100))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = 100)))]
     pub egress_limit: Option<IntOrString>,
 }

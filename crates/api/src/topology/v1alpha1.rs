@@ -1,13 +1,17 @@
 //! `topology.node.k8s.io/v1alpha1`: what koordlet writes.
 
 use super::Zone;
-use kube::CustomResource;
+use kube_derive::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Top-level fields of a NodeResourceTopology, which has no spec.
-#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "topology.node.k8s.io",
     version = "v1alpha1",
     kind = "NodeResourceTopology",

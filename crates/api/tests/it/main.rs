@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a broken assumption must fail the test")]
 
 mod crds;
+mod generated;
 mod samples;
 mod summary;

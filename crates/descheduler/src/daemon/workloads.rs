@@ -14,7 +14,7 @@ use koord_kube::kube_core::{DynamicObject, Resource};
 use koord_kube::owners::{Owners, group_of};
 use koord_kube::patch::is_not_found;
 use koord_kube::{Client, Decode, Informer, Mirrored, ObjectKey, Scope, api};
-use kube::CustomResource;
+use kube_derive::CustomResource;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,7 @@ const AT_ONCE: usize = 8;
 /// Spec of an OpenKruise CloneSet, as far as it matters.
 #[derive(CustomResource, Debug, Clone, Default, Serialize, Deserialize)]
 #[kube(
+    crates(kube_core = "koord_kube::kube_core"),
     group = "apps.kruise.io",
     version = "v1alpha1",
     kind = "CloneSet",
@@ -50,6 +51,7 @@ struct CloneSetSpec {
 /// Spec of an OpenKruise StatefulSet, as far as it matters.
 #[derive(CustomResource, Debug, Clone, Default, Serialize, Deserialize)]
 #[kube(
+    crates(kube_core = "koord_kube::kube_core"),
     group = "apps.kruise.io",
     version = "v1beta1",
     kind = "StatefulSet",

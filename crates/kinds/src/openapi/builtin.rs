@@ -1,21 +1,9 @@
-//! Component schemas: of built-in types from the `k8s-openapi` crate, of custom resources from
-//! their definitions, both with the extensions kubectl looks for.
+//! Component schemas: of built-in types from the committed file, of custom resources from their definitions,
+//! both with the extensions that kubectl looks for.
 
-use k8s_openapi::api::{
-    admissionregistration::v1 as admission, apps::v1 as apps, authentication::v1 as authn,
-    authorization::v1 as authz, autoscaling::v1 as scale, autoscaling::v2 as autoscaling,
-    batch::v1 as batch, certificates::v1 as certs, coordination::v1 as coordination,
-    core::v1 as core, discovery::v1 as discovery, events::v1 as events,
-    flowcontrol::v1 as flowcontrol, networking::v1 as networking, node::v1 as node,
-    policy::v1 as policy, rbac::v1 as rbac, resource::v1 as dra, scheduling::v1 as scheduling,
-    storage::v1 as storage,
-};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1 as extensions;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1 as machinery;
-use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1 as aggregator;
-use schemars::generate::{SchemaGenerator, SchemaSettings};
-use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use crate::resource::GroupVersionKind;
 use crate::schema::{ListType, Merge, types};
@@ -23,105 +11,34 @@ use crate::schema::{ListType, Merge, types};
 const PREFIX: &str = "#/components/schemas/";
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 
-/// Adds `T` and everything it refers to; returns the component name.
-type Add = fn(&mut SchemaGenerator) -> Schema;
+/// The schemas of the built-in types, sorted by name: on each line a component's name, a tab and its schema.
+pub(super) const COMPONENTS: &str = include_str!("components.txt");
 
-fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
-    generator.subschema_for::<T>()
+/// Returns the texts of the built-in schemas by component name.
+fn builtin() -> &'static BTreeMap<&'static str, &'static str> {
+    static BUILTIN: OnceLock<BTreeMap<&str, &str>> = OnceLock::new();
+    BUILTIN.get_or_init(|| {
+        COMPONENTS
+            .lines()
+            .filter_map(|l| l.split_once('\t'))
+            .collect()
+    })
 }
 
-macro_rules! types {
-    ($($name:literal => $ty:ty,)*) => {
-        &[$(($name, of::<$ty> as Add),)*]
-    };
-}
-
-#[rustfmt::skip]
-const TYPES: &[(&str, Add)] = types! {
-    "core/v1.Binding" => core::Binding,
-    "core/v1.ConfigMap" => core::ConfigMap,
-    "core/v1.Endpoints" => core::Endpoints,
-    "core/v1.Event" => core::Event,
-    "core/v1.LimitRange" => core::LimitRange,
-    "core/v1.Namespace" => core::Namespace,
-    "core/v1.Node" => core::Node,
-    "core/v1.PersistentVolumeClaim" => core::PersistentVolumeClaim,
-    "core/v1.PersistentVolume" => core::PersistentVolume,
-    "core/v1.Pod" => core::Pod,
-    "core/v1.PodTemplate" => core::PodTemplate,
-    "core/v1.ReplicationController" => core::ReplicationController,
-    "core/v1.ResourceQuota" => core::ResourceQuota,
-    "core/v1.Secret" => core::Secret,
-    "core/v1.ServiceAccount" => core::ServiceAccount,
-    "core/v1.Service" => core::Service,
-    "authentication/v1.SelfSubjectReview" => authn::SelfSubjectReview,
-    "authentication/v1.TokenReview" => authn::TokenReview,
-    "authentication/v1.TokenRequest" => authn::TokenRequest,
-    "authorization/v1.LocalSubjectAccessReview" => authz::LocalSubjectAccessReview,
-    "authorization/v1.SelfSubjectAccessReview" => authz::SelfSubjectAccessReview,
-    "authorization/v1.SelfSubjectRulesReview" => authz::SelfSubjectRulesReview,
-    "authorization/v1.SubjectAccessReview" => authz::SubjectAccessReview,
-    "autoscaling/v2.HorizontalPodAutoscaler" => autoscaling::HorizontalPodAutoscaler,
-    "autoscaling/v1.HorizontalPodAutoscaler" => scale::HorizontalPodAutoscaler,
-    "autoscaling/v1.Scale" => scale::Scale,
-    "apps/v1.ControllerRevision" => apps::ControllerRevision,
-    "apps/v1.DaemonSet" => apps::DaemonSet,
-    "apps/v1.Deployment" => apps::Deployment,
-    "apps/v1.ReplicaSet" => apps::ReplicaSet,
-    "apps/v1.StatefulSet" => apps::StatefulSet,
-    "batch/v1.CronJob" => batch::CronJob,
-    "batch/v1.Job" => batch::Job,
-    "certificates/v1.CertificateSigningRequest" => certs::CertificateSigningRequest,
-    "networking/v1.IngressClass" => networking::IngressClass,
-    "networking/v1.Ingress" => networking::Ingress,
-    "networking/v1.NetworkPolicy" => networking::NetworkPolicy,
-    "policy/v1.PodDisruptionBudget" => policy::PodDisruptionBudget,
-    "policy/v1.Eviction" => policy::Eviction,
-    "rbac/v1.ClusterRoleBinding" => rbac::ClusterRoleBinding,
-    "rbac/v1.ClusterRole" => rbac::ClusterRole,
-    "rbac/v1.RoleBinding" => rbac::RoleBinding,
-    "rbac/v1.Role" => rbac::Role,
-    "storage/v1.CSIDriver" => storage::CSIDriver,
-    "storage/v1.CSINode" => storage::CSINode,
-    "storage/v1.CSIStorageCapacity" => storage::CSIStorageCapacity,
-    "storage/v1.StorageClass" => storage::StorageClass,
-    "storage/v1.VolumeAttachment" => storage::VolumeAttachment,
-    "storage/v1.VolumeAttributesClass" => storage::VolumeAttributesClass,
-    "admissionregistration/v1.MutatingWebhookConfiguration" => admission::MutatingWebhookConfiguration,
-    "admissionregistration/v1.ValidatingAdmissionPolicy" => admission::ValidatingAdmissionPolicy,
-    "admissionregistration/v1.ValidatingAdmissionPolicyBinding" => admission::ValidatingAdmissionPolicyBinding,
-    "admissionregistration/v1.ValidatingWebhookConfiguration" => admission::ValidatingWebhookConfiguration,
-    "apiextensions/v1.CustomResourceDefinition" => extensions::CustomResourceDefinition,
-    "apiregistration/v1.APIService" => aggregator::APIService,
-    "scheduling/v1.PriorityClass" => scheduling::PriorityClass,
-    "coordination/v1.Lease" => coordination::Lease,
-    "node/v1.RuntimeClass" => node::RuntimeClass,
-    "discovery/v1.EndpointSlice" => discovery::EndpointSlice,
-    "events/v1.Event" => events::Event,
-    "flowcontrol/v1.FlowSchema" => flowcontrol::FlowSchema,
-    "flowcontrol/v1.PriorityLevelConfiguration" => flowcontrol::PriorityLevelConfiguration,
-    "resource/v1.DeviceClass" => dra::DeviceClass,
-    "resource/v1.ResourceClaim" => dra::ResourceClaim,
-    "resource/v1.ResourceClaimTemplate" => dra::ResourceClaimTemplate,
-    "resource/v1.ResourceSlice" => dra::ResourceSlice,
-};
+/// What the names of components have before their group.
+const PACKAGES: [&str; 4] = [
+    "io.k8s.api.",
+    "io.k8s.apimachinery.pkg.apis.",
+    "io.k8s.apiextensions-apiserver.pkg.apis.",
+    "io.k8s.kube-aggregator.pkg.apis.",
+];
 
 /// Collects the components of one document.
+#[derive(Default)]
 pub(super) struct Schemas {
-    generator: SchemaGenerator,
+    components: Map<String, Value>,
     kinds: Vec<(String, GroupVersionKind)>,
     custom: Map<String, Value>,
-}
-
-impl Default for Schemas {
-    fn default() -> Self {
-        let generator = SchemaGenerator::new(SchemaSettings::openapi3());
-        Self {
-            generator,
-            kinds: Vec::new(),
-            custom: Map::new(),
-        }
-    }
 }
 
 impl Schemas {
@@ -131,12 +48,28 @@ impl Schemas {
         type_name: &str,
         gvk: &GroupVersionKind,
     ) -> Option<String> {
-        let (_, add) = TYPES.iter().find(|(name, _)| *name == type_name)?;
-        let schema = add(&mut self.generator);
-        let reference = schema.get("$ref")?.as_str()?;
-        let name = reference.strip_prefix(PREFIX)?.to_owned();
+        let (group, tail) = type_name.split_once('/')?;
+        let component = |prefix: &&str| format!("{prefix}{group}.{tail}");
+        let mut names = PACKAGES.iter().map(component);
+        let name = names.find(|name| builtin().contains_key(name.as_str()))?;
+        self.add_component(&name);
         self.kinds.push((name.clone(), gvk.clone()));
         Some(name)
+    }
+
+    /// Adds a built-in component and everything that it refers to.
+    fn add_component(&mut self, name: &str) {
+        let mut missing = vec![name.to_owned()];
+        while let Some(name) = missing.pop() {
+            if self.components.contains_key(&name) {
+                continue;
+            }
+            let text = builtin().get(name.as_str());
+            if let Some(schema) = text.and_then(|text| serde_json::from_str(text).ok()) {
+                collect_references(&schema, &mut missing);
+                self.components.insert(name, schema);
+            }
+        }
     }
 
     /// Adds the schema of a custom resource; returns its component name.
@@ -144,7 +77,7 @@ impl Schemas {
         let mut parts: Vec<&str> = gvk.group.split('.').collect();
         parts.reverse();
         let name = format!("{}.{}.{}", parts.join("."), gvk.version, gvk.kind);
-        of::<machinery::ObjectMeta>(&mut self.generator);
+        self.add_component(&format!("{META}.ObjectMeta"));
         let mut schema = raw.clone();
         let map = schema.as_object_mut()?;
         let properties = map.entry("properties").or_insert_with(|| json!({}));
@@ -170,13 +103,13 @@ impl Schemas {
 
     /// The body of deletions.
     pub(super) fn add_delete_options(&mut self) {
-        of::<machinery::DeleteOptions>(&mut self.generator);
-        of::<machinery::Status>(&mut self.generator);
+        self.add_component(&format!("{META}.DeleteOptions"));
+        self.add_component(&format!("{META}.Status"));
     }
 
     /// All components by name.
     pub(super) fn finish(mut self) -> Map<String, Value> {
-        let mut out = self.generator.take_definitions(true);
+        let mut out = std::mem::take(&mut self.components);
         out.extend(std::mem::take(&mut self.custom));
         for (name, schema) in &mut out {
             if let Some(type_name) = fact_name(name) {
@@ -259,19 +192,37 @@ fn merge_hints(schema: &mut Value, type_name: &str) {
     }
 }
 
-/// Every component of the built-in kinds, under the name it has in the table of facts.
+/// Returns every component of the built-in kinds, under the name that it has in the table of facts.
 #[cfg(test)]
 pub(crate) fn components() -> Vec<(String, Value)> {
     let mut schemas = Schemas::default();
-    let gvk = GroupVersionKind::new("", "", "");
-    for (name, _) in TYPES {
-        schemas.add_builtin(name, &gvk);
+    for name in builtin().keys() {
+        schemas.add_component(name);
     }
-    schemas.add_delete_options();
     let all = schemas.finish();
     all.into_iter()
         .filter_map(|(name, schema)| Some((fact_name(&name)?, schema)))
         .collect()
+}
+
+/// Adds the names of the components that a schema refers to.
+fn collect_references(schema: &Value, names: &mut Vec<String>) {
+    match schema {
+        Value::Object(map) => {
+            let reference = map.get("$ref").and_then(Value::as_str);
+            names.extend(
+                reference
+                    .and_then(|r| r.strip_prefix(PREFIX))
+                    .map(str::to_owned),
+            );
+            map.values()
+                .for_each(|value| collect_references(value, names));
+        }
+        Value::Array(items) => items
+            .iter()
+            .for_each(|item| collect_references(item, names)),
+        _ => {}
+    }
 }
 
 /// OpenAPI 3.0 ignores what stands beside a `$ref`, so such references move into an `allOf`.

@@ -3,6 +3,8 @@
 
 mod binary;
 mod builtin;
+#[cfg(test)]
+mod derived;
 mod paths;
 pub mod v2;
 

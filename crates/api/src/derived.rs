@@ -1,0 +1,139 @@
+//! Definitions and schemas as they are derived from the types.
+//!
+//! Programs use the committed files: `crds/*.yaml` and `src/configmap/schemas.json`. A test compares both, and
+//! writes the files when `UPDATE_EXPECT` is set.
+
+use crate::configmap::keys;
+use crate::schema::finish_root;
+use crate::{analysis, config, configmap, quota, scheduling, slo, topology};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube_core::CustomResourceExt;
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::{Value, json};
+
+/// Whether a kind's status is written through the `status` subresource.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Subresource,
+    /// Upstream writes the status of these kinds with a plain update.
+    Plain,
+}
+
+const APPROVED: &str = "api-approved.kubernetes.io";
+const SCHEDULER_PLUGINS: &str = "https://github.com/kubernetes-sigs/scheduler-plugins/pull/52";
+const NODE_TOPOLOGY: &str = "https://github.com/kubernetes/enhancements/pull/1870";
+
+/// Returns the definitions of [`crds`](crate::crds) as the types give them.
+#[must_use]
+pub fn definitions() -> Vec<Value> {
+    use Status::{Plain, Subresource};
+    let mut topology = finished(&topology::v1alpha1::NodeResourceTopology::crd(), Plain);
+    let stored = finished(&topology::v1alpha2::NodeResourceTopology::crd(), Plain);
+    if let Some(versions) = topology
+        .pointer_mut("/spec/versions")
+        .and_then(Value::as_array_mut)
+    {
+        for version in versions.iter_mut() {
+            version["storage"] = json!(false);
+        }
+        versions.push(stored["spec"]["versions"][0].clone());
+    }
+    vec![
+        finished(&analysis::RecommendationCheckpoint::crd(), Plain),
+        finished(&analysis::Recommendation::crd(), Subresource),
+        finished(&config::ClusterColocationProfile::crd(), Subresource),
+        finished(&quota::ElasticQuotaProfile::crd(), Plain),
+        finished(&scheduling::ClusterNetworkTopology::crd(), Subresource),
+        finished(&scheduling::Device::crd(), Plain),
+        finished(&scheduling::PodMigrationJob::crd(), Subresource),
+        finished(&scheduling::Reservation::crd(), Subresource),
+        finished(&scheduling::ScheduleExplanation::crd(), Subresource),
+        approved(
+            finished(&scheduling::ElasticQuota::crd(), Plain),
+            SCHEDULER_PLUGINS,
+        ),
+        approved(
+            finished(&scheduling::PodGroup::crd(), Plain),
+            SCHEDULER_PLUGINS,
+        ),
+        finished(&slo::NodeMetric::crd(), Subresource),
+        finished(&slo::NodeSLO::crd(), Subresource),
+        approved(topology, NODE_TOPOLOGY),
+    ]
+}
+
+/// Returns the schema of each section of the ConfigMap by key: its root and the definitions that it refers to.
+#[must_use]
+pub fn section_schemas() -> Value {
+    fn of<T: JsonSchema>() -> Value {
+        let mut generator = SchemaGenerator::default();
+        let root = Value::from(T::json_schema(&mut generator));
+        let mut schema = json!({ "root": root, "definitions": generator.take_definitions(false) });
+        strip(&mut schema);
+        schema
+    }
+    json!({
+        keys::COLOCATION: of::<configmap::ColocationStrategy>(),
+        keys::RESOURCE_THRESHOLD: of::<slo::ResourceThresholdStrategy>(),
+        keys::RESOURCE_QOS: of::<slo::ResourceQOSStrategy>(),
+        keys::CPU_BURST: of::<slo::CPUBurstStrategy>(),
+        keys::SYSTEM: of::<slo::SystemStrategy>(),
+        keys::HOST_APPLICATION: of::<configmap::HostApplications>(),
+        keys::CPU_NORMALIZATION: of::<configmap::CPUNormalizationStrategy>(),
+        keys::RESOURCE_AMPLIFICATION: of::<configmap::ResourceAmplificationStrategy>(),
+    })
+}
+
+/// Removes texts for people, at every depth.
+fn strip(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            map.retain(|key, value| !(key == "description" && value.is_string()));
+            map.values_mut().for_each(strip);
+        }
+        Value::Array(items) => items.iter_mut().for_each(strip),
+        _ => {}
+    }
+}
+
+/// The derived definition in upstream's form.
+fn finished(derived: &CustomResourceDefinition, status: Status) -> Value {
+    let mut crd = serde_json::to_value(derived).unwrap_or_default();
+    if let Some(object) = crd.as_object_mut() {
+        object.remove("status");
+    }
+    let kind = crd["spec"]["names"]["kind"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    crd["spec"]["names"]["listKind"] = json!(format!("{kind}List"));
+    let versions = crd
+        .pointer_mut("/spec/versions")
+        .and_then(Value::as_array_mut);
+    for version in versions.into_iter().flatten() {
+        if let Some(schema) = version.pointer_mut("/schema/openAPIV3Schema") {
+            finish_root(schema);
+        }
+        if let Some(version) = version.as_object_mut() {
+            version.remove("subresources");
+            if status == Status::Subresource {
+                version.insert("subresources".to_owned(), json!({ "status": {} }));
+            }
+            // Keys that say nothing, such as an empty list of columns.
+            version.retain(|_, value| !value.as_array().is_some_and(Vec::is_empty));
+        }
+    }
+    if let Some(names) = crd
+        .pointer_mut("/spec/names")
+        .and_then(Value::as_object_mut)
+    {
+        names.retain(|_, value| !value.as_array().is_some_and(Vec::is_empty));
+    }
+    crd
+}
+
+/// `*.k8s.io` groups need a link to the review that approved the API.
+fn approved(mut crd: Value, link: &str) -> Value {
+    crd["metadata"]["annotations"] = json!({ APPROVED: link });
+    crd
+}

@@ -1,0 +1,47 @@
+//! The committed definitions and schemas against those that the types give.
+
+use std::path::{Path, PathBuf};
+
+/// Set, it writes the files.
+const UPDATE: &str = "UPDATE_EXPECT";
+
+#[test]
+fn committed_schemas_equal_derived_ones() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for definition in koord_api::derived::definitions() {
+        let name = |pointer: &str| definition.pointer(pointer).unwrap().as_str().unwrap();
+        let (group, plural) = (name("/spec/group"), name("/spec/names/plural"));
+        let yaml = serde_saphyr::to_string(&definition).unwrap();
+        let text = format!(
+            "# Derived from the types of koord-api, see src/derived.rs.\n{}\n",
+            yaml.trim_end()
+        );
+        files.push((
+            package.join("crds").join(format!("{group}_{plural}.yaml")),
+            text,
+        ));
+    }
+    let sections = koord_api::derived::section_schemas();
+    let text = format!("{}\n", serde_json::to_string_pretty(&sections).unwrap());
+    files.push((package.join("src/configmap/schemas.json"), text));
+    assert_eq!(
+        std::fs::read_dir(package.join("crds")).unwrap().count() + 1,
+        files.len(),
+        "a definition without a kind, or a kind without one"
+    );
+    if std::env::var_os(UPDATE).is_some() {
+        for (path, text) in &files {
+            std::fs::write(path, text).unwrap();
+        }
+    }
+    let stale: Vec<PathBuf> = files
+        .into_iter()
+        .filter(|(path, text)| std::fs::read_to_string(path).ok().as_ref() != Some(text))
+        .map(|(path, _)| path)
+        .collect();
+    assert!(
+        stale.is_empty(),
+        "not what the types give: {stale:?}; `{UPDATE}=1 cargo test -p koord-api --test it` writes them"
+    );
+}
