@@ -1,32 +1,54 @@
 //! Whom a client certificate stands for.
 
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_cert::certificate::{CertificateInner, Raw};
+use x509_cert::der::oid::db::rfc4519::{COMMON_NAME, ORGANIZATION_NAME};
+use x509_cert::der::{Any, Decode as _, Tag, Tagged as _};
+use x509_cert::time::Time;
+
+/// Reads a certificate without the rules of RFC 5280 for those who issue one: TLS has verified it.
+fn decode(certificate: &[u8]) -> Option<CertificateInner<Raw>> {
+    CertificateInner::from_der(certificate).ok()
+}
 
 /// The subject of a certificate (DER) that was verified before: its common name, and its
 /// organisations, which are the client's groups. `None` when it cannot be read or has no name.
 #[must_use]
 pub fn subject(certificate: &[u8]) -> Option<(String, Vec<String>)> {
-    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    let subject = certificate.subject();
-    let names = subject.iter_common_name();
-    let name = names.last()?.as_str().ok()?.to_owned();
-    let groups = subject.iter_organization();
-    let groups: Result<_, _> = groups
-        .map(|group| group.as_str().map(str::to_owned))
-        .collect();
-    Some((name, groups.ok()?))
+    let certificate = decode(certificate)?;
+    let attributes = certificate.tbs_certificate().subject().iter();
+    let (mut name, mut groups) = (None, Vec::new());
+    for attribute in attributes {
+        match attribute.oid {
+            COMMON_NAME => name = Some(text(&attribute.value)?),
+            ORGANIZATION_NAME => groups.push(text(&attribute.value)?),
+            _ => {}
+        }
+    }
+    Some((name?, groups))
+}
+
+/// Returns the text of a string in any encoding that is also UTF-8.
+fn text(value: &Any) -> Option<String> {
+    let is_text = matches!(
+        value.tag(),
+        Tag::Utf8String
+            | Tag::PrintableString
+            | Tag::Ia5String
+            | Tag::NumericString
+            | Tag::VisibleString
+    );
+    let text = std::str::from_utf8(value.value()).ok().filter(|_| is_text);
+    text.map(str::to_owned)
 }
 
 /// Whether a certificate (DER) holds at `now`, in Unix seconds. `None` when it cannot be read.
 #[must_use]
 pub fn holds_at(certificate: &[u8], now: i64) -> Option<bool> {
-    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    let validity = certificate.validity();
-    let (from, to) = (
-        validity.not_before.timestamp(),
-        validity.not_after.timestamp(),
-    );
-    Some((from..=to).contains(&now))
+    let certificate = decode(certificate)?;
+    let validity = certificate.tbs_certificate().validity();
+    let seconds =
+        |time: &Time| i64::try_from(time.to_unix_duration().as_secs()).unwrap_or(i64::MAX);
+    Some((seconds(&validity.not_before)..=seconds(&validity.not_after)).contains(&now))
 }
 
 #[cfg(test)]
