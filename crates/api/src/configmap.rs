@@ -15,7 +15,6 @@ mod sections;
 mod unknown;
 mod words;
 
-pub use check::FieldError;
 pub use colocation::{CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC};
 pub use node::{NodeOverrideWarning, colocation_strategy_for_node, system_strategy_for_node};
 pub use origin::{Origin, colocation_origins};
@@ -25,6 +24,7 @@ pub use sections::{
     burst_violations, qos_violations, system_violations, threshold_violations,
 };
 
+pub use crate::field::FieldError;
 pub use crate::slo::{
     CPUBurstStrategy, HostApplicationSpec, ResourceQOSStrategy, ResourceThresholdStrategy,
     SystemStrategy,

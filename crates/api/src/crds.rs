@@ -1,6 +1,6 @@
 //! The custom resource definitions, ready to install.
 
-use crate::configmap::FieldError;
+use crate::field::FieldError;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde::Serialize;
 use serde_json::{Value, json};

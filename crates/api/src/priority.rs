@@ -4,6 +4,7 @@
 
 use crate::labels;
 use crate::qos::{self, QosClass};
+use crate::resources::{BATCH_CPU, BATCH_MEMORY, CPU, MEMORY, MID_CPU, MID_MEMORY};
 use k8s_openapi::api::core::v1::Pod;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -189,6 +190,32 @@ fn parse_go_int(text: &str) -> Option<i32> {
     i32::try_from(if negative { -magnitude } else { magnitude }).ok()
 }
 
+/// The name a pod of `class` uses for a native `resource` (`cpu` or `memory`).
+///
+/// Prod and unclassified pods use the native name. `None` means there is no translation: the resource
+/// is not cpu or memory, or the class has no resources of its own (free).
+#[must_use]
+pub fn translate(class: PriorityClass, resource: &str) -> Option<&str> {
+    match (class, resource) {
+        (PriorityClass::Prod | PriorityClass::None, _) => Some(resource),
+        (PriorityClass::Batch, CPU) => Some(BATCH_CPU),
+        (PriorityClass::Batch, MEMORY) => Some(BATCH_MEMORY),
+        (PriorityClass::Mid, CPU) => Some(MID_CPU),
+        (PriorityClass::Mid, MEMORY) => Some(MID_MEMORY),
+        _ => None,
+    }
+}
+
+/// The class a batch or mid resource belongs to; `None` for every other resource.
+#[must_use]
+pub fn class_of(resource: &str) -> PriorityClass {
+    match resource {
+        BATCH_CPU | BATCH_MEMORY => PriorityClass::Batch,
+        MID_CPU | MID_MEMORY => PriorityClass::Mid,
+        _ => PriorityClass::None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,5 +284,18 @@ mod tests {
         for bad in ["2147483648", "1.5", "abc", "0x", "--1"] {
             assert!(of(bad).unwrap_err().to_string().contains(bad), "{bad}");
         }
+    }
+
+    #[test]
+    fn translation_is_by_class_and_native_resource() {
+        assert_eq!(translate(PriorityClass::Prod, CPU), Some(CPU));
+        assert_eq!(translate(PriorityClass::None, MEMORY), Some(MEMORY));
+        assert_eq!(translate(PriorityClass::Batch, CPU), Some(BATCH_CPU));
+        assert_eq!(translate(PriorityClass::Mid, MEMORY), Some(MID_MEMORY));
+        assert_eq!(translate(PriorityClass::Batch, crate::resources::GPU), None);
+        assert_eq!(translate(PriorityClass::Free, CPU), None);
+        assert_eq!(class_of(BATCH_MEMORY), PriorityClass::Batch);
+        assert_eq!(class_of(MID_CPU), PriorityClass::Mid);
+        assert_eq!(class_of(CPU), PriorityClass::None);
     }
 }

@@ -1,10 +1,8 @@
-//! Extended resource names and how priority classes translate native ones.
+//! Extended resource names.
 //!
 //! Units: `batch-cpu` and `mid-cpu` count **milli-cores** as whole numbers; the memory resources count
 //! bytes. `gpu`, `gpu-core`, `gpu-memory-ratio`, `rdma` and `fpga` are percent, 100 for one device.
 //! Source: Koordinator `apis/extension/resource.go`, `device_share.go`.
-
-use crate::priority::PriorityClass;
 
 /// Native CPU, in cores.
 pub const CPU: &str = "cpu";
@@ -64,32 +62,6 @@ pub const DEPRECATED: [(&str, &str); 8] = [
     ("kubernetes.io/gpu-memory-ratio", GPU_MEMORY_RATIO),
 ];
 
-/// The name a pod of `class` uses for a native `resource` (`cpu` or `memory`).
-///
-/// Prod and unclassified pods use the native name. `None` means there is no translation: the resource
-/// is not cpu or memory, or the class has no resources of its own (free).
-#[must_use]
-pub fn translate(class: PriorityClass, resource: &str) -> Option<&str> {
-    match (class, resource) {
-        (PriorityClass::Prod | PriorityClass::None, _) => Some(resource),
-        (PriorityClass::Batch, CPU) => Some(BATCH_CPU),
-        (PriorityClass::Batch, MEMORY) => Some(BATCH_MEMORY),
-        (PriorityClass::Mid, CPU) => Some(MID_CPU),
-        (PriorityClass::Mid, MEMORY) => Some(MID_MEMORY),
-        _ => None,
-    }
-}
-
-/// The class a batch or mid resource belongs to; `None` for every other resource.
-#[must_use]
-pub fn class_of(resource: &str) -> PriorityClass {
-    match resource {
-        BATCH_CPU | BATCH_MEMORY => PriorityClass::Batch,
-        MID_CPU | MID_MEMORY => PriorityClass::Mid,
-        _ => PriorityClass::None,
-    }
-}
-
 /// Whether Kubernetes counts `name` as an extended resource: a qualified name with a domain that is
 /// not its own.
 #[must_use]
@@ -114,22 +86,4 @@ pub fn is_extended(name: &str) -> bool {
         && label(rest, "._")
         && !name.contains("kubernetes.io/")
         && !name.starts_with("requests.")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn translation_is_by_class_and_native_resource() {
-        assert_eq!(translate(PriorityClass::Prod, CPU), Some(CPU));
-        assert_eq!(translate(PriorityClass::None, MEMORY), Some(MEMORY));
-        assert_eq!(translate(PriorityClass::Batch, CPU), Some(BATCH_CPU));
-        assert_eq!(translate(PriorityClass::Mid, MEMORY), Some(MID_MEMORY));
-        assert_eq!(translate(PriorityClass::Batch, GPU), None);
-        assert_eq!(translate(PriorityClass::Free, CPU), None);
-        assert_eq!(class_of(BATCH_MEMORY), PriorityClass::Batch);
-        assert_eq!(class_of(MID_CPU), PriorityClass::Mid);
-        assert_eq!(class_of(CPU), PriorityClass::None);
-    }
 }

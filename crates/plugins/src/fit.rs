@@ -4,7 +4,7 @@ mod args;
 
 use args::{Args, Strategy};
 use koord_api::priority::PriorityClass;
-use koord_api::resources::class_of;
+use koord_api::priority::class_of;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Holders, Insight, Interest,

@@ -1,18 +1,7 @@
-//! Bounds of configuration values, and errors that name what is out of them.
+//! Bounds of configuration values.
 
+use crate::field::FieldError;
 use std::fmt;
-
-/// A value out of bounds.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("field {field} is {value}: {reason}")]
-pub struct FieldError {
-    /// Path of the field in its section, such as `beClass.cpuQOS.schedIdle`.
-    pub field: String,
-    /// The value as JSON.
-    pub value: String,
-    /// The rule it breaks.
-    pub reason: String,
-}
 
 /// Collects violations; an unset value breaks no rule.
 #[derive(Debug, Default)]

@@ -1,8 +1,9 @@
 //! `colocation-config`: how much of a node the manager gives to batch and mid pods.
 
-use super::check::{Checker, FieldError};
+use super::check::Checker;
 use super::sections::MAX_SECONDS;
 use crate::duration::GoDuration;
+use crate::field::FieldError;
 use crate::serde_util::open_enum;
 use crate::slo::{AggregatePolicy, ExtensionsMap, MemoryCollectPolicy};
 #[cfg(feature = "schema")]

@@ -2,8 +2,9 @@
 //!
 //! The bounds are the validation tags of upstream's types, enforced by its ConfigMap webhook.
 
-use super::check::{Checker, FieldError};
+use super::check::Checker;
 use crate::extension::MAX_AMPLIFICATION;
+use crate::field::FieldError;
 use crate::slo::{
     CPUBurstStrategy, HostApplicationSpec, ResourceQOS, ResourceQOSStrategy,
     ResourceThresholdStrategy, SystemStrategy,

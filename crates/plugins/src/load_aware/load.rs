@@ -110,7 +110,7 @@ impl Dims {
             };
             let real = match pod.priority_class {
                 PriorityClass::Prod | PriorityClass::None => Some(name.as_str()),
-                class => koord_api::resources::translate(class, name),
+                class => koord_api::priority::translate(class, name),
             };
             let Some(real) = real else { return 0 };
             let fallback = match real {

@@ -5,8 +5,9 @@
 
 use crate::webhook::json::{self, Misfit};
 use koord_api::priority::PriorityClass;
+use koord_api::priority::translate;
 use koord_api::quantity::Quantity;
-use koord_api::resources::{self, translate};
+use koord_api::resources;
 use serde_json::{Map, Value, json};
 
 const NATIVE: [&str; 2] = [resources::CPU, resources::MEMORY];
