@@ -5,9 +5,8 @@
 //! into what clap understands, so that the components can declare plain clap arguments.
 
 pub mod accepted;
-mod values;
 
-pub use values::{
+pub use crate::flag_values::{
     FlagValueError, Selection, bind_address, boolean, duration, list, map, number, selection,
 };
 

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod configz;
 pub mod context;
 pub mod features;
+mod flag_values;
 pub mod flags;
 pub mod local;
 pub mod logging;

@@ -62,7 +62,7 @@ impl LogOptions {
                     .map_err(|_| "must be a size in megabytes")?;
             }
             "log-flush-frequency" => {
-                crate::flags::duration(value).map_err(|_| "must be a duration")?;
+                crate::flag_values::duration(value).map_err(|_| "must be a duration")?;
             }
             "stderrthreshold" => {
                 check(is_severity(value), "must be INFO, WARNING, ERROR or FATAL")?
