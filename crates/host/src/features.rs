@@ -1,10 +1,11 @@
 //! What this kernel offers, found by looking and not by version numbers.
 
 use crate::cgroup::{PressureKind, Resource};
+use crate::controller::Controller;
 use crate::error::Result;
 use crate::path::CgroupPath;
 use crate::resctrl;
-use crate::root::{Controller, Root, Version};
+use crate::root::{Root, Version};
 use std::fmt;
 
 /// How the cgroup trees are mounted.

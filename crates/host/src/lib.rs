@@ -17,10 +17,12 @@
 
 pub mod capability;
 pub mod cgroup;
+mod controller;
 pub mod core_sched;
 pub mod cpuset;
 #[cfg(test)]
 mod damage;
+mod device;
 pub mod error;
 pub mod fake;
 pub mod features;
@@ -30,6 +32,7 @@ mod mount_namespace;
 mod mounts;
 pub mod numa;
 pub mod nvml;
+mod order;
 pub mod packets;
 pub mod path;
 pub mod pci;
@@ -48,14 +51,17 @@ pub mod watch;
 
 pub use capability::Capabilities;
 pub use cgroup::{Cgroup, PressureKind, Resource, WeightFormula, Written};
+pub use controller::Controller;
 pub use cpuset::CpuSet;
+pub use device::Device;
 pub use error::{HostError, Malformed, Result};
 pub use mount_namespace::MountNamespace;
+pub use order::Order;
 pub use path::CgroupPath;
 pub use reader::{Reader, Scratch};
 pub use resctrl::{ResctrlGroup, Schema};
-pub use root::{Controller, Dirs, Root, Version};
-pub use target::{Attribute, Device, Order, ResctrlFile, SchedFeature, Sysctl, Target, TargetKind};
+pub use root::{Dirs, Root, Version};
+pub use target::{Attribute, ResctrlFile, SchedFeature, Sysctl, Target, TargetKind};
 
 /// Whether this process has root's effective user id.
 #[must_use]

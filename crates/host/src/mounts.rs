@@ -1,7 +1,7 @@
 //! Finding the mounted cgroup trees.
 
+use crate::controller::Controller;
 use crate::error::Malformed;
-use crate::root::Controller;
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,8 @@
 //! Performance counters of control groups: cycles and instructions, for cycles per instruction.
 
 use crate::cgroup::Cgroup;
+use crate::controller::Controller;
 use crate::error::{HostError, Result, is_gone};
-use crate::root::Controller;
 use crate::topology;
 use std::fs::File;
 use std::io::{self, Read};

@@ -1,18 +1,17 @@
 //! Where the kernel's pseudo-filesystems are, and which cgroup hierarchies are mounted.
 
-use crate::cgroup::{Cgroup, Resource, WeightFormula};
+pub use crate::controller::Controller;
+
 use crate::core_sched::{self, Cookie};
 use crate::error::{HostError, Malformed, Result, is_gone};
 use crate::mounts::{Mounts, distinct_trees, mounts_by_layout, parse_mountinfo, relevant_mounts};
-use crate::path::CgroupPath;
 use crate::reader;
-use crate::target::Target;
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// The directories under which the kernel is found. In a container they are often bind mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,61 +62,6 @@ impl Version {
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-/// A resource controller, as cgroup v1 names its hierarchies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "the kernel's own names")]
-pub enum Controller {
-    Cpu,
-    Cpuacct,
-    Cpuset,
-    Memory,
-    Blkio,
-    Pids,
-    Freezer,
-    NetCls,
-    Hugetlb,
-    PerfEvent,
-}
-
-impl Controller {
-    /// Every controller that this crate knows.
-    pub const ALL: [Self; 10] = [
-        Self::Cpu,
-        Self::Cpuacct,
-        Self::Cpuset,
-        Self::Memory,
-        Self::Blkio,
-        Self::Pids,
-        Self::Freezer,
-        Self::NetCls,
-        Self::Hugetlb,
-        Self::PerfEvent,
-    ];
-
-    /// The name in mount options and v1 directory names.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Cpuacct => "cpuacct",
-            Self::Cpuset => "cpuset",
-            Self::Memory => "memory",
-            Self::Blkio => "blkio",
-            Self::Pids => "pids",
-            Self::Freezer => "freezer",
-            Self::NetCls => "net_cls",
-            Self::Hugetlb => "hugetlb",
-            Self::PerfEvent => "perf_event",
-        }
-    }
-
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|controller| controller.name() == name)
     }
 }
 
@@ -184,7 +128,7 @@ struct Inner {
     /// Each mounted tree once, by its real path, with the v1 controllers that it carries.
     trees: Vec<(PathBuf, Vec<Controller>)>,
     writer: Arc<dyn KernelWriter>,
-    /// Whether the runtime was seen to use [`WeightFormula::Quadratic`].
+    /// Whether the runtime was seen to use the quadratic formula of weights.
     quadratic_weights: AtomicBool,
 }
 
@@ -255,35 +199,9 @@ impl Root {
         })))
     }
 
-    /// Returns the formula by which weights are read and written: that of the node's runtime, as far
-    /// as [`Root::observe_weight`] has found it out.
-    #[must_use]
-    pub fn weight_formula(&self) -> WeightFormula {
-        match self.0.quadratic_weights.load(Ordering::Relaxed) {
-            true => WeightFormula::Quadratic,
-            false => WeightFormula::Linear,
-        }
-    }
-
-    /// Takes note of a weight that the runtime gave a group of `shares`. Runtimes go from the linear
-    /// formula to the quadratic one, and not back.
-    pub fn observe_weight(&self, shares: i64, weight: i64) {
-        let detected = WeightFormula::detect(shares, weight);
-        if detected == Some(WeightFormula::Quadratic) {
-            self.0.quadratic_weights.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Takes note of the weight of `group`, to which a runtime of cgroup v2 gave `shares`.
-    pub fn observe_group(&self, group: &CgroupPath, shares: i64) {
-        if self.version() != Version::V2 {
-            return;
-        }
-        let target = Target::cgroup(group, Resource::CpuShares);
-        let Ok(path) = target.path(self) else { return };
-        if let Ok(Some(weight)) = self.read_short(&path, |text| Ok(text.trim().parse().ok())) {
-            weight.inspect(|weight| self.observe_weight(shares, *weight));
-        }
+    /// Whether the runtime was seen to use the quadratic formula of weights.
+    pub(crate) fn quadratic_weights(&self) -> &AtomicBool {
+        &self.0.quadratic_weights
     }
 
     /// The directories this root was made with.
@@ -366,12 +284,6 @@ impl Root {
                 carried.is_empty() || carried.iter().any(|known| controllers.contains(known))
             })
             .map(|(path, _)| path.as_path())
-    }
-
-    /// The group at `path`, seen through all hierarchies. Does not check that it exists.
-    #[must_use]
-    pub fn cgroup(&self, path: &CgroupPath) -> Cgroup {
-        Cgroup::new(self.clone(), path.clone())
     }
 
     /// Reads a whole small file; `None` when it, its group or its process is gone.

@@ -1,8 +1,9 @@
 //! Creation, removal and the processes of a group.
 
 use super::{Cgroup, Resource};
+use crate::controller::Controller;
 use crate::error::{HostError, Malformed, Result, is_gone};
-use crate::root::{Controller, Version};
+use crate::root::Version;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::fs;

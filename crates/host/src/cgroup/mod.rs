@@ -13,12 +13,12 @@ pub(crate) use resource::is_rounded_quota;
 pub use stat::{CpuStat, MemoryStat};
 pub use weight::WeightFormula;
 
+use crate::controller::Controller;
 use crate::cpuset::CpuSet;
 use crate::error::{HostError, Malformed, Result};
 use crate::path::CgroupPath;
 use crate::reader::{self, Reader};
-use crate::root::{Controller, Root, Version};
-use crate::target::Target;
+use crate::root::{Root, Version};
 use std::path::PathBuf;
 
 /// What a write did.
@@ -41,8 +41,16 @@ pub struct Cgroup {
     path: CgroupPath,
 }
 
+impl Root {
+    /// The group at `path`, seen through all hierarchies. Does not check that it exists.
+    #[must_use]
+    pub fn cgroup(&self, path: &CgroupPath) -> Cgroup {
+        Cgroup::new(self.clone(), path.clone())
+    }
+}
+
 impl Cgroup {
-    pub(crate) fn new(root: Root, path: CgroupPath) -> Self {
+    fn new(root: Root, path: CgroupPath) -> Self {
         Self { root, path }
     }
 
@@ -113,16 +121,6 @@ impl Cgroup {
         self.root.read_short(&self.file(resource)?, |text| {
             resource.decode_with(version, formula, text)
         })
-    }
-
-    /// Writes `value` (v1 units) unless the file already says it.
-    ///
-    /// # Errors
-    /// [`HostError::Invalid`] before anything is written; else what the kernel answered, with path
-    /// and value. [`HostError::is_gone`] tells a vanished group.
-    pub fn set_value(&self, resource: Resource, value: &str) -> Result<Written> {
-        let target = Target::cgroup(&self.path, resource);
-        self.root.write_target(&target, value)
     }
 
     fn number(&self, resource: Resource) -> Result<Option<i64>> {
@@ -272,47 +270,6 @@ impl Cgroup {
             Err(error) if error.is_unsupported() => Ok(None),
             other => other,
         }
-    }
-
-    /// Sets the CPU weight, in shares.
-    ///
-    /// # Errors
-    /// As [`Cgroup::set_value`].
-    pub fn set_cpu_shares(&self, shares: i64) -> Result<Written> {
-        self.set_value(Resource::CpuShares, &shares.to_string())
-    }
-
-    /// Sets the CFS quota in microseconds per period; -1 removes it.
-    ///
-    /// # Errors
-    /// As [`Cgroup::set_value`].
-    pub fn set_cfs_quota(&self, quota: i64) -> Result<Written> {
-        self.set_value(Resource::CfsQuota, &quota.to_string())
-    }
-
-    /// Sets the idle policy. Switching it off leaves the group at the default weight, not at its
-    /// former one (the kernel forgets it), so the caller must write the wanted shares next.
-    ///
-    /// # Errors
-    /// As [`Cgroup::set_value`].
-    pub fn set_cpu_idle(&self, idle: bool) -> Result<Written> {
-        self.set_value(Resource::CpuIdle, if idle { "1" } else { "0" })
-    }
-
-    /// Sets the CPU list.
-    ///
-    /// # Errors
-    /// As [`Cgroup::set_value`].
-    pub fn set_cpuset(&self, cpus: &CpuSet) -> Result<Written> {
-        self.set_value(Resource::CpusetCpus, &cpus.to_string())
-    }
-
-    /// Sets the memory limit in bytes; -1 removes it.
-    ///
-    /// # Errors
-    /// As [`Cgroup::set_value`].
-    pub fn set_memory_limit(&self, bytes: i64) -> Result<Written> {
-        self.set_value(Resource::MemoryLimit, &bytes.to_string())
     }
 
     /// A reader of the CPU time used, in nanoseconds.

@@ -5,10 +5,12 @@
 //! and the memory limit. The conversions to v2 happen here and nowhere else.
 
 use super::weight::WeightFormula;
+use crate::controller::Controller;
 use crate::cpuset::CpuSet;
+use crate::device::Device as BlockDevice;
 use crate::error::{HostError, Malformed, Result};
-use crate::root::{Controller, Version};
-use crate::target::{Device as BlockDevice, Order};
+use crate::order::Order;
+use crate::root::Version;
 use Controller::{Blkio, Cpu, Cpuacct, Cpuset, Memory, NetCls};
 
 /// Lower bound of `cpu.shares`.

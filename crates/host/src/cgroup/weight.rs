@@ -1,6 +1,8 @@
 //! The two formulas by which programs turn CPU shares into a weight of cgroup v2.
 
 use super::resource::{MAX_SHARES, MIN_SHARES, shares_to_weight, weight_to_shares};
+use crate::root::Root;
+use std::sync::atomic::Ordering;
 
 /// `cpu.weight` of a new cgroup.
 const DEFAULT_WEIGHT: i64 = 100;
@@ -66,6 +68,27 @@ impl WeightFormula {
             [true, false] => Some(Self::Linear),
             [false, true] => Some(Self::Quadratic),
             _ => None,
+        }
+    }
+}
+
+impl Root {
+    /// Returns the formula by which weights are read and written: that of the node's runtime, as far
+    /// as [`Root::observe_weight`] has found it out.
+    #[must_use]
+    pub fn weight_formula(&self) -> WeightFormula {
+        match self.quadratic_weights().load(Ordering::Relaxed) {
+            true => WeightFormula::Quadratic,
+            false => WeightFormula::Linear,
+        }
+    }
+
+    /// Takes note of a weight that the runtime gave a group of `shares`. Runtimes go from the linear
+    /// formula to the quadratic one, and not back.
+    pub fn observe_weight(&self, shares: i64, weight: i64) {
+        let detected = WeightFormula::detect(shares, weight);
+        if detected == Some(WeightFormula::Quadratic) {
+            self.quadratic_weights().store(true, Ordering::Relaxed);
         }
     }
 }

@@ -17,8 +17,9 @@ mod rules;
 pub use resctrl::ResctrlHardware;
 
 use crate::cgroup::Resource;
+use crate::controller::Controller;
 use crate::path::CgroupPath;
-use crate::root::{Controller, KernelWriter, Root};
+use crate::root::{KernelWriter, Root};
 use kernel::FakeKernel;
 use std::fs;
 use std::io;

@@ -428,7 +428,7 @@ fn io_max(place: &Place<'_>, value: &str) -> io::Result<()> {
     const KEYS: [&str; 4] = ["rbps", "wbps", "riops", "wiops"];
     let (device, fields) = value.split_once(' ').ok_or_else(|| errno(EINVAL))?;
     device
-        .parse::<crate::target::Device>()
+        .parse::<crate::device::Device>()
         .map_err(|_| errno(EINVAL))?;
     let text = place.read("io.max");
     let line = text
@@ -477,7 +477,7 @@ fn io_weight(place: &Place<'_>, value: &str) -> io::Result<()> {
         return Err(errno(ERANGE));
     }
     if key != "default" {
-        key.parse::<crate::target::Device>()
+        key.parse::<crate::device::Device>()
             .map_err(|_| errno(EINVAL))?;
     }
     let text = place.read("io.weight");

@@ -1,8 +1,8 @@
 //! `/proc/diskstats`: what block devices have done.
 
+use crate::device::Device;
 use crate::error::{Malformed, Result};
 use crate::root::Root;
-use crate::target::Device;
 
 /// Counters of a block device since boot.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -29,7 +29,7 @@ impl ResctrlGroup {
     /// Names that the kernel has taken in every group.
     const RESERVED: [&'static str; 3] = ["info", "mon_groups", "mon_data"];
 
-    /// The group of all tasks that nobody has moved.
+    /// The group of all tasks that were not moved to another.
     #[must_use]
     pub fn root() -> Self {
         Self(Arc::from(""))

@@ -4,53 +4,22 @@
 //! values it takes, how to recognise that the file already says one, and how its values relate to
 //! those of parents and children ([`Order`]), so that whoever writes many can sort them.
 
+mod cgroup;
 mod sysctl;
 
 pub use sysctl::{SchedFeature, Sysctl};
 
 use crate::cgroup::{Resource, Written, is_rounded_quota};
 use crate::core_sched::Cookie;
-use crate::cpuset::CpuSet;
+use crate::device::Device;
 use crate::error::{HostError, Malformed, Result};
+use crate::order::Order;
 use crate::path::CgroupPath;
 use crate::resctrl::{ResctrlGroup, Schema};
 use crate::root::{Root, Version};
 use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
-use std::str::FromStr;
-
-/// A block device by its numbers: `8:0`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Device {
-    /// Major number: the driver.
-    pub major: u32,
-    /// Minor number: the device.
-    pub minor: u32,
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.major, self.minor)
-    }
-}
-
-impl FromStr for Device {
-    type Err = Malformed;
-    fn from_str(text: &str) -> std::result::Result<Self, Malformed> {
-        let number = |text: &str| {
-            let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-            text.parse().ok().filter(|_| digits)
-        };
-        let parsed = text
-            .split_once(':')
-            .and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
-        match parsed {
-            Some((major, minor)) => Ok(Self { major, minor }),
-            None => Err(Malformed::new("a device such as \"8:0\"", text)),
-        }
-    }
-}
 
 /// A part of a resctrl group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -142,51 +111,6 @@ impl TargetKind {
             Self::Process(Attribute::OomScoreAdj) => "oom_score_adj",
             Self::Process(Attribute::CoreSchedCookie) => "core_sched_cookie",
         }
-    }
-}
-
-/// How the values of a target relate to those of its parents and children.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
-    /// Not at all.
-    Plain,
-    /// A number that a child should not exceed: larger is looser, -1 is no limit. Grows from the
-    /// root down, shrinks from the leaves up.
-    Limit,
-    /// A list of which a child may only have a part: a superset is looser. Moves through the union
-    /// of old and new.
-    List,
-}
-
-impl Order {
-    /// What to write on the way from the root to the leaves, when `wanted` is (partly) looser than
-    /// `current`. `None` when nothing may be written before the children were: the exact value
-    /// follows on the way back.
-    #[must_use]
-    pub fn loosened(self, current: &str, wanted: &str) -> Option<String> {
-        match self {
-            Self::Plain => None,
-            Self::Limit => (limit(wanted)? > limit(current)?).then(|| wanted.to_owned()),
-            Self::List => {
-                let wanted_set: CpuSet = wanted.parse().ok()?;
-                let current: CpuSet = current.parse().ok()?;
-                let union = wanted_set.union(&current);
-                if union == current {
-                    None
-                } else if union == wanted_set {
-                    Some(wanted.to_owned())
-                } else {
-                    Some(union.to_string())
-                }
-            }
-        }
-    }
-}
-
-fn limit(text: &str) -> Option<i64> {
-    match text.trim() {
-        "-1" | "max" => Some(i64::MAX),
-        number => number.parse().ok(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! A real containerd for tests and measurements, as `bench/containerd` starts it, and groups for its pods.
 
 use super::skip;
-use crate::root::Controller;
+use crate::controller::Controller;
 use crate::{Cgroup, CgroupPath, Result, Root};
 use std::io;
 use std::ops::Deref;

@@ -1,0 +1,48 @@
+//! How the values of one kind relate along a hierarchy.
+
+use crate::cpuset::CpuSet;
+
+/// How the values of a target relate to those of its parents and children.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Not at all.
+    Plain,
+    /// A number that a child should not exceed: larger is looser, -1 is no limit. Grows from the
+    /// root down, shrinks from the leaves up.
+    Limit,
+    /// A list of which a child may only have a part: a superset is looser. Moves through the union
+    /// of old and new.
+    List,
+}
+
+impl Order {
+    /// What to write on the way from the root to the leaves, when `wanted` is (partly) looser than
+    /// `current`. `None` when nothing may be written before the children were: the exact value
+    /// follows on the way back.
+    #[must_use]
+    pub fn loosened(self, current: &str, wanted: &str) -> Option<String> {
+        match self {
+            Self::Plain => None,
+            Self::Limit => (limit(wanted)? > limit(current)?).then(|| wanted.to_owned()),
+            Self::List => {
+                let wanted_set: CpuSet = wanted.parse().ok()?;
+                let current: CpuSet = current.parse().ok()?;
+                let union = wanted_set.union(&current);
+                if union == current {
+                    None
+                } else if union == wanted_set {
+                    Some(wanted.to_owned())
+                } else {
+                    Some(union.to_string())
+                }
+            }
+        }
+    }
+}
+
+fn limit(text: &str) -> Option<i64> {
+    match text.trim() {
+        "-1" | "max" => Some(i64::MAX),
+        number => number.parse().ok(),
+    }
+}
