@@ -77,8 +77,8 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) host: HostFacts,
     pub(crate) table: Table,
-    pub(crate) places: Places,
-    pub(crate) runner: Box<dyn Runner>,
+    /// Held by this alone, so that [`Execs`](crate::Execs) ends with it.
+    pub(crate) places: Arc<Places>,
     /// Of the machine's files.
     pub(crate) views: Views,
     pub(crate) backoff: Backoff,
@@ -133,6 +133,10 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         None => rights.describe(),
     };
     let path = std::env::var("PATH").unwrap_or_default();
+    let runner: Arc<dyn Runner> = match options.runtime.clone() {
+        Some(runtime) => Arc::new(Runtimed::new(runtime, owner, machine.memory)),
+        None => Arc::new(container::Processes),
+    };
     let shared = Arc::new(Shared {
         spawner: Spawner::start(root.clone())?,
         root,
@@ -156,11 +160,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         },
         views,
         table: Table::default(),
-        places: Places::default(),
-        runner: match options.runtime.clone() {
-            Some(runtime) => Box::new(Runtimed::new(runtime, owner, machine.memory)),
-            None => Box::new(container::Processes),
-        },
+        places: Arc::default(),
         backoff: Backoff {
             base: options.backoff_base,
             max: options.backoff_max,
@@ -169,7 +169,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         options,
     });
     if let Some(execs) = &shared.options.execs {
-        execs.attach(&shared);
+        execs.attach(&shared.places);
     }
     let mut services = JoinSet::new();
     if let Some(listener) = listener {
@@ -209,7 +209,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         registered,
     ));
     services.spawn(heartbeat(shared.clone(), uid));
-    dispatch(&shared, &ctx).await;
+    dispatch(&shared, &runner, &ctx).await;
     services.shutdown().await;
     if let Some(groups) = &shared.groups {
         groups.remove_all().await;
@@ -469,11 +469,12 @@ async fn heartbeat(shared: Arc<Shared>, uid: oneshot::Receiver<Option<String>>) 
 /// The tasks of the pods, and who gets which change.
 struct Pods {
     shared: Arc<Shared>,
+    runner: Arc<dyn Runner>,
     tasks: JoinSet<String>,
     inboxes: FxHashMap<String, (Arc<Pod>, mpsc::UnboundedSender<Command>)>,
 }
 
-async fn dispatch(shared: &Arc<Shared>, ctx: &Context) {
+async fn dispatch(shared: &Arc<Shared>, runner: &Arc<dyn Runner>, ctx: &Context) {
     let scope = Scope {
         fields: Some(format!("spec.nodeName={}", shared.options.node_name)),
         ..Scope::default()
@@ -482,6 +483,7 @@ async fn dispatch(shared: &Arc<Shared>, ctx: &Context) {
         Informer::start(shared.client.clone(), scope, ctx.shutdown.clone());
     let mut pods = Pods {
         shared: shared.clone(),
+        runner: runner.clone(),
         tasks: JoinSet::new(),
         inboxes: FxHashMap::default(),
     };
@@ -527,7 +529,12 @@ impl Pods {
         } else {
             let refused = self.admit(&pod);
             let (inbox, commands) = mpsc::unbounded_channel();
-            let worker = Worker::new(self.shared.clone(), pod.clone(), refused);
+            let worker = Worker::new(
+                self.shared.clone(),
+                self.runner.clone(),
+                pod.clone(),
+                refused,
+            );
             self.inboxes.insert(uid.clone(), (pod, inbox));
             self.tasks.spawn(async move {
                 worker.run(commands).await;

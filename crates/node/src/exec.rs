@@ -158,19 +158,19 @@ impl Terminal {
 /// Runs commands in the containers of a node. Made before the node and given to it; works while the
 /// node does.
 #[derive(Debug, Clone, Default)]
-pub struct Execs(Arc<OnceLock<Weak<Shared>>>);
+pub struct Execs(Arc<OnceLock<Weak<Places>>>);
 
 impl Execs {
-    pub(crate) fn attach(&self, shared: &Arc<Shared>) {
+    pub(crate) fn attach(&self, places: &Arc<Places>) {
         // A second node with the same handle has no use for it.
-        let _ = self.0.set(Arc::downgrade(shared));
+        let _ = self.0.set(Arc::downgrade(places));
     }
 
     fn find(&self, key: [&str; 3]) -> Result<Arc<dyn Live>, String> {
-        let shared = self.0.get().and_then(Weak::upgrade);
-        let shared = shared.ok_or("the node does not run")?;
+        let places = self.0.get().and_then(Weak::upgrade);
+        let places = places.ok_or("the node does not run")?;
         let [_, pod, container] = key;
-        let live = shared.places.get(key);
+        let live = places.get(key);
         live.ok_or_else(|| format!("container {container} of pod {pod} does not run here now"))
     }
 

@@ -8,7 +8,7 @@ use crate::lifecycle::{self, Ended, Outcome, Record, RestartPolicy, State};
 use crate::pod::{self, GroupSettings, qos_of};
 use crate::probe::{self, Kind, Said};
 use crate::publish::{Desired, Publisher};
-use crate::runner::{Exited, Failure, Live, Wanted};
+use crate::runner::{Exited, Failure, Live, Runner, Wanted};
 use crate::status::{self, Facts};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -64,6 +64,7 @@ impl Drop for AbortOnDrop {
 /// A pod on this node.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
+    runner: Arc<dyn Runner>,
     pod: Arc<Pod>,
     records: Vec<Record>,
     running: Vec<Running>,
@@ -96,6 +97,7 @@ impl Worker {
     /// The task of `pod`. `refused` names reason and message for a pod that must not run here.
     pub(crate) fn new(
         shared: Arc<Shared>,
+        runner: Arc<dyn Runner>,
         pod: Arc<Pod>,
         refused: Option<(String, String)>,
     ) -> Self {
@@ -114,6 +116,7 @@ impl Worker {
         let (to_say, said) = mpsc::unbounded_channel();
         Self {
             shared,
+            runner,
             pod,
             records,
             running: Vec::new(),
@@ -292,9 +295,10 @@ impl Worker {
         container: &Container,
         commands: &mut mpsc::UnboundedReceiver<Command>,
     ) -> Result<Result<String, Failure>, Why> {
-        let (shared, mut pod) = (self.shared.clone(), self.pod.clone());
+        let (shared, runner) = (self.shared.clone(), self.runner.clone());
+        let mut pod = self.pod.clone();
         let asked = pod.clone();
-        let mut image = shared.runner.image(&shared, &asked, container);
+        let mut image = runner.image(&shared, &asked, container);
         loop {
             tokio::select! {
                 biased;
@@ -361,7 +365,7 @@ impl Worker {
             image: &image,
         };
         let key = exec::key_of(&wanted.log_key());
-        let begun = self.shared.runner.start(&self.shared, wanted).await;
+        let begun = self.runner.start(&self.shared, wanted).await;
         let now = self.shared.clock.now();
         if let Some(record) = self.records.get_mut(index)
             && !matches!(begun, Err(Failure::Later(..)))
@@ -603,7 +607,7 @@ impl Worker {
                 }
             }
         }
-        self.shared.runner.end_pod(&self.shared, &self.pod).await;
+        self.runner.end_pod(&self.shared, &self.pod).await;
         if let (Some(groups), Some(group)) = (&self.shared.groups, self.group.take())
             && let Err(error) = groups.remove(&group).await
         {
@@ -640,7 +644,7 @@ impl Worker {
             refused,
             ip: &self.shared.host.ip,
             pod_ip: self.ip(),
-            scheme: self.shared.runner.scheme(),
+            scheme: self.runner.scheme(),
             start_time: self.started,
             now: self.shared.clock.now(),
         };
