@@ -2,8 +2,8 @@
 
 use crate::command::HostFacts;
 use crate::container;
-use crate::cri::{self, Runtime, Runtimed};
-use crate::exec::Places;
+use crate::context::{MARK, Shared};
+use crate::cri::{self, Runtimed};
 use crate::groups::{GroupError, Groups};
 use crate::http;
 use crate::lifecycle::Backoff;
@@ -13,12 +13,13 @@ use crate::options::Options;
 use crate::pod::burstable_shares;
 use crate::pod_resources::Listed;
 use crate::runner::Runner;
+use crate::runtime::Runtime;
 use crate::security::{Rights, Views};
 use crate::state::{State, StateError, StateFile};
 use crate::table::Table;
 use crate::worker::{Command, Worker};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use koord_app::{Clock, Context};
+use koord_app::Context;
 use koord_host::process::Spawner;
 use koord_host::{HostError, Root, procfs};
 use koord_kube::events::Recorder;
@@ -36,7 +37,6 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 /// Why the node ended.
 #[derive(Debug, thiserror::Error)]
@@ -61,28 +61,6 @@ pub enum Error {
         /// The answer.
         source: std::io::Error,
     },
-}
-
-/// What all tasks of the node use.
-pub(crate) struct Shared {
-    pub(crate) options: Options,
-    pub(crate) root: Root,
-    pub(crate) spawner: Spawner,
-    /// `None` when containers are not confined.
-    pub(crate) groups: Option<Groups>,
-    pub(crate) logs: Logs,
-    pub(crate) state: Arc<StateFile>,
-    pub(crate) client: Client,
-    pub(crate) recorder: Recorder,
-    pub(crate) clock: Clock,
-    pub(crate) host: HostFacts,
-    pub(crate) table: Table,
-    /// Held by this alone, so that [`Execs`](crate::Execs) ends with it.
-    pub(crate) places: Arc<Places>,
-    /// Of the machine's files.
-    pub(crate) views: Views,
-    pub(crate) backoff: Backoff,
-    pub(crate) shutdown: CancellationToken,
 }
 
 pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Result<(), Error> {
@@ -333,7 +311,7 @@ async fn clean_leftovers(root: &Root, groups: &Groups, state: &StateFile, left: 
     // Their children, which the death of the node did not reach.
     let ids = left.pods.values().flat_map(|pod| pod.processes.keys());
     let ids = ids.cloned().collect();
-    match koord_host::process::kill_by_environment(root, container::MARK, &ids) {
+    match koord_host::process::kill_by_environment(root, MARK, &ids) {
         Ok(0) => {}
         Ok(processes) => tracing::info!(processes, "killed strays of an earlier run"),
         Err(error) => tracing::warn!(%error, "strays of an earlier run not killed"),

@@ -1,5 +1,6 @@
 //! What a container runs: command, arguments, environment, directory, user.
 
+use crate::container_request::{Asked, Unstartable};
 use crate::security::{Rights, Security};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, SecurityContext};
 use std::collections::BTreeMap;
@@ -18,43 +19,6 @@ pub struct Invocation {
     pub security: Security,
 }
 
-/// Why a container cannot be started. The text is for the user.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unstartable {
-    /// There is nothing to run: images are not pulled here.
-    #[error(
-        "container {container:?} has no command: this node runs commands of the host and does not \
-         pull images ({image:?}); set spec.containers[].command"
-    )]
-    NoCommand {
-        /// The container.
-        container: String,
-        /// Its image.
-        image: String,
-    },
-    /// A part of the container that needs a real runtime or cluster service.
-    #[error("container {container:?}: {field}: {reason}")]
-    Unsupported {
-        /// The container.
-        container: String,
-        /// The field of the container.
-        field: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-}
-
-impl Unstartable {
-    /// The reason of the container's waiting state.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::NoCommand { .. } => "ErrImageNeverPull",
-            Self::Unsupported { .. } => "CreateContainerConfigError",
-        }
-    }
-}
-
 /// What the node knows beside the pod, for the downward API.
 #[derive(Debug, Clone, Default)]
 pub struct HostFacts {
@@ -64,20 +28,6 @@ pub struct HostFacts {
     pub path: String,
     /// What the node can grant a container, and keep from it.
     pub rights: Rights,
-}
-
-/// What a container asks for, whoever runs it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Asked {
-    /// In place of the image's entry point, if it is not empty.
-    pub(crate) command: Vec<String>,
-    pub(crate) args: Vec<String>,
-    pub(crate) env: Vec<(String, String)>,
-    pub(crate) dir: Option<PathBuf>,
-    pub(crate) uid: Option<u32>,
-    pub(crate) gid: Option<u32>,
-    /// It must not run as root.
-    pub(crate) not_root: bool,
 }
 
 /// What `container` of `pod` asks for. `env` is what there is before its own variables.

@@ -1,12 +1,14 @@
 //! Containers as processes of this machine: log, group, process, end.
 
-use crate::agent::Shared;
 use crate::command::{self, Invocation};
-use crate::exec::{self, ExecOptions, Session};
+use crate::context::{MARK, Shared};
+use crate::exec;
 use crate::logs::pump;
 use crate::pidfd;
+use crate::places::Live;
 use crate::pod::Amounts;
-use crate::runner::{Exited, Failure, Live, Runner, Started, Wanted};
+use crate::runner::{Exited, Failure, Runner, Started, Wanted};
+use crate::session::{ExecOptions, Session};
 use crate::state::Process;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -23,10 +25,6 @@ use tokio::task::JoinHandle;
 /// How long the output of an ended container may stay open, in the hands of a process that left
 /// the container's group.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
-
-/// The variable that says which container a process belongs to. Without groups it is the only way
-/// to find a process that left the process group of its container.
-pub(crate) const MARK: &str = "KOORD_CONTAINER_ID";
 
 /// What stands before `://` in the ids of containers.
 const SCHEME: &str = "koord";

@@ -1,25 +1,21 @@
 //! Commands inside containers that run: for `kubectl exec` and for probes.
 
-use crate::agent::Shared;
 use crate::command::Invocation;
-use crate::container::MARK;
+use crate::context::{MARK, Shared};
 use crate::pidfd;
-use crate::runner::Live;
+use crate::places::Live;
+use crate::session::{Ending, ExecOptions, Session, Terminal, WAITING};
 use bytes::Bytes;
 use koord_host::CgroupPath;
 use koord_host::process::{Exit, Spawn, Spawned, Streams};
-use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
-/// Pieces that may wait between a command and its client.
-const WAITING: usize = 16;
 /// Largest piece of output, in bytes.
 const PIECE: usize = 32 << 10;
 /// How long the output of an ended command may stay open in the hands of what it left behind.
@@ -31,171 +27,6 @@ pub(crate) struct Place<'a> {
     pub(crate) id: &'a str,
     pub(crate) group: Option<&'a CgroupPath>,
     pub(crate) invocation: &'a Invocation,
-}
-
-/// The containers that run, by namespace, pod and container. The tasks of their pods own them.
-#[derive(Debug, Default)]
-pub(crate) struct Places(Mutex<FxHashMap<[String; 3], Weak<dyn Live>>>);
-
-impl Places {
-    pub(crate) fn put(&self, key: [String; 3], live: &Arc<dyn Live>) {
-        self.0.lock().insert(key, Arc::downgrade(live));
-    }
-
-    /// Forgets a container, unless another start took its place.
-    pub(crate) fn remove(&self, id: &str) {
-        let other = |live: Arc<dyn Live>| live.id() != id;
-        self.0
-            .lock()
-            .retain(|_, live| live.upgrade().is_some_and(other));
-    }
-
-    fn get(&self, key: [&str; 3]) -> Option<Arc<dyn Live>> {
-        self.0.lock().get(&key.map(str::to_owned))?.upgrade()
-    }
-}
-
-/// What to run in a container.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ExecOptions {
-    /// Program and arguments; must not be empty.
-    pub command: Vec<String>,
-    /// Whether it reads anything.
-    pub stdin: bool,
-    /// Whether it has a terminal; then everything it writes is standard output.
-    pub tty: bool,
-}
-
-/// A command that runs; dropping [`Session::exit`] kills it.
-pub struct Session {
-    /// What it reads, if it does; dropped at the end.
-    pub stdin: Option<mpsc::Sender<Bytes>>,
-    /// What it writes, with whether that is its standard error; ends with the command.
-    pub output: mpsc::Receiver<(bool, Bytes)>,
-    /// How it ends.
-    pub exit: Ending,
-    /// Its terminal, if it has one.
-    pub terminal: Option<Terminal>,
-}
-
-impl Session {
-    /// A command whose output comes at its end: exit code, standard output, standard error.
-    pub(crate) fn collected(
-        run: impl Future<Output = Result<(i32, Vec<u8>, Vec<u8>), String>> + Send + 'static,
-    ) -> Self {
-        let (pieces, output) = mpsc::channel(WAITING);
-        let (tell, code) = oneshot::channel();
-        let killed = CancellationToken::new();
-        let kill = killed.clone();
-        tokio::spawn(async move {
-            let done = tokio::select! {
-                done = run => done,
-                () = kill.cancelled() => return,
-            };
-            let ended = match done {
-                Ok((code, out, err)) => {
-                    for (is_error, bytes) in [(false, out), (true, err)] {
-                        // The client has gone when nobody listens.
-                        if !bytes.is_empty() {
-                            let _ = pieces.send((is_error, bytes.into())).await;
-                        }
-                    }
-                    Ok(code)
-                }
-                Err(why) => Err(why),
-            };
-            let _ = tell.send(ended);
-        });
-        Self {
-            stdin: None,
-            output,
-            exit: Ending {
-                code,
-                _kill: killed.drop_guard(),
-            },
-            terminal: None,
-        }
-    }
-}
-
-impl std::fmt::Debug for Session {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").finish_non_exhaustive()
-    }
-}
-
-/// The end of a command.
-#[derive(Debug)]
-pub struct Ending {
-    code: oneshot::Receiver<Result<i32, String>>,
-    _kill: DropGuard,
-}
-
-impl Ending {
-    /// Waits for it: the exit code, 128 and the signal when one killed the command.
-    ///
-    /// # Errors
-    /// A sentence, when the end cannot be known.
-    pub async fn wait(self) -> Result<i32, String> {
-        let lost = |_| "the command was lost".to_owned();
-        self.code.await.map_err(lost)?
-    }
-}
-
-/// The terminal of a command.
-#[derive(Debug, Clone)]
-pub struct Terminal(Arc<OwnedFd>);
-
-impl Terminal {
-    /// Tells the size of the window, in characters.
-    pub fn resize(&self, columns: u16, rows: u16) {
-        if let Err(error) = koord_host::process::resize_terminal(&self.0, columns, rows) {
-            tracing::debug!(%error, "window size not set");
-        }
-    }
-}
-
-/// Runs commands in the containers of a node. Made before the node and given to it; works while the
-/// node does.
-#[derive(Debug, Clone, Default)]
-pub struct Execs(Arc<OnceLock<Weak<Places>>>);
-
-impl Execs {
-    pub(crate) fn attach(&self, places: &Arc<Places>) {
-        // A second node with the same handle has no use for it.
-        let _ = self.0.set(Arc::downgrade(places));
-    }
-
-    fn find(&self, key: [&str; 3]) -> Result<Arc<dyn Live>, String> {
-        let places = self.0.get().and_then(Weak::upgrade);
-        let places = places.ok_or("the node does not run")?;
-        let [_, pod, container] = key;
-        let live = places.get(key);
-        live.ok_or_else(|| format!("container {container} of pod {pod} does not run here now"))
-    }
-
-    /// Whether a container runs.
-    ///
-    /// # Errors
-    /// A sentence that says that it does not.
-    pub fn check(&self, namespace: &str, pod: &str, container: &str) -> Result<(), String> {
-        self.find([namespace, pod, container]).map(drop)
-    }
-
-    /// Starts a command in a container.
-    ///
-    /// # Errors
-    /// A sentence: the container does not run, or the command cannot be started.
-    pub async fn start(
-        &self,
-        namespace: &str,
-        pod: &str,
-        container: &str,
-        options: ExecOptions,
-    ) -> Result<Session, String> {
-        let live = self.find([namespace, pod, container])?;
-        live.exec(options).await
-    }
 }
 
 /// Starts a command in the group and surroundings of a container that is a process.
@@ -399,13 +230,4 @@ pub(crate) async fn run(
         Ok(done) => done.map(Some),
         Err(_) => Ok(None),
     }
-}
-
-/// The name under which a container is found.
-pub(crate) fn key_of(key: &crate::logs::LogKey) -> [String; 3] {
-    [
-        key.namespace.clone(),
-        key.pod.clone(),
-        key.container.clone(),
-    ]
 }

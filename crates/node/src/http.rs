@@ -1,7 +1,7 @@
 //! The small part of the kubelet's HTTP interface that others read, for those who may: callers are told
 //! by their bearer tokens, and what they may is asked as a kubelet asks it.
 
-use crate::agent::Shared;
+use crate::context::Shared;
 use crate::logs::LogOptions;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};

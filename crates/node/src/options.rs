@@ -1,8 +1,8 @@
 //! What the node is told at start.
 
-use crate::cri::Runtime;
-use crate::exec::Execs;
 use crate::logs::Logs;
+use crate::places::Execs;
+use crate::runtime::Runtime;
 use k8s_openapi::api::core::v1::Taint;
 use koord_host::{CgroupPath, Root};
 use std::net::{Ipv4Addr, SocketAddr};

@@ -5,7 +5,7 @@
 //! or startup, ends the container; its restart policy says what follows.
 
 use crate::exec;
-use crate::runner::Live;
+use crate::places::Live;
 use k8s_openapi::api::core::v1::{Container, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::fmt;

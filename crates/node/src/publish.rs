@@ -1,6 +1,6 @@
 //! Writes a pod's status to the API, latest first, for as long as it takes.
 
-use crate::agent::Shared;
+use crate::context::Shared;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use koord_kube::api::{DeleteParams, Preconditions};
 use koord_kube::patch::{is_not_found, strategic_status};

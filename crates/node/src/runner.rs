@@ -1,17 +1,16 @@
 //! Who runs containers: the seam between what pods need and what carries it out. [`container`](crate::container)
 //! starts processes of this machine, [`cri`](crate::cri) asks a container runtime.
 
-use crate::agent::Shared;
-use crate::exec::{ExecOptions, Session};
+use crate::context::Shared;
 use crate::lifecycle::Ended;
 use crate::logs::LogKey;
+use crate::places::Live;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use koord_host::CgroupPath;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Starts containers, and ends what pods had beside them.
 pub(crate) trait Runner: std::fmt::Debug + Send + Sync {
@@ -43,24 +42,6 @@ pub(crate) trait Runner: std::fmt::Debug + Send + Sync {
         let (_, _) = (shared, pod);
         async {}.boxed()
     }
-}
-
-/// A container that runs.
-pub(crate) trait Live: std::fmt::Debug + Send + Sync {
-    /// Its id.
-    fn id(&self) -> &str;
-
-    /// Asks it to end. It is killed later, by [`Live::kill`], if it has not after `grace`.
-    fn terminate(&self, grace: Duration);
-
-    /// Ends everything in it at once.
-    fn kill(&self);
-
-    /// Removes what it leaves after its end.
-    fn clean(&self) -> BoxFuture<'_, ()>;
-
-    /// Runs a command in it. The error is a sentence.
-    fn exec(&self, options: ExecOptions) -> BoxFuture<'_, Result<Session, String>>;
 }
 
 /// A container to start.

@@ -3,7 +3,7 @@
 //! Unless it asks for more, a container has no capabilities, gains none by what it runs, and sees the
 //! machine's files read-only but for temporary ones, without the node's data directory.
 
-use crate::command::{Asked, Unstartable};
+use crate::container_request::{Asked, Unstartable};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SecurityContext};
 use koord_host::process::Spawn;
 use koord_host::{Capabilities, MountNamespace};

@@ -1,14 +1,14 @@
 //! One task per pod: starts its containers, watches them, tells the API, and stops them.
 
-use crate::agent::Shared;
 use crate::container;
-use crate::exec;
+use crate::context::Shared;
 use crate::groups::GroupError;
 use crate::lifecycle::{self, Ended, Outcome, Record, RestartPolicy, State};
+use crate::places::{Live, key_of};
 use crate::pod::{self, GroupSettings, qos_of};
 use crate::probe::{self, Kind, Said};
 use crate::publish::{Desired, Publisher};
-use crate::runner::{Exited, Failure, Live, Runner, Wanted};
+use crate::runner::{Exited, Failure, Runner, Wanted};
 use crate::status::{self, Facts};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -364,7 +364,7 @@ impl Worker {
             attempt,
             image: &image,
         };
-        let key = exec::key_of(&wanted.log_key());
+        let key = key_of(&wanted.log_key());
         let begun = self.runner.start(&self.shared, wanted).await;
         let now = self.shared.clock.now();
         if let Some(record) = self.records.get_mut(index)

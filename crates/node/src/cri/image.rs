@@ -1,8 +1,8 @@
 //! Images, by the pod's pull policy.
 
-use super::{Runtime, ask, said};
-use crate::agent::Shared;
+use crate::context::Shared;
 use crate::runner::Failure;
+use crate::runtime::{PATIENCE, Runtime, ask, said};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use koord_kube::events::{Severity, reference};
 use koord_rpc::cri;
@@ -41,7 +41,7 @@ impl Runtime {
             image: Some(spec(image)),
             verbose: false,
         };
-        let answer = ask(super::PATIENCE, self.images().image_status(request)).await?;
+        let answer = ask(PATIENCE, self.images().image_status(request)).await?;
         Ok(answer.image)
     }
 

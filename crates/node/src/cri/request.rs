@@ -1,6 +1,6 @@
 //! What a container runtime is asked for, as functions of the pod. Names and rules are the kubelet's.
 
-use crate::command::Asked;
+use crate::container_request::Asked;
 use crate::pod::{Amounts, Qos, qos_of};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use koord_rpc::cri;

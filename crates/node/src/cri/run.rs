@@ -1,13 +1,14 @@
 //! Sandboxes and containers: started, watched, stopped and removed.
 
 use super::request::{self, OWNER, POD_UID, Surroundings};
-use super::{PATIENCE, Runtime, ask, is_gone, said};
-use crate::agent::Shared;
 use crate::command;
-use crate::exec::{ExecOptions, Session};
+use crate::context::Shared;
 use crate::logs::Tail;
+use crate::places::Live;
 use crate::pod::Amounts;
-use crate::runner::{Exited, Failure, Live, Runner, Started, Wanted};
+use crate::runner::{Exited, Failure, Runner, Started, Wanted};
+use crate::runtime::{PATIENCE, Runtime, ask, is_gone, said};
+use crate::session::{ExecOptions, Session};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Container, Pod};

@@ -1,0 +1,101 @@
+//! The containers that run, and commands in them.
+
+use crate::logs::LogKey;
+use crate::session::{ExecOptions, Session};
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+/// A container that runs.
+pub(crate) trait Live: std::fmt::Debug + Send + Sync {
+    /// Its id.
+    fn id(&self) -> &str;
+
+    /// Asks it to end. It is killed later, by [`Live::kill`], if it has not after `grace`.
+    fn terminate(&self, grace: Duration);
+
+    /// Ends everything in it at once.
+    fn kill(&self);
+
+    /// Removes what it leaves after its end.
+    fn clean(&self) -> BoxFuture<'_, ()>;
+
+    /// Runs a command in it. The error is a sentence.
+    fn exec(&self, options: ExecOptions) -> BoxFuture<'_, Result<Session, String>>;
+}
+
+/// The containers that run, by namespace, pod and container. The tasks of their pods own them.
+#[derive(Debug, Default)]
+pub(crate) struct Places(Mutex<FxHashMap<[String; 3], Weak<dyn Live>>>);
+
+impl Places {
+    pub(crate) fn put(&self, key: [String; 3], live: &Arc<dyn Live>) {
+        self.0.lock().insert(key, Arc::downgrade(live));
+    }
+
+    /// Forgets a container, unless another start took its place.
+    pub(crate) fn remove(&self, id: &str) {
+        let other = |live: Arc<dyn Live>| live.id() != id;
+        self.0
+            .lock()
+            .retain(|_, live| live.upgrade().is_some_and(other));
+    }
+
+    fn get(&self, key: [&str; 3]) -> Option<Arc<dyn Live>> {
+        self.0.lock().get(&key.map(str::to_owned))?.upgrade()
+    }
+}
+
+/// Runs commands in the containers of a node. Made before the node and given to it; works while the
+/// node does.
+#[derive(Debug, Clone, Default)]
+pub struct Execs(Arc<OnceLock<Weak<Places>>>);
+
+impl Execs {
+    pub(crate) fn attach(&self, places: &Arc<Places>) {
+        // A second node with the same handle has no use for it.
+        let _ = self.0.set(Arc::downgrade(places));
+    }
+
+    fn find(&self, key: [&str; 3]) -> Result<Arc<dyn Live>, String> {
+        let places = self.0.get().and_then(Weak::upgrade);
+        let places = places.ok_or("the node does not run")?;
+        let [_, pod, container] = key;
+        let live = places.get(key);
+        live.ok_or_else(|| format!("container {container} of pod {pod} does not run here now"))
+    }
+
+    /// Whether a container runs.
+    ///
+    /// # Errors
+    /// A sentence that says that it does not.
+    pub fn check(&self, namespace: &str, pod: &str, container: &str) -> Result<(), String> {
+        self.find([namespace, pod, container]).map(drop)
+    }
+
+    /// Starts a command in a container.
+    ///
+    /// # Errors
+    /// A sentence: the container does not run, or the command cannot be started.
+    pub async fn start(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+        options: ExecOptions,
+    ) -> Result<Session, String> {
+        let live = self.find([namespace, pod, container])?;
+        live.exec(options).await
+    }
+}
+
+/// The name under which a container is found.
+pub(crate) fn key_of(key: &LogKey) -> [String; 3] {
+    [
+        key.namespace.clone(),
+        key.pod.clone(),
+        key.container.clone(),
+    ]
+}

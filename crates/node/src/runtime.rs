@@ -1,0 +1,235 @@
+//! A container runtime that has answered, and calls to it.
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use koord_rpc::cri;
+use koord_rpc::cri::image_service_client::ImageServiceClient;
+use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
+use koord_rpc::grpc::{self, MESSAGE_LIMIT};
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+/// How long a runtime may take for an answer, as the kubelet has it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// The same at the start.
+const FIRST: Duration = Duration::from_secs(10);
+
+/// Why a container runtime cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// Not an endpoint.
+    #[error("runtime endpoint {0:?} is not unix:// and the absolute path of a socket")]
+    Endpoint(String),
+    /// Nobody listens.
+    #[error("runtime endpoint {endpoint}: {source}")]
+    Socket {
+        /// As it was given.
+        endpoint: String,
+        /// The answer.
+        source: std::io::Error,
+    },
+    /// It is not a runtime.
+    #[error("{endpoint} does not answer as a container runtime (CRI v1): {reason}")]
+    NotCri {
+        /// As it was given.
+        endpoint: String,
+        /// What it said.
+        reason: String,
+    },
+    /// It makes control groups by another scheme.
+    #[error("the runtime at {0} uses the cgroup driver systemd; only cgroupfs is supported here")]
+    Driver(String),
+}
+
+/// A container runtime that has answered.
+#[derive(Debug, Clone)]
+pub struct Runtime {
+    endpoint: String,
+    name: String,
+    version: String,
+    listener: Option<PathBuf>,
+    network: bool,
+    channel: Channel,
+}
+
+impl Runtime {
+    /// Asks who is at `endpoint`, `unix:///path/of/socket`.
+    ///
+    /// # Errors
+    /// When nobody listens there, or not a runtime.
+    pub async fn connect(endpoint: &str) -> Result<Self, RuntimeError> {
+        let path = socket(endpoint)?;
+        let failed = |source| RuntimeError::Socket {
+            endpoint: endpoint.to_owned(),
+            source,
+        };
+        let stream = tokio::net::UnixStream::connect(&path)
+            .await
+            .map_err(failed)?;
+        let listener = stream.peer_cred().ok().and_then(|peer| peer.pid());
+        let listener = listener.and_then(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).ok());
+        drop(stream);
+        let mut runtime = Self {
+            endpoint: endpoint.to_owned(),
+            name: String::new(),
+            version: String::new(),
+            listener,
+            network: false,
+            channel: grpc::connect(path),
+        };
+        let mut client = runtime.runtime();
+        let request = cri::VersionRequest::default();
+        let version = ask(FIRST, client.version(request)).await;
+        let version = version.map_err(|status| runtime.not_cri(&status))?;
+        if version.runtime_name.is_empty() {
+            return Err(runtime.not_cri(&Status::unknown("it has no name")));
+        }
+        (runtime.name, runtime.version) = (version.runtime_name, version.runtime_version);
+        let status = ask(FIRST, client.status(cri::StatusRequest::default())).await;
+        let status = status.map_err(|status| runtime.not_cri(&status))?;
+        let conditions = status.status.map(|status| status.conditions);
+        let mut conditions = conditions.into_iter().flatten();
+        runtime.network = conditions.any(|one| one.r#type == "NetworkReady" && one.status);
+        // Runtimes that are older than this question say so.
+        let config = ask(
+            FIRST,
+            client.runtime_config(cri::RuntimeConfigRequest::default()),
+        )
+        .await;
+        let linux = config.ok().and_then(|config| config.linux);
+        if linux.is_some_and(|linux| linux.cgroup_driver() == cri::CgroupDriver::Systemd) {
+            return Err(RuntimeError::Driver(runtime.endpoint));
+        }
+        Ok(runtime)
+    }
+
+    fn not_cri(&self, status: &Status) -> RuntimeError {
+        RuntimeError::NotCri {
+            endpoint: self.endpoint.clone(),
+            reason: said(status),
+        }
+    }
+
+    /// As it was given to [`Runtime::connect`].
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        let path = self.endpoint.strip_prefix("unix://");
+        Path::new(path.unwrap_or(&self.endpoint))
+    }
+
+    /// Its name, `containerd` for example.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Name and version as in a Node's `containerRuntimeVersion`.
+    #[must_use]
+    pub fn version(&self) -> String {
+        format!("{}://{}", self.name, self.version)
+    }
+
+    /// The program that made the socket, while it runs: the runtime, or a proxy before it.
+    #[must_use]
+    pub fn listener(&self) -> Option<&Path> {
+        self.listener.as_deref()
+    }
+
+    /// Whether it has a network for pods.
+    #[must_use]
+    pub fn has_network(&self) -> bool {
+        self.network
+    }
+
+    pub(crate) fn runtime(&self) -> RuntimeServiceClient<Channel> {
+        RuntimeServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MESSAGE_LIMIT)
+            .max_encoding_message_size(MESSAGE_LIMIT)
+    }
+
+    pub(crate) fn images(&self) -> ImageServiceClient<Channel> {
+        ImageServiceClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_LIMIT)
+    }
+}
+
+fn socket(endpoint: &str) -> Result<PathBuf, RuntimeError> {
+    let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
+    if !path.starts_with('/') {
+        return Err(RuntimeError::Endpoint(endpoint.to_owned()));
+    }
+    Ok(path.into())
+}
+
+/// A call with a limit on its time.
+pub(crate) fn ask<'a, T: 'a>(
+    limit: Duration,
+    call: impl Future<Output = Result<tonic::Response<T>, Status>> + Send + 'a,
+) -> BoxFuture<'a, Result<T, Status>> {
+    async move {
+        match tokio::time::timeout(limit, call).await {
+            Ok(answer) => answer.map(tonic::Response::into_inner),
+            Err(_) => {
+                let text = format!("no answer within {} s", limit.as_secs());
+                Err(Status::deadline_exceeded(text))
+            }
+        }
+    }
+    .boxed()
+}
+
+/// What a status says to people: its message, or what its code means.
+pub(crate) fn said(status: &Status) -> String {
+    let source = std::error::Error::source(status).map(ToString::to_string);
+    match (status.message(), source) {
+        ("", None) => status.code().description().to_owned(),
+        ("", Some(source)) => source,
+        (text, _) => text.to_owned(),
+    }
+}
+
+/// Whether it is said of something that is not there.
+pub(crate) fn is_gone(status: &Status) -> bool {
+    status.code() == Code::NotFound
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_no_runtime_is_told() {
+        let fails =
+            async |endpoint: &str| Runtime::connect(endpoint).await.unwrap_err().to_string();
+        assert!(
+            fails("tcp://x")
+                .await
+                .contains("\"tcp://x\" is not unix://")
+        );
+        let error = fails("unix:///no/such.sock").await;
+        assert!(
+            error.contains("unix:///no/such.sock: No such file"),
+            "{error}"
+        );
+        // Somebody who hangs up, as who speaks something else does.
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let deaf = tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+        let endpoint = format!("unix://{}", path.display());
+        let error = fails(&endpoint).await;
+        assert!(
+            error.contains("does not answer as a container runtime"),
+            "{error}"
+        );
+        deaf.abort();
+    }
+}

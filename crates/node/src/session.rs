@@ -1,0 +1,110 @@
+//! A command inside a container, as its client sees it.
+
+use bytes::Bytes;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Pieces that may wait between a command and its client.
+pub(crate) const WAITING: usize = 16;
+
+/// What to run in a container.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExecOptions {
+    /// Program and arguments; must not be empty.
+    pub command: Vec<String>,
+    /// Whether it reads anything.
+    pub stdin: bool,
+    /// Whether it has a terminal; then everything it writes is standard output.
+    pub tty: bool,
+}
+
+/// A command that runs; dropping [`Session::exit`] kills it.
+pub struct Session {
+    /// What it reads, if it does; dropped at the end.
+    pub stdin: Option<mpsc::Sender<Bytes>>,
+    /// What it writes, with whether that is its standard error; ends with the command.
+    pub output: mpsc::Receiver<(bool, Bytes)>,
+    /// How it ends.
+    pub exit: Ending,
+    /// Its terminal, if it has one.
+    pub terminal: Option<Terminal>,
+}
+
+impl Session {
+    /// A command whose output comes at its end: exit code, standard output, standard error.
+    pub(crate) fn collected(
+        run: impl Future<Output = Result<(i32, Vec<u8>, Vec<u8>), String>> + Send + 'static,
+    ) -> Self {
+        let (pieces, output) = mpsc::channel(WAITING);
+        let (tell, code) = oneshot::channel();
+        let killed = CancellationToken::new();
+        let kill = killed.clone();
+        tokio::spawn(async move {
+            let done = tokio::select! {
+                done = run => done,
+                () = kill.cancelled() => return,
+            };
+            let ended = match done {
+                Ok((code, out, err)) => {
+                    for (is_error, bytes) in [(false, out), (true, err)] {
+                        // The client has gone when nobody listens.
+                        if !bytes.is_empty() {
+                            let _ = pieces.send((is_error, bytes.into())).await;
+                        }
+                    }
+                    Ok(code)
+                }
+                Err(why) => Err(why),
+            };
+            let _ = tell.send(ended);
+        });
+        Self {
+            stdin: None,
+            output,
+            exit: Ending {
+                code,
+                _kill: killed.drop_guard(),
+            },
+            terminal: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").finish_non_exhaustive()
+    }
+}
+
+/// The end of a command.
+#[derive(Debug)]
+pub struct Ending {
+    pub(crate) code: oneshot::Receiver<Result<i32, String>>,
+    pub(crate) _kill: DropGuard,
+}
+
+impl Ending {
+    /// Waits for it: the exit code, 128 and the signal when one killed the command.
+    ///
+    /// # Errors
+    /// A sentence, when the end cannot be known.
+    pub async fn wait(self) -> Result<i32, String> {
+        let lost = |_| "the command was lost".to_owned();
+        self.code.await.map_err(lost)?
+    }
+}
+
+/// The terminal of a command.
+#[derive(Debug, Clone)]
+pub struct Terminal(pub(crate) Arc<OwnedFd>);
+
+impl Terminal {
+    /// Tells the size of the window, in characters.
+    pub fn resize(&self, columns: u16, rows: u16) {
+        if let Err(error) = koord_host::process::resize_terminal(&self.0, columns, rows) {
+            tracing::debug!(%error, "window size not set");
+        }
+    }
+}
