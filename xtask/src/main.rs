@@ -423,7 +423,9 @@ fn collect(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) -> Resul
         let path = entry.path();
         if path.is_dir() {
             let name = entry.file_name();
-            if name != "target" && !name.as_encoded_bytes().starts_with(b".") {
+            // What cargo builds; a module may have the name.
+            let is_built = name == "target" && !directory.ends_with("src");
+            if !is_built && !name.as_encoded_bytes().starts_with(b".") {
                 collect(&path, extension, found)?;
             }
         } else if path.extension().is_some_and(|own| own == extension) {

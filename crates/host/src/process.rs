@@ -106,7 +106,7 @@ impl Spawned {
     /// How the process ended; `None` when it still runs.
     ///
     /// # Errors
-    /// When it was already reaped by somebody else.
+    /// When it was already reaped elsewhere.
     pub fn reap(&mut self) -> Result<Option<Exit>> {
         let status = self
             .child

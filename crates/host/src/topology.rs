@@ -37,7 +37,7 @@ pub struct CpuTopology {
 impl CpuTopology {
     /// Reads the topology of the machine.
     ///
-    /// The kernel's `core_id` is only unique within a socket, so cores are numbered anew, in the
+    /// The kernel's `core_id` is only unique within a socket, so cores are renumbered, in the
     /// order of their first CPU, as `lscpu` does.
     ///
     /// # Errors

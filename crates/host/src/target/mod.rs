@@ -214,7 +214,7 @@ impl Target {
         }
     }
 
-    /// Whether a value stays what was written until somebody writes again. Not so for `tasks` and
+    /// Whether a value stays what was written until it is written again. Not so for `tasks` and
     /// `memory.reclaim`, which take actions, and for processes, whose ids are used again.
     #[must_use]
     pub fn is_stable(&self) -> bool {
