@@ -1,8 +1,10 @@
 //! CPU topology and the choice of CPUs for a pod.
 
+mod packed;
 mod take;
 mod topology;
 
+pub use packed::packed;
 pub use take::{BindPolicy, ExclusivePolicy, NotEnough, Owned, Strategy, Want, take, usable};
 pub use topology::{Cpu, Topology};
 

@@ -18,7 +18,6 @@ pub mod gpu_env;
 pub mod group_identity;
 pub mod guard;
 pub mod histogram;
-pub mod kubelet;
 pub mod list;
 pub mod memory_qos;
 pub mod network;

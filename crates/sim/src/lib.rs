@@ -18,6 +18,7 @@
 mod driver;
 mod heartbeat;
 mod kept;
+pub mod kubelet;
 mod lifecycle;
 mod node;
 mod numa;

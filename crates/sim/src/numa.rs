@@ -1,7 +1,7 @@
 //! Simulated nodes with NUMA nodes: their kubelets admit pods or refuse them, and an exporter says in
 //! a NodeResourceTopology what is left.
 //!
-//! The kubelet is [`koord_model::kubelet`], the exporter [`koord_model::export`]. A kubelet lives as
+//! The kubelet is [`kubelet`](crate::kubelet), the exporter [`koord_model::export`]. A kubelet lives as
 //! long as this process knows its node. One that is started again gives the pods that run already
 //! what they need before any other: which CPUs these had is not remembered.
 
@@ -15,6 +15,7 @@ pub use served::Kubelets;
 pub(crate) use served::{serve, state};
 
 use crate::TOPOLOGY_ANNOTATION;
+use crate::kubelet::{self, CpuManager, Kubelet};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::annotations;
 use koord_api::topology::Zone;
@@ -22,7 +23,6 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_kube::kube_core::Resource as _;
 use koord_model::alignment::fingerprint;
 use koord_model::export;
-use koord_model::kubelet::{self, CpuManager, Kubelet};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};

@@ -7,8 +7,7 @@ use koord_api::extension::{CpuSharedPool, NodeReservation, PodCpuAlloc};
 use koord_api::qos::QosClass;
 use koord_api::resources;
 use koord_host::CpuSet;
-use koord_model::cpuset::{Cpu, Topology};
-use koord_model::kubelet;
+use koord_model::cpuset::{Cpu, Topology, packed};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -30,7 +29,7 @@ pub(super) fn topology(machine: &MachineInfo) -> Topology {
 fn chosen(topology: &Topology, milli: i64) -> Option<CpuSet> {
     let count =
         usize::try_from(milli.max(0).div_euclid(1000) + i64::from(milli % 1000 > 0)).ok()?;
-    let taken = kubelet::packed(topology, topology.all(), count)?;
+    let taken = packed(topology, topology.all(), count)?;
     Some(taken.iter().collect())
 }
 

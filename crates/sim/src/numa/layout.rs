@@ -1,12 +1,12 @@
 //! What NUMA nodes a simulated node has, and how its kubelet aligns.
 
 use crate::TOPOLOGY_ANNOTATION;
+use crate::kubelet::{CpuManager, Device, Kubelet, Machine, Memory, Settings};
 use k8s_openapi::api::core::v1::Node;
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_api::resources;
 use koord_model::alignment::{Policy, Scope};
 use koord_model::cpuset::{Cpu, CpuSet, Topology};
-use koord_model::kubelet::{CpuManager, Device, Kubelet, Machine, Memory, Settings};
 use koord_model::numa::NumaMask;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@
 use super::*;
 use koord_model::alignment::{Policy, Scope};
 use koord_model::cpuset::{Cpu, CpuSet, Topology};
-use koord_model::kubelet::{self, CpuManager, Kubelet, Memory, Settings};
+use koord_sim::kubelet::{self, CpuManager, Kubelet, Memory, Settings};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;

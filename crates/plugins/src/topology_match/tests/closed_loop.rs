@@ -4,9 +4,9 @@
 use super::*;
 use koord_model::alignment::Scope;
 use koord_model::cpuset::{Cpu, CpuSet, Topology};
-use koord_model::kubelet::{self, CpuManager, Kubelet, Machine, Memory, Settings};
 use koord_model::numa::NumaMask;
 use koord_model::{alignment::fingerprint, export};
+use koord_sim::kubelet::{self, CpuManager, Kubelet, Machine, Memory, Settings};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;

@@ -2,10 +2,10 @@
 
 use super::super::*;
 use super::admission::{GI, devices, kubelet, machine, pod, with_devices};
-use crate::alignment::{Ask, Free, Kind, Want, Zone, single};
-use crate::export;
-use crate::resources::{Amounts, CPU, MEMORY, ResourceId, ResourceTable, amount};
 use Role::{Init, Main, Sidecar};
+use koord_model::alignment::{Ask, Free, Kind, Want, Zone, single};
+use koord_model::export;
+use koord_model::resources::{Amounts, CPU, MEMORY, ResourceId, ResourceTable, amount};
 use proptest::prelude::*;
 
 const DEVICE: &str = "ex.com/a";

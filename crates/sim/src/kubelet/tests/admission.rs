@@ -3,8 +3,8 @@
 use super::super::cpus::Cpus;
 use super::super::hint::Hint;
 use super::super::*;
-use crate::cpuset::{Cpu, Topology};
-use crate::numa::NumaMask;
+use koord_model::cpuset::{Cpu, Topology};
+use koord_model::numa::NumaMask;
 use proptest::prelude::*;
 
 pub(super) const GI: u64 = 1 << 30;

@@ -1,8 +1,8 @@
 //! Which NUMA nodes providers could serve a request from, and what the topology manager makes of it.
 
 use super::machine::{Machine, Settings};
-use crate::alignment::Policy;
-use crate::numa::NumaMask;
+use koord_model::alignment::Policy;
+use koord_model::numa::NumaMask;
 
 /// One way to serve a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! The machine of a kubelet, and how the kubelet is set.
 
-use crate::alignment::{Policy, Scope};
-use crate::cpuset::{CpuSet, Topology};
-use crate::numa::NumaMask;
+use koord_model::alignment::{Policy, Scope};
+use koord_model::cpuset::{CpuSet, Topology};
+use koord_model::numa::NumaMask;
 use std::collections::BTreeMap;
 
 /// What a NUMA node has of one kind of memory, in bytes.

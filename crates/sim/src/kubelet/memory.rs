@@ -3,7 +3,7 @@
 use super::Refusal;
 use super::hint::{Hint, Offer, rank};
 use super::machine::Machine;
-use crate::numa::NumaMask;
+use koord_model::numa::NumaMask;
 use std::collections::BTreeMap;
 
 /// Memory that a container holds.

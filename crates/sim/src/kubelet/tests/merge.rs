@@ -2,8 +2,8 @@
 
 use super::super::hint::{Hint, Offer, Order, admits, merge, width};
 use super::super::{Machine, Memory, Settings};
-use crate::alignment::Policy;
-use crate::numa::NumaMask;
+use koord_model::alignment::Policy;
+use koord_model::numa::NumaMask;
 use std::collections::BTreeMap;
 
 fn mask(nodes: &[u8]) -> NumaMask {

@@ -3,7 +3,7 @@
 use super::Refusal;
 use super::hint::{Offer, rank};
 use super::machine::{Device, Machine};
-use crate::numa::NumaMask;
+use koord_model::numa::NumaMask;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Ids of devices that containers hold, by resource.

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::admission::{GI, kubelet, machine, pod, with_devices};
-use crate::export::{Devices, zones};
+use koord_model::export::{Devices, zones};
 
 /// The kubelet lists a device once for each NUMA node that it is near.
 #[test]

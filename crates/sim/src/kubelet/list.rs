@@ -4,9 +4,9 @@
 //! are not listed, though what nobody took over from them stays theirs until the pod ends.
 
 use super::{CpuManager, Held, Kubelet};
-use crate::cpuset::CpuSet;
-use crate::export::{Block, Devices, Machine, Node, Share};
-use crate::numa::NumaMask;
+use koord_model::cpuset::CpuSet;
+use koord_model::export::{Block, Devices, Machine, Node, Share};
+use koord_model::numa::NumaMask;
 
 impl Kubelet {
     /// The machine as the kernel describes it.

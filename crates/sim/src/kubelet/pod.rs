@@ -1,9 +1,9 @@
 //! A pod, as far as providers look at it.
 
-use crate::alignment::Role;
 use k8s_openapi::api::core::v1::{self as core, Container as Object};
 use koord_api::qos::{KubeQos, kube_of_pod};
 use koord_api::{quantity, requests};
+use koord_model::alignment::Role;
 use std::collections::BTreeMap;
 
 /// A container.

@@ -1,7 +1,7 @@
 //! What a kubelet does with a pod that was bound to its node: whether its topology manager admits it,
 //! and which CPUs, memory and devices its containers hold from then on.
 //!
-//! This is the judge of [`crate::alignment`], which predicts the same from less, and shares no rule
+//! This is the judge of [`koord_model::alignment`], which predicts the same from less, and shares no rule
 //! with it. [`Kubelet`] is one kubelet: providers (`cpus`, `memory`, `devices`) say which NUMA
 //! nodes could serve a request, [`hint`] merges what they say and decides, then each provider takes.
 //!
@@ -20,14 +20,13 @@ mod pod;
 #[cfg(test)]
 mod tests;
 
-pub use cpus::packed;
 pub use machine::{CpuManager, Device, Machine, Memory, Settings, SettingsError};
 pub use memory::Block;
 pub use pod::{Container, Pod};
 
-use crate::alignment::{Policy, Role, Scope};
-use crate::cpuset::CpuSet;
 use hint::{Hint, Offer};
+use koord_model::alignment::{Policy, Role, Scope};
+use koord_model::cpuset::CpuSet;
 use std::collections::BTreeMap;
 
 /// Why a pod is refused: `reason` and `message` as the kubelet puts them into the pod's status, the

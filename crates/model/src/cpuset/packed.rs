@@ -1,0 +1,106 @@
+//! The choice of CPUs as a kubelet's static CPU manager makes it.
+
+use super::{Cpu, CpuSet, Topology};
+use std::collections::BTreeMap;
+
+/// `count` of `free` as the static CPU manager takes them; `None` if there are not as many.
+#[must_use]
+pub fn packed(topology: &Topology, free: &CpuSet, count: usize) -> Option<CpuSet> {
+    (count <= free.len()).then(|| choose(topology, free, count))
+}
+
+/// `count` of `free`, packed: whole sockets and NUMA nodes, then whole cores, then what is left of
+/// cores; each time from the fullest socket and NUMA node. `free` has as many.
+fn choose(topology: &Topology, free: &CpuSet, count: usize) -> CpuSet {
+    let mut pick = Pick {
+        topology,
+        free: free.clone(),
+        taken: CpuSet::new(),
+        left: count,
+    };
+    pick.whole(|cpu| (i64::from(cpu.socket), 0));
+    pick.whole(|cpu| (i64::from(cpu.socket), 1 + i64::from(cpu.node)));
+    pick.whole(|cpu| (cpu.node, cpu.core));
+    let order = pick.by_fullness();
+    for cpu in order {
+        if pick.left == 0 {
+            break;
+        }
+        pick.taken.insert(cpu);
+        pick.left -= 1;
+    }
+    pick.taken
+}
+
+struct Pick<'a> {
+    topology: &'a Topology,
+    free: CpuSet,
+    taken: CpuSet,
+    left: usize,
+}
+
+impl Pick<'_> {
+    /// Takes units, as `unit` numbers them, that are wholly free and not larger than what is left.
+    fn whole<K: Ord>(&mut self, unit: impl Fn(&Cpu) -> K) {
+        let mut sizes: BTreeMap<K, usize> = BTreeMap::new();
+        for cpu in self.topology.cpus() {
+            *sizes.entry(unit(cpu)).or_default() += 1;
+        }
+        let order = self.by_fullness();
+        let mut members: BTreeMap<K, Vec<u32>> = BTreeMap::new();
+        let mut seen = Vec::new();
+        for id in order {
+            let Some(cpu) = self.topology.cpu(id) else {
+                continue;
+            };
+            let list = members.entry(unit(cpu)).or_default();
+            if list.is_empty() {
+                seen.push(id);
+            }
+            list.push(id);
+        }
+        for first in seen {
+            let Some(key) = self.topology.cpu(first).map(&unit) else {
+                continue;
+            };
+            let list = members.get(&key).map_or(&[][..], Vec::as_slice);
+            if Some(&list.len()) != sizes.get(&key) || list.len() > self.left {
+                continue;
+            }
+            for id in list {
+                self.taken.insert(*id);
+                self.free.remove(*id);
+                self.left -= 1;
+            }
+        }
+    }
+
+    /// The free CPUs: those of the fullest socket, NUMA node and core first, then by number.
+    fn by_fullness(&self) -> Vec<u32> {
+        let mut counts: BTreeMap<(u8, i64, u64), usize> = BTreeMap::new();
+        let keys = |cpu: &Cpu| {
+            [
+                (0, i64::from(cpu.socket), 0),
+                (1, i64::from(cpu.node), 0),
+                (2, i64::from(cpu.node), cpu.core),
+            ]
+        };
+        for cpu in self.topology.members(&self.free) {
+            for key in keys(cpu) {
+                *counts.entry(key).or_default() += 1;
+            }
+        }
+        let mut order: Vec<_> = self
+            .topology
+            .members(&self.free)
+            .map(|cpu| {
+                let [socket, node, core] = keys(cpu);
+                let count = |key| counts.get(&key).copied().unwrap_or(0);
+                let place = (count(socket), socket, count(node), node);
+                (place, count(core), core, cpu.id)
+            })
+            .collect();
+        order.sort_unstable();
+        order.into_iter().map(|(.., id)| id).collect()
+    }
+}
