@@ -24,6 +24,7 @@ pub mod cpuset;
 mod damage;
 mod device;
 pub mod error;
+#[cfg(any(test, feature = "fake"))]
 pub mod fake;
 pub mod features;
 pub mod limits;
@@ -45,6 +46,7 @@ pub mod resctrl;
 pub mod root;
 pub mod sched;
 pub mod target;
+#[cfg(any(test, feature = "fake"))]
 pub mod testing;
 pub mod topology;
 pub mod watch;
