@@ -15,6 +15,7 @@
 //!   no file that has outgrown its reader;
 //! * sources use the dependencies that their manifests name, and the gate has a rule for each need of a skipped
 //!   test (see [`dependencies`]);
+//! * features that serve tests and tools are off by default, and on only in packages of the lab (see [`features`]);
 //! * links of documents have targets, and commits that they name exist (see [`links`]);
 //! * figures of documents are the recorded ones (see [`figures`]).
 //!
@@ -31,6 +32,7 @@ mod commits;
 mod crds;
 mod deny;
 mod dependencies;
+mod features;
 mod figures;
 mod git;
 mod links;
@@ -373,6 +375,7 @@ fn edges(root: &Path) -> Result<Vec<String>> {
         }
         let manifest = package["manifest_path"].as_str().unwrap_or_default();
         faults.extend(unused_dependencies(package)?);
+        faults.extend(features::faults(package));
         let text = std::fs::read_to_string(manifest).unwrap_or_default();
         if !text.contains("[lints]\nworkspace = true") {
             faults.push(format!("{name} does not inherit the workspace's lints"));
