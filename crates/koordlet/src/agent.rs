@@ -16,30 +16,13 @@ use crate::options::Settings;
 use crate::qos::{ClaimError, Eviction, Facts, Kernel, Standings, Strategies, View, guard};
 use crate::states::{NodeInfo, PodInfo, Slo, States, TopologyInfo};
 use crate::status::{Collector, Guard, State};
-use jiff::Timestamp;
+use crate::time::Now;
 use koord_host::{CgroupPath, HostError, Resource, Root, Target, Version, WeightFormula};
 use learn::Learning;
 use measure::Measure;
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The time of a tick.
-#[derive(Debug, Clone, Copy)]
-pub struct Now {
-    /// Nanoseconds of a steady clock.
-    pub steady_ns: u64,
-    /// Wall-clock time.
-    pub wall: Timestamp,
-}
-
-impl Now {
-    /// Milliseconds of the steady clock.
-    #[must_use]
-    pub fn ms(self) -> u64 {
-        self.steady_ns / 1_000_000
-    }
-}
 
 /// Why the agent could not be made.
 #[derive(Debug, thiserror::Error)]

@@ -49,6 +49,7 @@ pub mod shell;
 pub mod states;
 pub mod status;
 pub mod store;
+pub mod time;
 
 pub use agent::Agent;
 pub use args::Args;

@@ -1,6 +1,6 @@
 //! The shell around the agent: informers in, NodeMetric and evictions out, the loop's thread.
 
-use crate::agent::{Agent, AgentError, Now, Ticked};
+use crate::agent::{Agent, AgentError, Ticked};
 use crate::collect::table;
 use crate::devices::{self, Finder as DeviceFinder};
 use crate::evictor::{self, Done, Evictor, Outcome};
@@ -19,6 +19,7 @@ use crate::states::{
     Layout, NodeInfo, Slo, States, TopologyInfo, claims, kubelet, lifecycle, settle,
 };
 use crate::status::{self, Board};
+use crate::time::Now;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::{NodeMetricStatus, RawNodeMetric, RawNodeSLO};

@@ -1,10 +1,10 @@
 //! What the agent learns over days: peaks of pods, classes and the node.
 
-use super::Now;
 use super::measure::Measure;
 use crate::collect::Complaint;
 use crate::predict::{self, Config, Predictor};
 use crate::store::{Metric, Subject};
+use crate::time::Now;
 use koord_api::PriorityClass;
 use koord_model::percentile;
 use std::collections::BTreeSet;

@@ -1,7 +1,7 @@
 //! Measuring: the collectors of node, classes and pods, and the series they fill.
 
+use super::AgentError;
 use super::snapshots::Snapshots;
-use super::{AgentError, Now};
 use crate::collect::batch::{self, BatchCollector, BatchSample};
 use crate::collect::cpi;
 use crate::collect::follow::Pods;
@@ -20,6 +20,7 @@ use crate::states::slo::HostApp;
 use crate::states::{Layout, PodInfo};
 use crate::status::{Collector, State};
 use crate::store::{Metric, Store, Subject};
+use crate::time::Now;
 use koord_api::qos::KubeQos;
 use koord_host::procfs::CpuInfo;
 use koord_host::topology::CpuTopology;

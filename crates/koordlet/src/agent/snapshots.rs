@@ -1,8 +1,8 @@
 //! When samples are saved and handed out again.
 
-use super::Now;
 use crate::collect::follow::Pods;
 use crate::store::{Snapshot, Store, Subject, snapshot};
+use crate::time::Now;
 use rustc_hash::FxHashMap;
 use std::path::PathBuf;
 

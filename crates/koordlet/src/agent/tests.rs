@@ -18,6 +18,7 @@ use crate::report::Policy;
 use crate::states::topology::CpuManager;
 use crate::states::{Driver, TopologyInfo};
 use crate::states::{Layout, Slo};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::NodeSLOSpec;
 use koord_host::fake::Tree;

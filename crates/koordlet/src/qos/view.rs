@@ -1,11 +1,11 @@
 //! What a strategy sees: an immutable snapshot of one tick.
 
-use crate::agent::Now;
 use crate::collect::pod::TrackedContainer;
 use crate::options::Settings;
 use crate::qos::Standings;
 use crate::states::{Claims, Layout, NodeInfo, PodInfo, Slo, TopologyInfo};
 use crate::store::Store;
+use crate::time::Now;
 use koord_host::resctrl::{self, ResctrlGroup};
 use koord_host::target::{SchedFeature, Sysctl};
 use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root, Target};

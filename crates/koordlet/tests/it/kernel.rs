@@ -12,7 +12,7 @@ use koord_host::testing::skip;
 use koord_host::{Cgroup, CgroupPath, Resource, Root, Target, Version, features};
 use koord_kube::Api;
 use koord_kube::api::PostParams;
-use koordlet::agent::Now;
+use koordlet::time::Now;
 use koordlet::gates::Gate;
 use koordlet::states::{Driver, Layout, PodInfo, Slo, States};
 use koordlet::{Agent, Metrics, Options, Settings, audit};
