@@ -16,7 +16,7 @@ use crate::options::Settings;
 use crate::qos::{ClaimError, Eviction, Facts, Kernel, Standings, Strategies, View, guard};
 use crate::states::{NodeInfo, PodInfo, Slo, States, TopologyInfo};
 use crate::status::{Collector, Guard, State};
-use crate::time::Now;
+use crate::time::TickTime;
 use koord_host::{CgroupPath, HostError, Resource, Root, Target, Version, WeightFormula};
 use learn::Learning;
 use measure::Measure;
@@ -122,7 +122,7 @@ impl Agent {
     }
 
     /// Writes what shall survive this process: to be called last.
-    pub fn save(&self, now: Now) {
+    pub fn save(&self, now: TickTime) {
         if let Err(error) = self.measure.save(now) {
             tracing::warn!(%error, "samples are not saved");
         }
@@ -151,7 +151,7 @@ impl Agent {
     }
 
     /// Measures, decides and writes.
-    pub fn tick(&mut self, now: Now) -> Ticked {
+    pub fn tick(&mut self, now: TickTime) -> Ticked {
         self.ticks += 1;
         let changed = self.measure.follow(self.states.pods.load_full(), now);
         for group in &changed {
@@ -283,13 +283,13 @@ impl Agent {
     }
 
     /// A step of the fast lane, between two ticks: measures, decides nothing.
-    pub fn tick_fast(&mut self, now: Now) {
+    pub fn tick_fast(&mut self, now: TickTime) {
         self.measure.collect_fast(now);
     }
 
     /// Brings back what the files said before this agent wrote them, where nobody else has written
     /// since. Returns how many were written.
-    pub fn restore(&mut self, now: Now) -> u32 {
+    pub fn restore(&mut self, now: TickTime) -> u32 {
         let applied = self.executor.restore(|_| true, now.ms(), now.wall);
         tracing::info!(
             files = applied.written,
@@ -300,14 +300,14 @@ impl Agent {
     }
 
     /// A pod is on its way out.
-    pub fn evicted(&mut self, eviction: &Eviction, now: Now) {
+    pub fn evicted(&mut self, eviction: &Eviction, now: TickTime) {
         self.standings.left(&eviction.uid, now.ms());
         self.strategies.evicted(eviction, now.ms());
     }
 
     /// A pod stays: its eviction was refused or failed. `after` is when the server wants to be asked
     /// again, if it said so.
-    pub fn refused(&mut self, eviction: &Eviction, after: Option<Duration>, now: Now) {
+    pub fn refused(&mut self, eviction: &Eviction, after: Option<Duration>, now: TickTime) {
         self.standings.refused(&eviction.uid, after, now.ms());
     }
 }

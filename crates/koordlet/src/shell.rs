@@ -19,7 +19,7 @@ use crate::states::{
     Layout, NodeInfo, Slo, States, TopologyInfo, claims, kubelet, lifecycle, settle,
 };
 use crate::status::{self, Board};
-use crate::time::Now;
+use crate::time::TickTime;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::{NodeMetricStatus, RawNodeMetric, RawNodeSLO};
@@ -593,9 +593,9 @@ impl Loop {
         }
     }
 
-    fn now(&self, origin: Instant) -> Now {
+    fn now(&self, origin: Instant) -> TickTime {
         let steady_ns = u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Now {
+        TickTime {
             steady_ns,
             wall: self.ctx.clock.now(),
         }

@@ -4,14 +4,14 @@ use jiff::Timestamp;
 
 /// The time of a tick.
 #[derive(Debug, Clone, Copy)]
-pub struct Now {
+pub struct TickTime {
     /// Nanoseconds of a steady clock.
     pub steady_ns: u64,
     /// Wall-clock time.
     pub wall: Timestamp,
 }
 
-impl Now {
+impl TickTime {
     /// Milliseconds of the steady clock.
     #[must_use]
     pub fn ms(self) -> u64 {

@@ -4,7 +4,7 @@ use super::measure::Measure;
 use crate::collect::Complaint;
 use crate::predict::{self, Config, Predictor};
 use crate::store::{Metric, Subject};
-use crate::time::Now;
+use crate::time::TickTime;
 use koord_api::PriorityClass;
 use koord_model::percentile;
 use std::collections::BTreeSet;
@@ -29,7 +29,7 @@ impl Learning {
     }
 
     /// Loads the models of an earlier run, once the pods are known.
-    fn restore(&mut self, measure: &Measure, now: Now) {
+    fn restore(&mut self, measure: &Measure, now: TickTime) {
         if self.restored {
             return;
         }
@@ -49,7 +49,7 @@ impl Learning {
     }
 
     /// Trains the predictor once per `interval` milliseconds and keeps its files.
-    pub(crate) fn step(&mut self, measure: &Measure, now: Now, interval: u64) {
+    pub(crate) fn step(&mut self, measure: &Measure, now: TickTime, interval: u64) {
         self.restore(measure, now);
         let due = match self.trained_ms {
             None => {

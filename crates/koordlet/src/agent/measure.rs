@@ -20,7 +20,7 @@ use crate::states::slo::HostApp;
 use crate::states::{Layout, PodInfo};
 use crate::status::{Collector, State};
 use crate::store::{Metric, Store, Subject};
-use crate::time::Now;
+use crate::time::TickTime;
 use koord_api::qos::KubeQos;
 use koord_host::procfs::CpuInfo;
 use koord_host::topology::CpuTopology;
@@ -166,7 +166,11 @@ impl Measure {
 
     /// Follows a new list of pods. Returns the groups of pods that changed: their files may have
     /// been written by the kubelet or the runtime meanwhile.
-    pub(crate) fn follow(&mut self, list: Option<Arc<Vec<PodInfo>>>, now: Now) -> Vec<CgroupPath> {
+    pub(crate) fn follow(
+        &mut self,
+        list: Option<Arc<Vec<PodInfo>>>,
+        now: TickTime,
+    ) -> Vec<CgroupPath> {
         let (root, store) = (&self.root, &mut self.store);
         self.snapshots.load(now, store);
         if self.ticks.is_multiple_of(SWEEP_EVERY) {
@@ -245,7 +249,7 @@ impl Measure {
     }
 
     /// Takes a sample of everything that is always needed, and of what `needs` asks for.
-    pub(crate) fn collect(&mut self, now: Now, needs: Needs) {
+    pub(crate) fn collect(&mut self, now: TickTime, needs: Needs) {
         self.ticks += 1;
         let steady = now.steady_ns;
         let node = self.node.sample(steady, &mut self.scratch);
@@ -314,7 +318,7 @@ impl Measure {
     }
 
     /// Samples pods and containers; returns what all pods use, in milli-cores and bytes.
-    fn collect_pods(&mut self, now: Now, needs: Needs) -> (f64, f64) {
+    fn collect_pods(&mut self, now: TickTime, needs: Needs) -> (f64, f64) {
         let (ticks, page_cache) = (self.ticks, self.with_page_cache());
         let (root, store, scratch) = (&self.root, &mut self.store, &mut self.scratch);
         let (mut all_cpu, mut all_memory) = (0.0, 0.0);
@@ -359,7 +363,7 @@ impl Measure {
     }
 
     /// Samples the NUMA nodes; `system` is what no pod uses on the whole node, in milli-cores.
-    fn collect_numa(&mut self, now: Now, system: Option<f64>) {
+    fn collect_numa(&mut self, now: TickTime, system: Option<f64>) {
         let nodes = self.numa.sample(now.steady_ns, &mut self.scratch);
         // Of each pod once per round: its file is long, and its memory seldom moves.
         let round = NUMA_EVERY * NUMA_ROUND;
@@ -407,12 +411,12 @@ impl Measure {
     }
 
     /// A step of the fast lane.
-    pub(crate) fn collect_fast(&mut self, now: Now) {
+    pub(crate) fn collect_fast(&mut self, now: TickTime) {
         self.pressure.sample_fast(now.steady_ns, &mut self.scratch);
     }
 
     /// Takes over what kidled found, when there is something new.
-    fn collect_hot(&mut self, now: Now) {
+    fn collect_hot(&mut self, now: TickTime) {
         let Some(found) = self.facts.cold.load_full() else {
             return;
         };
@@ -444,7 +448,7 @@ impl Measure {
     }
 
     /// Takes over what perf counted, when there is something new.
-    fn collect_counts(&mut self, now: Now) {
+    fn collect_counts(&mut self, now: TickTime) {
         // A reading is of one tick: the same one twice would pass for two.
         self.cpi.clear();
         let Some(found) = self.facts.cpi.load_full() else {
@@ -479,7 +483,7 @@ impl Measure {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub(crate) fn save(&self, now: Now) -> std::io::Result<()> {
+    pub(crate) fn save(&self, now: TickTime) -> std::io::Result<()> {
         self.snapshots.save(now, &self.pods, &self.store)
     }
 

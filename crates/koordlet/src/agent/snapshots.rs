@@ -2,7 +2,7 @@
 
 use crate::collect::follow::Pods;
 use crate::store::{Snapshot, Store, Subject, snapshot};
-use crate::time::Now;
+use crate::time::TickTime;
 use rustc_hash::FxHashMap;
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ impl Snapshots {
     }
 
     /// Looks for the file, once, and hands out what belongs to the node.
-    pub(super) fn load(&mut self, now: Now, store: &mut Store) {
+    pub(super) fn load(&mut self, now: TickTime, store: &mut Store) {
         if let Some(left) = &mut self.left {
             if !left.is_empty() && now.ms().saturating_sub(self.began_ms) > KEEP_MS {
                 *left = Snapshot::default();
@@ -72,7 +72,7 @@ impl Snapshots {
     }
 
     /// What is to be saved, when it is time.
-    pub(super) fn due(&mut self, now: Now, pods: &Pods, store: &Store) -> Option<Vec<u8>> {
+    pub(super) fn due(&mut self, now: TickTime, pods: &Pods, store: &Store) -> Option<Vec<u8>> {
         self.path.as_ref()?;
         if now.ms().saturating_sub(self.saved_ms) < EVERY_MS {
             return None;
@@ -82,7 +82,7 @@ impl Snapshots {
     }
 
     /// Saves now.
-    pub(super) fn save(&self, now: Now, pods: &Pods, store: &Store) -> std::io::Result<()> {
+    pub(super) fn save(&self, now: TickTime, pods: &Pods, store: &Store) -> std::io::Result<()> {
         match &self.path {
             Some(path) => snapshot::write(path, &bytes(now, pods, store)),
             None => Ok(()),
@@ -90,7 +90,7 @@ impl Snapshots {
     }
 }
 
-fn bytes(now: Now, pods: &Pods, store: &Store) -> Vec<u8> {
+fn bytes(now: TickTime, pods: &Pods, store: &Store) -> Vec<u8> {
     let uids: FxHashMap<u64, &str> = pods
         .iter()
         .map(|(info, pod)| (pod.id, info.uid.as_str()))
@@ -113,6 +113,6 @@ fn owner(subject: Subject) -> Option<String> {
     }
 }
 
-fn wall_ms(now: Now) -> u64 {
+fn wall_ms(now: TickTime) -> u64 {
     u64::try_from(now.wall.as_millisecond()).unwrap_or(0)
 }

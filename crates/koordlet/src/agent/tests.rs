@@ -195,9 +195,9 @@ impl Rig {
         self.agent.tick(now)
     }
 
-    fn now(&self) -> Now {
+    fn now(&self) -> TickTime {
         let wall = Timestamp::from_second(START + self.second as i64 + self.jumped).unwrap();
-        Now {
+        TickTime {
             steady_ns: self.second * 1_000_000_000,
             wall,
         }
@@ -580,7 +580,7 @@ fn a_tree_that_vanishes_is_survived() {
     let mut second = 0;
     while second < 5 {
         second += 1;
-        let later = Now {
+        let later = TickTime {
             steady_ns: (rig.second + second) * 1_000_000_000,
             ..rig.now()
         };

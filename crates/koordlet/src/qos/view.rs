@@ -5,7 +5,7 @@ use crate::options::Settings;
 use crate::qos::Standings;
 use crate::states::{Claims, Layout, NodeInfo, PodInfo, Slo, TopologyInfo};
 use crate::store::Store;
-use crate::time::Now;
+use crate::time::TickTime;
 use koord_host::resctrl::{self, ResctrlGroup};
 use koord_host::target::{SchedFeature, Sysctl};
 use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root, Target};
@@ -218,7 +218,7 @@ impl Kernel<'_> {
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
     /// When.
-    pub now: Now,
+    pub now: TickTime,
     /// Since when this agent has run, in ticks from 1.
     pub tick: u64,
     /// What is known.

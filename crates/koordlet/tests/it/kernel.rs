@@ -12,9 +12,9 @@ use koord_host::testing::skip;
 use koord_host::{Cgroup, CgroupPath, Resource, Root, Target, Version, features};
 use koord_kube::Api;
 use koord_kube::api::PostParams;
-use koordlet::time::Now;
 use koordlet::gates::Gate;
 use koordlet::states::{Driver, Layout, PodInfo, Slo, States};
+use koordlet::time::TickTime;
 use koordlet::{Agent, Metrics, Options, Settings, audit};
 use serde_json::json;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ fn the_loop_follows_real_groups() {
     let log = audit::Log::default();
     let mut agent = Agent::new(root.clone(), settings, states, log, metrics).unwrap();
     for second in 1..=12_u64 {
-        agent.tick(Now {
+        agent.tick(TickTime {
             steady_ns: second * 1_000_000_000,
             wall: jiff::Timestamp::from_second(1_748_000_000 + second as i64).unwrap(),
         });
@@ -130,7 +130,7 @@ fn limits_of_a_disk_stand_and_go() {
         let mut found = None;
         while found.as_deref() != Some(want) && began.elapsed() < Duration::from_secs(30) {
             second += 1;
-            agent.tick(Now {
+            agent.tick(TickTime {
                 steady_ns: second * 1_000_000_000,
                 wall: jiff::Timestamp::from_second(1_748_000_000 + second as i64).unwrap(),
             });
