@@ -9,8 +9,8 @@ pub use guard::{Guard, GuardExperiment, GuardHeld, GuardService};
 
 use crate::conditions::Conditions;
 use crate::gates::{self, Effect};
-use crate::options::Settings;
 use crate::qos;
+use crate::settings::Settings;
 use crate::states::{Complaints, Layout};
 use axum::routing::get;
 use axum::{Json, Router};

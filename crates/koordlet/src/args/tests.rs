@@ -271,7 +271,7 @@ fn kubelet_certificate_is_verified_unless_refused() {
         trust(&["--var-lib-kubelet-dir=/k"]),
         files(&[cluster, own[0], own[1]])
     );
-    assert_eq!(trust(&[]), crate::options::Kubelet::default().trust);
+    assert_eq!(trust(&[]), Kubelet::default().trust);
     assert_eq!(
         trust(&["--kubelet-certificate-authority=/a.pem"]),
         files(&["/a.pem"])

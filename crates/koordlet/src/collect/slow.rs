@@ -12,7 +12,7 @@ use super::resctrl::ResctrlMonitor;
 use super::storage;
 use crate::gates::Gate;
 use crate::metrics::{Metrics, NodeFact, Part};
-use crate::options::Settings;
+use crate::settings::Settings;
 use crate::states::States;
 use crate::status::State;
 use crate::store::snapshot;

@@ -3,9 +3,9 @@
 //! It is printed at start and served at `/debug/collectors`. Each starts and fails alone.
 
 use crate::gates::Gate;
-use crate::options::Settings;
 use crate::qos::Needs;
 use crate::report::Memory;
+use crate::settings::Settings;
 use crate::status::{self, State};
 
 /// For whom a collector works.

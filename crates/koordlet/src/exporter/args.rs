@@ -1,7 +1,7 @@
 //! The command line of `koord topology-exporter`, with the names and defaults of nfd-topology-updater.
 
 use super::{ConfigSource, SOCKET, Settings, TakeOver};
-use crate::options::{Kubelet, kubelet_trust};
+use crate::states::kubelet::{Kubelet, kubelet_trust};
 use clap::ArgAction::Set;
 use clap::Parser;
 use koord_app::flags;

@@ -1,8 +1,7 @@
 //! How the kubelet aligns: its configuration, from itself or from its file.
 
-use crate::options::Kubelet;
 use crate::states::NodeInfo;
-use crate::states::kubelet::{Config, TOKEN, url_of};
+use crate::states::kubelet::{Config, Kubelet, TOKEN, url_of};
 use k8s_openapi::api::core::v1::Node;
 use koord_api::Quantity;
 use koord_kube::endpoint::{self, Trust};

@@ -2,7 +2,7 @@
 
 use super::{HOOKS, Hook};
 use crate::gates::Gate;
-use crate::options::Settings;
+use crate::settings::Settings;
 use crate::states::NodeInfo;
 use crate::states::slo::Slo;
 use crate::states::topology::{Pool, TopologyInfo};

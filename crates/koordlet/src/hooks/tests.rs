@@ -1,7 +1,7 @@
 //! The table of hooks, and a node to ask on.
 
 use super::*;
-use crate::options::Settings;
+use crate::settings::Settings;
 use crate::states::topology::TopologyInfo;
 use crate::states::{Driver, Layout, NodeInfo, Slo};
 use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};

@@ -34,7 +34,7 @@ pub use view::{Facts, Kernel, Machine, PodView, View};
 use crate::gates::{Gate, Gates};
 use crate::hooks::reconcile as runtime_hooks;
 use crate::metrics::Metrics;
-use crate::options::Settings;
+use crate::settings::Settings;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! What a strategy sees: an immutable snapshot of one tick.
 
 use crate::collect::pod::TrackedContainer;
-use crate::options::Settings;
 use crate::qos::Standings;
+use crate::settings::Settings;
 use crate::states::{Claims, Layout, NodeInfo, PodInfo, Slo, TopologyInfo};
 use crate::store::Store;
 use crate::time::TickTime;

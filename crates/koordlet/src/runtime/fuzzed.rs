@@ -8,7 +8,7 @@ use crate::gates::Gate;
 use crate::hooks::{Rules, Sources};
 use crate::metrics::Metrics;
 use crate::node_events::Warnings;
-use crate::options::Settings;
+use crate::settings::Settings;
 use crate::states::{NodeInfo, Slo, States};
 use koord_host::{Dirs, Root};
 use koord_kube::events::Recorder;

@@ -27,7 +27,7 @@ mod tests;
 use crate::gates::{Gate, Gates};
 use crate::metrics::Metrics;
 use crate::node_events::Warnings;
-use crate::options::Settings;
+use crate::settings::Settings;
 use crate::states::States;
 use claim::Claim;
 use koord_host::Root;

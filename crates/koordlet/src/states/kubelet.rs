@@ -2,6 +2,7 @@
 
 mod client;
 mod config;
+mod options;
 mod pace;
 mod poll;
 mod split;
@@ -11,4 +12,5 @@ mod tests;
 pub use client::KubeletError;
 pub(crate) use client::{TOKEN, url_of};
 pub use config::Config;
+pub use options::{Kubelet, kubelet_trust};
 pub(crate) use poll::Poll;

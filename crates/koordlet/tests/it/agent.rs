@@ -10,7 +10,7 @@ use koord_host::{CgroupPath, Resource};
 use koord_kube::api::{DeleteParams, ListParams, PostParams};
 use koord_kube::{Api, Client, Informer, Scope, patch};
 use koordlet::gates::Gate;
-use koordlet::options::Kubelet;
+use koordlet::states::kubelet::Kubelet;
 use koordlet::{Options, PodSource, Settings, Thread, audit};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

@@ -18,7 +18,7 @@ use koord_kube::{Api, Client, patch};
 use koordlet::args::Args;
 use koordlet::gates::Gate;
 use koordlet::node_topology::Reporting;
-use koordlet::options::Kubelet;
+use koordlet::states::kubelet::Kubelet;
 use koordlet::{Options, PodSource, Settings};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

@@ -17,7 +17,7 @@ use koord_kube::{Api, Client, patch};
 use koordlet::collect::machine::MachineInfo;
 use koordlet::gates::Gate;
 use koordlet::node_topology::{Mode, Reporting};
-use koordlet::options::Kubelet;
+use koordlet::states::kubelet::Kubelet;
 use koordlet::{Options, PodSource, Settings, Thread};
 use serde_json::{Value, json};
 use std::path::Path;

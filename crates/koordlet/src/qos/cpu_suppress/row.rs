@@ -223,8 +223,8 @@ fn groups(view: &View<'_>) -> Vec<(Level, CgroupPath)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Settings;
     use crate::qos::Machine;
+    use crate::settings::Settings;
     use crate::states::{NodeInfo, Slo};
 
     #[test]

@@ -1,9 +1,9 @@
 //! Talking to the kubelet.
 
 use super::Config;
+use super::options::Kubelet as Options;
 use super::split::Splitter;
 use crate::metrics::Metrics;
-use crate::options::Kubelet as Options;
 use crate::states::{Malformed, NodeInfo, States};
 use futures::AsyncBufReadExt as _;
 use k8s_openapi::api::core::v1::Node;

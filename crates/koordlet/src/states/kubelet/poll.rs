@@ -1,9 +1,9 @@
 //! Asking the kubelet again and again.
 
 use super::client::{Kubelet, KubeletError};
+use super::options::Kubelet as Options;
 use super::pace::Pace;
 use crate::metrics::Metrics;
-use crate::options::Kubelet as Options;
 use crate::states::listing::{Known, Listing};
 use crate::states::roster::{self, Missing};
 use crate::states::{Layout, States};

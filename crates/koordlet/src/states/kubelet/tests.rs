@@ -1,9 +1,9 @@
 //! A kubelet in this process, over TLS, and what the agent makes of its answers and silences.
 
 use super::client::{Kubelet, KubeletError, url_of};
+use super::options::{Kubelet as Options, kubelet_trust};
 use super::poll::Poll;
 use crate::metrics::Metrics;
-use crate::options::{Kubelet as Options, kubelet_trust};
 use crate::states::{Driver, Layout, NodeInfo, PodInfo, States};
 use koord_host::CgroupPath;
 use koord_host::fake::Tree;
