@@ -8,11 +8,12 @@ mod measure;
 mod snapshots;
 
 use crate::audit;
+use crate::claims::ClaimError;
 use crate::collect::slow::{self, Worker};
 use crate::executor::Executor;
 use crate::gates::Gates;
 use crate::metrics::Metrics;
-use crate::qos::{ClaimError, Eviction, Facts, Kernel, Standings, Strategies, View, guard};
+use crate::qos::{Eviction, Facts, Kernel, Standings, Strategies, View, guard};
 use crate::settings::Settings;
 use crate::states::{NodeInfo, PodInfo, Slo, States, TopologyInfo};
 use crate::status::{Collector, Guard, State};

@@ -28,6 +28,7 @@
 pub mod agent;
 pub mod args;
 pub mod audit;
+pub mod claims;
 pub mod collect;
 pub mod conditions;
 pub mod devices;

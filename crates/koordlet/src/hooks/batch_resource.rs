@@ -10,8 +10,8 @@
 //! makes the pod unlimited. Pods without any batch resource are left alone.
 
 use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use crate::qos::{Classes, Level};
 use crate::states::PodInfo;
 use crate::states::pod::{Batch, Role};
 use koord_api::qos::QosClass;

@@ -1,8 +1,8 @@
 //! CoreSched: which cookie the processes of a pod share; see [`koord_model::core_sched`].
 
 use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use crate::qos::{Classes, Level};
 use crate::states::pod::CoreSchedPolicy;
 use koord_api::qos::QosClass;
 use koord_model::core_sched::{Ask, PodPolicy};

@@ -5,8 +5,8 @@
 //! kubelet writes there (#2732).
 
 use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use crate::qos::{Classes, Level};
 use koord_api::qos::QosClass;
 
 const NAME: &str = "CpuIdle";

@@ -4,8 +4,8 @@
 //! gives.
 
 use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What, said};
+use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use crate::qos::{Classes, Level};
 use crate::states::slo::HostApp;
 use koord_api::qos::QosClass;
 use koord_model::cpuset_rule::{Ask, container_cpus, host_app_cpus};

@@ -1,8 +1,8 @@
 //! GPUEnvInject: containers see the GPUs that their pod was given; see [`koord_model::gpu_env`].
 
 use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What, said};
+use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use crate::qos::{Classes, Level};
 use koord_model::gpu_env::{Ask, of_container};
 
 pub(super) const NAME: &str = "GPUEnvInject";

@@ -4,8 +4,8 @@
 //! made before the pod's changed keeps the old one.
 
 use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What, said};
+use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use crate::qos::{Classes, Level};
 use koord_api::qos::{KubeQos, QosClass};
 use koord_model::group_identity::GroupIdentity;
 

@@ -22,8 +22,8 @@ pub(crate) mod rules;
 
 pub use rules::{Rules, Sources};
 
+use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use crate::qos::{Classes, Level};
 use crate::states::slo::HostApp;
 use crate::states::{ContainerInfo, PodInfo};
 use koord_api::extension::Resctrl;

@@ -5,8 +5,8 @@
 //! quotas together, takes an earlier ratio back once.
 
 use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use crate::qos::{Classes, Level};
 use crate::states::PodInfo;
 use crate::states::pod::Role;
 use koord_api::qos::QosClass;

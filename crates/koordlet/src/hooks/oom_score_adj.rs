@@ -3,8 +3,8 @@
 //! Sandboxes keep what the runtime gave them, and nothing is taken back when an annotation goes.
 
 use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use crate::qos::{Classes, Level};
 
 const NAME: &str = "OOMScoreAdj";
 

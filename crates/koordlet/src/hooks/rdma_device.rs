@@ -2,8 +2,8 @@
 //! [`koord_model::rdma_devices`].
 
 use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What};
+use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use crate::qos::{Classes, Level};
 use koord_model::rdma_devices::of_pod;
 
 pub(super) const NAME: &str = "RDMADeviceInject";

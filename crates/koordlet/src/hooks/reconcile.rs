@@ -11,11 +11,12 @@ use super::{
     Adjustment, HOOKS, Rules, Said, Sources, desired, desired_class, desired_host_app,
     desired_sandbox,
 };
+use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::metrics::{self, Metrics};
 use crate::qos::cpu_suppress;
 use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Claim, Classes, Level, Plan, Planner, Strategy, View, Write};
+use crate::qos::{Plan, Planner, Strategy, View, Write};
 use crate::states::slo::SuppressMode;
 use crate::states::{ContainerInfo, PodInfo};
 use crate::status::State;

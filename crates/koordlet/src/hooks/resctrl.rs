@@ -2,8 +2,8 @@
 //! RdtResctrl makes and fills it.
 
 use super::{Adjustment, Hook, ResctrlWish, Rules, Says, Stage, Subject, What, said};
+use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use crate::qos::{Classes, Level};
 
 const NAME: &str = "Resctrl";
 

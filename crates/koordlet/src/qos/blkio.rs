@@ -5,9 +5,10 @@
 //! `cgroupRoot.blkioQOS`. Lines and defaults are [`koord_model::blkio`]; a device that has lines and
 //! no block (any more) gets the defaults. Files that this kernel lacks are left out.
 
+use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Claim, Classes, Level, Plan, Planner, Strategy, View, Write};
+use crate::qos::{Plan, Planner, Strategy, View, Write};
 use crate::states::pod::VolumeSource;
 use crate::states::{Malformed, Phase, PodInfo};
 use crate::status::State;

@@ -7,10 +7,11 @@
 //! A service's quota is the kubelet's business until one of these changes it; when none does any
 //! more, the limit is restored once.
 
+use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::metrics::{self, Burst, Metrics};
 use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Claim, Classes, Facts, Level, Plan, Planner, PodView, Strategy, View, Write};
+use crate::qos::{Facts, Plan, Planner, PodView, Strategy, View, Write};
 use crate::states::{ContainerInfo, PodInfo};
 use koord_api::qos::{KubeQos, QosClass};
 use koord_host::{CgroupPath, Resource, TargetKind};

@@ -19,8 +19,9 @@ mod row;
 pub use row::STRATEGY;
 pub(crate) use row::{cpus_of, excluded, mode};
 
+use crate::claims::{Claim, Classes, Level};
+use crate::qos::Write;
 use crate::qos::guard::Orders;
-use crate::qos::{Claim, Classes, Level, Write};
 use crate::states::Slo;
 use crate::states::slo::{Policy, SuppressMode};
 use koord_api::qos::QosClass;

@@ -3,9 +3,10 @@
 //! Values and formulas are [`koord_model::memory_qos`]. Files that this kernel lacks are left out:
 //! a stock kernel has `memory.min`, `memory.low` and `memory.high` on cgroup v2 only.
 
+use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Claim, Classes, Level, Once, Plan, Planner, Strategy, View, Write};
+use crate::qos::{Once, Plan, Planner, Strategy, View, Write};
 use crate::states::PodInfo;
 use crate::states::pod::Batch;
 use crate::status::State;

@@ -10,7 +10,6 @@
 //! raised, CPULimits writes them.
 
 pub mod blkio;
-pub mod claim;
 pub mod cpu_burst;
 pub mod cpu_evict;
 pub mod cpu_limits;
@@ -26,11 +25,11 @@ pub mod standing;
 pub mod system_config;
 pub mod view;
 
-pub use claim::{Claim, ClaimError, Classes, Level};
 pub use plan::{Burst, Eviction, Plan, Write};
 pub use standing::Standings;
 pub use view::{Facts, Kernel, Machine, PodView, View};
 
+use crate::claims::{self, Claim, ClaimError};
 use crate::gates::{Gate, Gates};
 use crate::hooks::reconcile as runtime_hooks;
 use crate::metrics::Metrics;
@@ -219,11 +218,11 @@ impl Strategies {
     /// # Errors
     /// When two claim one file.
     pub fn new(settings: &Settings, metrics: &Metrics) -> Result<Self, ClaimError> {
-        let claims: Vec<_> = STRATEGIES
+        let rows: Vec<_> = STRATEGIES
             .iter()
             .map(|row| (row.name, row.claims))
             .collect();
-        claim::check(&claims)?;
+        claims::check(&rows)?;
         let active = STRATEGIES.iter().filter(|row| row.is_on(settings));
         let active = active.map(|row| Active {
             row,

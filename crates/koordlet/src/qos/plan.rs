@@ -1,7 +1,7 @@
 //! What a tick decides: writes, evictions, and what strategies tell the ones after them.
 
-use super::claim::{Claim, Level};
 use super::guard::{Note, Orders};
+use crate::claims::{Claim, Classes, Level};
 use crate::executor::{Intent, Subject};
 use crate::hooks::Rules;
 use crate::states::{ContainerInfo, Malformed, PodInfo};
@@ -229,7 +229,7 @@ impl Plan {
             let what = Claim {
                 file: write.target.kind(),
                 level: write.level,
-                classes: super::claim::Classes::of(&[write.class]),
+                classes: Classes::of(&[write.class]),
             };
             self.unclaimed
                 .push(format!("{strategy} did not claim {what}"));
@@ -288,7 +288,6 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qos::claim::Classes;
     use koord_host::TargetKind;
 
     #[test]

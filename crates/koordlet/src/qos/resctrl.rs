@@ -10,9 +10,10 @@
 //! root group nothing would limit them. Let go, `BE` has what is configured again, which is all of it
 //! where nothing is. Pods with settings of their own keep these.
 
+use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Claim, Classes, Level, Once, Plan, Planner, Strategy, View, Write};
+use crate::qos::{Once, Plan, Planner, Strategy, View, Write};
 use crate::states::PodInfo;
 use crate::status::State;
 use koord_api::qos::QosClass;

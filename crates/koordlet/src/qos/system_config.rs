@@ -3,10 +3,11 @@
 //! A setting that is not given leaves the kernel alone; one that this kernel lacks is left out, with
 //! one line that names it. Switches that hooks need go before what the strategy says of them. Values and bounds are [`koord_model::system_config`].
 
+use crate::claims::{Claim, Classes, Level};
 use crate::executor::Subject;
 use crate::gates::Gate;
 use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Claim, Classes, Level, Once, Plan, Planner, Strategy, View, Write};
+use crate::qos::{Once, Plan, Planner, Strategy, View, Write};
 use koord_api::qos::QosClass;
 use koord_api::slo::SystemStrategy;
 use koord_host::target::{SchedFeature, Sysctl};

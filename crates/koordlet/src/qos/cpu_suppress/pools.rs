@@ -5,10 +5,11 @@
 //! gave CPUs or NUMA nodes have these, or the pools of these nodes. Suppression limits by quota.
 
 use super::row::excluded;
+use crate::claims::Level;
 use crate::gates::Gate;
 use crate::hooks;
 use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Level, Plan, View, Write};
+use crate::qos::{Plan, View, Write};
 use crate::states::PodInfo;
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, Controller, CpuSet, Resource};

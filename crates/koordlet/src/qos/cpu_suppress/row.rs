@@ -2,9 +2,10 @@
 
 use super::pools::{self, Manager};
 use super::{CLAIMS, Class, CpuSuppress, Input, NAME};
+use crate::claims::Level;
 use crate::gates::Gate;
 use crate::metrics::Metrics;
-use crate::qos::{Facts, Level, Plan, Planner, Strategy, View};
+use crate::qos::{Facts, Plan, Planner, Strategy, View};
 use crate::states::node::SUPPRESS_MODE_ANNOTATION;
 use crate::states::slo::{Policy, SuppressMode};
 use crate::status::State;

@@ -4,7 +4,8 @@
 //! from all together not much more, and nothing of what a pod asked for. `memory.min` and `memory.low`
 //! the kernel heeds by itself.
 
-use crate::qos::{Claim, Classes, Level, Plan, View, Write};
+use crate::claims::{Claim, Classes, Level};
+use crate::qos::{Plan, View, Write};
 use crate::states::PodInfo;
 use koord_api::qos::QosClass;
 use koord_host::{Resource, TargetKind};
