@@ -36,6 +36,7 @@ pub mod evictor;
 pub mod executor;
 pub mod exporter;
 pub mod gates;
+pub mod health;
 pub mod hooks;
 mod http;
 pub mod metrics;

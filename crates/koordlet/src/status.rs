@@ -3,9 +3,7 @@
 //! The loop publishes a [`Status`] on a [`Board`]; `/debug/status` serves it, and `koord node status`
 //! prints it.
 
-mod guard;
-
-pub use guard::{Guard, GuardExperiment, GuardHeld, GuardService};
+pub use crate::health::{Collector, Guard, GuardExperiment, GuardHeld, GuardService, Lack, State};
 
 use crate::conditions::Conditions;
 use crate::gates::{self, Effect};
@@ -19,39 +17,6 @@ use koord_host::features::KernelFeatures;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-
-/// Whether a collector or a strategy does something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    /// It works.
-    Active,
-    /// It is on and has nothing to do.
-    #[default]
-    Idle,
-    /// It is switched off.
-    Off,
-    /// This kernel or this build cannot.
-    Unavailable,
-    /// It is on and does not work.
-    Failing,
-}
-
-/// A collector.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Collector {
-    /// Its name.
-    pub name: String,
-    /// Whether it works.
-    pub state: State,
-    /// Milliseconds between two samples.
-    pub every_ms: u64,
-    /// The kernel files it reads, or the device it asks.
-    pub source: String,
-    /// Why it is not active, or what failed last.
-    pub why: String,
-}
 
 /// A QoS strategy: a row of the table, in the table's order.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -83,16 +48,6 @@ pub struct Gate {
     pub on: bool,
     /// What is missing of its effect in this build; empty when nothing is.
     pub why: String,
-}
-
-/// A mechanism that this kernel does not offer.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Lack {
-    /// The mechanism.
-    pub mechanism: String,
-    /// What does not work without it, or what takes its place.
-    pub consequence: String,
 }
 
 /// The kernel.

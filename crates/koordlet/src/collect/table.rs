@@ -3,10 +3,10 @@
 //! It is printed at start and served at `/debug/collectors`. Each starts and fails alone.
 
 use crate::gates::Gate;
+use crate::health::{self, State};
 use crate::qos::Needs;
 use crate::report::Memory;
 use crate::settings::Settings;
-use crate::status::{self, State};
 
 /// For whom a collector works.
 #[derive(Debug, Clone, Copy)]
@@ -176,7 +176,7 @@ pub fn shown(
     needs: Needs,
     memory: Memory,
     trouble: impl Fn(&str) -> Option<(State, String)>,
-) -> Vec<status::Collector> {
+) -> Vec<health::Collector> {
     let rows = COLLECTORS.iter().map(|row| {
         let (state, why) = match row.readers {
             Readers::Always => (State::Active, String::new()),
@@ -193,7 +193,7 @@ pub fn shown(
         };
         let trouble = trouble(row.name).filter(|_| state == State::Active);
         let (state, why) = trouble.unwrap_or((state, why));
-        status::Collector {
+        health::Collector {
             name: row.name.to_owned(),
             state,
             every_ms: (row.every_ms)(settings),

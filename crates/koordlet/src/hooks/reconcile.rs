@@ -13,13 +13,13 @@ use super::{
 };
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
+use crate::health::State;
 use crate::metrics::{self, Metrics};
 use crate::qos::cpu_suppress;
 use crate::qos::reconcile::{Reconcile, Round};
 use crate::qos::{Plan, Planner, Strategy, View, Write};
 use crate::states::slo::SuppressMode;
 use crate::states::{ContainerInfo, PodInfo};
-use crate::status::State;
 use cookies::CookieKeeper;
 use koord_api::qos::{KubeQos, QosClass};
 use koord_host::target::{Attribute, Sysctl};

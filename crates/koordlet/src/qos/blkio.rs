@@ -7,11 +7,11 @@
 
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
+use crate::health::State;
 use crate::qos::reconcile::{Reconcile, Round};
 use crate::qos::{Plan, Planner, Strategy, View, Write};
 use crate::states::pod::VolumeSource;
 use crate::states::{Malformed, Phase, PodInfo};
-use crate::status::State;
 use koord_api::annotations::POD_BLKIO_QOS;
 use koord_api::qos::{KubeQos, QosClass};
 use koord_api::slo::{BlkIOQOSCfg, BlockCfg, BlockType};

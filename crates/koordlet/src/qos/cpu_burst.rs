@@ -6,10 +6,10 @@
 //! and the node's normalization. Rules and formulas are in [`koord_model::burst`].
 
 use crate::gates::Gate;
+use crate::health::State;
 use crate::qos::reconcile::Reconcile;
 use crate::qos::{Burst, Facts, Needs, Plan, Planner, PodView, Strategy, View, cpu_limits};
 use crate::states::ContainerInfo;
-use crate::status::State;
 use crate::store::{Metric, Subject};
 use koord_api::qos::QosClass;
 use koord_api::slo::CPUBurstPolicy;

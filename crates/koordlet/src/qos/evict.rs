@@ -4,10 +4,10 @@
 //! The features, their thresholds, orders and books are [`koord_model::evict`].
 
 use crate::gates::Gate;
+use crate::health::State;
 use crate::qos::{Eviction, Facts, Needs, Once, Plan, Planner, PodView, View};
 use crate::states::pod::Batch;
 use crate::states::{ContainerInfo, PodInfo};
-use crate::status::State;
 use koord_api::PriorityClass;
 use koord_api::resources;
 use koord_model::evict::config::{AllocatableThreshold, ConfigError};

@@ -14,11 +14,11 @@ mod tests;
 pub use orders::{Note, Orders};
 
 use crate::gates::Gate;
+use crate::health::State;
 use crate::metrics::Metrics;
 use crate::qos::{Facts, Needs, Plan, Planner, Strategy, View, cpu_suppress};
 use crate::states::PodInfo;
 use crate::states::slo::SuppressMode;
-use crate::status::State;
 use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
 use koord_host::Resource;

@@ -5,11 +5,11 @@
 
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
+use crate::health::State;
 use crate::qos::reconcile::{Reconcile, Round};
 use crate::qos::{Once, Plan, Planner, Strategy, View, Write};
 use crate::states::PodInfo;
 use crate::states::pod::Batch;
-use crate::status::State;
 use koord_api::qos::{KubeQos, QosClass};
 use koord_api::slo::MemoryQOSCfg;
 use koord_host::{Resource, TargetKind};

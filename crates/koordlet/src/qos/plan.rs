@@ -3,9 +3,9 @@
 use super::guard::{Note, Orders};
 use crate::claims::{Claim, Classes, Level};
 use crate::executor::{Intent, Subject};
+use crate::health::{self, State};
 use crate::hooks::Rules;
 use crate::states::{ContainerInfo, Malformed, PodInfo};
-use crate::status::{self, State};
 use koord_api::qos::QosClass;
 use koord_host::target::Sysctl;
 use koord_host::{CgroupPath, Resource, Target};
@@ -201,7 +201,7 @@ pub struct Plan {
     /// What the pressure guard did, for the audit log and the node's events.
     pub notes: Vec<Note>,
     /// What the pressure guard shows of itself, when there is something new; nothing while it rests.
-    pub guard_shown: Option<Option<status::Guard>>,
+    pub guard_shown: Option<Option<health::Guard>>,
     /// By container: how far it may burst.
     pub bursts: FxHashMap<u64, Burst>,
 }

@@ -12,10 +12,10 @@
 
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
+use crate::health::State;
 use crate::qos::reconcile::{Reconcile, Round};
 use crate::qos::{Once, Plan, Planner, Strategy, View, Write};
 use crate::states::PodInfo;
-use crate::status::State;
 use koord_api::qos::QosClass;
 use koord_api::slo::ResctrlQOSCfg;
 use koord_host::resctrl::{ResctrlGroup, Schema};

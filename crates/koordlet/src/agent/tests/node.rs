@@ -140,7 +140,7 @@ fn settings_of_the_machine_are_written_where_the_kernel_has_them() {
 
 #[test]
 fn strategies_say_by_which_means_they_act() {
-    use crate::status::State;
+    use crate::health::State;
     let mut settings = Settings::default();
     settings.gates.set(Gate::BEMemoryEvict, true);
     let mut rig = Rig::with(settings);

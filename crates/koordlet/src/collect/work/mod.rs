@@ -9,7 +9,7 @@
 //! *Cost.* One system call per pod and sample, and some tens of nanoseconds per packet of these pods.
 
 use super::{Complaint, Rate};
-use crate::status::State;
+use crate::health::State;
 use koord_host::packets::{PacketCounter, PacketProgram};
 use koord_host::{Cgroup, CgroupPath, HostError, Root};
 use rustc_hash::FxHashMap;

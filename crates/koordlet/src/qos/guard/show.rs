@@ -1,8 +1,8 @@
 //! What the guard shows of itself.
 
 use super::{Orders, Row};
+use crate::health::{Guard, GuardExperiment, GuardHeld, GuardService, Lack};
 use crate::qos::View;
-use crate::status::{Guard, GuardExperiment, GuardHeld, GuardService, Lack};
 use koord_model::guard::{Lever, ServiceState, Verdict};
 
 /// How batch work starts, and why.
