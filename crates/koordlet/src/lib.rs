@@ -39,6 +39,7 @@ pub mod gates;
 pub mod health;
 pub mod hooks;
 mod http;
+mod log_on_change;
 pub mod metrics;
 mod node_events;
 pub mod node_topology;

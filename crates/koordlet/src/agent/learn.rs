@@ -1,7 +1,7 @@
 //! What the agent learns over days: peaks of pods, classes and the node.
 
 use super::measure::Measure;
-use crate::collect::Complaint;
+use crate::log_on_change::LogOnChange;
 use crate::predict::{self, Config, Predictor};
 use crate::store::{Metric, Subject};
 use crate::time::TickTime;
@@ -15,7 +15,7 @@ pub(crate) struct Learning {
     pub(crate) predictor: Predictor,
     trained_ms: Option<u64>,
     restored: bool,
-    complaint: Complaint,
+    log: LogOnChange,
 }
 
 impl Learning {
@@ -24,7 +24,7 @@ impl Learning {
             predictor: Predictor::new(config),
             trained_ms: None,
             restored: false,
-            complaint: Complaint::default(),
+            log: LogOnChange::default(),
         }
     }
 
@@ -110,8 +110,8 @@ impl Learning {
             );
         }
         match self.predictor.maintain(time) {
-            Ok(()) => self.complaint.clear(),
-            Err(error) => self.complaint.say("predictor", &error),
+            Ok(()) => self.log.clear("predictor"),
+            Err(error) => self.log.log_failure("predictor", &error),
         }
     }
 }

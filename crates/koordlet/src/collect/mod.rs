@@ -17,8 +17,6 @@ pub mod storage;
 pub mod table;
 pub mod work;
 
-use std::fmt;
-
 /// Turns a growing counter into a rate.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rate {
@@ -40,32 +38,6 @@ impl Rate {
     /// Forgets the sample before.
     pub fn reset(&mut self) {
         self.last = None;
-    }
-}
-
-/// Logs a failure once until it changes or is over.
-#[derive(Debug, Default)]
-pub struct Complaint(Option<String>);
-
-impl Complaint {
-    /// Says `error` unless it was said already.
-    pub fn say(&mut self, what: &'static str, error: &dyn fmt::Display) {
-        let text = error.to_string();
-        if self.0.as_deref() != Some(&text) {
-            tracing::warn!(part = what, error = %text, "failed");
-            self.0 = Some(text);
-        }
-    }
-
-    /// What was said last, while it stands.
-    #[must_use]
-    pub fn standing(&self) -> Option<&str> {
-        self.0.as_deref()
-    }
-
-    /// All is well again.
-    pub fn clear(&mut self) {
-        self.0 = None;
     }
 }
 

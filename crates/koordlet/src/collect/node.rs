@@ -1,6 +1,7 @@
 //! The node's CPU and memory.
 
-use super::{Complaint, Rate};
+use super::Rate;
+use crate::log_on_change::LogOnChange;
 use koord_host::error::Malformed;
 use koord_host::procfs::{self, MemInfo};
 use koord_host::{Reader, Root, Scratch};
@@ -26,7 +27,7 @@ pub struct NodeCollector {
     stat: Option<Reader<u64>>,
     meminfo: Option<Reader<MemInfo>>,
     cpu: Rate,
-    complaint: Complaint,
+    log: LogOnChange,
 }
 
 impl NodeCollector {
@@ -39,25 +40,25 @@ impl NodeCollector {
             stat: None,
             meminfo: None,
             cpu: Rate::default(),
-            complaint: Complaint::default(),
+            log: LogOnChange::default(),
         }
     }
 
     /// What failed last, while it stands.
     #[must_use]
     pub fn failing(&self) -> Option<&str> {
-        self.complaint.standing()
+        self.log.text("node")
     }
 
     /// Takes a sample at `now_ns` of a steady clock.
     pub fn sample(&mut self, now_ns: u64, scratch: &mut Scratch) -> NodeSample {
         match self.try_sample(now_ns, scratch) {
             Ok(sample) => {
-                self.complaint.clear();
+                self.log.clear("node");
                 sample
             }
             Err(error) => {
-                self.complaint.say("node", &error);
+                self.log.log_failure("node", &error);
                 NodeSample::default()
             }
         }

@@ -1,6 +1,6 @@
 //! CPU and memory by NUMA node.
 
-use super::Complaint;
+use crate::log_on_change::LogOnChange;
 use koord_host::procfs::{self, CpuTicks, MemInfo, ProcStat};
 use koord_host::topology::CpuTopology;
 use koord_host::{Reader, Root, Scratch};
@@ -26,7 +26,7 @@ pub struct NumaCollector {
     node_of: FxHashMap<u32, u32>,
     stat: Option<Reader<ProcStat>>,
     last: Option<(u64, Vec<(u32, CpuTicks)>)>,
-    complaint: Complaint,
+    log: LogOnChange,
 }
 
 impl NumaCollector {
@@ -41,25 +41,25 @@ impl NumaCollector {
             node_of: cpus.map(|cpu| (cpu.cpu, cpu.node)).collect(),
             stat: None,
             last: None,
-            complaint: Complaint::default(),
+            log: LogOnChange::default(),
         }
     }
 
     /// What failed last, while it stands.
     #[must_use]
     pub fn failing(&self) -> Option<&str> {
-        self.complaint.standing()
+        self.log.text("numa")
     }
 
     /// Takes a sample at `now_ns` of a steady clock, by node number.
     pub fn sample(&mut self, now_ns: u64, scratch: &mut Scratch) -> Vec<NumaSample> {
         match self.try_sample(now_ns, scratch) {
             Ok(samples) => {
-                self.complaint.clear();
+                self.log.clear("numa");
                 samples
             }
             Err(error) => {
-                self.complaint.say("numa", &error);
+                self.log.log_failure("numa", &error);
                 Vec::new()
             }
         }

@@ -3,7 +3,6 @@
 //! Each publishes its newest result by itself: as metrics, or in [`Facts`], which strategies and
 //! the reporter read. One that hangs in the kernel delays the others here, and nobody else.
 
-use super::Complaint;
 use super::cold::{Cold, ColdPages};
 use super::cpi::{self, CpiCollector};
 use super::machine::MachineInfo;
@@ -12,6 +11,7 @@ use super::resctrl::ResctrlMonitor;
 use super::storage;
 use crate::gates::Gate;
 use crate::health::State;
+use crate::log_on_change::LogOnChange;
 use crate::metrics::{Metrics, NodeFact, Part};
 use crate::settings::Settings;
 use crate::states::States;
@@ -206,16 +206,18 @@ impl Worker {
 
 /// Jobs and when each is due.
 struct Rounds {
-    jobs: Vec<(Box<dyn Job>, Duration, Complaint)>,
+    jobs: Vec<(Box<dyn Job>, Duration)>,
+    log: LogOnChange,
     facts: Arc<Facts>,
     metrics: Metrics,
 }
 
 impl Rounds {
     fn new(jobs: Vec<Box<dyn Job>>, facts: Arc<Facts>, metrics: Metrics) -> Self {
-        let due_now = |job| (job, Duration::ZERO, Complaint::default());
+        let due_now = |job| (job, Duration::ZERO);
         Self {
             jobs: jobs.into_iter().map(due_now).collect(),
+            log: LogOnChange::default(),
             facts,
             metrics,
         }
@@ -224,12 +226,12 @@ impl Rounds {
     /// Runs what is due at `now` (since the start) and returns the time until something is.
     fn run(&mut self, now: Duration) -> Duration {
         let mut next = Duration::from_secs(60);
-        let trouble = &self.facts.trouble;
-        self.jobs.retain_mut(|(job, due, complaint)| {
+        let (trouble, log) = (&self.facts.trouble, &mut self.log);
+        self.jobs.retain_mut(|(job, due)| {
             if *due <= now {
                 match job.round() {
                     Ok(()) => {
-                        complaint.clear();
+                        log.clear(job.name());
                         trouble.lock().remove(job.name());
                     }
                     Err(error) if error.is::<Unavailable>() => {
@@ -239,7 +241,7 @@ impl Rounds {
                         return false;
                     }
                     Err(error) => {
-                        complaint.say(job.name(), &error);
+                        log.log_failure(job.name(), &error);
                         let told = (State::Failing, error.to_string());
                         trouble.lock().insert(job.name(), told);
                         self.metrics.failed(Part::Collector, job.name());

@@ -5,7 +5,8 @@
 
 use crate::gates::Gate;
 use crate::health::State;
-use crate::qos::{Eviction, Facts, Needs, Once, Plan, Planner, PodView, View};
+use crate::log_on_change::LogOnChange;
+use crate::qos::{Eviction, Facts, Needs, Plan, Planner, PodView, View};
 use crate::states::pod::Batch;
 use crate::states::{ContainerInfo, PodInfo};
 use koord_api::PriorityClass;
@@ -195,12 +196,12 @@ fn request(pod: &PodInfo) -> (i64, i64) {
     }
 }
 
-/// One kind of eviction: its pause and what was said about its settings.
+/// One kind of eviction: its pause and the log of its settings.
 #[derive(Debug)]
 pub struct Round {
     cool_down_ms: u64,
     last_ms: Option<u64>,
-    said: Once,
+    log: LogOnChange,
     /// What is wrong with the settings of a feature now.
     wrong: Vec<String>,
     /// What a feature waits for that nobody has set.
@@ -216,7 +217,7 @@ impl Round {
         Self {
             cool_down_ms,
             last_ms: None,
-            said: Once::default(),
+            log: LogOnChange::default(),
             wrong: Vec::new(),
             unset: Vec::new(),
             set: false,
@@ -256,11 +257,11 @@ impl Round {
                 let list = match error {
                     // The default: nothing is wrong.
                     ConfigError::Missing(_) => {
-                        self.said.is_unset(feature, &error);
+                        self.log.log_unset(feature, &error);
                         &mut self.unset
                     }
                     _ => {
-                        self.said.say(feature, &error);
+                        self.log.log_off(feature, &error);
                         &mut self.wrong
                     }
                 };

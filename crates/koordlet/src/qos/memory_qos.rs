@@ -6,8 +6,9 @@
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::health::State;
+use crate::log_on_change::LogOnChange;
 use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Once, Plan, Planner, Strategy, View, Write};
+use crate::qos::{Plan, Planner, Strategy, View, Write};
 use crate::states::PodInfo;
 use crate::states::pod::Batch;
 use koord_api::qos::{KubeQos, QosClass};
@@ -79,7 +80,7 @@ pub const STRATEGY: Strategy = Strategy {
 #[derive(Debug, Default)]
 struct MemoryQos {
     reconcile: Reconcile,
-    said: Once,
+    log: LogOnChange,
 }
 
 impl Planner for MemoryQos {
@@ -189,7 +190,7 @@ impl MemoryQos {
         let own = pod.notes().memory_qos.as_ref();
         let (settings, errors) = memory_qos::settings(node, pod.qos_default, own);
         for error in errors {
-            self.said.say(error.field, &error);
+            self.log.log_off(error.field, &error);
         }
         settings
     }

@@ -34,7 +34,6 @@ use crate::gates::{Gate, Gates};
 use crate::hooks::reconcile as runtime_hooks;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
-use rustc_hash::FxHashMap;
 use serde::Serialize;
 use std::fmt;
 
@@ -63,38 +62,6 @@ impl Needs {
             containers: self.containers || other.containers,
             throttling: self.throttling || other.throttling,
             batch_limit: self.batch_limit || other.batch_limit,
-        }
-    }
-}
-
-/// Says what is wrong once, until it is another thing.
-#[derive(Debug, Default)]
-pub struct Once(FxHashMap<&'static str, String>);
-
-impl Once {
-    /// Says what is wrong with the settings of `what`.
-    pub fn say(&mut self, what: &'static str, error: &dyn fmt::Display) {
-        let text = error.to_string();
-        if self.0.get(what) != Some(&text) {
-            tracing::warn!(feature = what, error = text, "is off");
-            self.0.insert(what, text);
-        }
-    }
-
-    /// Logs at debug level that `what` is off because a setting that has no default is not set.
-    pub fn is_unset(&mut self, what: &'static str, setting: &dyn fmt::Display) {
-        let text = setting.to_string();
-        if self.0.get(what) != Some(&text) {
-            tracing::debug!(feature = what, setting = text, "is off");
-            self.0.insert(what, text);
-        }
-    }
-
-    /// Says what this machine lacks for `what`: nobody's mistake, and nothing to be mended.
-    pub fn lacks(&mut self, what: &'static str, lack: &str) {
-        if self.0.get(what).is_none_or(|said| said != lack) {
-            tracing::info!(feature = what, lack, "is off");
-            self.0.insert(what, lack.to_owned());
         }
     }
 }

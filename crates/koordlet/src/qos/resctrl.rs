@@ -13,8 +13,9 @@
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::health::State;
+use crate::log_on_change::LogOnChange;
 use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Once, Plan, Planner, Strategy, View, Write};
+use crate::qos::{Plan, Planner, Strategy, View, Write};
 use crate::states::PodInfo;
 use koord_api::qos::QosClass;
 use koord_api::slo::ResctrlQOSCfg;
@@ -64,7 +65,7 @@ pub const STRATEGY: Strategy = Strategy {
 #[derive(Debug, Default)]
 struct Control {
     reconcile: Reconcile,
-    said: Once,
+    log: LogOnChange,
     /// The limit of bandwidth that the guard ordered last, in percent.
     ordered: Option<i64>,
     /// Whether there ever was one.
@@ -91,12 +92,12 @@ impl Planner for Control {
         let hardware = match hardware(view) {
             Ok(Some(hardware)) => hardware,
             Ok(None) => {
-                self.said.lacks(NAME, MISSING);
+                self.log.log_lack(NAME, &MISSING);
                 plan.tell(State::Unavailable, MISSING);
                 return;
             }
             Err(error) => {
-                self.said.say(NAME, &error);
+                self.log.log_off(NAME, &error);
                 plan.tell(State::Failing, error.to_string());
                 return;
             }
@@ -124,7 +125,7 @@ impl Planner for Control {
                 };
                 let (lines, errors) = resctrl::of_class(&hardware, narrowed);
                 for error in errors {
-                    self.said.say(name, &error);
+                    self.log.log_off(name, &error);
                 }
                 let why = match order.filter(|_| batch) {
                     Some(percent) => format!("{}; {percent} % of bandwidth", plan.guard.why),
@@ -140,7 +141,7 @@ impl Planner for Control {
                 Some((settings, _)) => {
                     let (lines, errors) = resctrl::of_pod(&hardware, settings);
                     for error in errors {
-                        self.said.say("node.koordinator.sh/resctrl", &error);
+                        self.log.log_off("node.koordinator.sh/resctrl", &error);
                     }
                     let name = format!("{POD_GROUP_PREFIX}{}", pod.uid);
                     if pod.is_active() {

@@ -6,8 +6,9 @@
 use crate::claims::{Claim, Classes, Level};
 use crate::executor::Subject;
 use crate::gates::Gate;
+use crate::log_on_change::LogOnChange;
 use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Once, Plan, Planner, Strategy, View, Write};
+use crate::qos::{Plan, Planner, Strategy, View, Write};
 use koord_api::qos::QosClass;
 use koord_api::slo::SystemStrategy;
 use koord_host::target::{SchedFeature, Sysctl};
@@ -49,7 +50,7 @@ pub const STRATEGY: Strategy = Strategy {
 #[derive(Debug, Default)]
 struct SystemConfig {
     reconcile: Reconcile,
-    said: Once,
+    log: LogOnChange,
     /// The switches that hooks needed last.
     switches: Vec<(Sysctl, bool)>,
 }
@@ -82,7 +83,7 @@ impl Planner for SystemConfig {
         };
         let (values, errors) = system_config::values(strategy, view.facts.memory_capacity());
         for error in errors {
-            self.said.say(error.field, &error);
+            self.log.log_off(error.field, &error);
         }
         let subject = Subject::Node {
             name: view.facts.node_name().to_owned(),
@@ -105,7 +106,7 @@ impl Planner for SystemConfig {
                 push(Target::Sysctl(sysctl), value);
             } else {
                 let missing = format!("this kernel has no {}", sysctl.name());
-                self.said.lacks(sysctl.name(), &missing);
+                self.log.log_lack(sysctl.name(), &missing);
             }
         }
         for (name, on) in &strategy.sched_features {
@@ -115,9 +116,9 @@ impl Planner for SystemConfig {
                 }
                 Ok(feature) => {
                     let missing = format!("this kernel has no scheduler feature {feature}");
-                    self.said.lacks("schedFeatures", &missing);
+                    self.log.log_lack("schedFeatures", &missing);
                 }
-                Err(error) => self.said.say("schedFeatures", &error),
+                Err(error) => self.log.log_off("schedFeatures", &error),
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use super::States;
 use super::pod::{PodInfo, VolumeSource};
-use crate::collect::Complaint;
+use crate::log_on_change::LogOnChange;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use koord_kube::{Api, Client, patch};
 use std::collections::BTreeMap;
@@ -24,10 +24,10 @@ pub type Claims = BTreeMap<(String, String), Option<String>>;
 
 /// Keeps `states.claims` until `shutdown`.
 pub(crate) async fn follow(states: Arc<States>, client: Client, shutdown: CancellationToken) {
-    let mut complaint = Complaint::default();
+    let mut log = LogOnChange::default();
     let rounds = async {
         loop {
-            round(&states, &client, &mut complaint).await;
+            round(&states, &client, &mut log).await;
             sleep(EVERY).await;
         }
     };
@@ -38,7 +38,7 @@ pub(crate) async fn follow(states: Arc<States>, client: Client, shutdown: Cancel
 }
 
 /// Looks up what is wanted and not bound yet. What could not be looked up is left out.
-async fn round(states: &States, client: &Client, complaint: &mut Complaint) {
+async fn round(states: &States, client: &Client, log: &mut LogOnChange) {
     let pods = states.pods.load_full();
     let known = states.claims.load_full();
     let mut claims = Claims::new();
@@ -67,8 +67,8 @@ async fn round(states: &States, client: &Client, complaint: &mut Complaint) {
         claims.insert(key, volume.filter(|volume| !volume.is_empty()));
     }
     match failed {
-        Some(error) => complaint.say("claims", &error),
-        None => complaint.clear(),
+        Some(error) => log.log_failure("claims", &error),
+        None => log.clear("claims"),
     }
     if *known != claims {
         states.claims.store(Arc::new(claims));
@@ -134,9 +134,9 @@ mod tests {
         create("a", Some("pv-1")).await;
         create("b", None).await;
         let states = States::default();
-        let mut complaint = Complaint::default();
+        let mut log = LogOnChange::default();
         pods(&states, &["a", "b", "c"]);
-        round(&states, &client, &mut complaint).await;
+        round(&states, &client, &mut log).await;
         let found = |states: &States| -> Vec<(String, Option<String>)> {
             let claims = states.claims.load_full();
             let each = claims
@@ -148,7 +148,7 @@ mod tests {
         let none = [bound("a", Some("pv-1")), bound("b", None), bound("c", None)];
         assert_eq!(found(&states), none);
         create("c", Some("pv-3")).await;
-        round(&states, &client, &mut complaint).await;
+        round(&states, &client, &mut log).await;
         let all = [
             bound("a", Some("pv-1")),
             bound("b", None),
@@ -157,8 +157,8 @@ mod tests {
         assert_eq!(found(&states), all);
         // Nobody asks any more.
         pods(&states, &["a"]);
-        round(&states, &client, &mut complaint).await;
+        round(&states, &client, &mut log).await;
         assert_eq!(found(&states), all[..1]);
-        assert_eq!(complaint.standing(), None);
+        assert_eq!(log.text("claims"), None);
     }
 }

@@ -8,8 +8,9 @@
 //!
 //! *Cost.* One system call per pod and sample, and some tens of nanoseconds per packet of these pods.
 
-use super::{Complaint, Rate};
+use super::Rate;
 use crate::health::State;
+use crate::log_on_change::LogOnChange;
 use koord_host::packets::{PacketCounter, PacketProgram};
 use koord_host::{Cgroup, CgroupPath, HostError, Root};
 use rustc_hash::FxHashMap;
@@ -73,7 +74,7 @@ pub struct Work {
     stage: Stage,
     pods: Vec<Pod>,
     at: FxHashMap<u64, usize>,
-    complaint: Complaint,
+    log: LogOnChange,
 }
 
 #[derive(Debug)]
@@ -96,7 +97,7 @@ impl Work {
             stage: if on { Stage::New } else { Stage::Off },
             pods: Vec::new(),
             at: FxHashMap::default(),
-            complaint: Complaint::default(),
+            log: LogOnChange::default(),
         }
     }
 
@@ -148,7 +149,7 @@ impl Work {
                 .map(|(rate, cores)| cores * 1e6 / rate);
         }
         if let Some(error) = failure {
-            self.complaint.say("packets", &error);
+            self.log.log_failure("packets", &error);
         }
     }
 
@@ -168,7 +169,7 @@ impl Work {
             match source.attach(&self.root.cgroup(&pod.group)) {
                 Ok(counter) => {
                     if counter.is_some() {
-                        self.complaint.clear();
+                        self.log.clear("packets");
                     }
                     pod.counter = counter;
                 }
@@ -176,7 +177,7 @@ impl Work {
                     self.give_up(&error);
                     return;
                 }
-                Err(error) => self.complaint.say("packets", &error),
+                Err(error) => self.log.log_failure("packets", &error),
             }
         }
     }
@@ -217,7 +218,7 @@ impl Work {
             )),
             Stage::Lacking(why) => Some((State::Unavailable, why.clone())),
             Stage::New => None,
-            Stage::Ready(_) => match self.complaint.standing() {
+            Stage::Ready(_) => match self.log.text("packets") {
                 Some(error) => Some((State::Failing, error.to_owned())),
                 None if without() > 0 => {
                     let why = format!(

@@ -1,0 +1,76 @@
+//! Log lines about conditions that last.
+
+use rustc_hash::FxHashMap;
+use std::fmt::Display;
+
+/// Logs a lasting condition once, and again when its text changes. Each key has one text.
+#[derive(Debug, Default)]
+pub(crate) struct LogOnChange(FxHashMap<&'static str, String>);
+
+impl LogOnChange {
+    /// Logs at warn level that `part` of the agent failed.
+    pub(crate) fn log_failure(&mut self, part: &'static str, error: &dyn Display) {
+        if let Some(error) = self.store(part, error) {
+            tracing::warn!(part, %error, "failed");
+        }
+    }
+
+    /// Logs at warn level that `feature` is off because of `error`.
+    pub(crate) fn log_off(&mut self, feature: &'static str, error: &dyn Display) {
+        if let Some(error) = self.store(feature, error) {
+            tracing::warn!(feature, error, "is off");
+        }
+    }
+
+    /// Logs at debug level that `feature` is off because a setting that has no default is not set.
+    pub(crate) fn log_unset(&mut self, feature: &'static str, setting: &dyn Display) {
+        if let Some(setting) = self.store(feature, setting) {
+            tracing::debug!(feature, setting, "is off");
+        }
+    }
+
+    /// Logs at info level that `feature` is off because this machine lacks something.
+    pub(crate) fn log_lack(&mut self, feature: &'static str, lack: &dyn Display) {
+        if let Some(lack) = self.store(feature, lack) {
+            tracing::info!(feature, lack, "is off");
+        }
+    }
+
+    /// Returns the text logged last for `key`, until it is cleared.
+    pub(crate) fn text(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
+    /// Ends the condition of `key`: the next one is logged whatever its text.
+    pub(crate) fn clear(&mut self, key: &str) {
+        self.0.remove(key);
+    }
+
+    /// Stores the text of `key`; returns it when it is new or changed.
+    fn store(&mut self, key: &'static str, text: &dyn Display) -> Option<&str> {
+        let text = text.to_string();
+        if self.text(key) == Some(&text) {
+            return None;
+        }
+        self.0.insert(key, text);
+        self.text(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_logged_on_change_and_after_clear() {
+        let mut log = LogOnChange::default();
+        let mut is_logged = |key, text: &str| log.store(key, &text).is_some();
+        assert!(is_logged("a", "x"));
+        assert!(!is_logged("a", "x"), "the same text");
+        assert!(is_logged("b", "x"), "another key");
+        assert!(is_logged("a", "y"), "another text");
+        log.clear("a");
+        assert_eq!((log.text("a"), log.text("b")), (None, Some("x")));
+        assert!(log.store("a", &"y").is_some(), "after it was over");
+    }
+}
