@@ -1,13 +1,10 @@
 //! NodeMetric: what the agent tells the cluster about its node.
 
-mod policy;
-
-pub use policy::Policy;
-
 use crate::agent::Agent;
 use crate::gates::Gate;
 use crate::metrics::{HostApplication, Usage};
 use crate::predict::{Reclaimable, reclaimable};
+use crate::states::metric_policy::{Memory, Policy};
 use crate::states::node::Amounts;
 use crate::store::{Metric, Store, Subject};
 use jiff::Timestamp;
@@ -21,31 +18,6 @@ use koord_model::percentile::Summary;
 
 /// The key of the pressure guard in a pod's extensions.
 pub const GUARD_EXTENSION: &str = "pressureGuard";
-
-/// Which memory of nodes, pods and host applications counts as used. That of the system never has
-/// page cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Memory {
-    /// All but the page cache.
-    #[default]
-    WithoutPageCache,
-    /// With all page cache.
-    WithPageCache,
-    /// With the page cache that is in use, where the kernel tells; else without any.
-    WithHotPageCache,
-}
-
-impl Memory {
-    /// The series to read; `hot` is whether the kernel tells which page cache is in use.
-    #[must_use]
-    pub fn metric(self, hot: bool) -> Metric {
-        match self {
-            Self::WithPageCache => Metric::MemoryUsageWithPageCache,
-            Self::WithHotPageCache if hot => Metric::MemoryUsageWithHotPageCache,
-            Self::WithoutPageCache | Self::WithHotPageCache => Metric::MemoryUsage,
-        }
-    }
-}
 
 /// CPU in milli-cores and memory in bytes, as a resource map: whole milli-cores and bytes, cut off.
 #[must_use]

@@ -12,9 +12,9 @@ use crate::node_events::{NodeEvents, Warnings};
 use crate::node_topology;
 use crate::options::{Options, PodSource, Thread};
 use crate::qos;
-use crate::report::{Memory, Policy};
 use crate::runtime;
 use crate::states::layout::Finder;
+use crate::states::metric_policy::{Memory, Policy};
 use crate::states::{
     Layout, NodeInfo, Slo, States, TopologyInfo, claims, kubelet, lifecycle, settle,
 };

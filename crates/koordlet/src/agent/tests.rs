@@ -14,7 +14,7 @@ mod weights;
 use super::*;
 use crate::gates::Gate;
 use crate::predict;
-use crate::report::Policy;
+use crate::states::metric_policy::Policy;
 use crate::states::topology::CpuManager;
 use crate::states::{Driver, TopologyInfo};
 use crate::states::{Layout, Slo};

@@ -5,8 +5,8 @@
 use crate::gates::Gate;
 use crate::health::{self, State};
 use crate::qos::Needs;
-use crate::report::Memory;
 use crate::settings::Settings;
+use crate::states::metric_policy::Memory;
 
 /// For whom a collector works.
 #[derive(Debug, Clone, Copy)]

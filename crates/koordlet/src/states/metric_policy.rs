@@ -1,12 +1,37 @@
 //! What a NodeMetric asks to be collected, and how often it wants a report.
 
-use super::Memory;
-use crate::states::Malformed;
+use super::Malformed;
+use crate::store::Metric;
 use koord_api::GoDuration;
 use koord_api::lenient::{self, ReadError};
 use koord_api::slo::{MemoryCollectPolicy, NodeMetricSpec};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+/// Which memory of nodes, pods and host applications counts as used. That of the system never has
+/// page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Memory {
+    /// All but the page cache.
+    #[default]
+    WithoutPageCache,
+    /// With all page cache.
+    WithPageCache,
+    /// With the page cache that is in use, where the kernel tells; else without any.
+    WithHotPageCache,
+}
+
+impl Memory {
+    /// The series to read; `hot` is whether the kernel tells which page cache is in use.
+    #[must_use]
+    pub fn metric(self, hot: bool) -> Metric {
+        match self {
+            Self::WithPageCache => Metric::MemoryUsageWithPageCache,
+            Self::WithHotPageCache if hot => Metric::MemoryUsageWithHotPageCache,
+            Self::WithoutPageCache | Self::WithHotPageCache => Metric::MemoryUsage,
+        }
+    }
+}
 
 /// The collection policy in force: the NodeMetric's, with defaults.
 #[derive(Debug, Clone, PartialEq)]
