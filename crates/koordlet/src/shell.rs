@@ -1,6 +1,7 @@
 //! The shell around the agent: informers in, NodeMetric and evictions out, the loop's thread.
 
 use crate::agent::{Agent, AgentError, Ticked};
+use crate::collect::needs::Needs;
 use crate::collect::table;
 use crate::devices::{self, Finder as DeviceFinder};
 use crate::evictor::{self, Done, Evictor, Outcome};
@@ -319,7 +320,7 @@ fn announce(features: &KernelFeatures, options: &Options) {
             "strategy"
         );
     }
-    let needs = qos::Needs::default();
+    let needs = Needs::default();
     for row in table::shown(&options.settings, needs, Memory::default(), |_| None) {
         tracing::debug!(
             collector = row.name,

@@ -6,6 +6,7 @@ pub mod cpi;
 pub mod follow;
 pub mod host_app;
 pub mod machine;
+pub mod needs;
 pub mod node;
 pub mod numa;
 pub mod pod;

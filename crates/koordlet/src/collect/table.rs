@@ -2,9 +2,9 @@
 //!
 //! It is printed at start and served at `/debug/collectors`. Each starts and fails alone.
 
+use super::needs::Needs;
 use crate::gates::Gate;
 use crate::health::{self, State};
-use crate::qos::Needs;
 use crate::settings::Settings;
 use crate::states::metric_policy::Memory;
 

@@ -5,10 +5,11 @@
 //! what it wants in the plan, and CPULimits, which owns both files, puts it together with the limit
 //! and the node's normalization. Rules and formulas are in [`koord_model::burst`].
 
+use crate::collect::needs::Needs;
 use crate::gates::Gate;
 use crate::health::State;
 use crate::qos::reconcile::Reconcile;
-use crate::qos::{Burst, Facts, Needs, Plan, Planner, PodView, Strategy, View, cpu_limits};
+use crate::qos::{Burst, Facts, Plan, Planner, PodView, Strategy, View, cpu_limits};
 use crate::states::ContainerInfo;
 use crate::store::{Metric, Subject};
 use koord_api::qos::QosClass;

@@ -3,10 +3,11 @@
 //!
 //! The features, their thresholds, orders and books are [`koord_model::evict`].
 
+use crate::collect::needs::Needs;
 use crate::gates::Gate;
 use crate::health::State;
 use crate::log_on_change::LogOnChange;
-use crate::qos::{Eviction, Facts, Needs, Plan, Planner, PodView, View};
+use crate::qos::{Eviction, Facts, Plan, Planner, PodView, View};
 use crate::states::pod::Batch;
 use crate::states::{ContainerInfo, PodInfo};
 use koord_api::PriorityClass;

@@ -13,10 +13,11 @@ mod tests;
 
 pub use orders::{Note, Orders};
 
+use crate::collect::needs::Needs;
 use crate::gates::Gate;
 use crate::health::State;
 use crate::metrics::Metrics;
-use crate::qos::{Facts, Needs, Plan, Planner, Strategy, View, cpu_suppress};
+use crate::qos::{Facts, Plan, Planner, Strategy, View, cpu_suppress};
 use crate::states::PodInfo;
 use crate::states::slo::SuppressMode;
 use koord_api::priority::PriorityClass;
