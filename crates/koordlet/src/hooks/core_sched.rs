@@ -13,7 +13,7 @@ const NAME: &str = "CoreSched";
 const TOUCHED: Classes = Classes::but(&[QosClass::System]);
 
 /// The row.
-pub(super) const HOOK: Hook = Hook {
+pub(crate) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::CoreSched],
     stages: &[Stage::Reconcile],

@@ -12,7 +12,7 @@ use koord_model::group_identity::GroupIdentity;
 const NAME: &str = "GroupIdentity";
 
 /// The row.
-pub(super) const HOOK: Hook = Hook {
+pub(crate) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::GroupIdentity],
     stages: &[Stage::RunPodSandbox, Stage::Reconcile],

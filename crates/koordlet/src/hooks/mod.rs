@@ -8,15 +8,14 @@
 //! Source: Koordinator `pkg/koordlet/runtimehooks`.
 
 mod batch_resource;
-mod core_sched;
+pub(crate) mod core_sched;
 mod cpu_idle;
 mod cpuset;
 mod gpu_env;
-mod group_identity;
+pub(crate) mod group_identity;
 mod normalization;
 mod oom_score_adj;
 mod rdma_device;
-pub mod reconcile;
 mod resctrl;
 pub(crate) mod rules;
 

@@ -56,7 +56,7 @@ pub struct Rules {
     /// Whether pods with CPUs of their own lose their quotas.
     pub(super) unset_quota: bool,
     /// Values of group identity; `None` where it is not to be touched.
-    pub(super) group_identity: Option<GroupIdentity>,
+    pub(crate) group_identity: Option<GroupIdentity>,
     /// Settings of core scheduling.
     pub(super) core_sched: CoreSched,
     /// HAMi-core's library on the host.
@@ -96,7 +96,7 @@ impl Rules {
     }
 
     /// Whether `hook` has its say.
-    pub(super) fn hears(&self, hook: &Hook) -> bool {
+    pub(crate) fn hears(&self, hook: &Hook) -> bool {
         let at = HOOKS.iter().position(|row| row.name == hook.name);
         at.is_some_and(|at| self.heard & 1 << at != 0)
     }

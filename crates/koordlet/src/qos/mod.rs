@@ -16,6 +16,7 @@ pub mod cpu_limits;
 pub mod cpu_suppress;
 pub mod evict;
 pub mod guard;
+pub mod hook_reconcile;
 pub mod memory_evict;
 pub mod memory_qos;
 pub mod plan;
@@ -32,7 +33,6 @@ pub use view::{Facts, Kernel, Machine, PodView, View};
 use crate::claims::{self, Claim, ClaimError};
 use crate::collect::needs::Needs;
 use crate::gates::{Gate, Gates};
-use crate::hooks::reconcile as runtime_hooks;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use serde::Serialize;
@@ -96,7 +96,7 @@ pub const STRATEGIES: &[Strategy] = &[
     resctrl::STRATEGY,
     blkio::STRATEGY,
     // Before SystemConfig, which writes the switches that hooks need.
-    runtime_hooks::STRATEGY,
+    hook_reconcile::STRATEGY,
     system_config::STRATEGY,
     cpu_burst::STRATEGY,
     // Last of those about CPU: it puts together what they left for it.
@@ -241,7 +241,7 @@ mod tests {
         let on = |settings: &Settings| {
             let row = shown(settings)
                 .into_iter()
-                .find(|row| row.name == runtime_hooks::NAME);
+                .find(|row| row.name == hook_reconcile::NAME);
             row.unwrap().on
         };
         assert!(on(&settings));

@@ -48,7 +48,7 @@ impl CookieKeeper {
     pub(super) fn begin(&mut self, rules: &Rules) {
         let row = HOOKS.iter().find(|hook| hook.name == "CoreSched");
         let heard = row.is_some_and(|hook| rules.hears(hook));
-        self.enabled = heard && rules.core_sched.is_enabled();
+        self.enabled = heard && rules.core_sched().is_enabled();
         self.looks = self.enabled || (heard && !self.done);
         self.found.clear();
         self.seen = 0;

@@ -7,13 +7,13 @@
 
 mod cookies;
 
-use super::{
-    Adjustment, HOOKS, Rules, Said, Sources, desired, desired_class, desired_host_app,
-    desired_sandbox,
-};
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::health::State;
+use crate::hooks::{
+    self, Adjustment, HOOKS, Rules, Said, Sources, desired, desired_class, desired_host_app,
+    desired_sandbox,
+};
 use crate::metrics::{self, Metrics};
 use crate::qos::cpu_suppress;
 use crate::qos::reconcile::{Reconcile, Round};
@@ -172,7 +172,11 @@ impl RuntimeHooks {
             return (same.clone(), false);
         }
         let heard = heard(&rules);
-        tracing::debug!(?heard, ratio = rules.batch_ratio, "rules of hooks changed");
+        tracing::debug!(
+            ?heard,
+            ratio = rules.batch_ratio(),
+            "rules of hooks changed"
+        );
         let rules = Arc::new(rules);
         self.rules = Some(rules.clone());
         (rules, true)
@@ -304,9 +308,9 @@ fn group_identity(view: &View<'_>) -> bool {
 /// The switches of the machine: group identity and core scheduling exclude each other, so the other
 /// one goes off first.
 fn switches(view: &View<'_>, rules: &Rules) -> Vec<(Sysctl, bool)> {
-    let identity = rules.hears(&super::group_identity::HOOK)
+    let identity = rules.hears(&hooks::group_identity::HOOK)
         && (rules.group_identity).is_some_and(|identity| identity.is_enabled());
-    let cookies = rules.hears(&super::core_sched::HOOK) && rules.core_sched.is_enabled();
+    let cookies = rules.hears(&hooks::core_sched::HOOK) && rules.core_sched().is_enabled();
     let both = match (identity, cookies) {
         (true, _) => [
             (Sysctl::SchedCore, false),
