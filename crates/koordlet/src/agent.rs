@@ -13,6 +13,7 @@ use crate::collect::slow::{self, Worker};
 use crate::executor::Executor;
 use crate::gates::Gates;
 use crate::health::{Collector, Guard, State};
+use crate::hooks::RuleStore;
 use crate::metrics::Metrics;
 use crate::qos::{Eviction, Facts, Kernel, Standings, Strategies, View, guard};
 use crate::settings::Settings;
@@ -66,6 +67,7 @@ pub struct Agent {
     root: Root,
     settings: Settings,
     states: Arc<States>,
+    rules: RuleStore,
     ticks: u64,
     strategies: Strategies,
     executor: Executor,
@@ -108,6 +110,7 @@ impl Agent {
             root,
             settings,
             states,
+            rules: RuleStore::default(),
             ticks: 0,
             standings: Standings::default(),
             facts_version: 0,
@@ -143,6 +146,12 @@ impl Agent {
     #[must_use]
     pub fn collectors(&self) -> Vec<Collector> {
         self.measure.collectors(&self.settings)
+    }
+
+    /// Returns where the agent leaves the newest rules of hooks.
+    #[must_use]
+    pub fn rules(&self) -> &RuleStore {
+        &self.rules
     }
 
     /// The audit log.
@@ -225,7 +234,7 @@ impl Agent {
         for (object, malformed) in plan.take_complaints() {
             self.states.complaints.replace(&object, malformed);
         }
-        self.states.rules.store(plan.rules.take());
+        self.rules.store(plan.rules.take());
         let told = plan.take_told();
         let notes = std::mem::take(&mut plan.notes);
         for note in &notes {

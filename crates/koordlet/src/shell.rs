@@ -182,6 +182,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     }
     let parts = runtime::Parts {
         states: states.clone(),
+        rules: agent.rules().clone(),
         settings: options.settings.clone(),
         root: root.clone(),
         metrics: metrics.clone(),

@@ -19,7 +19,7 @@ mod rdma_device;
 mod resctrl;
 pub(crate) mod rules;
 
-pub use rules::{Rules, Sources};
+pub use rules::{RuleStore, Rules, Sources};
 
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;

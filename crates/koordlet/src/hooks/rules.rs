@@ -6,11 +6,13 @@ use crate::settings::Settings;
 use crate::states::NodeInfo;
 use crate::states::slo::Slo;
 use crate::states::topology::{Pool, TopologyInfo};
+use arc_swap::ArcSwapOption;
 use koord_api::extension::CpuSharedPool;
 use koord_model::core_sched::CoreSched;
 use koord_model::cpuset_rule::Pools;
 use koord_model::group_identity::GroupIdentity;
 use koord_model::normalization::settled;
+use std::sync::Arc;
 
 /// What [`Rules`] are made from.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +66,9 @@ pub struct Rules {
     /// Whether HAMi-core shares its figures with a monitor.
     pub(super) hami_monitor: bool,
 }
+
+/// The newest [`Rules`]; `None` before the first tick. Clones share them.
+pub type RuleStore = Arc<ArcSwapOption<Rules>>;
 
 impl Rules {
     /// The rules that follow from `from`. Changes of the CPU normalization ratio that are too small

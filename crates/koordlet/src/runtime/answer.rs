@@ -180,7 +180,7 @@ impl Answers {
 
     /// The rules in force; `None` before the agent's first round.
     pub(super) fn rules(&self) -> Option<Arc<Rules>> {
-        self.parts.states.rules.load_full()
+        self.parts.rules.load_full()
     }
 
     /// Waits for the agent's first round: who answers before has nothing to say, and whoever asked takes

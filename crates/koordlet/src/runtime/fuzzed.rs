@@ -9,7 +9,7 @@ use crate::hooks::{Rules, Sources};
 use crate::metrics::Metrics;
 use crate::node_events::Warnings;
 use crate::settings::Settings;
-use crate::states::{NodeInfo, Slo, States};
+use crate::states::{NodeInfo, Slo};
 use koord_host::{Dirs, Root};
 use koord_kube::events::Recorder;
 use koord_rpc::hooks::runtime_hook_service_server::RuntimeHookService;
@@ -43,13 +43,13 @@ pub fn answering(root: &Path) -> (impl Handler, impl RuntimeHookService) {
         group_identity: true,
         cpu_idle: true,
     };
-    let states = Arc::new(States::default());
-    states.rules.store(Some(Arc::new(Rules::of(sources, None))));
+    let rules = Rules::of(sources, None);
     let stages = answer::Stages::of(&[], &settings.gates);
     let metrics = Metrics::new(&prometheus::Registry::new()).expect("metrics");
     metrics.started("n", 0);
     let parts = Parts {
-        states,
+        states: Arc::default(),
+        rules: Arc::new(Some(Arc::new(rules)).into()),
         settings,
         root: Root::with_dirs(Dirs::below(root)).expect("a directory"),
         metrics,

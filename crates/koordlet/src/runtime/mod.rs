@@ -25,6 +25,7 @@ mod server;
 mod tests;
 
 use crate::gates::{Gate, Gates};
+use crate::hooks::RuleStore;
 use crate::metrics::Metrics;
 use crate::node_events::Warnings;
 use crate::settings::Settings;
@@ -160,6 +161,7 @@ impl Default for Config {
 #[derive(Debug, Clone)]
 pub(crate) struct Parts {
     pub(crate) states: Arc<States>,
+    pub(crate) rules: RuleStore,
     pub(crate) settings: Settings,
     pub(crate) root: Root,
     pub(crate) metrics: Metrics,

@@ -60,8 +60,6 @@ impl Rig {
 
     fn on(node: Node) -> Self {
         let tree = Tree::hybrid("0-3").unwrap();
-        let states = Arc::new(States::default());
-        states.rules.store(Some(Arc::new(node.rules())));
         let settings = Settings {
             gates: node.gates(),
             layout: Layout::new(Driver::Cgroupfs, CgroupPath::root()),
@@ -73,7 +71,8 @@ impl Rig {
         let root = tree.root().clone();
         Self {
             parts: Parts {
-                states,
+                states: Arc::default(),
+                rules: Arc::new(Some(Arc::new(node.rules())).into()),
                 settings,
                 root,
                 metrics,
@@ -314,7 +313,7 @@ async fn the_hook_server_is_registered_and_answers() {
 #[tokio::test]
 async fn nobody_answers_before_there_is_something_to_say() {
     let rig = Rig::new();
-    let rules = rig.parts.states.rules.swap(None);
+    let rules = rig.parts.rules.swap(None);
     let config = rig.config(Mode::Proxy);
     let _stop = rig.start(&config);
     // The server's task has its turn, and again after its pause.
@@ -322,7 +321,7 @@ async fn nobody_answers_before_there_is_something_to_say() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!config.server.socket.exists());
     tokio::time::resume();
-    rig.parts.states.rules.store(rules);
+    rig.parts.rules.store(rules);
     let mut client = client(&config).await;
     let answer = client.pre_create_container_hook(hook_request());
     let resources = answer.await.unwrap().into_inner().container_resources;
@@ -388,7 +387,7 @@ fn a_new_container_gets_what_hooks_want() {
         ..PodSandbox::default()
     };
     assert_eq!(plugin.create(&plain, &asked).unwrap().adjust, None);
-    rig.parts.states.rules.store(None);
+    rig.parts.rules.store(None);
     assert_eq!(plugin.create(&batch_pod(), &asked).unwrap().adjust, None);
 }
 

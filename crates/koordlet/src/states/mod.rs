@@ -28,7 +28,6 @@ pub use slo::Slo;
 pub use topology::TopologyInfo;
 
 use crate::conditions::Conditions;
-use crate::hooks::Rules;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use k8s_openapi::api::core::v1::Pod;
 use listing::{Known, Listing};
@@ -56,8 +55,6 @@ pub struct States {
     pub claims: ArcSwap<Claims>,
     /// How groups are named, once somebody found out; until then the agent's setting holds.
     pub layout: ArcSwapOption<Layout>,
-    /// What the values that hooks want depend on; `None` before the first tick.
-    pub rules: ArcSwapOption<Rules>,
     /// Input that was not understood and stands.
     pub complaints: Complaints,
     /// What lasts and an operator has to look at.
