@@ -112,9 +112,11 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         status.started_at = Some(ctx.clock.now());
         status::describe(status, &features, &options.settings);
     });
-    states
-        .complaints
-        .register(&ctx.metrics, &options.node_name, metrics.clone());
+    states.complaints.register(
+        &ctx.metrics,
+        &options.node_name,
+        metrics.bad_input().clone(),
+    );
     states.conditions.register(&ctx.metrics, &options.node_name);
     let agent = Agent::new(
         root.clone(),
@@ -149,7 +151,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
             root.clone(),
             states.clone(),
             (client.clone(), options.node_name.clone()),
-            metrics.clone(),
+            metrics.kubelet().clone(),
         );
         tokio::spawn(poll.run(ctx.shutdown.clone()));
         tokio::spawn(lifecycle::watch(

@@ -7,6 +7,8 @@ mod table;
 mod tests;
 
 use crate::predict::{Estimate, Reclaimable};
+use crate::states::kubelet::KubeletMetrics;
+use crate::states::malformed::BadInput;
 use crate::states::slo::Policy;
 use crate::states::{ContainerInfo, NodeInfo, PodInfo};
 use koord_app::metrics::{Expiring, ExpiringGauges, Vector};
@@ -203,7 +205,7 @@ struct Inner {
     usages: Rows<Usage>,
     oom_score_adj: ExpiringGauges,
     updates: HistogramVec,
-    kubelet: HistogramVec,
+    kubelet: KubeletMetrics,
     hooks: HistogramVec,
     reconciles: HistogramVec,
     host_applications: Rows<HostApplication>,
@@ -212,7 +214,7 @@ struct Inner {
     nri_contested: GaugeVec,
     runtime_asked: HistogramVec,
     tick: GaugeVec,
-    bad_input: IntCounterVec,
+    bad_input: BadInput,
     failures: IntCounterVec,
     guard: IntCounterVec,
     allocatable: GaugeVec,
@@ -310,7 +312,7 @@ impl Metrics {
             )?,
             oom_score_adj: expiring(t::OOM_SCORE_ADJ)?,
             updates: histogram(t::UPDATES, WRITE_MS)?,
-            kubelet: histogram(t::KUBELET, REQUEST_SECONDS)?,
+            kubelet: KubeletMetrics::new(histogram(t::KUBELET, REQUEST_SECONDS)?),
             hooks: histogram(t::HOOKS, WRITE_MS)?,
             reconciles: histogram(t::RECONCILES, WRITE_MS)?,
             host_applications: shown(
@@ -322,7 +324,7 @@ impl Metrics {
             nri_contested: gauge(t::NRI_CONTESTED)?,
             runtime_asked: histogram(t::RUNTIME_ASKED, WRITE_MS)?,
             tick: gauge(t::TICK)?,
-            bad_input: counter(t::BAD_INPUT)?,
+            bad_input: BadInput::new(node.clone(), counter(t::BAD_INPUT)?),
             failures: counter(t::FAILURES)?,
             guard: counter(t::GUARD)?,
             allocatable: gauge(t::ALLOCATABLE)?,
@@ -525,12 +527,10 @@ impl Metrics {
         }
     }
 
-    /// Records a request to the kubelet; `path` is that of the API, without values.
-    pub fn kubelet_request(&self, verb: &str, path: &str, code: u16, seconds: f64) {
-        let labels = [verb, path, &code.to_string()];
-        if let Ok(histogram) = self.0.kubelet.get_metric_with_label_values(&labels) {
-            histogram.observe(seconds);
-        }
+    /// Returns what counts requests to the kubelet.
+    #[must_use]
+    pub fn kubelet(&self) -> &KubeletMetrics {
+        &self.0.kubelet
     }
 
     /// Records the call of a hook at a stage of a container's life, such as `PreCreateContainer`. A
@@ -624,10 +624,10 @@ impl Metrics {
         self.set(&self.0.tick, &[], seconds);
     }
 
-    /// Counts a malformed value: what it was in (`NodeSLO`, `annotation`, `kubelet`, `cgroup`,
-    /// `checkpoint` …) and which field. Neither may hold the value itself.
-    pub fn bad_input(&self, kind: &str, field: &str) {
-        self.count(&self.0.bad_input, &[kind, field]);
+    /// Returns what counts malformed values.
+    #[must_use]
+    pub fn bad_input(&self) -> &BadInput {
+        &self.0.bad_input
     }
 
     /// Counts a round in which a part of the agent failed.

@@ -103,7 +103,7 @@ fn record(metrics: &Metrics) {
     );
     metrics.oom_score_adj(&container(), -100);
     metrics.wrote("cgroup", true, 0.02);
-    metrics.kubelet_request("get", "/pods/", 200, 0.01);
+    metrics.kubelet().record("get", "/pods/", 200, 0.01);
     metrics.hook_invoked("BatchResource", "PreCreateContainer", true, 0.1);
     metrics.reconciled("pod", "cpu.shares", true, 0.1);
     metrics.host_applications(vec![HostApplication {
@@ -114,7 +114,9 @@ fn record(metrics: &Metrics) {
         memory: 4096.0,
     }]);
     metrics.ticked(0.01);
-    metrics.bad_input("NodeSLO", "cpuSuppressThresholdPercent");
+    metrics
+        .bad_input()
+        .count("NodeSLO", "cpuSuppressThresholdPercent");
     metrics.failed(Part::Collector, "Psi");
     metrics.allocatable(&NodeInfo {
         extended: BTreeMap::from([

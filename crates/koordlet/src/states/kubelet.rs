@@ -2,6 +2,7 @@
 
 mod client;
 mod config;
+mod metrics;
 mod options;
 mod pace;
 mod poll;
@@ -12,5 +13,6 @@ mod tests;
 pub use client::KubeletError;
 pub(crate) use client::{TOKEN, url_of};
 pub use config::Config;
+pub use metrics::KubeletMetrics;
 pub use options::{Kubelet, kubelet_trust};
 pub(crate) use poll::Poll;

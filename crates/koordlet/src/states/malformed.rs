@@ -1,11 +1,10 @@
 //! Input that was not understood: said once, counted, and shown for as long as it stands.
 
-use crate::metrics::Metrics;
 use parking_lot::Mutex;
-use prometheus::{GaugeVec, Opts, Registry};
+use prometheus::{GaugeVec, IntCounterVec, Opts, Registry};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Longest value that is kept as a metric label, in bytes; logs show the whole of it.
 const LABEL_BYTES: usize = 64;
@@ -49,6 +48,32 @@ impl From<koord_api::extension::AnnotationError> for Malformed {
     }
 }
 
+/// A counter of malformed values, by what they are in and which field. Nothing is counted before the
+/// node's name is known.
+#[derive(Debug, Clone)]
+pub struct BadInput {
+    node: Arc<OnceLock<String>>,
+    values: IntCounterVec,
+}
+
+impl BadInput {
+    pub(crate) fn new(node: Arc<OnceLock<String>>, values: IntCounterVec) -> Self {
+        Self { node, values }
+    }
+
+    /// Counts a malformed value: what it was in (`NodeSLO`, `annotation`, `kubelet`, `cgroup`,
+    /// `checkpoint` …) and which field. Neither may hold the value itself.
+    pub fn count(&self, kind: &str, field: &str) {
+        if let Some(node) = self.node.get()
+            && let Ok(counter) =
+                self.values
+                    .get_metric_with_label_values(&[node.as_str(), kind, field])
+        {
+            counter.inc();
+        }
+    }
+}
+
 /// Every malformed input that stands now. Clones share the same list.
 #[derive(Debug, Clone, Default)]
 pub struct Complaints(Arc<Mutex<Inner>>);
@@ -59,13 +84,13 @@ struct Inner {
     /// How many lines were logged since the start.
     said: u64,
     gauge: Option<(GaugeVec, String)>,
-    metrics: Option<Metrics>,
+    counter: Option<BadInput>,
 }
 
 impl Complaints {
     /// Shows what stands as gauge `koordlet_malformed_input`, 1 for each object, field and value, and
-    /// counts what is said in `metrics`.
-    pub fn register(&self, registry: &Registry, node: &str, metrics: Metrics) {
+    /// counts what is said in `counter`.
+    pub fn register(&self, registry: &Registry, node: &str, counter: BadInput) {
         let opts = Opts::new(
             "koordlet_malformed_input",
             "Input that was not understood; the last good value or the default is used",
@@ -78,7 +103,7 @@ impl Complaints {
         }
         let mut inner = self.0.lock();
         inner.gauge = Some((gauge, node.to_owned()));
-        inner.metrics = Some(metrics);
+        inner.counter = Some(counter);
     }
 
     /// Replaces what is wrong with `object` (such as `Pod default/a`). What was not wrong in the same
@@ -99,9 +124,9 @@ impl Complaints {
                     error,
                 } = one;
                 tracing::warn!(object, field, value, error, "malformed, not used");
-                if let Some(metrics) = &inner.metrics {
+                if let Some(counter) = &inner.counter {
                     let kind = object.split(' ').next().unwrap_or(object);
-                    metrics.bad_input(kind, field);
+                    counter.count(kind, field);
                 }
             }
         }
@@ -178,6 +203,7 @@ fn label(value: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Metrics;
 
     fn one(value: &str) -> Malformed {
         Malformed::new("koordinator.sh/cpuBurst", value, "not JSON")
@@ -203,7 +229,7 @@ mod tests {
         let registry = Registry::new();
         let complaints = Complaints::default();
         let metrics = Metrics::new(&registry).unwrap();
-        complaints.register(&registry, "n", metrics);
+        complaints.register(&registry, "n", metrics.bad_input().clone());
         for _ in 0..3 {
             complaints.replace("Pod a/b", vec![one("{"), one("{")]);
         }

@@ -1,9 +1,9 @@
 //! Talking to the kubelet.
 
 use super::Config;
+use super::metrics::KubeletMetrics;
 use super::options::Kubelet as Options;
 use super::split::Splitter;
-use crate::metrics::Metrics;
 use crate::states::{Malformed, NodeInfo, States};
 use futures::AsyncBufReadExt as _;
 use k8s_openapi::api::core::v1::Node;
@@ -78,7 +78,7 @@ pub(super) struct Kubelet {
     node: String,
     token: PathBuf,
     connection: Option<Connection>,
-    metrics: Metrics,
+    metrics: KubeletMetrics,
 }
 
 #[derive(Clone)]
@@ -93,7 +93,7 @@ impl Kubelet {
         states: Arc<States>,
         api: Client,
         node: String,
-        metrics: Metrics,
+        metrics: KubeletMetrics,
     ) -> Self {
         Self {
             options,
@@ -246,7 +246,7 @@ impl Kubelet {
         };
         let answer = timeout(limit, answer).await;
         let seconds = began.elapsed().as_secs_f64();
-        self.metrics.kubelet_request("get", path, code, seconds);
+        self.metrics.record("get", path, code, seconds);
         match answer {
             Ok(Ok(())) => Ok(url),
             Ok(Err(error)) if code == 403 => {

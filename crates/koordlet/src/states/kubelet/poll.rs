@@ -1,9 +1,9 @@
 //! Asking the kubelet again and again.
 
 use super::client::{Kubelet, KubeletError};
+use super::metrics::KubeletMetrics;
 use super::options::Kubelet as Options;
 use super::pace::Pace;
-use crate::metrics::Metrics;
 use crate::states::listing::{Known, Listing};
 use crate::states::roster::{self, Missing};
 use crate::states::{Layout, States};
@@ -47,7 +47,7 @@ impl Poll {
         root: Root,
         states: Arc<States>,
         (api, node): (Client, String),
-        metrics: Metrics,
+        metrics: KubeletMetrics,
     ) -> Self {
         let interval = options.interval;
         let query_config = options.query_config;

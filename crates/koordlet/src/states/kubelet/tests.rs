@@ -184,6 +184,7 @@ fn nobody() -> Client {
 
 fn kubelet(options: Options, states: &Arc<States>) -> Kubelet {
     let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+    let metrics = metrics.kubelet().clone();
     Kubelet::new(options, states.clone(), nobody(), "n".to_owned(), metrics)
 }
 
