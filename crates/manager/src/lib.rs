@@ -37,7 +37,7 @@ mod suppress;
 pub mod webhook;
 
 pub use args::Args;
-pub use colocationprofile::{Flags as ProfileFlags, Options as ProfileOptions};
+pub use colocationprofile::{ProfileFlags, ProfileOptions};
 use controllers::Controllers;
 pub use features::GATES;
 pub use recommender::{RecommendationFacts, RecommenderArgs, RecommenderOptions};
@@ -94,7 +94,7 @@ pub struct Options {
     /// Flags of the pod webhooks.
     pub pods: webhook::pod::Options,
     /// Flags of the colocationprofile controller.
-    pub colocation_profile: colocationprofile::Options,
+    pub colocation_profile: ProfileOptions,
     /// How writes of quotas are repeated, when pods are charged to them.
     pub quota_retries: webhook::QuotaRetries,
 }
@@ -118,7 +118,7 @@ impl Default for Options {
             install: false,
             recommender: RecommenderOptions::default(),
             pods: webhook::pod::Options::default(),
-            colocation_profile: colocationprofile::Options::default(),
+            colocation_profile: ProfileOptions::default(),
             quota_retries: webhook::QuotaRetries::default(),
         }
     }

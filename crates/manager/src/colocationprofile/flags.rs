@@ -4,10 +4,10 @@ use clap::{ArgAction, Args};
 use koord_app::flags;
 use std::time::Duration;
 
-/// The flags.
+/// The flags of the colocationprofile controller.
 #[derive(Debug, Clone, Args)]
 #[group(skip)]
-pub struct Flags {
+pub struct ProfileFlags {
     /// Apply profiles to pending pods also without the label config.koordinator.sh/controller-managed
     #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
@@ -29,9 +29,9 @@ pub struct Flags {
     pub colocation_profile_update_pod_qps_burst: u32,
 }
 
-/// What they mean.
+/// The settings of the colocationprofile controller.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Options {
+pub struct ProfileOptions {
     /// Whether profiles without the label are applied.
     pub by_default: bool,
     /// How often.
@@ -44,7 +44,7 @@ pub struct Options {
     pub burst: u32,
 }
 
-impl Default for Options {
+impl Default for ProfileOptions {
     fn default() -> Self {
         Self {
             by_default: false,
@@ -56,14 +56,14 @@ impl Default for Options {
     }
 }
 
-impl Flags {
+impl ProfileFlags {
     /// The default of the flag that has no effect.
     pub(crate) const EXPIRE_POD_CACHE: Duration = Duration::from_secs(600);
 
     /// What they mean.
     #[must_use]
-    pub fn options(&self) -> Options {
-        Options {
+    pub fn options(&self) -> ProfileOptions {
+        ProfileOptions {
             by_default: self.colocation_profile_reconcile_by_default,
             interval: self.colocation_profile_reconcile_interval,
             force_update: self.colocation_profile_force_update_pod_duration,

@@ -8,7 +8,7 @@
 mod flags;
 mod plan;
 
-pub use flags::{Flags, Options};
+pub use flags::{ProfileFlags, ProfileOptions};
 
 use crate::cache::Kind;
 use crate::controllers::{Controller, Outcome, Row};
