@@ -17,6 +17,7 @@ mod args;
 mod cache;
 mod colocationprofile;
 mod config;
+mod controller;
 mod controllers;
 pub mod explain;
 mod facts;

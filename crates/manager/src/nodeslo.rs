@@ -2,7 +2,7 @@
 
 use crate::cache::Kind;
 use crate::config::Config;
-use crate::controllers::{Controller, Outcome, Row};
+use crate::controller::{Controller, Outcome, Row};
 use crate::node;
 use crate::object::{self, Action};
 use crate::replica::Replica;

@@ -4,7 +4,7 @@
 //! invalid when another quota changes.
 
 use crate::cache::Kind;
-use crate::controllers::{Controller, Outcome, Row};
+use crate::controller::{Controller, Outcome, Row};
 use crate::replica::Replica;
 use koord_api::quantity::ResourceList;
 use koord_api::quota::{ROOT_QUOTA, is_built_in};

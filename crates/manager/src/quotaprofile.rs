@@ -3,7 +3,7 @@
 //! Source: Koordinator `pkg/quota-controller/profile`.
 
 use crate::cache::Kind;
-use crate::controllers::{Controller, Outcome, Row};
+use crate::controller::{Controller, Outcome, Row};
 use crate::replica::Replica;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::quantity::{self, Format, Quantity, ResourceList};

@@ -11,7 +11,7 @@ mod plan;
 pub use flags::{ProfileFlags, ProfileOptions};
 
 use crate::cache::Kind;
-use crate::controllers::{Controller, Outcome, Row};
+use crate::controller::{Controller, Outcome, Row};
 use crate::replica::Replica;
 use crate::webhook::profile;
 use crate::webhook::strategic_pod;

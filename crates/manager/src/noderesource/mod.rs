@@ -10,7 +10,7 @@ mod view;
 
 use crate::cache::Kind;
 use crate::config::Strategy;
-use crate::controllers::{Controller, Outcome, Row};
+use crate::controller::{Controller, Outcome, Row};
 use crate::node;
 use crate::replica::Replica;
 use jiff::{SignedDuration, Timestamp};

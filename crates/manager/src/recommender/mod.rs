@@ -26,7 +26,7 @@ pub(crate) use pods::PodFacts;
 pub(crate) use target::Target;
 
 use crate::cache::Kind;
-use crate::controllers::{Controller, Outcome, Row};
+use crate::controller::{Controller, Outcome, Row};
 use crate::replica::Replica;
 use koord_kube::queue::WorkQueue;
 use koord_kube::{Change, ObjectKey};
