@@ -40,8 +40,9 @@ pub mod webhook;
 pub use args::Args;
 pub use colocationprofile::{ProfileFlags, ProfileOptions};
 use controllers::Controllers;
+pub use facts::RecommendationFacts;
 pub use features::GATES;
-pub use recommender::{RecommendationFacts, RecommenderArgs, RecommenderOptions};
+pub use recommender::{RecommenderArgs, RecommenderOptions};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;

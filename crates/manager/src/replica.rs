@@ -2,10 +2,10 @@
 
 use crate::cache::{Cache, Follow, Kind, State};
 use crate::facts::{
-    Interner, Keep, MetricFacts, PodFacts, PodsByNode, SloFacts, Specs, trim_node, trim_topology,
+    Interner, Keep, MetricFacts, PodFacts, PodsByNode, RecommendationFacts, SloFacts, Specs,
+    trim_node, trim_topology,
 };
 use crate::metrics::Metrics;
-use crate::recommender::RecommendationFacts;
 use crate::settings::Settings;
 use crate::{Error, Options};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};

@@ -5,13 +5,18 @@ mod interner;
 mod metric;
 mod packed;
 mod pod;
+mod recommendation;
 mod slo;
+mod target;
 
 pub(crate) use interner::Interner;
 pub(crate) use metric::{MetricFacts, PodUsage, Report};
 pub(crate) use packed::Packed;
 pub(crate) use pod::{Keep, PodFacts, PodsByNode};
+pub use recommendation::RecommendationFacts;
+pub(crate) use recommendation::distributions;
 pub(crate) use slo::{SloFacts, Specs};
+pub(crate) use target::{Target, percentiles};
 
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use koord_api::annotations;

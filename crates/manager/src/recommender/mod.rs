@@ -12,21 +12,18 @@
 
 mod args;
 mod checkpoints;
-mod facts;
 mod learn;
 mod pods;
 mod round;
 mod sources;
 mod status;
-mod target;
 
 pub use args::{RecommenderArgs, RecommenderOptions};
-pub use facts::RecommendationFacts;
 pub(crate) use pods::PodFacts;
-pub(crate) use target::Target;
 
 use crate::cache::Kind;
 use crate::controller::{Controller, Outcome, Row};
+use crate::facts::RecommendationFacts;
 use crate::replica::Replica;
 use koord_kube::queue::WorkQueue;
 use koord_kube::{Change, ObjectKey};

@@ -1,13 +1,12 @@
 //! One round: who is meant, what was used, what is recommended, what is written.
 
 use super::checkpoints::{self, Loaded, Support};
-use super::facts::{self, RecommendationFacts};
 use super::learn::{self, Details, Entry, Known};
 use super::pods::{Common, PodFacts};
 use super::sources::{self, Measured};
 use super::status::{self, Cause, Findings, Verdict, Write};
-use super::target::{self, Target};
 use crate::Error;
+use crate::facts::{self, RecommendationFacts, Target};
 use crate::replica::Replica;
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
@@ -454,7 +453,7 @@ fn decide(
     checkpoints: Option<&Support>,
 ) -> Option<(Write, Option<Details>)> {
     let options = &replica.options.recommender;
-    let wanted = target::percentiles(
+    let wanted = facts::percentiles(
         case.facts.percentiles.as_deref(),
         options.settings.percentiles,
     );

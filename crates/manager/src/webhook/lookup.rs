@@ -3,7 +3,7 @@
 use super::pod::Lookup;
 use super::profile::{self, Priority};
 use crate::cache::Kind;
-use crate::recommender::RecommendationFacts;
+use crate::facts::RecommendationFacts;
 use crate::replica::Replica;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Namespace;

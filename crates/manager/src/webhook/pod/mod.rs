@@ -21,7 +21,7 @@ pub use flags::Flags;
 pub(crate) use mutate::strategic;
 pub use protected::AnnotationPolicy;
 
-use crate::recommender::RecommendationFacts;
+use crate::facts::RecommendationFacts;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::config::ClusterColocationProfile;

@@ -1,6 +1,7 @@
 //! Tells the scheduler how much of its request a new pod will use, where a Recommendation knows.
 
-use crate::recommender::{PodFacts, RecommendationFacts, Target};
+use crate::facts::{RecommendationFacts, Target};
+use crate::recommender::PodFacts;
 use crate::webhook::json::{self, Misfit};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations::LOAD_ESTIMATED_SCALING_FACTORS;

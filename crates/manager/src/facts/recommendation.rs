@@ -1,7 +1,6 @@
 //! What is kept of a Recommendation.
 
-use super::Target;
-use crate::facts::Interner;
+use super::{Interner, Target};
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_api::Uid;
 use koord_api::analysis::{
