@@ -1,7 +1,7 @@
 //! The computed amounts of every node. As gauges they would take a kilobyte each, of a manager that is
 //! asked for them twice a minute; so they are kept as numbers, and become gauges when somebody asks.
 
-use crate::noderesource::RESOURCES;
+use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
 use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// The computed resources that have a gauge.
+const RESOURCES: [&str; 4] = [BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY];
 /// How long the amount of a node that is not computed any more is kept.
 const LIFE: Duration = Duration::from_secs(15 * 60);
 

@@ -17,7 +17,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use koord_api::annotations;
 use koord_api::quantity::Quantity;
-use koord_api::resources::{self, BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
+use koord_api::resources::{self, BATCH_CPU, BATCH_MEMORY};
 use koord_api::scheduling::Device;
 use koord_api::topology::v1alpha1;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
@@ -51,9 +51,6 @@ pub(crate) fn decide(input: &Input<'_>) -> (Result<NodeView, Reset>, Draft, Vec<
 
 /// The plugins that `--noderesource-plugins` may name.
 pub(crate) const PLUGINS: [&str; 6] = plugins::NAMES;
-
-/// The computed resources that have a gauge.
-pub(crate) const RESOURCES: [&str; 4] = [BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY];
 
 /// The controller.
 pub(crate) const ROW: Row = Row {
