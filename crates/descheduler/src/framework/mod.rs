@@ -9,10 +9,11 @@ mod limits;
 mod plan;
 mod refused;
 
+pub use crate::rules::Why;
 pub use cycle::{Cycle, Framework};
 pub use departures::{Departures, ProfileDepartures};
 pub use limits::{Limiter, Limits};
-pub use plan::{Action, Finding, Intent, Kept, Move, Note, Plan, Why};
+pub use plan::{Action, Finding, Intent, Kept, Move, Note, Plan};
 pub use refused::Refused;
 
 use crate::migration::plugin::Migrations;

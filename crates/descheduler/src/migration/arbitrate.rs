@@ -4,8 +4,7 @@
 
 use super::filter::{Census, Owned, Rules, WORKLOAD_UNKNOWN};
 use super::{Stage, has_passed, stage};
-use crate::framework::Why;
-use crate::rules;
+use crate::rules::{self, Why};
 use crate::state::{Owner, PodInfo, Snapshot};
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
 use rustc_hash::FxHashMap;

@@ -4,8 +4,7 @@
 
 use super::args::{Gate, MigrationControllerArgs, RESERVATION_FIRST};
 use super::limits::at_most;
-use crate::framework::Why;
-use crate::rules::{Evictable, Namespaces, overrides};
+use crate::rules::{Evictable, Namespaces, Why, overrides};
 use crate::state::{Owner, PodInfo, Snapshot, Workload};
 use koord_api::annotations;
 use koord_api::extension::parse_eviction_cost;

@@ -2,7 +2,7 @@
 
 use super::args::{LimitedObject, MigrationControllerArgs};
 use super::{CONTROLLER, annotation};
-use crate::framework::Why;
+use crate::rules::Why;
 use crate::state::{PodInfo, Workload};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;

@@ -17,7 +17,7 @@ use super::evict::Policy;
 use super::reservation as making;
 use super::status::{self, State};
 use super::{CONTROLLER, Stage, annotation, args, stage};
-use crate::framework::Why;
+use crate::rules::Why;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use koord_api::duration::GoDuration;

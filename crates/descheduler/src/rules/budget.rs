@@ -1,6 +1,6 @@
 //! What disruption budgets leave.
 
-use crate::framework::Why;
+use super::Why;
 use crate::state::{PodInfo, Snapshot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::selector;

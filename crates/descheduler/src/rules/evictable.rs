@@ -2,7 +2,7 @@
 //!
 //! Source: Koordinator `pkg/descheduler/evictions`.
 
-use crate::framework::Why;
+use super::Why;
 use crate::state::{Phase, PodInfo};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::selector;

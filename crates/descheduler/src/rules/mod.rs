@@ -5,12 +5,14 @@ mod budget;
 mod evictable;
 mod fit;
 mod order;
+mod reason;
 mod select;
 
 pub use budget::Budgets;
 pub use evictable::{EVICT, Evictable, SYSTEM_CRITICAL, overrides};
 pub use fit::{Fit, Misfit, alike, allows};
 pub use order::{DELETION_COST, Urgency, sort, sort_by};
+pub use reason::Why;
 pub use select::{Choice, Namespaces, PodSelector};
 
 #[cfg(test)]

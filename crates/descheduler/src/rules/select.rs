@@ -1,6 +1,6 @@
 //! Which pods a plugin is about, as far as its arguments say so.
 
-use crate::framework::Why;
+use super::Why;
 use crate::state::PodInfo;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::selector;

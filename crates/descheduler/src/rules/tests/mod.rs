@@ -1,5 +1,5 @@
 use super::*;
-use crate::framework::Why;
+use crate::rules::Why;
 use crate::testing::{World, merged};
 use serde_json::{Value, json};
 
