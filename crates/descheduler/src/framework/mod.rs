@@ -5,6 +5,7 @@
 
 mod cycle;
 mod departures;
+mod handles;
 mod limits;
 mod plan;
 mod refused;
@@ -12,6 +13,7 @@ mod refused;
 pub use crate::rules::Why;
 pub use cycle::{Cycle, Framework};
 pub use departures::{Departures, ProfileDepartures};
+pub use handles::Built;
 pub use limits::{Limiter, Limits};
 pub use plan::{Action, Finding, Intent, Kept, Move, Note, Plan};
 pub use refused::Refused;

@@ -8,46 +8,13 @@ mod profile;
 pub use profile::{Completed, CompletedProfile};
 
 use crate::config::{API_VERSION, ConfigError, Configuration, check_selectors, decode, refuse};
-use crate::framework::{Evictor, Filter, Strategy};
+use crate::framework::Built;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-
-/// What a plugin does at each extension point; nothing where it does not belong.
-#[derive(Debug, Default)]
-pub struct Built {
-    /// Runs first.
-    pub deschedule: Option<Box<dyn Strategy>>,
-    /// Runs then.
-    pub balance: Option<Box<dyn Strategy>>,
-    /// Carries out.
-    pub evict: Option<Box<dyn Evictor>>,
-    /// Has to agree.
-    pub filter: Option<Box<dyn Filter>>,
-}
-
-impl Built {
-    /// Only at `deschedule`.
-    #[must_use]
-    pub fn descheduling(strategy: impl Strategy + 'static) -> Self {
-        Self {
-            deschedule: Some(Box::new(strategy)),
-            ..Self::default()
-        }
-    }
-
-    /// Only at `balance`.
-    #[must_use]
-    pub fn balancing(strategy: impl Strategy + 'static) -> Self {
-        Self {
-            balance: Some(Box::new(strategy)),
-            ..Self::default()
-        }
-    }
-}
 
 /// What a plugin may know of the configuration besides its arguments.
 #[derive(Debug, Clone, Copy)]

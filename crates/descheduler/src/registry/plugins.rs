@@ -1,6 +1,7 @@
 //! One row for each plugin.
 
-use super::{Built, Registry};
+use super::Registry;
+use crate::framework::Built;
 use crate::low_node_load::{self, LowNodeLoad};
 use crate::migration::args::MigrationControllerArgs;
 use crate::migration::plugin as migration;

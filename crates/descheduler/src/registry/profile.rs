@@ -1,11 +1,11 @@
 //! From a configuration to profiles that run.
 
-use super::{About, Built, Ready, Registry};
+use super::{About, Ready, Registry};
 use crate::config::{
     ConfigError, Configuration, MIGRATION_CONTROLLER, PluginArgs, PluginRef, PluginSet,
     ProfileConfig, merged, refuse,
 };
-use crate::framework::{Framework, Limits, Profile, Refused};
+use crate::framework::{Built, Framework, Limits, Profile, Refused};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 

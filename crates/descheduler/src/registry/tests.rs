@@ -1,5 +1,5 @@
 use super::*;
-use crate::framework::{Cycle, Framework, StrategyError};
+use crate::framework::{Cycle, Framework, Strategy, StrategyError};
 use crate::testing::{Anything, World, moved};
 use serde::Deserialize;
 use serde_json::json;

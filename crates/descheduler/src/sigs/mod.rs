@@ -15,8 +15,8 @@ mod violating_node_affinity;
 mod violating_node_taints;
 mod violating_spread;
 
-use crate::framework::{Cycle, Why};
-use crate::registry::{Built, Registry};
+use crate::framework::{Built, Cycle, Why};
+use crate::registry::Registry;
 use crate::rules::Namespaces;
 use crate::state::{ContainerInfo, ContainerKind, ContainerState, PodInfo};
 use jiff::Timestamp;
