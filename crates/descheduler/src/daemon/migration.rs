@@ -28,9 +28,10 @@ use super::view::View;
 use crate::ledger::remembered;
 use crate::migration::args::MigrationControllerArgs;
 use crate::migration::limits::{self, Group};
-use crate::migration::plugin::Migrations;
 use crate::migration::step::{self, Next, Settings, step};
-use crate::migration::{CREATED_BY, PROFILE, Stage, annotation, evict, reservation, stage};
+use crate::migration::{
+    CREATED_BY, Migrations, PROFILE, Stage, annotation, evict, reservation, stage,
+};
 use crate::state::PodInfo;
 use futures::future;
 use jiff::Timestamp;

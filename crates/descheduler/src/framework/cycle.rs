@@ -4,7 +4,7 @@ use super::{
     Action, Ask, Departures, Evictor, Filter, Finding, Intent, Kept, Limiter, Limits, Move, Note,
     Placement, Plan, Profile, ProfileDepartures, Refused, Strategy, StrategyError, Why,
 };
-use crate::migration::plugin::Migrations;
+use crate::migration::Migrations;
 use crate::rules::Fit;
 use crate::state::{Doubt, NodeInfo, PodInfo, Snapshot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelector};

@@ -18,7 +18,7 @@ pub use limits::{Limiter, Limits};
 pub use plan::{Action, Finding, Intent, Kept, Move, Note, Plan};
 pub use refused::Refused;
 
-use crate::migration::plugin::Migrations;
+use crate::migration::Migrations;
 use crate::state::{NodeInfo, PodInfo, Snapshot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelector};
 use std::fmt::Debug;

@@ -15,10 +15,12 @@ pub mod args;
 pub mod evict;
 pub mod filter;
 pub mod limits;
-pub mod plugin;
 pub mod reservation;
+mod shared;
 pub mod status;
 pub mod step;
+
+pub use shared::Migrations;
 
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
 
@@ -76,4 +78,4 @@ pub fn annotation<'a>(job: &'a PodMigrationJob, key: &str) -> Option<&'a str> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

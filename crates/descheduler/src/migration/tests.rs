@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Arguments with what `over` says.
-fn args(over: Value) -> MigrationControllerArgs {
+pub(crate) fn args(over: Value) -> MigrationControllerArgs {
     serde_json::from_value::<MigrationControllerArgs>(over)
         .unwrap()
         .completed()
 }
 
 /// A job that moves pod `default/POD`, and what `over` says.
-fn job(name: &str, pod: &str, over: Value) -> Arc<PodMigrationJob> {
+pub(crate) fn job(name: &str, pod: &str, over: Value) -> Arc<PodMigrationJob> {
     let job = json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "PodMigrationJob",
         "metadata": {"name": name, "uid": name, "creationTimestamp": "2026-01-01T12:00:00Z"},
@@ -38,7 +38,7 @@ fn passed(name: &str, pod: &str) -> Arc<PodMigrationJob> {
 }
 
 /// Workload `uid` wants so many replicas.
-fn replicas(snapshot: &mut Snapshot, uid: &str, replicas: i64) {
+pub(crate) fn replicas(snapshot: &mut Snapshot, uid: &str, replicas: i64) {
     let workload = Workload::Known {
         replicas,
         controllers: vec![uid.into()],

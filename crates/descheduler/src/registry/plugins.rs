@@ -4,8 +4,9 @@ use super::Registry;
 use crate::framework::Built;
 use crate::low_node_load::{self, LowNodeLoad};
 use crate::migration::args::MigrationControllerArgs;
-use crate::migration::plugin as migration;
-use crate::plugins::{custom_priority, fragmentation_aware, scale_down_bin_pack};
+use crate::plugins::{
+    custom_priority, fragmentation_aware, migration_controller, scale_down_bin_pack,
+};
 use crate::sigs;
 
 pub(super) fn all() -> Registry {
@@ -14,10 +15,10 @@ pub(super) fn all() -> Registry {
     use scale_down_bin_pack::{ScaleDownBinPack, ScaleDownBinPackArgs};
     let registry = Registry::default()
         .with::<MigrationControllerArgs>(
-            migration::NAME,
+            migration_controller::NAME,
             true,
             MigrationControllerArgs::validate,
-            |args, about| Ok(migration::build(args, about.profile)),
+            |args, about| Ok(migration_controller::build(args, about.profile)),
         )
         .with(
             low_node_load::NAME,

@@ -2,10 +2,9 @@
 
 use super::super::{regarding, stands};
 use super::Controller;
-use crate::migration::annotation;
 use crate::migration::evict::{self, Policy};
-use crate::migration::plugin::Migrations;
 use crate::migration::step::{self, Act, Settings};
+use crate::migration::{Migrations, annotation};
 use crate::state::PodInfo;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
 use koord_api::scheduling::pod_migration_job_reasons as reasons;

@@ -464,7 +464,7 @@ fn what_another_strategy_has_moved_rests_too() {
         merged(asks("2", "10"), of_owner("rs", created)),
     );
     let args = MigrationControllerArgs::default().completed();
-    let mut built = crate::migration::plugin::build(args, "test");
+    let mut built = crate::plugins::migration_controller::build(args, "test");
     let mut framework = framework(json!({"nodeFit": false}));
     framework.profiles[0].evictor = built.evict.take().unwrap();
     let known = crate::state::Workload::Known {

@@ -10,8 +10,7 @@ use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase as Phase};
 use koord_descheduler::framework::{Intent, Placement as _, Plan};
 use koord_descheduler::migration::arbitrate::{Verdict, arbitrate};
 use koord_descheduler::migration::filter::Rules;
-use koord_descheduler::migration::plugin::Migrations;
-use koord_descheduler::migration::{PASSED, Stage, stage};
+use koord_descheduler::migration::{Migrations, PASSED, Stage, stage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
