@@ -19,6 +19,7 @@ pub mod args;
 pub mod config;
 pub mod daemon;
 pub mod framework;
+mod in_tree;
 mod ledger;
 pub mod low_node_load;
 pub mod migration;

@@ -1,8 +1,7 @@
 //! Which plugins exist, and profiles made of them.
 //!
-//! A plugin is a row: its name, how its arguments are read, and what is built of them. The rows are in `plugins`.
+//! A plugin is a row: its name, how its arguments are read, and what is built of them. The rows are in `in_tree`.
 
-mod plugins;
 mod profile;
 
 pub use profile::{Completed, CompletedProfile};
@@ -59,12 +58,6 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Every plugin of this crate.
-    #[must_use]
-    pub fn in_tree() -> Self {
-        plugins::all()
-    }
-
     /// Adds a plugin in the place of any of the same name. `A` are its arguments with their defaults, `check` says
     /// which values are not allowed, `make` builds it. If `strict`, label selectors and delete options in its
     /// arguments have no unknown fields; `A` itself has to see to its own.

@@ -1,15 +1,23 @@
-//! One row for each plugin.
+//! The plugins of this crate, one row for each.
 
-use super::Registry;
 use crate::framework::Built;
 use crate::low_node_load::{self, LowNodeLoad};
 use crate::migration::args::MigrationControllerArgs;
 use crate::plugins::{
     custom_priority, fragmentation_aware, migration_controller, scale_down_bin_pack,
 };
+use crate::registry::Registry;
 use crate::sigs;
 
-pub(super) fn all() -> Registry {
+impl Registry {
+    /// Every plugin of this crate.
+    #[must_use]
+    pub fn in_tree() -> Self {
+        all()
+    }
+}
+
+fn all() -> Registry {
     use custom_priority::{CustomPriority, CustomPriorityArgs};
     use fragmentation_aware::{FragmentationAware, FragmentationAwareArgs};
     use scale_down_bin_pack::{ScaleDownBinPack, ScaleDownBinPackArgs};
