@@ -4,7 +4,7 @@ use crate::cache::Kind;
 use crate::config::Config;
 use crate::controller::{Controller, Outcome, Row};
 use crate::node;
-use crate::object::{self, Action};
+use crate::object::{self, ObjectChange};
 use crate::replica::Replica;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::slo::{NodeMetric, NodeMetricSpec};
@@ -16,23 +16,23 @@ pub(crate) fn plan(
     node: Option<&Node>,
     existing: Option<&NodeMetricSpec>,
     config: &Config,
-) -> Action<NodeMetricSpec> {
+) -> ObjectChange<NodeMetricSpec> {
     let Some(node) = node else {
         return if existing.is_some() {
-            Action::Delete
+            ObjectChange::Delete
         } else {
-            Action::Nothing
+            ObjectChange::Nothing
         };
     };
     let wanted = NodeMetricSpec {
         metric_collect_policy: Some(config.metric_collect_policy(node)),
     };
     match existing {
-        None => Action::Create(wanted),
+        None => ObjectChange::Create(wanted),
         // Rather an old policy than a default one.
-        Some(_) if config.has_colocation_error() => Action::Nothing,
-        Some(existing) if *existing == wanted => Action::Nothing,
-        Some(_) => Action::Update(wanted),
+        Some(_) if config.has_colocation_error() => ObjectChange::Nothing,
+        Some(existing) if *existing == wanted => ObjectChange::Nothing,
+        Some(_) => ObjectChange::Update(wanted),
     }
 }
 

@@ -4,7 +4,7 @@ use crate::cache::Kind;
 use crate::config::Config;
 use crate::controller::{Controller, Outcome, Row};
 use crate::node;
-use crate::object::{self, Action};
+use crate::object::{self, ObjectChange};
 use crate::replica::Replica;
 use crate::suppress;
 use k8s_openapi::api::core::v1::Node;
@@ -19,12 +19,12 @@ pub(crate) fn plan(
     node: Option<&Node>,
     existing: Option<&NodeSLOSpec>,
     config: &Config,
-) -> (Action<NodeSLOSpec>, Option<String>) {
+) -> (ObjectChange<NodeSLOSpec>, Option<String>) {
     let Some(node) = node else {
         let action = if existing.is_some() {
-            Action::Delete
+            ObjectChange::Delete
         } else {
-            Action::Nothing
+            ObjectChange::Nothing
         };
         return (action, None);
     };
@@ -39,12 +39,12 @@ pub(crate) fn plan(
         problem.get_or_insert(error);
     }
     let action = match existing {
-        None => Action::Create(wanted),
+        None => ObjectChange::Create(wanted),
         Some(existing) => {
             if *existing == wanted {
-                Action::Nothing
+                ObjectChange::Nothing
             } else {
-                Action::Update(wanted)
+                ObjectChange::Update(wanted)
             }
         }
     };

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 
 /// What to do about one node's object.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Action<S> {
+pub(crate) enum ObjectChange<S> {
     Nothing,
     Create(S),
     Update(S),
@@ -20,7 +20,7 @@ pub(crate) async fn apply<K, S>(
     objects: &Api<K>,
     name: &str,
     old: Option<&S>,
-    action: Action<S>,
+    action: ObjectChange<S>,
     make: fn(&str, S) -> K,
 ) -> Result<(), crate::Error>
 where
@@ -28,13 +28,13 @@ where
     S: Clone + Default + Serialize,
 {
     match action {
-        Action::Nothing => {}
-        Action::Create(spec) => {
+        ObjectChange::Nothing => {}
+        ObjectChange::Create(spec) => {
             let object = make(name, spec);
             let created = objects.create(&api::PostParams::default(), &object).await;
             unless_conflict(created)?;
         }
-        Action::Update(spec) => {
+        ObjectChange::Update(spec) => {
             let old = old.cloned().unwrap_or_default();
             if let Some(change) = patch::diff(&old, &spec)? {
                 patch::merge(objects, name, &json!({ "spec": change })).await?;
@@ -42,7 +42,7 @@ where
                 tracing::info!(%kind, node = name, %change, "object changed");
             }
         }
-        Action::Delete => {
+        ObjectChange::Delete => {
             unless_gone(objects.delete(name, &Default::default()).await)?;
         }
     }

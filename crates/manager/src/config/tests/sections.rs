@@ -5,7 +5,7 @@
 use super::*;
 use crate::nodemetric;
 use crate::nodeslo;
-use crate::object::Action;
+use crate::object::ObjectChange;
 use koord_api::slo::{NodeMetricSpec, NodeSLOSpec};
 
 /// A section: its key, its field in the NodeSLO, what the cluster sets, what two overrides that pick the
@@ -226,29 +226,34 @@ fn a_node_metric_is_made_changed_and_deleted_with_its_node() {
         )]))
         .0;
     let in_pool = |pool: &str| node(json!({"pool": pool}), json!({}));
-    let of_pool = |given: Value| Action::Create(measures(given));
+    let of_pool = |given: Value| ObjectChange::Create(measures(given));
     let minute = json!({"aggregateDurationSeconds": 60});
     for (node, existing, config, want) in [
-        (None, None, &good, Action::Nothing),
-        (None, Some(&old), &good, Action::Delete),
+        (None, None, &good, ObjectChange::Nothing),
+        (None, Some(&old), &good, ObjectChange::Delete),
         (
             Some(plain()),
             None,
             &read(&[]),
-            Action::Create(standard.clone()),
+            ObjectChange::Create(standard.clone()),
         ),
         (
             Some(plain()),
             Some(&old),
             &read(&[]),
-            Action::Update(standard.clone()),
+            ObjectChange::Update(standard.clone()),
         ),
-        (Some(plain()), Some(&standard), &read(&[]), Action::Nothing),
+        (
+            Some(plain()),
+            Some(&standard),
+            &read(&[]),
+            ObjectChange::Nothing,
+        ),
         (
             Some(plain()),
             None,
             &colocation(r#"{"enable": false}"#),
-            Action::Create(standard.clone()),
+            ObjectChange::Create(standard.clone()),
         ),
         (Some(plain()), None, &good, of_pool(minute.clone())),
         (
@@ -260,8 +265,13 @@ fn a_node_metric_is_made_changed_and_deleted_with_its_node() {
         (Some(in_pool("bad")), None, &good, of_pool(minute.clone())),
         (Some(in_pool("off")), None, &good, of_pool(json!({}))),
         // Settings that cannot be used leave what is there, and do not keep a new node waiting.
-        (Some(plain()), Some(&old), &unreadable, Action::Nothing),
-        (Some(plain()), Some(&old), &invalid, Action::Nothing),
+        (
+            Some(plain()),
+            Some(&old),
+            &unreadable,
+            ObjectChange::Nothing,
+        ),
+        (Some(plain()), Some(&old), &invalid, ObjectChange::Nothing),
         (Some(plain()), None, &invalid, of_pool(minute)),
     ] {
         assert_eq!(
@@ -285,12 +295,16 @@ fn a_node_slo_is_made_changed_and_deleted_with_its_node() {
     let mut kept = standard.clone();
     kept.extensions = theirs.extensions.clone();
     for (node, existing, want) in [
-        (None, None, Action::Nothing),
-        (None, Some(&old), Action::Delete),
-        (Some(plain()), None, Action::Create(standard.clone())),
-        (Some(plain()), Some(&old), Action::Update(standard.clone())),
-        (Some(plain()), Some(&theirs), Action::Update(kept)),
-        (Some(plain()), Some(&standard), Action::Nothing),
+        (None, None, ObjectChange::Nothing),
+        (None, Some(&old), ObjectChange::Delete),
+        (Some(plain()), None, ObjectChange::Create(standard.clone())),
+        (
+            Some(plain()),
+            Some(&old),
+            ObjectChange::Update(standard.clone()),
+        ),
+        (Some(plain()), Some(&theirs), ObjectChange::Update(kept)),
+        (Some(plain()), Some(&standard), ObjectChange::Nothing),
     ] {
         let (action, problem) = nodeslo::plan(node.as_ref(), existing, &config);
         assert_eq!((action, problem), (want, None), "{existing:?}");
