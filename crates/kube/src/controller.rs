@@ -1,0 +1,126 @@
+//! The loop of a controller: workers take keys from a queue and reconcile them.
+//!
+//! The owner of the informers adds keys to the queue. A key is reconciled by one worker at a time. One that failed or
+//! panicked comes back after its back-off, one that asks for it after a delay.
+
+mod metrics;
+
+pub use metrics::ControllerMetrics;
+
+use crate::queue::WorkQueue;
+use futures::FutureExt;
+use futures::future::{BoxFuture, join_all};
+use std::fmt::{self, Display};
+use std::hash::Hash;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+/// What a reconcile that succeeded asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Nothing: the key comes back when it is added.
+    Done,
+    /// The key comes back after this long at the latest.
+    RequeueAfter(Duration),
+}
+
+type Reconcile<'a, K, E> = Box<dyn Fn(K) -> BoxFuture<'a, Result<Action, E>> + Send + Sync + 'a>;
+
+/// A queue of keys and what is done about each of them.
+pub struct Controller<'a, K, E> {
+    name: &'static str,
+    queue: WorkQueue<K>,
+    workers: usize,
+    metrics: ControllerMetrics,
+    reconcile: Reconcile<'a, K, E>,
+}
+
+impl<K: fmt::Debug, E> fmt::Debug for Controller<'_, K, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Controller");
+        shown.field("name", &self.name).field("queue", &self.queue);
+        shown.finish_non_exhaustive()
+    }
+}
+
+impl<'a, K: Clone + Eq + Hash + Display, E: Display> Controller<'a, K, E> {
+    /// Returns a controller that reconciles the keys of `queue`, `workers` at once. Its metrics exist from now on.
+    pub fn new<F>(
+        name: &'static str,
+        queue: WorkQueue<K>,
+        workers: usize,
+        metrics: &ControllerMetrics,
+        reconcile: impl Fn(K) -> F + Send + Sync + 'a,
+    ) -> Self
+    where
+        F: Future<Output = Result<Action, E>> + Send + 'a,
+    {
+        metrics.announce(name, workers);
+        queue.measure(name, &metrics.queues);
+        Self {
+            name,
+            queue,
+            workers,
+            metrics: metrics.clone(),
+            reconcile: Box::new(move |key| reconcile(key).boxed()),
+        }
+    }
+
+    /// Returns the queue, to which keys are added.
+    #[must_use]
+    pub fn queue(&self) -> &WorkQueue<K> {
+        &self.queue
+    }
+
+    /// Reconciles keys until the queue is closed and drained.
+    pub async fn run(&self) {
+        join_all((0..self.workers).map(|_| self.work())).await;
+    }
+
+    async fn work(&self) {
+        while let Some(work) = self.queue.next().await {
+            let key = work.key();
+            let running = self.metrics.begin(self.name);
+            // One object that a controller cannot handle must not take its workers away from all others.
+            let result = AssertUnwindSafe(async { (self.reconcile)(key.clone()).await })
+                .catch_unwind()
+                .await;
+            drop(running);
+            self.requeue(key, result.ok());
+        }
+    }
+
+    /// Brings `key` back as `result`, which is `None` after a panic, asks for.
+    fn requeue(&self, key: &K, result: Option<Result<Action, E>>) {
+        let (controller, queue, metrics) = (self.name, &self.queue, &self.metrics);
+        match result {
+            Some(Ok(action)) => {
+                queue.forget(key);
+                if let Action::RequeueAfter(delay) = action {
+                    metrics.count(controller, "requeue_after");
+                    queue.add_after(key.clone(), delay);
+                } else {
+                    metrics.count(controller, "success");
+                }
+            }
+            Some(Err(error)) => {
+                metrics.count(controller, "error");
+                // One line is enough, as the pauses grow.
+                if queue.failures(key) == 0 {
+                    tracing::warn!(controller, %key, %error, "reconcile failed; it is retried");
+                } else {
+                    tracing::debug!(controller, %key, %error, "reconcile failed again");
+                }
+                queue.add_rate_limited(key.clone());
+            }
+            None => {
+                metrics.count_panic(controller);
+                tracing::error!(controller, %key, "reconcile panicked; it is retried");
+                queue.add_rate_limited(key.clone());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
