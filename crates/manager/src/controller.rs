@@ -1,26 +1,18 @@
-//! A controller: a queue of keys and a reconcile.
+//! What a controller of the manager is.
 
 use crate::Error;
 use crate::cache::Kind;
 use crate::replica::Replica;
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use koord_kube::ObjectKey;
+pub(crate) use koord_kube::controller::Action;
 use koord_kube::queue::WorkQueue;
 use std::sync::Arc;
-use std::time::Duration;
 
-/// What a reconcile asks for when it succeeded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    Done,
-    /// Look again after this long, whatever happens.
-    Again(Duration),
-}
+/// A queue that listens to caches, and what is done with its keys.
+pub(crate) type Controller = koord_kube::controller::Controller<'static, ObjectKey, Error>;
 
-/// Brings what a key names to what it shall be.
-pub(crate) type Reconcile =
-    Box<dyn Fn(ObjectKey) -> BoxFuture<'static, Result<Outcome, Error>> + Send + Sync>;
+/// How many keys each controller works on at once.
+const WORKERS: usize = 4;
 
 /// A row of the table.
 pub(crate) struct Row {
@@ -35,24 +27,18 @@ pub(crate) struct Row {
     pub(crate) build: fn(&Arc<Replica>) -> Controller,
 }
 
-/// A queue that listens to caches, and what is done with its keys.
-pub(crate) struct Controller {
-    pub(crate) queue: WorkQueue<ObjectKey>,
-    pub(crate) reconcile: Reconcile,
-}
-
-impl Controller {
-    /// A controller of `queue` whose keys `reconcile` works on.
-    pub(crate) fn new<F>(
+impl Row {
+    /// Returns the controller of this row, which reconciles the keys of `queue`.
+    pub(crate) fn controller<F>(
+        &self,
+        replica: &Replica,
         queue: WorkQueue<ObjectKey>,
         reconcile: impl Fn(ObjectKey) -> F + Send + Sync + 'static,
-    ) -> Self
+    ) -> Controller
     where
-        F: Future<Output = Result<Outcome, Error>> + Send + 'static,
+        F: Future<Output = Result<Action, Error>> + Send + 'static,
     {
-        Self {
-            queue,
-            reconcile: Box::new(move |key| reconcile(key).boxed()),
-        }
+        let metrics = &replica.metrics.controllers;
+        Controller::new(self.name, queue, WORKERS, metrics, reconcile)
     }
 }

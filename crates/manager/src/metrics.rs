@@ -4,10 +4,8 @@ mod computed;
 
 use computed::Computed;
 use koord_app::metrics::register;
-use koord_kube::queue::QueueMetrics;
-use prometheus::{
-    HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-};
+use koord_kube::controller::ControllerMetrics;
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// All metrics. Clones share the series.
 #[derive(Debug, Clone)]
@@ -18,8 +16,7 @@ pub(crate) struct Metrics {
     pub(crate) nodeslo_spec_parse: Outcomes,
     pub(crate) noderesource_reconcile: Outcomes,
     pub(crate) leader: IntGauge,
-    pub(crate) queues: QueueMetrics,
-    pub(crate) reconciles: Reconciles,
+    pub(crate) controllers: ControllerMetrics,
     plugins: IntCounterVec,
     allocatable: Computed,
     clock_skew: IntGaugeVec,
@@ -70,8 +67,7 @@ impl Metrics {
                     "Whether this replica leads",
                 )?,
             )?,
-            queues: QueueMetrics::register(registry)?,
-            reconciles: Reconciles::register(registry)?,
+            controllers: ControllerMetrics::register(registry)?,
             plugins: register(
                 registry,
                 IntCounterVec::new(plugins, &["plugin", "status", "reason"])?,
@@ -106,105 +102,5 @@ impl Metrics {
     pub(crate) fn forget(&self, node: &str) {
         self.set_clock_skew(node, None);
         self.allocatable.forget(node);
-    }
-}
-
-/// What controller-runtime says of every controller, under its names.
-#[derive(Debug, Clone)]
-pub(crate) struct Reconciles {
-    total: IntCounterVec,
-    errors: IntCounterVec,
-    panics: IntCounterVec,
-    seconds: HistogramVec,
-    active: IntGaugeVec,
-    workers: IntGaugeVec,
-}
-
-impl Reconciles {
-    fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let name = |name: &str| format!("controller_runtime_{name}");
-        let counters = |what: &str, help: &str, labels: &[&str]| {
-            register(
-                registry,
-                IntCounterVec::new(Opts::new(name(what), help), labels)?,
-            )
-        };
-        let gauges = |what: &str, help: &str| {
-            let gauges = IntGaugeVec::new(Opts::new(name(what), help), &["controller"])?;
-            register(registry, gauges)
-        };
-        let seconds =
-            HistogramOpts::new(name("reconcile_time_seconds"), "How long a reconcile took")
-                .buckets(vec![
-                    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-                ]);
-        Ok(Self {
-            total: counters("reconcile_total", "Reconciles", &["controller", "result"])?,
-            errors: counters(
-                "reconcile_errors_total",
-                "Reconciles that failed",
-                &["controller"],
-            )?,
-            panics: counters(
-                "reconcile_panics_total",
-                "Reconciles that panicked",
-                &["controller"],
-            )?,
-            seconds: register(registry, HistogramVec::new(seconds, &["controller"])?)?,
-            active: gauges("active_workers", "Keys that are being worked on")?,
-            workers: gauges(
-                "max_concurrent_reconciles",
-                "Keys that are worked on at once, at most",
-            )?,
-        })
-    }
-
-    /// A controller is there, with nothing done yet.
-    pub(crate) fn announce(&self, controller: &str, workers: usize) {
-        for result in ["success", "error", "requeue", "requeue_after"] {
-            self.total.with_label_values(&[controller, result]);
-        }
-        self.errors.with_label_values(&[controller]);
-        self.panics.with_label_values(&[controller]);
-        self.active.with_label_values(&[controller]).set(0);
-        let workers = i64::try_from(workers).unwrap_or(i64::MAX);
-        self.workers.with_label_values(&[controller]).set(workers);
-    }
-
-    /// A reconcile begins; it ends when what is returned is dropped.
-    pub(crate) fn begin(&self, controller: &str) -> Running {
-        let active = self.active.with_label_values(&[controller]);
-        active.inc();
-        let timer = self.seconds.with_label_values(&[controller]).start_timer();
-        Running {
-            active,
-            _timer: timer,
-        }
-    }
-
-    /// How one ended: `success`, `requeue_after` or `error`.
-    pub(crate) fn count(&self, controller: &str, result: &str) {
-        self.total.with_label_values(&[controller, result]).inc();
-        if result == "error" {
-            self.errors.with_label_values(&[controller]).inc();
-        }
-    }
-
-    /// One panicked.
-    pub(crate) fn panicked(&self, controller: &str) {
-        self.panics.with_label_values(&[controller]).inc();
-        self.count(controller, "error");
-    }
-}
-
-/// A reconcile that is being done.
-pub(crate) struct Running {
-    active: IntGauge,
-    _timer: prometheus::HistogramTimer,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.active.dec();
     }
 }

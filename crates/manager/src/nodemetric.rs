@@ -2,7 +2,7 @@
 
 use crate::cache::Kind;
 use crate::config::Config;
-use crate::controller::{Controller, Outcome, Row};
+use crate::controller::{Action, Controller, Row};
 use crate::node;
 use crate::object::{self, ObjectChange};
 use crate::replica::Replica;
@@ -60,14 +60,14 @@ fn build(replica: &Arc<Replica>) -> Controller {
             Change::Deleted(metric) => metrics.add(metric.key()),
             Change::Synced => {}
         });
-    let replica = replica.clone();
-    Controller::new(queue, move |key| reconcile(replica.clone(), key))
+    let own = replica.clone();
+    ROW.controller(replica, queue, move |key| reconcile(own.clone(), key))
 }
 
-async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, crate::Error> {
+async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Action, crate::Error> {
     let config = replica.settings.current();
     if !config.is_available() {
-        return Ok(Outcome::Done);
+        return Ok(Action::Done);
     }
     let existing = replica.caches.node_metrics.get(&key);
     let existing = existing.as_ref().map(|metric| &metric.spec);
@@ -82,5 +82,5 @@ async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, cra
     metrics
         .nodemetric_reconcile
         .count(result.is_ok(), "reconcileNodeMetric");
-    result.map(|()| Outcome::Done)
+    result.map(|()| Action::Done)
 }

@@ -2,7 +2,7 @@
 
 use crate::cache::Kind;
 use crate::config::Config;
-use crate::controller::{Controller, Outcome, Row};
+use crate::controller::{Action, Controller, Row};
 use crate::node;
 use crate::object::{self, ObjectChange};
 use crate::replica::Replica;
@@ -75,11 +75,11 @@ fn build(replica: &Arc<Replica>) -> Controller {
             Change::Deleted(slo) => slos.add(slo.key()),
             Change::Synced => {}
         });
-    let replica = replica.clone();
-    Controller::new(queue, move |key| reconcile(replica.clone(), key))
+    let own = replica.clone();
+    ROW.controller(replica, queue, move |key| reconcile(own.clone(), key))
 }
 
-async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, crate::Error> {
+async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Action, crate::Error> {
     let config = replica.settings.current();
     let (node, existing) = (
         replica.caches.nodes.object(&key),
@@ -102,5 +102,5 @@ async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Outcome, cra
     metrics
         .nodeslo_reconcile
         .count(result.is_ok(), "reconcileNodeSLO");
-    result.map(|()| Outcome::Done)
+    result.map(|()| Action::Done)
 }

@@ -4,7 +4,7 @@
 //! invalid when another quota changes.
 
 use crate::cache::Kind;
-use crate::controller::{Controller, Outcome, Row};
+use crate::controller::{Action, Controller, Row};
 use crate::replica::Replica;
 use koord_api::quantity::ResourceList;
 use koord_api::quota::{ROOT_QUOTA, is_built_in};
@@ -70,10 +70,10 @@ fn build(replica: &Arc<Replica>) -> Controller {
             changes.add_after(ObjectKey::new("", "all"), DELAY);
         }
     });
-    let (replica, reported) = (replica.clone(), Arc::<Mutex<Problems>>::default());
-    Controller::new(queue, move |_| {
-        report(&replica, &reported);
-        std::future::ready(Ok(Outcome::Done))
+    let (own, reported) = (replica.clone(), Arc::<Mutex<Problems>>::default());
+    ROW.controller(replica, queue, move |_| {
+        report(&own, &reported);
+        std::future::ready(Ok(Action::Done))
     })
 }
 

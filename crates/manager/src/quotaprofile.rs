@@ -3,7 +3,7 @@
 //! Source: Koordinator `pkg/quota-controller/profile`.
 
 use crate::cache::Kind;
-use crate::controller::{Controller, Outcome, Row};
+use crate::controller::{Action, Controller, Row};
 use crate::replica::Replica;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::quantity::{self, Format, Quantity, ResourceList};
@@ -262,9 +262,9 @@ fn build(replica: &Arc<Replica>) -> Controller {
             }
         }
     });
-    let (replica, said) = (replica.clone(), Arc::new(Said::default()));
-    Controller::new(queue, move |key| {
-        reconcile(replica.clone(), said.clone(), key)
+    let (own, said) = (replica.clone(), Arc::new(Said::default()));
+    ROW.controller(replica, queue, move |key| {
+        reconcile(own.clone(), said.clone(), key)
     })
 }
 
@@ -278,11 +278,11 @@ async fn reconcile(
     replica: Arc<Replica>,
     said: Arc<Said>,
     key: ObjectKey,
-) -> Result<Outcome, crate::Error> {
+) -> Result<Action, crate::Error> {
     // The quota of a profile that is gone stays.
     let Some(profile) = replica.caches.quota_profiles.get(&key) else {
         said.lock().remove(&key);
-        return Ok(Outcome::Done);
+        return Ok(Action::Done);
     };
     let mut problems = Vec::new();
     let outcome = keep(&replica, &profile, &key, &mut problems).await;
@@ -306,13 +306,13 @@ async fn keep(
     profile: &ElasticQuotaProfile,
     key: &ObjectKey,
     problems: &mut Vec<Problem>,
-) -> Result<Outcome, crate::Error> {
+) -> Result<Action, crate::Error> {
     let caches = &replica.caches;
     let plan = match plan(profile, caches.nodes.objects()) {
         Ok(plan) => plan,
         Err(problem) => {
             problems.push(("InvalidProfile", problem));
-            return Ok(Outcome::Again(PERIOD));
+            return Ok(Action::RequeueAfter(PERIOD));
         }
     };
     let invalid = plan.problems.iter();
@@ -332,7 +332,7 @@ async fn keep(
             ("CreateQuotaFailed", "create", created.map(drop))
         }
         Some(existing) => match plan.change(&existing) {
-            None => return Ok(Outcome::Again(PERIOD)),
+            None => return Ok(Action::RequeueAfter(PERIOD)),
             Some(change) => {
                 let updated = patch::merge(&quotas, &quota.name, &change).await;
                 ("UpdateQuotaFailed", "update", updated.map(drop))
@@ -340,13 +340,13 @@ async fn keep(
         },
     };
     match written {
-        Ok(()) => Ok(Outcome::Again(PERIOD)),
+        Ok(()) => Ok(Action::RequeueAfter(PERIOD)),
         Err(error) => {
             problems.push((
                 reason,
                 format!("failed to {doing} quota {quota}, err: {error}"),
             ));
-            Ok(Outcome::Again(RETRY))
+            Ok(Action::RequeueAfter(RETRY))
         }
     }
 }

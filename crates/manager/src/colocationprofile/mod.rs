@@ -11,7 +11,7 @@ mod plan;
 pub use flags::{ProfileFlags, ProfileOptions};
 
 use crate::cache::Kind;
-use crate::controller::{Controller, Outcome, Row};
+use crate::controller::{Action, Controller, Row};
 use crate::replica::Replica;
 use crate::webhook::profile;
 use crate::webhook::strategic_pod;
@@ -54,9 +54,9 @@ fn build(replica: &Arc<Replica>) -> Controller {
         budget: Budget::new(options.qps, options.burst),
         done: Done::default(),
     }));
-    let replica = replica.clone();
-    Controller::new(queue, move |key| {
-        reconcile(replica.clone(), state.clone(), key)
+    let own = replica.clone();
+    ROW.controller(replica, queue, move |key| {
+        reconcile(own.clone(), state.clone(), key)
     })
 }
 
@@ -64,13 +64,13 @@ async fn reconcile(
     replica: Arc<Replica>,
     state: Arc<Mutex<State>>,
     key: ObjectKey,
-) -> Result<Outcome, crate::Error> {
+) -> Result<Action, crate::Error> {
     let options = &replica.options.colocation_profile;
     let Some(profile) = replica.caches.profiles.get(&key) else {
-        return Ok(Outcome::Done);
+        return Ok(Action::Done);
     };
     if !plan::is_managed(&profile, options.by_default) {
-        return Ok(Outcome::Done);
+        return Ok(Action::Done);
     }
     let pods = replica.caches.pods.list();
     let namespace = |name: &str| {
@@ -82,7 +82,7 @@ async fn reconcile(
         Err(error) => {
             complain(&replica, &profile, "InvalidProfile", &error.to_string());
             // It comes back when it is changed.
-            return Ok(Outcome::Done);
+            return Ok(Action::Done);
         }
     };
     let version = profile
@@ -117,7 +117,9 @@ async fn reconcile(
         }
     }
     // Not at once, whatever the flag says.
-    Ok(Outcome::Again(options.interval.max(Duration::from_secs(1))))
+    Ok(Action::RequeueAfter(
+        options.interval.max(Duration::from_secs(1)),
+    ))
 }
 
 /// Makes one pod what the profile says, if it is still there and waits.

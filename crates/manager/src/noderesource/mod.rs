@@ -10,7 +10,7 @@ mod view;
 
 use crate::cache::Kind;
 use crate::config::Strategy;
-use crate::controller::{Controller, Outcome, Row};
+use crate::controller::{Action, Controller, Row};
 use crate::node;
 use crate::replica::Replica;
 use jiff::{SignedDuration, Timestamp};
@@ -115,7 +115,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
             Change::Deleted(device) => devices.add(device.key()),
             Change::Synced => {}
         });
-    Controller::new(queue, move |key| {
+    ROW.controller(replica, queue, move |key| {
         let resources = resources.clone();
         async move { resources.reconcile(&key).await }
     })
@@ -177,18 +177,18 @@ impl Resources {
         self.synced.lock().remove(node);
     }
 
-    async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome, crate::Error> {
+    async fn reconcile(&self, key: &ObjectKey) -> Result<Action, crate::Error> {
         let (replica, name) = (&self.replica, key.name.as_str());
         let Some(node) = replica.caches.nodes.object(key) else {
             self.forget(name);
             self.written.lock().remove(name);
             self.skewed.remove(name);
             replica.metrics.forget(name);
-            return Ok(Outcome::Done);
+            return Ok(Action::Done);
         };
         let config = replica.settings.current();
         if !config.is_available() {
-            return Ok(Outcome::Done);
+            return Ok(Action::Done);
         }
         let gates = &replica.options.gates;
         let mut strategy = config.strategy(&node);
@@ -230,9 +230,9 @@ impl Resources {
             .noderesource_reconcile
             .count(result.is_ok(), "reconcileNodeResource");
         match result? {
-            Zones::Settled => Ok(plan.recheck.map_or(Outcome::Done, Outcome::Again)),
+            Zones::Settled => Ok(plan.recheck.map_or(Action::Done, Action::RequeueAfter)),
             // The cache has what somebody else wrote by then.
-            Zones::Outdated => Ok(Outcome::Again(OUTDATED)),
+            Zones::Outdated => Ok(Action::RequeueAfter(OUTDATED)),
         }
     }
 

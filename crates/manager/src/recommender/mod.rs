@@ -22,7 +22,7 @@ pub use args::{RecommenderArgs, RecommenderOptions};
 pub(crate) use pods::PodFacts;
 
 use crate::cache::Kind;
-use crate::controller::{Controller, Outcome, Row};
+use crate::controller::{Action, Controller, Row};
 use crate::facts::RecommendationFacts;
 use crate::replica::Replica;
 use koord_kube::queue::WorkQueue;
@@ -56,16 +56,16 @@ fn build(replica: &Arc<Replica>) -> Controller {
     queue.add(everything);
     // A round takes them out and puts them back: should one panic, the next begins from checkpoints.
     let rounds: Arc<Mutex<Option<Rounds>>> = Arc::default();
-    let replica = replica.clone();
-    Controller::new(queue, move |_| {
-        let (rounds, replica) = (rounds.clone(), replica.clone());
+    let own = replica.clone();
+    ROW.controller(replica, queue, move |_| {
+        let (rounds, replica) = (rounds.clone(), own.clone());
         async move {
             let taken = rounds.lock().take();
             let mut current = taken.unwrap_or_else(|| Rounds::new(&replica));
             let result = current.round(&replica).await;
             *rounds.lock() = Some(current);
             result?;
-            Ok(Outcome::Again(replica.options.recommender.interval))
+            Ok(Action::RequeueAfter(replica.options.recommender.interval))
         }
     })
 }
