@@ -3,9 +3,10 @@
 use crate::migration::reservation;
 use crate::migration::{Stage, stage};
 use koord_api::scheduling::PodMigrationJob;
-use koord_kube::queue::WorkQueue;
+use koord_kube::queue::{RateLimit, WorkQueue};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,8 +59,17 @@ enum Thing {
     Reservation(String),
 }
 
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Job(name) => f.write_str(name),
+            Self::Orphan(name, _) => write!(f, "reservation {name}"),
+        }
+    }
+}
+
 /// The jobs that have to be looked at, and who they are about.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Desk {
     pub(super) queue: WorkQueue<Task>,
     about: Mutex<About>,
@@ -108,6 +118,22 @@ fn things(job: &PodMigrationJob) -> Vec<Thing> {
 }
 
 impl Desk {
+    /// Returns a desk without jobs. A job that fails waits for the first back-off, twice as long each time, at most for
+    /// the second.
+    pub(super) fn new([base, max]: [Duration; 2]) -> Self {
+        let limit = RateLimit {
+            base,
+            max,
+            // Jobs wait for themselves alone.
+            qps: f64::INFINITY,
+            ..RateLimit::default()
+        };
+        Self {
+            queue: WorkQueue::new(limit),
+            about: Mutex::default(),
+        }
+    }
+
     fn touch(&self, thing: &Thing) {
         let about = self.about.lock();
         for job in about.jobs.get(thing).into_iter().flatten() {
@@ -136,10 +162,5 @@ impl Desk {
             let uid = named.uid.clone().filter(|uid| !uid.is_empty());
             self.queue.add(Task::Orphan(name.clone(), uid));
         }
-    }
-
-    /// `task` comes again after `delay`.
-    pub(super) fn later(&self, task: Task, delay: Duration) {
-        self.queue.add_after(task, delay);
     }
 }

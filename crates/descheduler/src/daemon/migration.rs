@@ -32,6 +32,7 @@ use crate::migration::step::{self, Next, Settings, step};
 use crate::migration::{
     CREATED_BY, Migrations, PROFILE, Stage, annotation, evict, reservation, stage,
 };
+use crate::plugins::migration_controller::NAME;
 use crate::state::PodInfo;
 use futures::future;
 use jiff::Timestamp;
@@ -40,6 +41,7 @@ use koord_api::duration::GoDuration;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase, Reservation};
 use koord_app::Clock;
 use koord_kube::api::{DeleteParams, ListParams};
+use koord_kube::controller::{self, Action, ControllerMetrics};
 use koord_kube::events::Recorder;
 use koord_kube::patch::{is_conflict, is_not_found};
 use koord_kube::{Api, Client, Error, Readable};
@@ -67,6 +69,8 @@ pub(super) struct Counts {
     pub(super) phases: IntGaugeVec,
     /// How often something kept a job waiting, by rule.
     pub(super) limited: IntCounterVec,
+    /// How jobs are worked on.
+    pub(super) controllers: ControllerMetrics,
 }
 
 /// Works on jobs.
@@ -79,28 +83,10 @@ pub(super) struct Controller {
     events: Recorder,
     clock: Clock,
     counts: Counts,
-    /// By name of the job.
-    troubles: Mutex<FxHashMap<String, Trouble>>,
+    /// By name of the job: why it does not go on.
+    troubles: Mutex<FxHashMap<String, String>>,
     /// By name of a job that cannot be read: the version of which that was told.
     unread: Mutex<FxHashMap<String, String>>,
-}
-
-/// Why a job does not go on.
-#[derive(Debug, Clone, Default)]
-struct Trouble {
-    text: String,
-    /// How often in a row it failed.
-    failures: u32,
-}
-
-/// How a task ended.
-enum End {
-    /// It is looked at again after this time, if nothing happens before.
-    After(Duration),
-    /// It failed, for this reason.
-    Failed(String),
-    /// There is nothing to be done.
-    Done,
 }
 
 impl Controller {
@@ -114,7 +100,7 @@ impl Controller {
         Self {
             client,
             view,
-            desk: Arc::default(),
+            desk: Arc::new(Desk::new(BACKOFF)),
             migrations,
             without_claims,
             events,
@@ -204,9 +190,16 @@ impl Controller {
         }
         let workers = self.migrations.iter();
         let workers = workers.map(|one| one.args.max_concurrent_reconciles).max();
-        let workers = (0..workers.unwrap_or(1)).map(|_| Box::pin(self.work()));
-        let workers = future::join_all(workers);
-        let (_, (), ()) = tokio::join!(workers, Box::pin(self.arbitrate()), self.sweep());
+        let workers = workers.and_then(|workers| usize::try_from(workers).ok());
+        let controller = controller::Controller::new(
+            NAME,
+            self.desk.queue.clone(),
+            workers.unwrap_or(1),
+            &self.counts.controllers,
+            |task| self.reconcile(task),
+        );
+        let work = Box::pin(controller.run());
+        let ((), (), ()) = tokio::join!(work, Box::pin(self.arbitrate()), self.sweep());
     }
 
     /// Asks the API server for all jobs. Those that cannot be read are told of elsewhere.
@@ -238,77 +231,61 @@ impl Controller {
         by_profile.or(by_process).or_else(|| all.next())
     }
 
-    async fn work(&self) {
-        while let Some(work) = self.desk.queue.next().await {
-            let task = work.key().clone();
-            let end = match &task {
-                Task::Job(name) => Box::pin(self.job(name)).await,
-                Task::Orphan(name, uid) => self.orphan(name, uid.clone()).await,
-            };
-            let delay = match (end, &task) {
-                (End::After(delay), Task::Job(name)) => {
-                    if let Some(trouble) = self.troubles.lock().get_mut(name) {
-                        trouble.failures = 0;
-                    }
-                    Some(delay)
+    /// Goes on with a job, or deletes the reservation of one that is gone.
+    async fn reconcile(&self, task: Task) -> Result<Action, String> {
+        match task {
+            Task::Job(name) => {
+                let result = Box::pin(self.job(&name)).await;
+                match &result {
+                    Ok(Action::Done) => drop(self.troubles.lock().remove(&name)),
+                    Ok(Action::RequeueAfter(_)) => {}
+                    Err(text) => drop(self.troubles.lock().insert(name, text.clone())),
                 }
-                (End::Failed(text), Task::Job(name)) => Some(self.failed(name, text)),
-                (End::Failed(error), Task::Orphan(name, _)) => {
-                    tracing::warn!(name, error, "a reservation cannot be deleted");
-                    Some(BACKOFF[1])
-                }
-                (End::Done, Task::Job(name)) => {
-                    self.troubles.lock().remove(name);
-                    None
-                }
-                (End::After(_) | End::Done, Task::Orphan(..)) => None,
-            };
-            drop(work);
-            if let Some(delay) = delay {
-                self.desk.later(task, delay);
+                result
             }
+            Task::Orphan(name, uid) => match self.unreserve(&name, uid).await {
+                Ok(()) => Ok(Action::Done),
+                Err(error) => {
+                    let error = error.to_string();
+                    tracing::warn!(name, error, "a reservation cannot be deleted");
+                    Ok(Action::RequeueAfter(BACKOFF[1]))
+                }
+            },
         }
     }
 
-    /// Notes why the job does not go on; returns when to try again.
-    fn failed(&self, name: &str, text: String) -> Duration {
-        let mut troubles = self.troubles.lock();
-        let trouble = troubles.entry(name.to_owned()).or_default();
-        trouble.text = text;
-        let delay = BACKOFF[0].saturating_mul(1 << trouble.failures.min(10));
-        trouble.failures += 1;
-        delay.min(BACKOFF[1])
+    /// Forgets what kept the job, and how often it failed.
+    fn forget_trouble(&self, name: &str) {
+        self.troubles.lock().remove(name);
+        self.desk.queue.forget(&Task::Job(name.to_owned()));
     }
 
     fn trouble(&self, name: &str) -> Option<String> {
         let troubles = self.troubles.lock();
-        let text = troubles.get(name).map(|trouble| trouble.text.clone());
-        text.filter(|text| !text.is_empty())
+        troubles.get(name).filter(|text| !text.is_empty()).cloned()
     }
 
     /// Goes on with a job as far as it goes.
-    async fn job(&self, name: &str) -> End {
+    async fn job(&self, name: &str) -> Result<Action, String> {
         // What has ended for good need not be asked about.
         if let Some(known) = self.view.jobs.get(name)
             && stage(&known) == Stage::Ended
             && !self.may_hold_room(&known)
         {
-            return End::Done;
+            return Ok(Action::Done);
         }
         for _ in 0..STEPS {
             let job = match self.jobs().get_opt(name).await {
                 Ok(Some(job)) => job,
-                Ok(None) => return End::Done,
-                Err(error) => return End::Failed(error.to_string()),
+                Ok(None) => return Ok(Action::Done),
+                Err(error) => return Err(error.to_string()),
             };
             self.view.jobs.newer().learn(&job);
-            match Box::pin(self.step(&job)).await {
-                Ok(None) => {}
-                Ok(Some(end)) => return end,
-                Err(error) => return End::Failed(error),
+            if let Some(action) = Box::pin(self.step(&job)).await? {
+                return Ok(action);
             }
         }
-        End::Failed(format!("{STEPS} steps did not bring it on"))
+        Err(format!("{STEPS} steps did not bring it on"))
     }
 
     /// Whether `job` has failed and its reservation is still there.
@@ -319,9 +296,9 @@ impl Controller {
     }
 
     /// One step; `None` when the next one can follow at once.
-    async fn step(&self, job: &PodMigrationJob) -> Result<Option<End>, String> {
+    async fn step(&self, job: &PodMigrationJob) -> Result<Option<Action>, String> {
         let Some(migrations) = self.of(job).cloned() else {
-            return Ok(Some(End::Done));
+            return Ok(Some(Action::Done));
         };
         let text = |error: Error| error.to_string();
         let ended = stage(job) == Stage::Ended;
@@ -381,9 +358,9 @@ impl Controller {
             };
             match self.act(act, &about).await {
                 // It went on: what kept it does not any more.
-                act::Done::Yes => drop(self.troubles.lock().remove(name)),
+                act::Done::Yes => self.forget_trouble(name),
                 act::Done::Again => return Ok(None),
-                act::Done::Later(delay) => return Ok(Some(End::After(delay))),
+                act::Done::Later(delay) => return Ok(Some(Action::RequeueAfter(delay))),
                 act::Done::No(why) => return Err(why),
             }
         }
@@ -392,8 +369,8 @@ impl Controller {
         }
         Ok(match next.next {
             Next::Now => None,
-            Next::Wait(delay) => Some(End::After(delay)),
-            Next::Done => Some(End::Done),
+            Next::Wait(delay) => Some(Action::RequeueAfter(delay)),
+            Next::Done => Some(Action::Done),
         })
     }
 
@@ -424,13 +401,6 @@ impl Controller {
     }
 
     /// Deletes the reservation of a job that is gone.
-    async fn orphan(&self, name: &str, uid: Option<String>) -> End {
-        match self.unreserve(name, uid).await {
-            Ok(()) => End::Done,
-            Err(error) => End::Failed(error.to_string()),
-        }
-    }
-
     async fn unreserve(&self, name: &str, uid: Option<String>) -> Result<(), Error> {
         let params = only(uid);
         match self.reservations().delete(name, &params).await {

@@ -21,6 +21,7 @@ use crate::state::{PodInfo, Snapshot};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use koord_app::Context;
 use koord_app::metrics::register;
+use koord_kube::controller::ControllerMetrics;
 use koord_kube::events::{EventClient, Recorder, Severity};
 use koord_kube::lease::{Election, ElectionError, LeaderElector, unique_identity};
 use koord_kube::{Api, Client};
@@ -118,6 +119,7 @@ impl Metrics {
             evicted: register(registry, IntCounterVec::new(evicted, &labels)?)?,
             phases: register(registry, IntGaugeVec::new(phases, &["phase"])?)?,
             limited: register(registry, IntCounterVec::new(limited, &["rule"])?)?,
+            controllers: ControllerMetrics::register(registry)?,
         };
         Ok(Self {
             counts,

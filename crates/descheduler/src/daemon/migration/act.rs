@@ -220,8 +220,7 @@ impl Controller {
         if let Err(why) = about.migrations.claim(workload, pod, free, now) {
             self.counts.limited.with_label_values(&[why.rule]).inc();
             let name = about.job.metadata.name.clone().unwrap_or_default();
-            let mut troubles = self.troubles.lock();
-            troubles.entry(name).or_default().text = why.to_string();
+            self.troubles.lock().insert(name, why.to_string());
             return Done::Later(step::POLL);
         }
         if !about.migrations.take(now) {

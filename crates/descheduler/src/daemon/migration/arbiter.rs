@@ -131,7 +131,7 @@ impl Controller {
         let jobs = self.jobs();
         let written = jobs.replace(&name, &PostParams::default(), &job).await?;
         self.view.jobs.newer().learn(&written);
-        self.troubles.lock().remove(&name);
+        self.forget_trouble(&name);
         Ok(())
     }
 
@@ -163,12 +163,9 @@ impl Controller {
         self.counts.limited.with_label_values(&[why.rule]).inc();
         let name = job.metadata.name.clone().unwrap_or_default();
         let text = why.to_string();
-        let mut troubles = self.troubles.lock();
-        let trouble = troubles.entry(name).or_default();
-        let same = trouble.text.split(':').next() == Some(why.rule);
-        trouble.text.clone_from(&text);
-        drop(troubles);
-        if !same {
+        let before = self.troubles.lock().insert(name, text.clone());
+        let is_same = before.is_some_and(|text| text.split(':').next() == Some(why.rule));
+        if !is_same {
             self.tell(job, false, WAITING, text);
         }
     }

@@ -71,6 +71,16 @@ pub(super) struct Contender {
 }
 
 impl Contender {
+    /// Returns whether evictions with this result were counted, and all metrics.
+    pub(super) fn evicted(&self, result: &str) -> (bool, String) {
+        let metrics = koord_app::metrics::encode(&self.metrics).unwrap();
+        let label = format!("result=\"{result}\"");
+        let counts = |line: &str| {
+            line.starts_with("descheduler_pods_evicted{") && line.contains(label.as_str())
+        };
+        (metrics.lines().any(counts), metrics)
+    }
+
     /// The process is gone, and says goodbye to nobody.
     pub(super) async fn kill(self, fuse: &Fuse) {
         fuse.blow();

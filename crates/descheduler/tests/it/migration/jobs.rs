@@ -218,8 +218,16 @@ pub(crate) async fn a_refusal_for_ever_ends_in_a_failure_that_says_so() {
         // Nothing was held for a pod that could not go.
         assert!(cluster.reservations().await.is_empty());
     }
-    let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
-    assert!(metrics.contains(r#"result="error""#), "{metrics}");
+    let (is_counted, metrics) = running.evicted("error");
+    assert!(is_counted, "{metrics}");
+    // The loop of the controller is measured.
+    for line in [
+        r#"controller_runtime_max_concurrent_reconciles{controller="MigrationController"} "#,
+        r#"controller_runtime_reconcile_panics_total{controller="MigrationController"} 0"#,
+        r#"workqueue_adds_total{controller="MigrationController",name="MigrationController"} "#,
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
     running.stop().await;
 }
 

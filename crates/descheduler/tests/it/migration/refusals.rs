@@ -51,8 +51,8 @@ async fn a_denial_in_the_words_for_a_pod_that_is_gone_is_a_refusal() {
         }
     }
     cluster.seen.denies.store(false, Ordering::SeqCst);
-    let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
-    assert!(!metrics.contains(r#"result="success""#), "{metrics}");
+    let (is_counted, metrics) = running.evicted("success");
+    assert!(!is_counted, "{metrics}");
     running.stop().await;
 }
 
@@ -120,7 +120,7 @@ async fn delete_options_with_which_nothing_goes_are_a_refusal() {
         let name = format!("held-{}", policy.to_lowercase());
         fails(&cluster, &name, json!({"deleteOptions": dry}), "dryRun").await;
     }
-    let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
-    assert!(!metrics.contains(r#"result="success""#), "{metrics}");
+    let (is_counted, metrics) = running.evicted("success");
+    assert!(!is_counted, "{metrics}");
     running.stop().await;
 }
