@@ -6,6 +6,7 @@
 //!   API server only along those of its `lib.rs`; the parts of such a module go in no circle
 //!   (see [`circles`]);
 //! * modules of a crate import each other in circles only where xtask/circles.txt still lists it;
+//! * types with many methods get no more (see [`methods`]);
 //! * `unsafe` stands only in crates/host;
 //! * every member inherits the workspace's lints;
 //! * dependencies have licenses, sources and versions that deny.toml allows (see [`deny`]);
@@ -36,6 +37,7 @@ mod features;
 mod figures;
 mod git;
 mod links;
+mod methods;
 mod types;
 mod words;
 
@@ -222,6 +224,7 @@ fn tidy() -> Result<()> {
     faults.extend(asserting::silent(&texts)?);
     faults.extend(module_circles(&texts));
     faults.extend(crate_circles(&root, &texts)?);
+    faults.extend(methods::faults(&root, &texts)?);
     faults.extend(words::faults(&root, &texts)?);
     let rules = std::fs::read_to_string(root.join(".ci/skips")).context("cannot read .ci/skips")?;
     faults.extend(dependencies::unknown_needs(&rules, &texts));
