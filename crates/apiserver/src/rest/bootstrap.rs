@@ -163,36 +163,4 @@ impl Api {
             _ => Ok(()),
         }
     }
-
-    /// Creates a custom resource definition, or brings an existing one to this spec.
-    ///
-    /// # Errors
-    /// What a create or update answers.
-    pub async fn install_crd(&self, mut definition: Value) -> Result<(), ApiError> {
-        let (group, plural) = super::crd::CRDS;
-        let crds = self.builtin(group, "v1", plural)?;
-        let key = Self::key(&crds, "", super::meta::name(&definition));
-        let options = WriteOptions::default();
-        if self.store().get(&crds.table, &key).is_none() {
-            let done = self
-                .create_object(&crds, "", Input::from(definition.clone()), &options)
-                .await;
-            match done {
-                Err(e) if e.reason != "AlreadyExists" => return Err(e),
-                Err(_) => {}
-                Ok(_) => return Ok(()),
-            }
-        }
-        let spec = definition
-            .get_mut("spec")
-            .map(Value::take)
-            .unwrap_or_default();
-        self.modify(&crds, None, &key, &options, |old| {
-            let mut new = old.clone();
-            super::meta::as_object(&mut new).insert("spec".to_owned(), spec.clone());
-            Ok(Input::from(new))
-        })
-        .await
-        .map(|_| ())
-    }
 }

@@ -1,6 +1,6 @@
 //! The Kubernetes REST semantics: one generic set of handlers over the store and the registry.
 //!
-//! [`Api`] is the whole of it: [`Api::router`] answers HTTP, and the in-process controllers call the
+//! [`Api`] is the whole of it: `Api::serve` answers HTTP, and the in-process controllers call the
 //! same verbs as methods, so a write has one meaning no matter where it comes from.
 
 pub mod logs;
@@ -212,15 +212,6 @@ impl Api {
             }
             _ => false,
         }
-    }
-
-    /// The HTTP side: answers every path, unknown ones with a Status.
-    pub fn router(&self) -> axum::Router {
-        let api = self.clone();
-        axum::Router::new().fallback(move |request: axum::extract::Request| {
-            let api = api.clone();
-            async move { api.serve(request).await }
-        })
     }
 
     /// Answers a request.
