@@ -375,6 +375,7 @@ fn build(root: &Path) -> Result<(PathBuf, String)> {
         "--porcelain",
         "--",
         "crates",
+        "bins",
         "Cargo.toml",
         "Cargo.lock",
     ])?;

@@ -93,6 +93,25 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "koord-placement",
+        &[
+            "koord-api",
+            "koord-app",
+            "koord-kube",
+            "koord-scheduler",
+            "koord-plugins",
+            "koord-descheduler",
+        ],
+    ),
+    ("koord-scheduler-bin", &["koord-scheduler", "koord-plugins"]),
+    (
+        "koord-descheduler-bin",
+        &["koord-descheduler", "koord-placement"],
+    ),
+    ("koord-manager-bin", &["koord-manager"]),
+    ("koordlet-bin", &["koordlet"]),
+    ("koord-runtime-proxy-bin", &["koord-runtime-proxy"]),
+    (
         "koordlet",
         &[
             "koord-api",
@@ -138,6 +157,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "koord-apiserver",
             "koord-scheduler",
             "koord-plugins",
+            "koord-placement",
             "koord-bench",
             "koord-manager",
             "koord-descheduler",
@@ -248,7 +268,7 @@ fn tidy() -> Result<()> {
 /// Reads the sources of all crates: paths below `root`, with their text.
 fn sources(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut paths = Vec::new();
-    for directory in ["crates", "xtask"] {
+    for directory in ["crates", "bins", "xtask"] {
         collect(&root.join(directory), "rs", &mut paths)?;
     }
     read(root, paths)

@@ -24,6 +24,7 @@ mod ledger;
 pub mod low_node_load;
 pub mod migration;
 pub mod plugins;
+pub mod program;
 pub mod registry;
 pub mod report;
 pub mod rules;

@@ -1,9 +1,9 @@
 //! `koord audit`: what the node agent did, and why.
 
-use crate::cluster::runtime;
 use crate::{console, plain, running};
 use anyhow::{Context as _, Result, bail};
 use jiff::Timestamp;
+use koord_app::daemon::runtime;
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;

@@ -125,7 +125,7 @@ async fn api_server(
 pub fn main(command: Command) -> Result<ExitCode> {
     // That certificates made here are not verified is no news.
     cluster::init_logging("warn,kube_client::client::tls=error");
-    cluster::install_crypto_provider();
+    koord_kube::tls::install_crypto_provider();
     match command {
         Command::Runtime(args) => match runtime::run(&args)? {
             Some(report) => publish(&report, args.json.as_deref()),
@@ -144,7 +144,7 @@ pub fn main(command: Command) -> Result<ExitCode> {
             publish(&report, args.json.as_deref())
         }
         Command::Exporter(args) => {
-            let report = cluster::runtime()?.block_on(exporter::run(&args))?;
+            let report = koord_app::daemon::runtime()?.block_on(exporter::run(&args))?;
             publish(&report, args.json.as_deref())
         }
         Command::Burst(args) => {
@@ -166,7 +166,7 @@ pub fn main(command: Command) -> Result<ExitCode> {
             store(&report, args.json.as_deref())
         }
         Command::Up(args) => {
-            let report = cluster::runtime()?.block_on(whole::run(&args))?;
+            let report = koord_app::daemon::runtime()?.block_on(whole::run(&args))?;
             publish(&report, args.json.as_deref())
         }
         Command::Apiserver(args) => {
@@ -181,7 +181,7 @@ pub fn main(command: Command) -> Result<ExitCode> {
                 ..Default::default()
             };
             let clock = koord_app::Clock::system();
-            let runtime = cluster::runtime()?;
+            let runtime = koord_app::daemon::runtime()?;
             let server = runtime.block_on(koord_apiserver::bench::run(&options, clock))?;
             let simulated = runtime.block_on(simulated::run())?;
             let up = runtime.block_on(whole::run(&whole::Args::default()))?;

@@ -1,6 +1,6 @@
 //! Arguments of `koord`, and which of its parts they start.
 
-use crate::{audit, bench, console, daemon, demo, explain, node, recommend, running, up, workload};
+use crate::{audit, bench, console, demo, explain, node, recommend, running, up, workload};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -61,6 +61,9 @@ enum Command {
     /// Say in a NodeResourceTopology what is free in each NUMA node of this machine; its flags follow.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     TopologyExporter(Flags),
+    /// Run koord-runtime-proxy on this node; its flags follow.
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    RuntimeProxy(Flags),
     /// The programs that the demo runs.
     #[command(subcommand, hide = true)]
     Workload(Workload),
@@ -125,15 +128,26 @@ pub fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<ExitCode> {
     match args.command {
-        Command::Scheduler(flags) => return Ok(daemon::scheduler(flags.argv("koord-scheduler"))),
-        Command::Descheduler(flags) => {
-            return Ok(daemon::descheduler(flags.argv("koord-descheduler")));
+        Command::Scheduler(flags) => {
+            let argv = flags.argv("koord-scheduler");
+            return Ok(koord_scheduler::program::run(argv, koord_plugins::registry));
         }
-        Command::Manager(flags) => return Ok(daemon::manager(flags.argv("koord-manager"))),
-        Command::Koordlet(flags) => return Ok(daemon::koordlet(flags.argv("koordlet"))),
+        Command::Descheduler(flags) => {
+            let argv = flags.argv("koord-descheduler");
+            let place = koord_placement::for_descheduler;
+            return Ok(koord_descheduler::program::run(argv, place));
+        }
+        Command::Manager(flags) => {
+            return Ok(koord_manager::program::run(flags.argv("koord-manager")));
+        }
+        Command::Koordlet(flags) => return Ok(koordlet::program::run(flags.argv("koordlet"))),
         Command::TopologyExporter(flags) => {
             let argv = flags.argv("koord-topology-exporter");
-            return Ok(daemon::topology_exporter(argv));
+            return Ok(koordlet::program::run_exporter(argv));
+        }
+        Command::RuntimeProxy(flags) => {
+            let argv = flags.argv("koord-runtime-proxy");
+            return Ok(koord_runtime_proxy::program::run(argv));
         }
         Command::Workload(Workload::Serve(args)) => workload::serve::run(&args)?,
         Command::Workload(Workload::Hog(args)) => workload::hog::run(&args)?,

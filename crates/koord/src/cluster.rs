@@ -13,7 +13,6 @@ pub use objects::{
 use crate::access::{self, Access};
 use crate::exported;
 use crate::place::{self, Claim, Groups};
-use crate::placement::Targets;
 use anyhow::{Context as _, Result, anyhow};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
@@ -24,6 +23,7 @@ use koord_app::flags::Selection;
 use koord_app::local::RouteServer;
 use koord_host::CgroupPath;
 use koord_kube::{Api, Client};
+use koord_placement::Targets;
 use koordlet::gates::Gate;
 use koordlet::states::{Driver, Layout};
 use node_side::NodeSide;
@@ -135,17 +135,6 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
-/// The multi-threaded runtime all components share.
-///
-/// # Errors
-/// When threads cannot be started.
-pub fn runtime() -> Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("tokio runtime")
-}
-
 /// Sends logs to standard error; `RUST_LOG` overrides `default`.
 pub fn init_logging(default: &str) {
     use tracing_subscriber::EnvFilter;
@@ -173,7 +162,7 @@ impl Cluster {
     /// When the data directory cannot be used or another cluster has it, the port is taken, or the
     /// first objects cannot be written. What another cluster wrote is untouched then.
     pub async fn start(options: Options) -> Result<Self> {
-        install_crypto_provider();
+        koord_kube::tls::install_crypto_provider();
         let directory = place::claim_directory(&options.data_dir).await?;
         let groups = place::claim_groups(&options.data_dir)?;
         let context = Context::new();
@@ -615,11 +604,6 @@ where
     E: std::error::Error + Send + Sync + 'static,
 {
     Box::pin(async move { future.await.map_err(anyhow::Error::from) })
-}
-
-/// rustls refuses to guess a crypto provider; the first caller chooses.
-pub fn install_crypto_provider() {
-    let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 /// The directory of `koord up` when none is given. A cluster in memory has another, so that it

@@ -1,7 +1,6 @@
 //! `koord recommend`: what containers request beside what they should, from the Recommendations of a
 //! cluster.
 
-use crate::cluster::{install_crypto_provider, runtime};
 use crate::{console, explain};
 use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
@@ -11,9 +10,11 @@ use koord_api::analysis::{
 };
 use koord_api::quantity::{Format, Quantity, ResourceList};
 use koord_api::{quantity, requests, resources, selector};
+use koord_app::daemon::runtime;
 use koord_kube::api::ListParams;
 use koord_kube::kube_core::DynamicObject;
 use koord_kube::owners::Owners;
+use koord_kube::tls::install_crypto_provider;
 use koord_kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde_json::Value;

@@ -179,7 +179,7 @@ pub fn main(args: &Args) -> Result<()> {
         rustix::process::setsid().context("a session of its own")?;
     }
     cluster::init_logging(&args.log_filter());
-    cluster::runtime()?.block_on(run(args))
+    koord_app::daemon::runtime()?.block_on(run(args))
 }
 
 async fn run(args: &Args) -> Result<()> {

@@ -45,6 +45,7 @@ mod node_events;
 pub mod node_topology;
 pub mod options;
 pub mod predict;
+pub mod program;
 pub mod qos;
 pub mod report;
 pub mod runtime;

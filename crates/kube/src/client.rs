@@ -1,10 +1,12 @@
 //! Clients: from a kubeconfig, from inside a pod, or over a tower service in the same process.
 
+mod connect;
 mod forbidden;
 mod measured;
 mod outage;
 pub(crate) mod transport;
 
+pub use connect::Connection;
 pub use forbidden::MissingRule;
 pub use measured::RestMetrics;
 pub use outage::Unreachable;

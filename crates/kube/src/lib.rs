@@ -23,6 +23,7 @@ pub mod patch;
 pub mod post;
 pub mod queue;
 mod raw_object;
+pub mod secure;
 #[cfg(test)]
 mod testing;
 pub mod tls;

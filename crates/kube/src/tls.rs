@@ -52,6 +52,11 @@ pub const ASKED_BY_SERVERS: Limits = Limits {
 /// Before another attempt to accept, when there is for example no file descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Chooses the crypto provider, which rustls refuses to guess; the first caller chooses, and only one is compiled in.
+pub fn install_crypto_provider() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
 /// Serves `routes` to whoever connects, with the configuration that is in force at that time, until
 /// `shutdown`. Requests carry their connection's [`Peer`] in their extensions.
 pub async fn serve(

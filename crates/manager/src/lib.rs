@@ -29,6 +29,7 @@ mod nodemetric;
 mod noderesource;
 mod nodeslo;
 mod object;
+pub mod program;
 mod quotacheck;
 mod quotaprofile;
 mod recommender;

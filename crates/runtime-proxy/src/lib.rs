@@ -23,6 +23,7 @@ mod forward;
 mod grpc;
 mod hooks;
 mod merge;
+pub mod program;
 mod registration;
 mod server;
 mod store;

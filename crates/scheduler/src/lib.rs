@@ -20,6 +20,7 @@ pub mod engine;
 pub mod framework;
 mod guard;
 mod metrics;
+pub mod program;
 mod queue;
 mod runtime;
 pub mod state;

@@ -11,10 +11,10 @@ use super::koordlet::fixture::Groups;
 use super::koordlet::objects;
 use super::koordlet::world::World;
 use super::service::Service;
+use crate::console;
 use crate::demo::result::median;
 use crate::demo::sampler::{Sampler, Targets};
 use crate::workload;
-use crate::{cluster, console};
 use anyhow::{Context as _, Result, bail};
 use koord_host::Cgroup;
 use serde::Serialize;
@@ -135,7 +135,7 @@ pub(super) struct Report {
 /// # Errors
 /// Groups cannot be made, the kernel has no CFS burst, or koordlet does not set it.
 pub(super) fn run(args: &Args) -> Result<Report> {
-    cluster::runtime()?.block_on(async {
+    koord_app::daemon::runtime()?.block_on(async {
         tokio::select! {
             report = measure(args) => report,
             _ = tokio::signal::ctrl_c() => bail!("interrupted"),

@@ -9,11 +9,11 @@ mod report;
 
 use super::koordlet::fixture::{Groups, Shape};
 use super::service::Service;
+use crate::console;
 use crate::demo::sampler::{Sampler, Targets, Window};
 use crate::demo::scenario::{self, Scenario};
 use crate::demo::{pods, window};
 use crate::workload::{self, load};
-use crate::{cluster, console};
 use anyhow::{Context as _, Result, bail};
 use koord_host::{Cgroup, CpuSet, Resource, sched};
 use report::Run;
@@ -141,7 +141,7 @@ struct Cell {
 /// # Errors
 /// Groups cannot be made, or the kernel refuses what it said it has.
 pub(super) fn run(args: &Args) -> Result<Report> {
-    cluster::runtime()?.block_on(measure(args))
+    koord_app::daemon::runtime()?.block_on(measure(args))
 }
 
 async fn measure(args: &Args) -> Result<Report> {

@@ -12,7 +12,7 @@ mod party;
 mod picture;
 mod times;
 
-use crate::{cluster, console};
+use crate::console;
 use anyhow::{Context as _, Result};
 use koord_host::testing::{CONTAINERD, Containerd, Groups};
 use lanes::Lane;
@@ -97,7 +97,7 @@ struct Ways {
 /// # Errors
 /// The fixture cannot be made, or a runtime refuses what is asked of it.
 pub(super) fn run(args: &Args) -> Result<Option<Report>> {
-    let report = cluster::runtime()?.block_on(async {
+    let report = koord_app::daemon::runtime()?.block_on(async {
         tokio::select! {
             report = Box::pin(measure(args)) => report,
             _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),

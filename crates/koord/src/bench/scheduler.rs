@@ -112,7 +112,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         let name = options.scenario.name();
         bail!("--path api: scenario {name} is measured on the engine only");
     }
-    crate::cluster::runtime()?.block_on(over_http(&options, args))
+    koord_app::daemon::runtime()?.block_on(over_http(&options, args))
 }
 
 async fn over_http(options: &bench::Options, args: &Args) -> Result<Report> {

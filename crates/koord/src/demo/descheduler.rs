@@ -157,7 +157,7 @@ pub fn main(args: &Args) -> Result<()> {
         output::check(path)?;
         output::distinct(path, &args.report, "--json and --report")?;
     }
-    let outcome = cluster::runtime()?.block_on(async {
+    let outcome = koord_app::daemon::runtime()?.block_on(async {
         tokio::select! {
             outcome = run(args) => outcome,
             _ = tokio::signal::ctrl_c() => bail!("interrupted before everything was measured"),

@@ -141,7 +141,7 @@ pub fn main(args: &Args) -> Result<ExitCode> {
     }
     let suite = match figures {
         Some(suite) => suite,
-        None => crate::cluster::runtime()?.block_on(run(args))?,
+        None => koord_app::daemon::runtime()?.block_on(run(args))?,
     };
     finish(args, &suite)?;
     Ok(ExitCode::from(suite.verdict.overall.exit_code()))

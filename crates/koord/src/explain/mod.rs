@@ -6,14 +6,18 @@ mod hints;
 mod numa;
 mod render;
 mod resources;
+#[cfg(test)]
+mod token_tests;
 
-use crate::cluster::{self, install_crypto_provider, runtime};
+use crate::cluster;
 use crate::{console, node, place, plain};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_app::daemon::runtime;
 use koord_kube::api::ListParams;
 use koord_kube::client::{ClientOptions, Peer, from_kubeconfig, to_peer};
+use koord_kube::tls::install_crypto_provider;
 use koord_kube::{Api, Client};
 use koordlet::qos::guard::NAME as GUARD;
 use koordlet::status::Guard;

@@ -1,6 +1,6 @@
 //! `koord node topology`: the NUMA nodes of this machine, and what its kubelet has given away of them.
 
-use crate::{cluster, console};
+use crate::console;
 use anyhow::{Context as _, Result};
 use koord_api::resources;
 use koord_api::topology::{Zone, zone_name};
@@ -28,7 +28,7 @@ pub struct Args {
 pub(super) fn main(args: &Args) -> Result<()> {
     let root = koord_host::Root::system().context("the kernel's file systems")?;
     let machine = exporter::machine(&root).context("NUMA nodes")?;
-    let listed = cluster::runtime()?.block_on(exporter::list(&machine, &args.socket));
+    let listed = koord_app::daemon::runtime()?.block_on(exporter::list(&machine, &args.socket));
     if args.json {
         let listed = listed?;
         let value = json!({

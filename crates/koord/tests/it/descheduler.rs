@@ -252,7 +252,7 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
     .await
     .expect("an API server");
     let dir = tempfile::tempdir().expect("a directory");
-    koord::cluster::install_crypto_provider();
+    koord_kube::tls::install_crypto_provider();
     let listener = server.listen().await.expect("a port");
     let kubeconfig = dir.path().join("kubeconfig");
     let stop = CancellationToken::new();
@@ -271,7 +271,8 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
     config["metricsBindAddress"] = json!(format!("127.0.0.1:{plain}"));
     config["leaderElection"] = json!({"resourceNamespace": "default"});
     let config = write(dir.path(), "config.yaml", &config);
-    let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_koord-descheduler"))
+    let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_koord"))
+        .arg("descheduler")
         .arg(format!("--config={}", config.display()))
         .arg(format!("--kubeconfig={}", kubeconfig.display()))
         .arg(format!("--secure-port={secure}"))
@@ -352,21 +353,21 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
 
 #[test]
 fn the_program_writes_its_configuration_and_names_mistakes() {
-    let binary = env!("CARGO_BIN_EXE_koord-descheduler");
+    let run = |args: &[&str]| {
+        let args = [&["descheduler"], args].concat();
+        run(env!("CARGO_BIN_EXE_koord"), &args)
+    };
     let dir = tempfile::tempdir().expect("a directory");
     let written = dir.path().join("written.yaml");
     let config = write(dir.path(), "config.yaml", &balancing());
     let shown = (written.display().to_string(), config.display().to_string());
-    let output = run(
-        binary,
-        &[
-            "--config",
-            &shown.1,
-            "--write-config-to",
-            &shown.0,
-            "--leader-elect=false",
-        ],
-    );
+    let output = run(&[
+        "--config",
+        &shown.1,
+        "--write-config-to",
+        &shown.0,
+        "--leader-elect=false",
+    ]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let first = std::fs::read_to_string(&written).expect("it was written");
     for part in [
@@ -379,13 +380,13 @@ fn the_program_writes_its_configuration_and_names_mistakes() {
     }
     // What was written says the same again.
     let again = dir.path().join("again.yaml").display().to_string();
-    let output = run(binary, &["--config", &shown.0, "--write-config-to", &again]);
+    let output = run(&["--config", &shown.0, "--write-config-to", &again]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(
         std::fs::read_to_string(&again).expect("it was written"),
         first
     );
-    let output = run(binary, &["--version"]);
+    let output = run(&["--version"]);
     assert!(text(&output.stdout).starts_with("koord-descheduler "));
     let mut wrong = balancing();
     wrong["profiles"][0]["pluginConfig"][1]["args"]["highThreshold"] = json!({"cpu": 1});
@@ -403,7 +404,7 @@ fn the_program_writes_its_configuration_and_names_mistakes() {
         (vec!["--nothing"], 2, "--nothing"),
         (vec!["now"], 2, "now"),
     ] {
-        let output = run(binary, &args);
+        let output = run(&args);
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
         assert!(said.contains(says), "{args:?}: {said}");
@@ -469,7 +470,7 @@ async fn who_finds_targets_has_just_the_rights_that_takes() {
     });
     let limited = koord_kube::client::in_process(limited);
     let context = koord_app::Context::new();
-    let targets = koord::placement::Targets::follow(None, &limited, &context).expect("targets");
+    let targets = koord_placement::Targets::follow(None, &limited, &context).expect("targets");
     tokio::time::timeout(PATIENCE, targets.settled())
         .await
         .expect("the cluster is read");

@@ -87,7 +87,7 @@ impl Up {
     }
 
     pub(crate) async fn client(&self) -> Client {
-        koord::cluster::install_crypto_provider();
+        koord_kube::tls::install_crypto_provider();
         let options = koord_kube::client::ClientOptions::default();
         koord_kube::client::from_kubeconfig(Some(&self.kubeconfig), &options)
             .await

@@ -190,8 +190,9 @@ impl OverHttps {
             .expect("a port")
             .local_addr()
             .expect("it");
-        let child = Command::new(env!("CARGO_BIN_EXE_koord-manager"))
+        let child = Command::new(env!("CARGO_BIN_EXE_koord"))
             .args([
+                "manager",
                 "--enable-leader-election=false",
                 "--controllers=colocationprofile",
             ])

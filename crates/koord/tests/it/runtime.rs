@@ -6,6 +6,7 @@ use crate::kubectl::Kubectl;
 use koord_host::testing::{Containerd, skip};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command};
 
 const PROFILE: &str = include_str!("../../../../docs/examples/profile.yaml");
@@ -42,7 +43,12 @@ struct Proxy(Child);
 
 impl Proxy {
     fn start(containerd: &Containerd) -> Self {
-        let child = Command::new(env!("CARGO_BIN_EXE_koord-runtime-proxy"))
+        // `koord up` recognizes the proxy by the name of its program.
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("koord-runtime-proxy");
+        let _ = std::fs::remove_file(&program);
+        std::fs::hard_link(env!("CARGO_BIN_EXE_koord"), &program).expect("a link");
+        let child = Command::new(program)
+            .arg("runtime-proxy")
             .arg("--koord-runtimeproxy-endpoint")
             .arg(containerd.path("proxy.sock"))
             .arg("--remote-runtime-service-endpoint")

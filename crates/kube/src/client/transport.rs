@@ -33,8 +33,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(15);
 pub(crate) fn prepare(config: &mut kube::Config) {
     // Its policy retries every 429, evictions included, for minutes.
     config.default_retry = false;
-    // Only one provider is compiled in; installing it twice is harmless.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    crate::tls::install_crypto_provider();
     let verifies =
         config.cluster_url.scheme() == Some(&Scheme::HTTPS) && !config.accept_invalid_certs;
     if config.root_cert.is_none() && !verifies {

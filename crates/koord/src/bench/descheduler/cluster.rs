@@ -594,7 +594,7 @@ fn usage(cores: f64, memory: f64) -> ResourceMap {
 /// As the descheduler asks it for targets.
 fn engine() -> Result<Engine, ProfileError> {
     let config = Configuration::koord(&["koord-scheduler".to_owned()]);
-    let registry = crate::placement::registry();
+    let registry = koord_placement::registry();
     let profiles = Profiles::build(&config, &registry, &BuildContext::default(), true)?;
     let options = EngineOptions {
         class_bytes: 64 << 20,

@@ -3,7 +3,6 @@
 //! place then waits, and who has one takes it at once.
 
 use super::cluster::{Cluster, Moved};
-use crate::placement::Targets;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase as Phase};
@@ -11,6 +10,7 @@ use koord_descheduler::framework::{Intent, Placement as _, Plan};
 use koord_descheduler::migration::arbitrate::{Verdict, arbitrate};
 use koord_descheduler::migration::filter::Rules;
 use koord_descheduler::migration::{Migrations, PASSED, Stage, stage};
+use koord_placement::Targets;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -5,7 +5,6 @@
 mod cluster;
 mod jobs;
 
-use crate::placement::Targets;
 use anyhow::{Context as _, Result};
 use cluster::{Cluster, Moved};
 use jobs::Jobs;
@@ -14,6 +13,7 @@ use koord_descheduler::config::Configuration;
 use koord_descheduler::framework::{Ask, Built, Evictor, Filter, Framework, Intent, Why};
 use koord_descheduler::registry::Registry;
 use koord_descheduler::state::{PodInfo, Snapshot};
+use koord_placement::Targets;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -262,7 +262,7 @@ fn one(how: How, mut cluster: Cluster, minutes: u64) -> Result<Run> {
         }
     }
     let after = Spread::of(&cluster);
-    let no_target = run.kept.get(crate::placement::NO_TARGET).copied();
+    let no_target = run.kept.get(koord_placement::NO_TARGET).copied();
     #[allow(clippy::cast_precision_loss, reason = "cycles")]
     let mean = total / run.cycles.max(1) as f64;
     Ok(Run {

@@ -13,7 +13,7 @@ pub(super) mod meter;
 pub(super) mod objects;
 pub(super) mod world;
 
-use crate::{cluster, console};
+use crate::console;
 use agent::{Active, Agent, Flavour, Program, Settings};
 use anyhow::{Context as _, Result, bail};
 use fixture::Groups;
@@ -162,7 +162,7 @@ pub(super) struct Report {
 /// # Errors
 /// The fixture cannot be made, or an agent does not start or ends early.
 pub(super) fn run(args: &Args) -> Result<Report> {
-    cluster::runtime()?.block_on(async {
+    koord_app::daemon::runtime()?.block_on(async {
         tokio::select! {
             report = measure(args) => report,
             _ = tokio::signal::ctrl_c() => bail!("interrupted"),

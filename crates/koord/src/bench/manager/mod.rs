@@ -12,7 +12,6 @@ mod recommendations;
 mod webhooks;
 
 use crate::bench::koordlet::meter::Counters;
-use crate::cluster;
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -122,7 +121,7 @@ pub(super) struct Report {
 /// # Errors
 /// The cluster cannot be made, or the manager does not start, ends early or answers wrongly.
 pub(super) fn run(args: &Args) -> Result<Report> {
-    cluster::runtime()?.block_on(async {
+    koord_app::daemon::runtime()?.block_on(async {
         tokio::select! {
             report = Box::pin(measure(args)) => report,
             _ = tokio::signal::ctrl_c() => bail!("interrupted"),

@@ -1,8 +1,8 @@
 //! Agents and proxies, which are processes of their own on a node: here each is a thread, on what its
 //! process runs on.
 
-use crate::daemon;
 use anyhow::{Context as _, Result, anyhow};
+use koord_app::daemon;
 use std::thread::JoinHandle;
 
 /// One that runs.

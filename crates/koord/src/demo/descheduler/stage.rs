@@ -2,7 +2,6 @@
 
 use super::{CPUS, Outcome, Sample, Setup, Spread, THRESHOLDS};
 use crate::console;
-use crate::placement::Targets;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -15,6 +14,7 @@ use koord_descheduler::config::Configuration;
 use koord_descheduler::{daemon, registry};
 use koord_kube::api::PostParams;
 use koord_kube::{Api, Client, Informer, ObjectKey, Scope, patch};
+use koord_placement::Targets;
 use koord_sim::NodeTemplate;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

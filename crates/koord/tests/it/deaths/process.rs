@@ -246,8 +246,11 @@ impl Process {
         let router =
             Router::new().fallback(move |request: Request<Body>| pass.clone().pass(request));
         let (kubeconfig, serving) = wire::listen(dir, router).await;
-        let mut command = Command::new(env!("CARGO_BIN_EXE_koord-scheduler"));
-        let command = command.arg("--kubeconfig").arg(&kubeconfig);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_koord"));
+        let command = command
+            .arg("scheduler")
+            .arg("--kubeconfig")
+            .arg(&kubeconfig);
         let command = command.args(["--port=0", "--secure-port=0", "--leader-elect=true"]);
         tap.wire.start(command.args([
             "--leader-elect-lease-duration=3s",

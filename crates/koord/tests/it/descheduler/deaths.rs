@@ -449,7 +449,7 @@ impl Record {
 #[test]
 fn leaders_that_are_killed_in_the_middle_of_migrations_leave_nothing_wrong() {
     let begun = std::time::Instant::now();
-    koord::cluster::install_crypto_provider();
+    koord_kube::tls::install_crypto_provider();
     let dir = tempfile::tempdir().unwrap();
     super::write(dir.path(), "descheduler.json", &descheduler());
     super::write(dir.path(), "scheduler.json", &scheduler());

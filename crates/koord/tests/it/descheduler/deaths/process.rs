@@ -340,8 +340,11 @@ impl Process {
         let router =
             Router::new().fallback(move |request: Request<Body>| pass.clone().pass(request));
         let (kubeconfig, serving) = wire::listen(dir, router).await;
-        let mut command = Command::new(env!("CARGO_BIN_EXE_koord-descheduler"));
-        let command = command.arg("--kubeconfig").arg(&kubeconfig);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_koord"));
+        let command = command
+            .arg("descheduler")
+            .arg("--kubeconfig")
+            .arg(&kubeconfig);
         let command = command.arg("--config").arg(dir.join("descheduler.json"));
         let command = command.arg("--scheduler-config");
         let command = command.arg(dir.join("scheduler.json"));

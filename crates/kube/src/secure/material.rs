@@ -1,8 +1,8 @@
 //! Certificates: the server's own, and those of the authorities that vouch for clients.
 
+use crate::{Api, Client};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::ConfigMap;
-use koord_kube::{Api, Client};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;

@@ -5,5 +5,8 @@
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
-    koord::daemon::descheduler(std::env::args_os().collect())
+    koord_descheduler::program::run(
+        std::env::args_os().collect(),
+        koord_placement::for_descheduler,
+    )
 }

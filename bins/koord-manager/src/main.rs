@@ -11,5 +11,5 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
-    koord::daemon::manager(std::env::args_os().collect())
+    koord_manager::program::run(std::env::args_os().collect())
 }

@@ -1,9 +1,9 @@
-//! koord-runtime-proxy as a daemon of its own.
+//! koord-scheduler as a daemon of its own.
 
 #[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
-    koord::daemon::runtime_proxy(std::env::args_os().collect())
+    koord_scheduler::program::run(std::env::args_os().collect(), koord_plugins::registry)
 }

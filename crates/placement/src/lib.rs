@@ -4,6 +4,7 @@
 //! pod takes and what it means to others, and the descheduler's own view has how it chooses a node; the two together
 //! are the pod that will come in its place. [ADR 12](../../../docs/adr/0012-targets-by-the-scheduler.md) has why.
 
+use anyhow::Context as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use koord_api::annotations;
@@ -17,6 +18,7 @@ use koord_scheduler::framework::Registry;
 use koord_scheduler::state::PodInfo as Known;
 use koord_scheduler::{Follower, Options};
 use serde_json::json;
+use std::path::Path;
 use std::sync::Arc;
 
 /// No node takes what would replace the pod.
@@ -118,6 +120,24 @@ impl Drop for Targets {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// Makes the placement of koord-descheduler: [`Targets`] of the scheduler whose configuration is in the file `config`.
+///
+/// # Errors
+/// The file cannot be read, or the configuration cannot be used.
+pub fn for_descheduler(
+    config: Option<&Path>,
+    client: &Client,
+    context: &Context,
+) -> anyhow::Result<Box<dyn Placement>> {
+    let read = |path: &Path| {
+        let flag = || format!("--scheduler-config: {}", path.display());
+        let text = std::fs::read_to_string(path).with_context(flag)?;
+        Configuration::parse(&text).with_context(flag)
+    };
+    let targets = Targets::follow(config.map(read).transpose()?, client, context)?;
+    Ok(Box::new(targets))
 }
 
 /// The plugins of koord-scheduler, as they are without a configuration file but for one thing: that profile has no

@@ -1,9 +1,9 @@
-//! koord-scheduler as a daemon of its own.
+//! koord-runtime-proxy as a daemon of its own.
 
 #[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
-    koord::daemon::scheduler(std::env::args_os().collect())
+    koord_runtime_proxy::program::run(std::env::args_os().collect())
 }

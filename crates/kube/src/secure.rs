@@ -4,11 +4,11 @@ mod material;
 #[cfg(test)]
 mod tests;
 
+use crate::client::{ClientOptions, from_kubeconfig, from_pod};
+use crate::guard::{AuthArgs, Guard};
+use crate::tls;
 use anyhow::{Context as _, Result};
 use axum::Router;
-use koord_kube::client::{ClientOptions, from_kubeconfig, from_pod};
-use koord_kube::guard::{AuthArgs, Guard};
-use koord_kube::tls;
 use material::{Authorities, Source};
 use rustls::ServerConfig;
 use std::net::SocketAddr;
@@ -22,49 +22,30 @@ use tokio_util::sync::CancellationToken;
 /// How often certificates are looked at anew.
 const RELOAD: Duration = Duration::from_secs(60);
 
-/// What a daemon's flags say of its TLS server.
+/// The flags of a daemon that its TLS server reads.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Flags<'a> {
+pub struct Flags<'a> {
     /// The daemon's name.
-    pub(crate) name: &'a str,
-    pub(crate) auth: &'a AuthArgs,
-    pub(crate) tls_cert_file: Option<&'a PathBuf>,
-    pub(crate) tls_private_key_file: Option<&'a PathBuf>,
-}
-
-impl<'a> From<&'a koord_scheduler::Args> for Flags<'a> {
-    fn from(args: &'a koord_scheduler::Args) -> Self {
-        Self {
-            name: "koord-scheduler",
-            auth: &args.auth,
-            tls_cert_file: args.tls_cert_file.as_ref(),
-            tls_private_key_file: args.tls_private_key_file.as_ref(),
-        }
-    }
-}
-
-impl<'a> From<&'a koord_descheduler::Args> for Flags<'a> {
-    fn from(args: &'a koord_descheduler::Args) -> Self {
-        Self {
-            name: "koord-descheduler",
-            auth: &args.auth,
-            tls_cert_file: args.tls_cert_file.as_ref(),
-            tls_private_key_file: args.tls_private_key_file.as_ref(),
-        }
-    }
+    pub name: &'a str,
+    /// Which callers are allowed.
+    pub auth: &'a AuthArgs,
+    /// The server's certificate; one is made at start without it.
+    pub tls_cert_file: Option<&'a PathBuf>,
+    /// The certificate's private key.
+    pub tls_private_key_file: Option<&'a PathBuf>,
 }
 
 /// Serves `routes` on `address` until `shutdown`, as `flags` say. Returns the address really used.
 ///
 /// # Errors
 /// A file or kubeconfig cannot be used, or the address is not free.
-pub(crate) async fn serve(
+pub async fn serve(
     flags: impl Into<Flags<'_>>,
     routes: Router,
     address: SocketAddr,
     shutdown: CancellationToken,
 ) -> Result<SocketAddr> {
-    crate::cluster::install_crypto_provider();
+    tls::install_crypto_provider();
     let flags = flags.into();
     let Flags { name, auth, .. } = flags;
     let flag = "authentication-kubeconfig";
@@ -102,11 +83,7 @@ pub(crate) async fn serve(
 }
 
 /// A client for questions about callers: of the kubeconfig that the flag names, or of this pod.
-async fn delegate(
-    name: &str,
-    flag: &str,
-    path: Option<&Path>,
-) -> Result<Option<koord_kube::Client>> {
+async fn delegate(name: &str, flag: &str, path: Option<&Path>) -> Result<Option<crate::Client>> {
     let options = ClientOptions {
         qps: 200.0,
         burst: 400,

@@ -1,5 +1,5 @@
 //! koordlet as a daemon of its own. It keeps the system allocator, which holds less memory.
 
 fn main() -> std::process::ExitCode {
-    koord::daemon::koordlet(std::env::args_os().collect())
+    koordlet::program::run(std::env::args_os().collect())
 }

@@ -1,0 +1,82 @@
+//! The programs of this crate, koordlet and the exporter of NodeResourceTopology: flags and client around what they
+//! run.
+
+use crate::exporter::{Exporter, FIELD_MANAGER, Metrics, args::Args as ExporterArgs};
+use anyhow::{Context as _, Result};
+use koord_app::{Context, admin, daemon};
+use koord_kube::client::Connection;
+use koord_kube::events::Recorder;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Runs koordlet. The first element of `argv` is the program's name.
+#[must_use]
+pub fn run(argv: Vec<OsString>) -> ExitCode {
+    // A node pays for this process once per node: one heap, and one thread next to the loop's own.
+    koord_host::memory::one_heap();
+    daemon::start_on(
+        daemon::one_thread,
+        argv,
+        |args: crate::Args, context| async move {
+            let options = args.options()?;
+            let connection = Connection {
+                kubeconfig: given(&args.kubeconfig),
+                server: "",
+                qps: args.kube_api_qps,
+                burst: args.kube_api_burst,
+                name: "koordlet",
+            };
+            let client = connection.open(None).await?;
+            crate::run(options, client, context)
+                .await
+                .map_err(Into::into)
+        },
+    )
+}
+
+/// Runs the exporter of NodeResourceTopology. The first element of `argv` is the program's name.
+#[must_use]
+pub fn run_exporter(argv: Vec<OsString>) -> ExitCode {
+    koord_host::memory::one_heap();
+    daemon::start_on(daemon::one_thread, argv, export)
+}
+
+async fn export(args: ExporterArgs, context: Context) -> Result<()> {
+    let (settings, root) = args.settings()?;
+    let connection = Connection {
+        kubeconfig: given(&args.kubeconfig),
+        server: "",
+        qps: 20.0,
+        burst: 30,
+        name: FIELD_MANAGER,
+    };
+    let client = connection.open(None).await?;
+    let (clock, stop) = (context.clock.clone(), context.shutdown.clone());
+    let node = settings.node.clone();
+    let recorder = Recorder::start(client.clone(), FIELD_MANAGER, &node, clock, stop);
+    let metrics = Metrics::new(&context.metrics).context("metrics")?;
+    let exporter = Exporter::new(settings, root, client, recorder, metrics);
+    if args.oneshot {
+        let published = exporter.once().await?;
+        tracing::info!(node, ?published, "looked once");
+        return Ok(());
+    }
+    if args.port != 0 {
+        let address = SocketAddr::from(([0, 0, 0, 0], args.port));
+        let admin = admin::Admin::new(context.metrics.clone());
+        let admin = admin.ready_when("published", exporter.health());
+        let stop = context.shutdown.clone();
+        admin
+            .serve(address, daemon::exposure(address), stop)
+            .await?;
+    }
+    exporter.run(context.shutdown).await;
+    Ok(())
+}
+
+/// Returns the path of a flag whose empty value means that it is not set.
+fn given(path: &str) -> Option<&Path> {
+    Some(Path::new(path)).filter(|path| !path.as_os_str().is_empty())
+}

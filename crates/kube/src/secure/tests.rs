@@ -1,0 +1,217 @@
+use super::*;
+use axum::routing::get;
+use tls_client::{ANY, Signer, args, ask, connect, routes};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+#[path = "../../tests/it/tls_client.rs"]
+mod tls_client;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_come_from_files_and_are_taken_up_anew() {
+    tls::install_crypto_provider();
+    let dir = tempfile::tempdir().unwrap();
+    let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+    let write = || {
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        std::fs::write(&certificate, made.cert.pem()).unwrap();
+        std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    };
+    write();
+    let files = Some((certificate.clone(), key.clone()));
+    let mut source = Source::new(files, Authorities::None).unwrap();
+    source.first().await.unwrap();
+    assert!(source.renewed().await.unwrap().is_none(), "nothing changed");
+    write();
+    assert!(
+        source.renewed().await.unwrap().is_some(),
+        "a new certificate"
+    );
+    assert!(source.renewed().await.unwrap().is_none());
+    std::fs::write(&key, "half a key").unwrap();
+    assert!(
+        source.renewed().await.is_err(),
+        "it stays with the last that worked"
+    );
+
+    let missing = dir.path().join("none").display().to_string();
+    let stop = CancellationToken::new();
+    for (flags, named) in [
+        (
+            vec![
+                format!("--tls-cert-file={missing}"),
+                format!("--tls-private-key-file={missing}"),
+            ],
+            "--tls-cert-file",
+        ),
+        (
+            vec![format!("--tls-cert-file={missing}")],
+            "need each other",
+        ),
+        (
+            vec![format!("--client-ca-file={missing}")],
+            "--client-ca-file",
+        ),
+        (
+            vec![format!("--authorization-kubeconfig={missing}")],
+            "--authorization-kubeconfig",
+        ),
+        (
+            vec!["--authorization-always-allow-paths=/a*b".to_owned()],
+            "/a*b",
+        ),
+    ] {
+        let error = serve(&args(&flags), routes(), ANY, stop.clone())
+            .await
+            .unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.contains(named), "{flags:?}: {text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_list_of_authorities_does_not_turn_them_off() {
+    tls::install_crypto_provider();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ca.crt");
+    for text in ["", "\n", "# nobody\n"] {
+        std::fs::write(&path, Signer::new().pem).unwrap();
+        let authorities = || Authorities::File(path.clone());
+        let mut source = Source::new(None, authorities()).unwrap();
+        source.first().await.unwrap();
+        std::fs::write(&path, text).unwrap();
+        assert!(source.renewed().await.unwrap().is_none(), "{text:?}");
+        let mut source = Source::new(None, authorities()).unwrap();
+        let error = format!("{:#}", source.first().await.unwrap_err());
+        assert!(error.contains("--client-ca-file"), "{text:?}: {error}");
+    }
+}
+
+/// A server without a guard.
+async fn within(limits: tls::Limits, stop: &CancellationToken) -> SocketAddr {
+    serving(routes(), limits, stop).await
+}
+
+async fn serving(routes: Router, limits: tls::Limits, stop: &CancellationToken) -> SocketAddr {
+    tls::install_crypto_provider();
+    let mut source = Source::new(None, Authorities::None).unwrap();
+    let (_, configs) = watch::channel(source.first().await.unwrap());
+    let listener = TcpListener::bind(ANY).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(tls::serve(listener, routes, configs, stop.clone(), limits));
+    address
+}
+
+/// What the server says until it closes the connection.
+async fn until_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
+    let mut said = Vec::new();
+    let closed = stream.read_to_end(&mut said);
+    // Closing without saying so is fine.
+    let _ = tokio::time::timeout(Duration::from_secs(20), closed)
+        .await
+        .expect("the server closes the connection");
+    said
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_clients_are_left() {
+    let long = Duration::from_secs(600);
+    let short = Duration::from_millis(100);
+    let patient = tls::Limits {
+        clients: 9,
+        handshake: long,
+        head: long,
+        idle: long,
+        grace: short,
+    };
+    let hurried = tls::Limits {
+        head: short,
+        ..patient
+    };
+    // The preface, empty settings, and `GET /healthz` of stream 1 by the static table.
+    let mut request = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let preface = request.clone();
+    request.extend(b"\0\0\x0f\x01\x05\0\0\0\x01\x82\x87\x41\x01x\x04\x08/healthz");
+    let head = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
+    let idle = tls::Limits {
+        idle: short,
+        ..patient
+    };
+    let mute = tls::Limits {
+        handshake: short,
+        ..patient
+    };
+    let stop = CancellationToken::new();
+    for (name, limits, protocol, says, answered) in [
+        ("no word", hurried, "", Vec::new(), false),
+        ("no word, HTTP/1", hurried, "http/1.1", Vec::new(), false),
+        ("half a head", hurried, "", b"GET /hea".to_vec(), false),
+        ("no second request", hurried, "", head, true),
+        ("no word, HTTP/2", hurried, "h2", Vec::new(), false),
+        ("no request, HTTP/2", hurried, "h2", preface, false),
+        ("no second request, HTTP/2", idle, "h2", request, true),
+    ] {
+        let address = within(limits, &stop).await;
+        let mut stream = connect(address, None, protocol).await;
+        stream.write_all(&says).await.unwrap();
+        let said = until_closed(stream).await;
+        let ok = said.windows(2).any(|bytes| bytes == b"ok");
+        assert_eq!(ok, answered, "{name}: {said:?}");
+    }
+    let address = within(mute, &stop).await;
+    until_closed(TcpStream::connect(address).await.unwrap()).await;
+    stop.cancel();
+}
+
+/// A connection whose answer is still to come is not the one that makes room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_an_answer_keeps_its_connection() {
+    let stop = CancellationToken::new();
+    let limits = tls::Limits {
+        clients: 2,
+        ..tls::LIMITS
+    };
+    let (asked, answers) = (
+        Arc::new(tokio::sync::Notify::new()),
+        Arc::new(tokio::sync::Notify::new()),
+    );
+    let slow = {
+        let (asked, answers) = (asked.clone(), answers.clone());
+        get(async move || {
+            asked.notify_one();
+            answers.notified().await;
+            "late"
+        })
+    };
+    let address = serving(routes().route("/slow", slow), limits, &stop).await;
+    let mut oldest = connect(address, None, "").await;
+    let head = b"GET /slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    oldest.write_all(head).await.unwrap();
+    asked.notified().await;
+    let idle = connect(address, None, "").await;
+    let (code, _) = ask(address, "GET /healthz", "", None).await;
+    assert_eq!(code, "200");
+    until_closed(idle).await;
+    answers.notify_one();
+    assert!(until_closed(oldest).await.ends_with(b"late"));
+    stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_oldest_client_makes_room() {
+    let stop = CancellationToken::new();
+    let limits = tls::Limits {
+        clients: 2,
+        ..tls::LIMITS
+    };
+    let address = within(limits, &stop).await;
+    let oldest = connect(address, None, "").await;
+    let mut second = connect(address, None, "").await;
+    let (code, body) = ask(address, "GET /healthz", "", None).await;
+    assert_eq!((code.as_str(), body.as_str()), ("200", "ok"));
+    until_closed(oldest).await;
+    let head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    second.write_all(head).await.unwrap();
+    assert!(until_closed(second).await.ends_with(b"ok"));
+    stop.cancel();
+}
