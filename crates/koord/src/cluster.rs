@@ -3,6 +3,7 @@
 mod node_side;
 mod objects;
 mod startup;
+pub(crate) mod webhooks;
 
 use objects::create;
 pub(crate) use objects::first_objects;

@@ -15,7 +15,6 @@ pub mod recommend;
 pub mod running;
 pub mod runtime;
 pub mod up;
-mod webhooks;
 pub mod workload;
 
 use koord_app::console;

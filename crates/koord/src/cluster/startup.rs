@@ -81,7 +81,7 @@ impl Startup<'_> {
         let managed = options.components.enabled("manager");
         // Another manager's are its own.
         if managed {
-            crate::webhooks::disconnect(client).await?;
+            super::webhooks::disconnect(client).await?;
         }
         first_objects(client, &options.slo_config).await?;
         let mut manager = koord_manager::Options::default();
@@ -90,7 +90,7 @@ impl Startup<'_> {
         let shared = options.device_files.is_some();
         manager.gates.set("EnableSyncGPUSharedResource", shared);
         if managed {
-            manager.webhooks = crate::webhooks::connect(server, client, &manager.gates).await?;
+            manager.webhooks = super::webhooks::connect(server, client, &manager.gates).await?;
         }
         self.prepare_nodes().await?;
         Ok(manager)

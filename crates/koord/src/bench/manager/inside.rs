@@ -2,7 +2,7 @@
 
 use super::Args;
 use super::objects::{self, Cluster};
-use crate::webhooks;
+use crate::cluster::webhooks;
 use anyhow::{Context as _, Result, ensure};
 use koord_app::Context;
 use serde::Serialize;

@@ -32,7 +32,7 @@ type Handlers = BTreeMap<&'static str, Webhook>;
 /// The configurations cannot be written.
 pub(crate) async fn connect(server: &ApiServer, client: &Client, gates: &Gates) -> Result<Serve> {
     let service = Service {
-        namespace: crate::cluster::CONFIG_NAMESPACE.to_owned(),
+        namespace: super::CONFIG_NAMESPACE.to_owned(),
         name: "koordinator-webhook-service".to_owned(),
     };
     let (sender, handlers) = watch::channel(Arc::new(Handlers::new()));
