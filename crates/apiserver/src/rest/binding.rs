@@ -5,24 +5,10 @@ use super::call::Call;
 use super::{Api, meta, respond};
 use crate::store::Key;
 use axum::response::Response;
-use koord_kinds::Resource;
 use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
-use std::sync::Arc;
 
 impl Api {
-    /// The built-in resource `group/version/plural`.
-    pub(crate) fn builtin(
-        &self,
-        group: &str,
-        version: &str,
-        plural: &str,
-    ) -> Result<Arc<Resource>, ApiError> {
-        self.registry()
-            .find(group, version, plural)
-            .ok_or_else(ApiError::unknown_path)
-    }
-
     /// POST of a Binding for pod `name`.
     pub(super) async fn serve_binding(
         &self,
@@ -69,10 +55,11 @@ impl Api {
         .await?;
         let key = Self::key(&pods, call.namespace(), name);
         let now = self.clock().now();
-        self.modify_admitted(&pods, &key, options.dry_run, |pod| {
-            bound(pod, &binding, &key, now).map(Some)
-        })
-        .await?;
+        self.core()
+            .modify_admitted(&pods, &key, options.dry_run, |pod| {
+                bound(pod, &binding, &key, now).map(Some)
+            })
+            .await?;
         Ok(created(call, &warnings))
     }
 }

@@ -284,7 +284,7 @@ impl Api {
             (&key.namespace, &key.name),
             Options::Delete(options),
         );
-        let storage = self.storage_of(resource);
+        let storage = self.core().storage_of(resource);
         loop {
             let entry = self.entry(resource, key)?;
             let version = entry.revision.to_string();

@@ -169,6 +169,7 @@ impl Api {
         if !options.dry_run && !meta::deleting(&pod) {
             let now = self.clock().now();
             let marked = self
+                .core()
                 .modify_admitted(pods, key, false, |old| {
                     let mut new = old;
                     let (uid, version) = (meta::uid(&new), meta::resource_version(&new));

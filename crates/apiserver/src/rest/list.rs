@@ -376,11 +376,6 @@ impl Api {
         Ok(Found { page, left, token })
     }
 
-    /// The entries of a collection as they are now.
-    pub(crate) fn entries(&self, resource: &Resource, namespace: Option<&str>) -> Vec<Arc<Entry>> {
-        self.store().all(&resource.table, namespace, &|_| true)
-    }
-
     /// The entries that a selection picks now.
     pub(super) fn selected(&self, resource: &Resource, selection: &Selection) -> Vec<Arc<Entry>> {
         let namespace = selection.namespace.as_deref();

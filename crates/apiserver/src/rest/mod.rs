@@ -12,6 +12,7 @@ mod body;
 mod bootstrap;
 mod call;
 mod check;
+mod core;
 mod crd;
 mod delete;
 mod dispatch;
@@ -43,13 +44,15 @@ mod watch_format;
 mod work_slots;
 mod write;
 
-use crate::store::Store;
+use crate::store::{Entry, Key, Store};
 use crate::tokens::Tokens;
 use koord_app::Clock;
-use koord_kinds::Registry;
+use koord_kinds::status::ApiError;
+use koord_kinds::{Registry, Resource};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::core::Core;
 pub use crate::authz::User;
 pub(crate) use admission::CRD_FINALIZER;
 pub use admission::{
@@ -100,9 +103,7 @@ pub struct Api {
 }
 
 struct Inner {
-    store: Store,
-    registry: Registry,
-    clock: Clock,
+    core: Core,
     pod_logs: Option<Arc<dyn PodLogs>>,
     pod_exec: Option<Arc<dyn PodExec>>,
     tokens: Arc<Tokens>,
@@ -146,9 +147,7 @@ impl Api {
         } = options;
         let documents = nonresource::Documents::default();
         let inner = Inner {
-            store,
-            registry,
-            clock,
+            core: Core::new(store, registry, clock),
             pod_logs,
             pod_exec,
             tokens,
@@ -168,16 +167,21 @@ impl Api {
         }
     }
 
+    /// The part of the API that services share.
+    pub(crate) fn core(&self) -> &Core {
+        &self.inner.core
+    }
+
     /// The store below.
     #[must_use]
     pub fn store(&self) -> &Store {
-        &self.inner.store
+        self.inner.core.store()
     }
 
     /// The resources that are served.
     #[must_use]
     pub fn registry(&self) -> &Registry {
-        &self.inner.registry
+        self.inner.core.registry()
     }
 
     /// The tokens of service accounts.
@@ -189,13 +193,38 @@ impl Api {
     /// The clock that stamps objects.
     #[must_use]
     pub fn clock(&self) -> &Clock {
-        &self.inner.clock
+        self.inner.core.clock()
     }
 
     /// Cancelled when the server stops.
     #[must_use]
     pub fn shutdown(&self) -> &CancellationToken {
         &self.inner.shutdown
+    }
+
+    /// Returns the key of an object of `resource`.
+    pub(crate) fn key(resource: &Resource, namespace: &str, name: &str) -> Key {
+        core::key(resource, namespace, name)
+    }
+
+    /// Returns the built-in resource `group/version/plural`.
+    pub(crate) fn builtin(
+        &self,
+        group: &str,
+        version: &str,
+        plural: &str,
+    ) -> Result<Arc<Resource>, ApiError> {
+        self.core().builtin(group, version, plural)
+    }
+
+    /// Returns the stored entry, or 404.
+    pub(crate) fn entry(&self, resource: &Resource, key: &Key) -> Result<Arc<Entry>, ApiError> {
+        self.core().entry(resource, key)
+    }
+
+    /// Returns the entries of a collection as they are now.
+    pub(crate) fn entries(&self, resource: &Resource, namespace: Option<&str>) -> Vec<Arc<Entry>> {
+        self.core().entries(resource, namespace)
     }
 
     /// Events as watches have written them.

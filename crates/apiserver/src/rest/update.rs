@@ -8,7 +8,7 @@ use super::check::{
 };
 use super::managers::is_plain;
 use super::options::WriteOptions;
-use super::write::{Input, Object, Outcome};
+use super::write::{Input, Outcome};
 use super::{Api, meta};
 use crate::store::{Entry, Key, Revision, StoreError};
 use koord_kinds::status::ApiError;
@@ -109,7 +109,7 @@ impl Api {
             (&key.namespace, &key.name),
             Options::Write(options),
         );
-        let storage = self.storage_of(resource);
+        let storage = self.core().storage_of(resource);
         for _ in 0..ATTEMPTS {
             let entry = self.entry(resource, key)?;
             let old = resource.from_storage(entry.value());
@@ -189,7 +189,11 @@ impl Api {
                 }
             }
             let stored = resource.to_storage(new);
-            if let Some(entry) = self.replace(resource, &storage, &entry, stored).await? {
+            if let Some(entry) = self
+                .core()
+                .replace(resource, &storage, &entry, stored)
+                .await?
+            {
                 self.stored(resource, &entry).await?;
                 return Ok(Outcome {
                     warnings,
@@ -225,57 +229,6 @@ impl Api {
         }
         meta::set(new, "resourceVersion", entry.revision.to_string());
         Ok(())
-    }
-
-    /// Writes what a request asks for that was admitted under another name (a Binding, an
-    /// Eviction), past the rules for clients. `change` returns `None` to leave the object as it is.
-    pub(super) async fn modify_admitted(
-        &self,
-        resource: &Arc<Resource>,
-        key: &Key,
-        dry_run: bool,
-        mut change: impl FnMut(Value) -> Result<Option<Value>, ApiError>,
-    ) -> Result<Outcome, ApiError> {
-        let storage = self.storage_of(resource);
-        loop {
-            let entry = self.entry(resource, key)?;
-            let unchanged = |object| Outcome {
-                object,
-                created: false,
-                warnings: Vec::new(),
-            };
-            let Some(new) = change(entry.value())? else {
-                return Ok(unchanged(Object::Stored(entry)));
-            };
-            if dry_run {
-                return Ok(unchanged(Object::Computed(new)));
-            }
-            if let Some(entry) = self.replace(resource, &storage, &entry, new).await? {
-                return Ok(unchanged(Object::Stored(entry)));
-            }
-        }
-    }
-
-    /// Stores what `entry` becomes; `None` when somebody else has changed it in between.
-    async fn replace(
-        &self,
-        resource: &Resource,
-        storage: &Resource,
-        entry: &Entry,
-        stored: Value,
-    ) -> Result<Option<Arc<Entry>>, ApiError> {
-        let key = &entry.key;
-        let index = storage.index(&stored);
-        let (table, expected) = (resource.table.clone(), Some(entry.revision));
-        let store = self.store();
-        match store
-            .update(table, key.clone(), expected, stored, index)
-            .await
-        {
-            Ok(entry) => Ok(Some(entry)),
-            Err(StoreError::Conflict { .. }) => Ok(None),
-            Err(error) => Err(store_error(resource, key, error)),
-        }
     }
 
     /// Removes an entry for good, with what that entails.

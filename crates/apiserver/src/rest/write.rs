@@ -5,7 +5,7 @@ use super::body::Problems;
 use super::check::{check_fields, check_identity, invalid, namespace_mismatch, store_error};
 use super::options::WriteOptions;
 use super::{Api, meta};
-use crate::store::{Entry, Key, StoreError};
+use crate::store::{Entry, StoreError};
 use bytes::Bytes;
 use koord_kinds::Resource;
 use koord_kinds::status::ApiError;
@@ -115,32 +115,6 @@ pub(crate) fn generated_name(prefix: &str) -> String {
 }
 
 impl Api {
-    /// The key of an object of `resource`.
-    pub(crate) fn key(resource: &Resource, namespace: &str, name: &str) -> Key {
-        if resource.namespaced {
-            Key::new(namespace, name)
-        } else {
-            Key::cluster(name)
-        }
-    }
-
-    /// The stored entry, or 404.
-    pub(crate) fn entry(&self, resource: &Resource, key: &Key) -> Result<Arc<Entry>, ApiError> {
-        self.store()
-            .get(&resource.table, key)
-            .ok_or_else(|| ApiError::not_found(&resource.group, &resource.plural, &key.name))
-    }
-
-    /// The resource whose version the objects of `resource` are stored in.
-    pub(crate) fn storage_of(&self, resource: &Arc<Resource>) -> Arc<Resource> {
-        if resource.storage_version {
-            return resource.clone();
-        }
-        self.registry()
-            .storage(&resource.table)
-            .unwrap_or_else(|| resource.clone())
-    }
-
     /// Creates an object.
     pub(crate) async fn create_object(
         &self,
@@ -199,7 +173,7 @@ impl Api {
             .await?;
         let generate = meta::text(&object, &["metadata", "generateName"]).to_owned();
         let generated = given.is_empty() && !generate.is_empty();
-        let storage = self.storage_of(resource);
+        let storage = self.core().storage_of(resource);
         let mut attempt = 0;
         loop {
             attempt += 1;

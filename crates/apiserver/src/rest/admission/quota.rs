@@ -150,6 +150,7 @@ pub(super) async fn charge(
     for key in due {
         let mut taken = ResourceList::new();
         let done = api
+            .core()
             .modify_admitted(&quotas, &key, false, |stored| {
                 taken.clear();
                 let Some(used) = decide(&stored)? else {
@@ -212,6 +213,7 @@ fn with_used(quota: &Value, used: &ResourceList) -> Value {
 async fn refund(api: &Api, quotas: &Arc<Resource>, paid: &[(Key, ResourceList)]) {
     for (key, taken) in paid {
         let done = api
+            .core()
             .modify_admitted(quotas, key, false, |stored| {
                 let mut used = Quota::enforced(&stored).used;
                 for (name, amount) in taken {
