@@ -7,7 +7,9 @@ use super::delete::Deleted;
 use super::path::Target;
 use super::query::Query;
 use super::respond::{self, Style};
+use super::review::Reviewer;
 use super::selection::Selection;
+use super::token_request::TokenIssuer;
 use super::work_slots::{LIGHT, run_off_worker};
 use super::write::{Object, Outcome};
 use super::{Api, User, exec, guard, nonresource, path, transform, usage};
@@ -71,7 +73,7 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         Target::Resource(path) => path,
         Target::Other(segments) => {
             let path = format!("/{}", segments.join("/"));
-            guard::check_path(api, &user, &method, &path)?;
+            guard::check_path(api.guard(), &user, &method, &path)?;
             query.timeout()?;
             let serve = || nonresource::serve(api, &method, &segments, &query, &headers);
             // Documents of all kinds are made when they are first read.
@@ -89,7 +91,7 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         "watch" => received + MAX_WRITE_TIME,
         _ => received + query.timeout()?,
     };
-    guard::check_resource(api, &user, verb, &path, &query)?;
+    guard::check_resource(api.guard(), &user, verb, &path, &query)?;
     let resource = api
         .registry()
         .find(&path.group, &path.version, &path.plural)
@@ -403,7 +405,13 @@ impl Api {
             ("scale", _) => self.serve_scale(method, resource, call).await,
             ("binding", "POST") => self.serve_binding(call.name(), call).await,
             ("eviction", "POST") => self.serve_eviction(call).await,
-            ("token", "POST") => self.serve_token(call),
+            ("token", "POST") => {
+                let issuer = TokenIssuer {
+                    core: self.core(),
+                    tokens: self.tokens(),
+                };
+                issuer.serve(call)
+            }
             ("log", "GET" | "HEAD") => self.serve_log(call).await,
             ("exec", "GET" | "POST") => self.serve_exec(call).await,
             ("attach" | "portforward", "GET" | "POST") => self.refuse_stream(call, sub),
@@ -456,7 +464,11 @@ impl Api {
             let name = super::meta::name(&call.decode()?.value).to_owned();
             return self.serve_binding(&name, call).await;
         }
-        self.serve_review(resource, call)
+        let reviewer = Reviewer {
+            guard: self.guard(),
+            tokens: self.tokens(),
+        };
+        reviewer.serve(resource, call)
     }
 }
 

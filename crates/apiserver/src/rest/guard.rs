@@ -4,7 +4,7 @@
 //! what has changed in the four tables since the last one, so a binding counts from the moment its
 //! creation was acknowledged, and a question costs no scan.
 
-use super::Api;
+use super::core::Core;
 use super::path::ResourcePath;
 use super::query::Query;
 use crate::authz::bootstrap::{GROUP, node_rules};
@@ -38,9 +38,10 @@ const TABLES: [&str; 4] = [
     "rolebindings",
 ];
 
-/// Answers what somebody may do.
+/// Answers which requests a user may send.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(crate) struct Guard {
+    store: Store,
     mode: Authorization,
     index: RwLock<Index>,
     /// The index has what happened up to here.
@@ -52,8 +53,10 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    pub(super) fn new(mode: Authorization) -> Self {
+    /// Returns a guard over the roles and bindings of `core`.
+    pub(super) fn new(core: &Core, mode: Authorization) -> Self {
         Self {
+            store: core.store().clone(),
             mode,
             index: RwLock::default(),
             seen: AtomicU64::new(0),
@@ -63,15 +66,15 @@ impl Guard {
     }
 
     /// The index as of now.
-    fn index(&self, store: &Store) -> parking_lot::RwLockReadGuard<'_, Index> {
-        let now = store.revision();
+    fn index(&self) -> parking_lot::RwLockReadGuard<'_, Index> {
+        let now = self.store.revision();
         if self.seen.load(Ordering::Acquire) < now {
-            self.catch_up(store, now);
+            self.catch_up(now);
         }
         self.index.read()
     }
 
-    fn catch_up(&self, store: &Store, now: Revision) {
+    fn catch_up(&self, now: Revision) {
         let mut feed = self.feed.lock();
         if self.seen.load(Ordering::Acquire) >= now {
             return;
@@ -80,7 +83,7 @@ impl Guard {
             .as_mut()
             .is_some_and(|watchers| watchers.iter_mut().all(|watcher| self.drain(watcher)));
         if !up_to_date {
-            match self.read_all(store) {
+            match self.read_all() {
                 Ok(watchers) => *feed = Some(watchers),
                 Err(error) => {
                     // Only rights that were known before count, and the next question tries again.
@@ -105,12 +108,7 @@ impl Guard {
     }
 
     /// Whether `node` may do this with what is its own.
-    fn check_node(
-        &self,
-        store: &Store,
-        node: &str,
-        attributes: &Attributes<'_>,
-    ) -> Result<(), String> {
+    fn check_node(&self, node: &str, attributes: &Attributes<'_>) -> Result<(), String> {
         static RULES: LazyLock<Vec<Rule>> = LazyLock::new(node_rules);
         let mut nodes = self.nodes.lock();
         let up_to_date = nodes.as_mut().is_some_and(|(graph, watchers)| {
@@ -120,7 +118,7 @@ impl Guard {
         });
         if !up_to_date {
             *nodes = None;
-            let fresh = read_graph(store).map_err(|error| error.to_string())?;
+            let fresh = read_graph(&self.store).map_err(|error| error.to_string())?;
             *nodes = Some(fresh);
         }
         match &*nodes {
@@ -129,12 +127,12 @@ impl Guard {
         }
     }
 
-    fn read_all(&self, store: &Store) -> Result<Vec<Watcher>, StoreError> {
+    fn read_all(&self) -> Result<Vec<Watcher>, StoreError> {
         let mut fresh = Index::default();
         let mut watchers = Vec::with_capacity(TABLES.len());
         for plural in TABLES {
             let table = TableId::new(GROUP, plural);
-            let (entries, mut watcher) = store.follow(&table)?;
+            let (entries, mut watcher) = self.store.follow(&table)?;
             for entry in &entries {
                 put(&mut fresh, entry);
             }
@@ -145,6 +143,108 @@ impl Guard {
         }
         *self.index.write() = fresh;
         Ok(watchers)
+    }
+
+    /// How requests are authorized.
+    pub(crate) fn authorization(&self) -> Authorization {
+        self.mode
+    }
+
+    /// Whether everything is allowed to `user`, whatever the rules say.
+    pub(super) fn unbounded(&self, user: &User) -> bool {
+        self.authorization() == Authorization::AlwaysAllow || user.is_in(MASTERS)
+    }
+
+    /// Lets `user` do this.
+    ///
+    /// # Errors
+    /// 403 that says who may not do what.
+    pub(crate) fn authorize(
+        &self,
+        user: &User,
+        attributes: &Attributes<'_>,
+    ) -> Result<(), ApiError> {
+        if self.unbounded(user) {
+            return Ok(());
+        }
+        let asked = self.ask(user, attributes, |index| index.check(user, attributes));
+        asked.map_err(|reason| {
+            let mut why = attributes.refusal(&user.name);
+            if !reason.is_empty() {
+                why = format!("{why}: {reason}");
+            }
+            match &attributes.target {
+                Target::Resource(target) => {
+                    ApiError::forbidden(target.group, target.resource, target.name, &why)
+                }
+                Target::Path(_) => ApiError::forbidden("", "", "", &why),
+            }
+        })
+    }
+
+    /// Whether `user` may do this, and why.
+    pub(super) fn decide(&self, user: &User, attributes: &Attributes<'_>) -> (bool, String) {
+        if self.unbounded(user) {
+            return (true, String::new());
+        }
+        match self.ask(user, attributes, |index| index.explain(user, attributes)) {
+            Ok(reason) => (true, reason),
+            Err(reason) => (false, reason),
+        }
+    }
+
+    /// Asks the node authorizer and then, by `roles`, roles and bindings.
+    ///
+    /// # Errors
+    /// Why it is not allowed, or an empty text.
+    fn ask<T: Default>(
+        &self,
+        user: &User,
+        attributes: &Attributes<'_>,
+        roles: impl FnOnce(&Index) -> Result<T, Denied>,
+    ) -> Result<T, String> {
+        let mut reasons = Vec::new();
+        if let Some(node) = node_of(user) {
+            match self.check_node(node, attributes) {
+                Ok(()) => return Ok(T::default()),
+                Err(why) => reasons.push(why),
+            }
+        }
+        let denied = match roles(&self.index()) {
+            Ok(answer) => return Ok(answer),
+            Err(denied) => denied,
+        };
+        reasons.push(denied.reason());
+        reasons.retain(|reason| !reason.is_empty());
+        Err(reasons.join(", "))
+    }
+
+    /// The rules of a role that a binding in `namespace` refers to.
+    pub(super) fn role_rules(
+        &self,
+        kind: RoleKind,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Vec<Rule>> {
+        let index = self.index();
+        index.role(kind, namespace, name).map(<[Rule]>::to_vec)
+    }
+
+    /// All rules of `user` in `namespace`, and what kept some from being known.
+    pub(super) fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, String) {
+        if self.authorization() == Authorization::AlwaysAllow {
+            return (vec![Rule::everything(), Rule::every_path()], String::new());
+        }
+        let index = self.index();
+        let (mut rules, denied) = index.rules_for(user, namespace);
+        if node_of(user).is_some() {
+            let problem = "node authorizer does not support user rule resolution";
+            return (rules, problem.to_owned());
+        }
+        if user.is_in(MASTERS) && rules.is_empty() {
+            rules = vec![Rule::everything(), Rule::every_path()];
+        }
+        (rules, denied.reason())
     }
 }
 
@@ -208,111 +308,6 @@ fn remove(index: &mut Index, entry: &Entry) {
     }
 }
 
-impl Api {
-    /// How requests are authorized.
-    pub(crate) fn authorization(&self) -> Authorization {
-        self.inner.guard.mode
-    }
-
-    /// Whether everything is allowed to `user`, whatever the rules say.
-    pub(super) fn unbounded(&self, user: &User) -> bool {
-        self.authorization() == Authorization::AlwaysAllow || user.is_in(MASTERS)
-    }
-
-    /// Lets `user` do this.
-    ///
-    /// # Errors
-    /// 403 that says who may not do what.
-    pub(crate) fn authorize(
-        &self,
-        user: &User,
-        attributes: &Attributes<'_>,
-    ) -> Result<(), ApiError> {
-        if self.unbounded(user) {
-            return Ok(());
-        }
-        let asked = self.ask(user, attributes, |index| index.check(user, attributes));
-        asked.map_err(|reason| {
-            let mut why = attributes.refusal(&user.name);
-            if !reason.is_empty() {
-                why = format!("{why}: {reason}");
-            }
-            match &attributes.target {
-                Target::Resource(target) => {
-                    ApiError::forbidden(target.group, target.resource, target.name, &why)
-                }
-                Target::Path(_) => ApiError::forbidden("", "", "", &why),
-            }
-        })
-    }
-
-    /// Whether `user` may do this, and why.
-    pub(super) fn decide(&self, user: &User, attributes: &Attributes<'_>) -> (bool, String) {
-        if self.unbounded(user) {
-            return (true, String::new());
-        }
-        match self.ask(user, attributes, |index| index.explain(user, attributes)) {
-            Ok(reason) => (true, reason),
-            Err(reason) => (false, reason),
-        }
-    }
-
-    /// Asks the node authorizer and then, by `roles`, roles and bindings.
-    ///
-    /// # Errors
-    /// Why it is not allowed, or an empty text.
-    fn ask<T: Default>(
-        &self,
-        user: &User,
-        attributes: &Attributes<'_>,
-        roles: impl FnOnce(&Index) -> Result<T, Denied>,
-    ) -> Result<T, String> {
-        let guard = &self.inner.guard;
-        let mut reasons = Vec::new();
-        if let Some(node) = node_of(user) {
-            match guard.check_node(self.store(), node, attributes) {
-                Ok(()) => return Ok(T::default()),
-                Err(why) => reasons.push(why),
-            }
-        }
-        let denied = match roles(&guard.index(self.store())) {
-            Ok(answer) => return Ok(answer),
-            Err(denied) => denied,
-        };
-        reasons.push(denied.reason());
-        reasons.retain(|reason| !reason.is_empty());
-        Err(reasons.join(", "))
-    }
-
-    /// The rules of a role that a binding in `namespace` refers to.
-    pub(super) fn role_rules(
-        &self,
-        kind: RoleKind,
-        namespace: &str,
-        name: &str,
-    ) -> Option<Vec<Rule>> {
-        let index = self.inner.guard.index(self.store());
-        index.role(kind, namespace, name).map(<[Rule]>::to_vec)
-    }
-
-    /// All rules of `user` in `namespace`, and what kept some from being known.
-    pub(super) fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, String) {
-        if self.authorization() == Authorization::AlwaysAllow {
-            return (vec![Rule::everything(), Rule::every_path()], String::new());
-        }
-        let index = self.inner.guard.index(self.store());
-        let (mut rules, denied) = index.rules_for(user, namespace);
-        if node_of(user).is_some() {
-            let problem = "node authorizer does not support user rule resolution";
-            return (rules, problem.to_owned());
-        }
-        if user.is_in(MASTERS) && rules.is_empty() {
-            rules = vec![Rule::everything(), Rule::every_path()];
-        }
-        (rules, denied.reason())
-    }
-}
-
 /// The verb of a request for a resource; `""` for a method that none stands for.
 pub(super) fn verb(method: &Method, path: &ResourcePath, query: &Query) -> &'static str {
     let named = path.name.is_some();
@@ -336,7 +331,7 @@ pub(super) fn verb(method: &Method, path: &ResourcePath, query: &Query) -> &'sta
 /// # Errors
 /// 403.
 pub(super) fn check_resource(
-    api: &Api,
+    guard: &Guard,
     user: &User,
     verb: &str,
     path: &ResourcePath,
@@ -368,7 +363,7 @@ pub(super) fn check_resource(
         node: required("spec.nodeName"),
     };
     let target = Target::Resource(target);
-    api.authorize(user, &Attributes { verb, target })
+    guard.authorize(user, &Attributes { verb, target })
 }
 
 /// Authorizes a request for another path.
@@ -376,7 +371,7 @@ pub(super) fn check_resource(
 /// # Errors
 /// 403.
 pub(crate) fn check_path(
-    api: &Api,
+    guard: &Guard,
     user: &User,
     method: &Method,
     path: &str,
@@ -386,5 +381,5 @@ pub(crate) fn check_path(
         verb: &verb,
         target: Target::Path(path),
     };
-    api.authorize(user, &attributes)
+    guard.authorize(user, &attributes)
 }

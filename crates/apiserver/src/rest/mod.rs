@@ -146,12 +146,13 @@ impl Api {
             shutdown,
         } = options;
         let documents = nonresource::Documents::default();
+        let core = Core::new(store, registry, clock);
         let inner = Inner {
-            core: Core::new(store, registry, clock),
+            guard: guard::Guard::new(&core, authorization),
+            core,
             pod_logs,
             pod_exec,
             tokens,
-            guard: guard::Guard::new(authorization),
             shutdown,
             documents,
             definitions: parking_lot::Mutex::default(),
@@ -170,6 +171,11 @@ impl Api {
     /// The part of the API that services share.
     pub(crate) fn core(&self) -> &Core {
         &self.inner.core
+    }
+
+    /// Which requests a user may send.
+    pub(crate) fn guard(&self) -> &guard::Guard {
+        &self.inner.guard
     }
 
     /// The store below.

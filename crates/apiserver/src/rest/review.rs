@@ -2,8 +2,10 @@
 
 use super::accept::Endpoint;
 use super::call::Call;
-use super::{Api, User, meta, respond};
+use super::guard::Guard;
+use super::{User, meta, respond};
 use crate::authz::{Attributes, ResourceTarget, Rule, Target};
+use crate::tokens::Tokens;
 use axum::response::Response;
 use koord_kinds::Resource;
 use koord_kinds::status::{ApiError, FieldError};
@@ -21,9 +23,15 @@ fn user_info(user: &User) -> Value {
     info
 }
 
-impl Api {
+/// Answers reviews: by which rules, and by which tokens.
+pub(super) struct Reviewer<'a> {
+    pub(super) guard: &'a Guard,
+    pub(super) tokens: &'a Tokens,
+}
+
+impl Reviewer<'_> {
     /// POST of one of the reviews.
-    pub(super) fn serve_review(
+    pub(super) fn serve(
         &self,
         resource: &Arc<Resource>,
         call: &Call,
@@ -80,7 +88,7 @@ impl Api {
                 }),
             }
         };
-        let (allowed, reason) = self.decide(user, &attributes);
+        let (allowed, reason) = self.guard.decide(user, &attributes);
         let mut status = json!({ "allowed": allowed });
         if !reason.is_empty() {
             status["reason"] = reason.into();
@@ -94,7 +102,7 @@ impl Api {
         if namespace.is_empty() {
             return Err(ApiError::bad_request("no namespace on request"));
         }
-        let (rules, problem) = self.rules_for(user, namespace);
+        let (rules, problem) = self.guard.rules_for(user, namespace);
         let (paths, resources): (Vec<_>, Vec<_>) =
             rules.iter().partition(|rule| rule.resources.is_empty());
         let values = |rules: Vec<&Rule>| rules.into_iter().map(Rule::to_value).collect::<Vec<_>>();
@@ -119,7 +127,7 @@ impl Api {
         let audiences = meta::at(review, &["spec", "audiences"]).and_then(Value::as_array);
         let audiences = audiences.into_iter().flatten().filter_map(Value::as_str);
         let audiences: Vec<String> = audiences.map(str::to_owned).collect();
-        Ok(match self.tokens().review(token, &audiences) {
+        Ok(match self.tokens.review(token, &audiences) {
             Ok((user, audiences)) => json!({
                 "authenticated": true,
                 "user": user_info(&user),

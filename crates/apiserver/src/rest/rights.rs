@@ -27,7 +27,7 @@ pub fn needed_right(method: &Method, uri: &Uri) -> Option<String> {
 pub(crate) fn has_right(api: &Api, user: &User, method: &Method, uri: &Uri) -> bool {
     read(uri).is_none_or(|(path, query)| {
         let verb = verb(method, &path, &query);
-        check_resource(api, user, verb, &path, &query).is_ok()
+        check_resource(api.guard(), user, verb, &path, &query).is_ok()
     })
 }
 

@@ -1,9 +1,10 @@
 //! `serviceaccounts/token`: a token for an account, bound to what shall vouch for it.
 
 use super::call::Call;
-use super::{Api, User, meta, respond};
+use super::core::{self, Core};
+use super::{User, meta, respond};
 use crate::store::{Entry, Key, TableId};
-use crate::tokens::{Bound, ISSUER, Request};
+use crate::tokens::{Bound, ISSUER, Request, Tokens};
 use axum::response::Response;
 use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
@@ -16,10 +17,16 @@ const MAX_SECONDS: i64 = 1 << 32;
 /// Lifetime of a token unless asked otherwise, seconds.
 const DEFAULT_SECONDS: i64 = 3600;
 
-impl Api {
+/// Issues tokens to service accounts that the store has.
+pub(super) struct TokenIssuer<'a> {
+    pub(super) core: &'a Core,
+    pub(super) tokens: &'a Tokens,
+}
+
+impl TokenIssuer<'_> {
     /// POST of a TokenRequest for a service account.
-    pub(super) fn serve_token(&self, call: &Call) -> Result<Response, ApiError> {
-        let accounts = self.builtin("", "v1", "serviceaccounts")?;
+    pub(super) fn serve(&self, call: &Call) -> Result<Response, ApiError> {
+        let accounts = self.core.builtin("", "v1", "serviceaccounts")?;
         let mut request = call.decode()?.value;
         if !request.is_object() {
             return Err(ApiError::bad_request("expected a TokenRequest"));
@@ -30,8 +37,8 @@ impl Api {
                 "expected a TokenRequest, got {kind}"
             )));
         }
-        let key = Self::key(&accounts, call.namespace(), call.name());
-        let account = self.entry(&accounts, &key)?;
+        let key = core::key(&accounts, call.namespace(), call.name());
+        let account = self.core.entry(&accounts, &key)?;
         let seconds = seconds(&request)?;
         let audiences = meta::at(&request, &["spec", "audiences"]).and_then(Value::as_array);
         let audiences = audiences.into_iter().flatten().filter_map(Value::as_str);
@@ -41,8 +48,8 @@ impl Api {
         }
         let bound = self.bound_object(call, &request)?;
         check_node(&call.user, bound.as_ref(), &request)?;
-        let now = self.clock().now();
-        let token = self.inner.tokens.issue(Request {
+        let now = self.core.clock().now();
+        let token = self.tokens.issue(Request {
             namespace: call.namespace(),
             account: call.name(),
             uid: &account.index.uid,
@@ -93,7 +100,8 @@ impl Api {
             }
         };
         let found = |plural: &str, namespace: &str, name: &str| -> Option<Arc<Entry>> {
-            self.store()
+            self.core
+                .store()
                 .get(&TableId::new("", plural), &Key::new(namespace, name))
         };
         let entry = found(plural, namespace, &name)

@@ -105,7 +105,7 @@ impl Front {
             Err(error) => return refused(&error),
         };
         if request.uri().path() == "/metrics" && request.method() == Method::GET {
-            return match guard::check_path(&self.api, &user, request.method(), "/metrics") {
+            return match guard::check_path(self.api.guard(), &user, request.method(), "/metrics") {
                 Ok(()) => self.metrics.render(),
                 Err(error) => refused(&error),
             };
@@ -180,7 +180,7 @@ impl Front {
         }
         let anonymous = || {
             // Where everything is allowed to everybody, nobody may stay unknown.
-            (self.api.authorization() == Authorization::Rbac).then(User::anonymous)
+            (self.api.guard().authorization() == Authorization::Rbac).then(User::anonymous)
         };
         peer.map(|Peer(user)| user).or_else(anonymous)
     }

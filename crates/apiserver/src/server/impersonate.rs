@@ -73,7 +73,7 @@ impl Wanted {
                 verb: "impersonate",
                 target: Target::Resource(target),
             };
-            api.authorize(user, &attributes)
+            api.guard().authorize(user, &attributes)
         };
         let named = |resource, name| ResourceTarget {
             resource,

@@ -35,7 +35,8 @@ pub(super) fn check(
             ..ResourceTarget::default()
         });
         let verb = "create";
-        api.authorize(user, &authz::Attributes { verb, target })?;
+        api.guard()
+            .authorize(user, &authz::Attributes { verb, target })?;
     }
     if &*resource.group != GROUP {
         return Ok(());
@@ -56,7 +57,7 @@ fn check_role(
     old: Option<&Value>,
 ) -> Result<(), ApiError> {
     let (plural, namespace) = (&attributes.resource.plural, attributes.namespace);
-    if api.unbounded(user)
+    if api.guard().unbounded(user)
         || may(api, user, "escalate", plural, namespace, attributes.name)
         || old.is_some_and(|old| bookkeeping(object, old))
     {
@@ -90,13 +91,14 @@ fn check_binding(
         "Role" => (RoleKind::Role, "roles"),
         _ => (RoleKind::ClusterRole, "clusterroles"),
     };
-    if api.unbounded(user)
+    if api.guard().unbounded(user)
         || old.is_some_and(|old| bookkeeping(object, old))
         || may(api, user, "bind", plural, namespace, role)
     {
         return Ok(());
     }
     let wanted = api
+        .guard()
         .role_rules(kind, namespace, role)
         .ok_or_else(|| ApiError::not_found(GROUP, plural, role))?;
     confirm(api, user, namespace, &wanted)
@@ -135,13 +137,14 @@ fn may(api: &Api, user: &User, verb: &str, resource: &str, namespace: &str, name
         name,
         ..ResourceTarget::default()
     });
-    api.authorize(user, &authz::Attributes { verb, target })
+    api.guard()
+        .authorize(user, &authz::Attributes { verb, target })
         .is_ok()
 }
 
 /// `user` has all that `wanted` allow.
 fn confirm(api: &Api, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
-    let (held, problem) = api.rules_for(user, namespace);
+    let (held, problem) = api.guard().rules_for(user, namespace);
     let missing = uncovered(&held, wanted);
     if missing.is_empty() {
         return Ok(());

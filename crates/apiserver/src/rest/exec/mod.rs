@@ -143,7 +143,7 @@ impl Api {
     /// GET (and POST) of `pods/exec`.
     pub(super) async fn serve_exec(&self, call: &Call) -> Result<Response, ApiError> {
         // A GET is authorized as such; who runs commands must be allowed to create.
-        guard::check_resource(self, &call.user, "create", &call.path, &call.query)?;
+        guard::check_resource(self.guard(), &call.user, "create", &call.path, &call.query)?;
         let pods = self.builtin("", "v1", "pods")?;
         let key = Self::key(&pods, call.namespace(), call.name());
         let pod = self.entry(&pods, &key)?.value();
