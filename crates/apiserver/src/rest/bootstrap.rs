@@ -18,7 +18,7 @@ const NAMESPACES: [&str; 5] = [
 impl Api {
     /// Serves the definitions and webhooks that the store holds.
     pub(crate) fn load(&self) {
-        self.load_definitions();
+        self.inner.definitions.load();
         self.load_webhooks();
     }
 

@@ -1,10 +1,12 @@
 //! Custom resource definitions: serving what was stored, and saying so in the status.
 
 use super::check::terminating;
+use super::core::Core;
 use super::{Api, meta};
 use crate::store::{Entry, Key, StoreError};
 use koord_kinds::Resource;
 use koord_kinds::status::{ApiError, FieldError};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -19,26 +21,29 @@ fn emptied(definition: &Value) -> bool {
             .any(|f| f == super::CRD_FINALIZER)
 }
 
-impl Api {
-    /// What follows from an object having been stored.
-    pub(crate) async fn stored(
-        &self,
-        resource: &Arc<Resource>,
-        entry: &Arc<Entry>,
-    ) -> Result<(), ApiError> {
-        self.webhooks_changed(resource);
-        if resource.is(CRDS.0, CRDS.1) {
-            self.establish(resource, entry.clone()).await?;
+/// Serves the custom resource definitions that the store has.
+pub(super) struct DefinitionInstaller {
+    core: Core,
+    /// Held while the registry is brought in line with a stored definition.
+    in_turn: Mutex<()>,
+}
+
+impl DefinitionInstaller {
+    /// Returns an installer from the store of `core` to its registry.
+    pub(super) fn new(core: Core) -> Self {
+        Self {
+            core,
+            in_turn: Mutex::default(),
         }
-        Ok(())
     }
 
     /// A new object of a definition that terminates is not there to stay: whoever empties the
     /// definition may have been here before it. Called when it is in the store.
     async fn withdraw(&self, resource: &Arc<Resource>, entry: &Entry) -> Result<(), ApiError> {
-        let current = self
-            .registry()
-            .find(&resource.group, &resource.version, &resource.plural);
+        let current =
+            self.core
+                .registry()
+                .find(&resource.group, &resource.version, &resource.plural);
         let Some(error) = current.map_or_else(
             || Some(ApiError::unknown_path()),
             |current| terminating(&current, &entry.key.name).err(),
@@ -46,6 +51,7 @@ impl Api {
             return Ok(());
         };
         let gone = self
+            .core
             .store()
             .delete(resource.table.clone(), entry.key.clone(), None, None);
         match gone.await {
@@ -54,41 +60,16 @@ impl Api {
         }
     }
 
-    /// What follows from a new object having been stored.
-    pub(super) async fn created(
-        &self,
-        resource: &Arc<Resource>,
-        entry: &Arc<Entry>,
-    ) -> Result<(), ApiError> {
-        if resource.is_custom() {
-            self.withdraw(resource, entry).await?;
-        }
-        self.stored(resource, entry).await
-    }
-
-    /// What follows from an object being gone.
-    pub(crate) fn removed(&self, resource: &Resource, entry: &Entry) {
-        self.webhooks_changed(resource);
-        if resource.is(CRDS.0, CRDS.1)
-            && let Err(errors) = self.serve_definition(resource, &entry.key)
-        {
-            let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
-            tracing::warn!(
-                definition = %entry.key.name,
-                errors = errors.join("; "),
-                "a definition that was made anew is not served"
-            );
-        }
-    }
-
     /// Serves a definition as the store has it now, or not any more. Under one lock: the effects of
     /// two writes may arrive here in another order than the writes.
     fn serve_definition(&self, resource: &Resource, key: &Key) -> Result<(), Vec<FieldError>> {
-        let _in_turn = self.inner.definitions.lock();
-        match self.store().get(&resource.table, key) {
-            Some(entry) if !emptied(&entry.value()) => self.registry().install_crd(&entry.value()),
+        let _in_turn = self.in_turn.lock();
+        match self.core.store().get(&resource.table, key) {
+            Some(entry) if !emptied(&entry.value()) => {
+                self.core.registry().install_crd(&entry.value())
+            }
             _ => {
-                self.registry().remove_crd(&key.name);
+                self.core.registry().remove_crd(&key.name);
                 Ok(())
             }
         }
@@ -111,6 +92,7 @@ impl Api {
             }
             let index = resource.index(&object);
             let done = self
+                .core
                 .store()
                 .update(
                     resource.table.clone(),
@@ -130,7 +112,7 @@ impl Api {
 
     /// Writes the status of an established definition; false when it is already so.
     fn mark_established(&self, object: &mut Value) -> bool {
-        let now = self.clock().now();
+        let now = self.core.clock().now();
         let before = object.get("status").cloned();
         let names = meta::at(object, &["spec", "names"])
             .cloned()
@@ -174,16 +156,16 @@ impl Api {
 
     /// Serves the definitions that the store already holds. One that no longer validates is left
     /// out and named in the log.
-    pub(super) fn load_definitions(&self) {
-        let Some(resource) = self.registry().find(CRDS.0, "v1", CRDS.1) else {
+    pub(super) fn load(&self) {
+        let Some(resource) = self.core.registry().find(CRDS.0, "v1", CRDS.1) else {
             return;
         };
-        for entry in self.entries(&resource, None) {
+        for entry in self.core.entries(&resource, None) {
             let definition = entry.value();
             if emptied(&definition) {
                 continue;
             }
-            if let Err(errors) = self.registry().install_crd(&definition) {
+            if let Err(errors) = self.core.registry().install_crd(&definition) {
                 let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
                 tracing::warn!(
                     definition = %entry.key.name,
@@ -191,6 +173,54 @@ impl Api {
                     "a stored custom resource definition is not served"
                 );
             }
+        }
+    }
+}
+
+impl Api {
+    /// What follows from an object having been stored.
+    pub(crate) async fn stored(
+        &self,
+        resource: &Arc<Resource>,
+        entry: &Arc<Entry>,
+    ) -> Result<(), ApiError> {
+        self.webhooks_changed(resource);
+        if resource.is(CRDS.0, CRDS.1) {
+            self.inner
+                .definitions
+                .establish(resource, entry.clone())
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// What follows from a new object having been stored.
+    pub(super) async fn created(
+        &self,
+        resource: &Arc<Resource>,
+        entry: &Arc<Entry>,
+    ) -> Result<(), ApiError> {
+        if resource.is_custom() {
+            self.inner.definitions.withdraw(resource, entry).await?;
+        }
+        self.stored(resource, entry).await
+    }
+
+    /// What follows from an object being gone.
+    pub(crate) fn removed(&self, resource: &Resource, entry: &Entry) {
+        self.webhooks_changed(resource);
+        if resource.is(CRDS.0, CRDS.1)
+            && let Err(errors) = self
+                .inner
+                .definitions
+                .serve_definition(resource, &entry.key)
+        {
+            let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            tracing::warn!(
+                definition = %entry.key.name,
+                errors = errors.join("; "),
+                "a definition that was made anew is not served"
+            );
         }
     }
 }

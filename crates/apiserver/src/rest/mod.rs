@@ -110,8 +110,7 @@ struct Inner {
     guard: guard::Guard,
     shutdown: CancellationToken,
     documents: nonresource::Documents,
-    /// Held while the registry is brought in line with a stored definition.
-    definitions: parking_lot::Mutex<()>,
+    definitions: crd::DefinitionInstaller,
     /// The webhooks that admission asks.
     webhooks: admission::Webhooks,
     /// What quotas were charged with and is not stored yet.
@@ -149,13 +148,13 @@ impl Api {
         let core = Core::new(store, registry, clock);
         let inner = Inner {
             guard: guard::Guard::new(&core, authorization),
-            core,
             pod_logs,
             pod_exec,
             tokens,
             shutdown,
             documents,
-            definitions: parking_lot::Mutex::default(),
+            definitions: crd::DefinitionInstaller::new(core.clone()),
+            core,
             webhooks: admission::Webhooks::default(),
             charges: admission::Charges::default(),
             written_events: watch_format::EventCache::default(),
