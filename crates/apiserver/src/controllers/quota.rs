@@ -101,7 +101,7 @@ impl Reconcile for Quotas {
             // it made again; one from before may not be in the store yet.
             let done = api
                 .edit(&quotas, Some("status"), key, |old| {
-                    charging = api.charging(&key.namespace);
+                    charging = api.admission().charges().has_namespace(&key.namespace);
                     if charging {
                         return Ok(None);
                     }

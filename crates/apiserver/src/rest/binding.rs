@@ -49,10 +49,11 @@ impl Api {
             Options::Write(&options),
         );
         let mut warnings = Vec::new();
-        self.admit(&attributes, &mut binding, None, &mut warnings, |binding| {
-            check_target(name, binding)
-        })
-        .await?;
+        self.admission()
+            .admit(&attributes, &mut binding, None, &mut warnings, |binding| {
+                check_target(name, binding)
+            })
+            .await?;
         let key = Self::key(&pods, call.namespace(), name);
         let now = self.clock().now();
         self.core()

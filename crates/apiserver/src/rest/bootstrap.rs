@@ -19,7 +19,7 @@ impl Api {
     /// Serves the definitions and webhooks that the store holds.
     pub(crate) fn load(&self) {
         self.inner.definitions.load();
-        self.load_webhooks();
+        self.admission().webhooks().load(self.store());
     }
 
     /// Whether an earlier start has made the default namespaces.

@@ -184,7 +184,8 @@ impl Api {
         resource: &Arc<Resource>,
         entry: &Arc<Entry>,
     ) -> Result<(), ApiError> {
-        self.webhooks_changed(resource);
+        let webhooks = self.admission().webhooks();
+        webhooks.configuration_changed(self.store(), resource);
         if resource.is(CRDS.0, CRDS.1) {
             self.inner
                 .definitions
@@ -208,7 +209,8 @@ impl Api {
 
     /// What follows from an object being gone.
     pub(crate) fn removed(&self, resource: &Resource, entry: &Entry) {
-        self.webhooks_changed(resource);
+        let webhooks = self.admission().webhooks();
+        webhooks.configuration_changed(self.store(), resource);
         if resource.is(CRDS.0, CRDS.1)
             && let Err(errors) = self
                 .inner

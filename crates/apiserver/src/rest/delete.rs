@@ -296,10 +296,11 @@ impl Api {
                 Cow::Owned(resource.from_storage(object.clone()))
             };
             warnings.clear();
-            self.admit(&attributes, &mut Value::Null, Some(&old), warnings, |_| {
-                Ok(())
-            })
-            .await?;
+            self.admission()
+                .admit(&attributes, &mut Value::Null, Some(&old), warnings, |_| {
+                    Ok(())
+                })
+                .await?;
             let plan = plan(resource, &object, options, self.clock().now());
             let result = match plan {
                 Plan::Keep => return Ok(Deleted::Pending(entry)),

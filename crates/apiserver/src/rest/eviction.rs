@@ -130,11 +130,12 @@ impl Api {
             Options::Write(&options),
         );
         let (mut warnings, mut wanted) = (Vec::new(), DeleteOptions::default());
-        self.admit(&attributes, &mut body, None, &mut warnings, |body| {
-            wanted = delete_options(body)?;
-            Ok(())
-        })
-        .await?;
+        self.admission()
+            .admit(&attributes, &mut body, None, &mut warnings, |body| {
+                wanted = delete_options(body)?;
+                Ok(())
+            })
+            .await?;
         wanted.dry_run |= options.dry_run;
         wanted.user = options.user;
         wanted.admitted = true;

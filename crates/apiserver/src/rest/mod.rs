@@ -107,21 +107,15 @@ struct Inner {
     pod_logs: Option<Arc<dyn PodLogs>>,
     pod_exec: Option<Arc<dyn PodExec>>,
     tokens: Arc<Tokens>,
-    guard: guard::Guard,
+    guard: Arc<guard::Guard>,
     shutdown: CancellationToken,
     documents: nonresource::Documents,
     definitions: crd::DefinitionInstaller,
-    /// The webhooks that admission asks.
-    webhooks: admission::Webhooks,
-    /// What quotas were charged with and is not stored yet.
-    charges: admission::Charges,
+    admission: admission::AdmissionChain,
     /// Events as watches have written them.
     written_events: watch_format::EventCache,
     /// For requests that can take long.
     work: work_slots::WorkSlots,
-    /// What passed admission, for its tests.
-    #[cfg(test)]
-    admitted: parking_lot::Mutex<Vec<String>>,
 }
 
 impl std::fmt::Debug for Api {
@@ -146,8 +140,10 @@ impl Api {
         } = options;
         let documents = nonresource::Documents::default();
         let core = Core::new(store, registry, clock);
+        let guard = Arc::new(guard::Guard::new(&core, authorization));
         let inner = Inner {
-            guard: guard::Guard::new(&core, authorization),
+            admission: admission::AdmissionChain::new(core.clone(), Arc::clone(&guard)),
+            guard,
             pod_logs,
             pod_exec,
             tokens,
@@ -155,12 +151,8 @@ impl Api {
             documents,
             definitions: crd::DefinitionInstaller::new(core.clone()),
             core,
-            webhooks: admission::Webhooks::default(),
-            charges: admission::Charges::default(),
             written_events: watch_format::EventCache::default(),
             work: work_slots::WorkSlots::default(),
-            #[cfg(test)]
-            admitted: parking_lot::Mutex::default(),
         };
         Self {
             inner: Arc::new(inner),
@@ -175,6 +167,18 @@ impl Api {
     /// Which requests a user may send.
     pub(crate) fn guard(&self) -> &guard::Guard {
         &self.inner.guard
+    }
+
+    /// What writes pass on their way to the store.
+    pub(crate) fn admission(&self) -> &admission::AdmissionChain {
+        &self.inner.admission
+    }
+
+    /// Answers calls to the webhook at `url` by a function in this process: wherever a stored
+    /// configuration names that address. A Service has the address
+    /// `https://<name>.<namespace>.svc:<port>/<path>`.
+    pub fn register_webhook(&self, url: &str, webhook: Arc<dyn InProcessWebhook>) {
+        self.admission().webhooks().register(url, webhook);
     }
 
     /// The store below.

@@ -155,6 +155,7 @@ impl Api {
             };
             let before = shown.as_ref().unwrap_or(&old);
             let _charged = self
+                .admission()
                 .admit(&attributes, &mut body, Some(before), &mut warnings, finish)
                 .await?;
             if projection.is_none() {
@@ -221,7 +222,7 @@ impl Api {
         check_update_identity(resource, key, old, new, part)?;
         resource.prepare_update(part, old, new);
         keep_identity(old, new);
-        admission::on_update(self, resource, part, old, new);
+        admission::on_update(self.core(), resource, part, old, new);
         let mut errors = new_finalizers_while_deleting(old, new);
         errors.extend(resource.validate_update(part, new, old));
         if !errors.is_empty() {

@@ -167,6 +167,7 @@ impl Api {
             Options::Write(options),
         );
         let _charged = self
+            .admission()
             .admit(&attributes, &mut object, None, &mut warnings, |object| {
                 self.finish_create(resource, namespace, object)
             })
@@ -233,7 +234,7 @@ impl Api {
         meta::set(object, "uid", uuid::Uuid::new_v4().to_string());
         meta::set(object, "creationTimestamp", meta::time(self.clock().now()));
         resource.prepare_create(object);
-        admission::on_create(self, resource, object)?;
+        admission::on_create(self.core(), resource, object)?;
         let errors = resource.validate_create(object);
         if errors.is_empty() {
             return Ok(());

@@ -86,7 +86,9 @@ impl Server {
         store: &Store,
         kinds: Registry,
     ) -> Result<Self, ServeError> {
-        api.register_webhook_metrics(&options.metrics)?;
+        api.admission()
+            .webhooks()
+            .register_metrics(&options.metrics)?;
         let front = Front {
             api: api.clone(),
             health: Arc::new(Health::new(store.clone())),

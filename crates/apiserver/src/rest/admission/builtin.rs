@@ -2,7 +2,8 @@
 //! RuntimeClasses, defaults of LimitRanges.
 
 use super::{Attributes, Operation};
-use crate::rest::{Api, check, meta};
+use crate::rest::core::Core;
+use crate::rest::{check, meta};
 use crate::store::{Key, TableId};
 use koord_kinds::Resource;
 use koord_kinds::status::ApiError;
@@ -15,20 +16,20 @@ const IMMORTAL: [&str; 3] = ["default", "kube-public", "kube-system"];
 
 /// Runs the plugins over a write.
 pub(super) fn admit(
-    api: &Api,
+    core: &Core,
     attributes: &Attributes<'_>,
     object: &mut Value,
 ) -> Result<(), ApiError> {
-    namespace_lifecycle(api, attributes, object)?;
+    namespace_lifecycle(core, attributes, object)?;
     let resource = attributes.resource;
     if attributes.operation == Operation::Create && attributes.subresource.is_empty() {
         check::terminating(resource, attributes.name)?;
         if resource.is("", "pods") {
-            priority(api, object)?;
-            service_account(api, attributes.namespace, object)?;
+            priority(core, object)?;
+            service_account(core, attributes.namespace, object)?;
             default_tolerations(object);
-            super::runtime_class::fill(api, object)?;
-            super::quota::fill(api, attributes, object)?;
+            super::runtime_class::fill(core, object)?;
+            super::quota::fill(core, attributes, object)?;
         } else if resource.is("", "namespaces") {
             super::server_fields::namespace_label(object);
         }
@@ -55,7 +56,7 @@ pub(super) fn called(object: &Value) -> &str {
 
 /// Objects are only made in namespaces that exist and stay, and some namespaces stay for ever.
 fn namespace_lifecycle(
-    api: &Api,
+    core: &Core,
     attributes: &Attributes<'_>,
     object: &Value,
 ) -> Result<(), ApiError> {
@@ -78,7 +79,7 @@ fn namespace_lifecycle(
         return Ok(());
     }
     let table = TableId::new("", "namespaces");
-    let Some(entry) = api.store().get(&table, &Key::cluster(namespace)) else {
+    let Some(entry) = core.store().get(&table, &Key::cluster(namespace)) else {
         return Err(ApiError::not_found("", "namespaces", namespace));
     };
     if entry.index.field("status.phase") == Some("Terminating") {
@@ -96,15 +97,15 @@ fn namespace_lifecycle(
 }
 
 /// Resolves `priorityClassName`.
-fn priority(api: &Api, pod: &mut Value) -> Result<(), ApiError> {
+fn priority(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
     let table = TableId::new("scheduling.k8s.io", "priorityclasses");
     let wanted = meta::text(pod, &["spec", "priorityClassName"]).to_owned();
     let name = called(pod).to_owned();
     let forbidden = |why: String| ApiError::forbidden("", "pods", &name, &why);
     let class = if wanted.is_empty() {
-        default_class(api, &table)
+        default_class(core, &table)
     } else {
-        let entry = api
+        let entry = core
             .store()
             .get(&table, &Key::cluster(wanted.as_str()))
             .ok_or_else(|| forbidden(format!("no PriorityClass with name {wanted} was found")))?;
@@ -155,8 +156,8 @@ fn priority(api: &Api, pod: &mut Value) -> Result<(), ApiError> {
 }
 
 /// The class marked `globalDefault`, the lowest if there are several.
-fn default_class(api: &Api, table: &TableId) -> Option<Value> {
-    let all = api
+fn default_class(core: &Core, table: &TableId) -> Option<Value> {
+    let all = core
         .store()
         .list(table, None, None, None, None, &|_| true)
         .ok()?;
@@ -173,7 +174,7 @@ fn default_class(api: &Api, table: &TableId) -> Option<Value> {
         .min_by_key(|c| c.get("value").and_then(Value::as_i64).unwrap_or(0))
 }
 
-fn service_account(api: &Api, namespace: &str, pod: &mut Value) -> Result<(), ApiError> {
+fn service_account(core: &Core, namespace: &str, pod: &mut Value) -> Result<(), ApiError> {
     let name = called(pod).to_owned();
     let spec = meta::section(pod, "spec");
     let text = |spec: &serde_json::Map<String, Value>, key: &str| {
@@ -192,7 +193,7 @@ fn service_account(api: &Api, namespace: &str, pod: &mut Value) -> Result<(), Ap
     // Every namespace gets its `default` account, only a moment after it is made.
     if account != "default" {
         let table = TableId::new("", "serviceaccounts");
-        if api
+        if core
             .store()
             .get(&table, &Key::new(namespace, account.as_str()))
             .is_none()

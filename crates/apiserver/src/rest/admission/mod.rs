@@ -1,6 +1,6 @@
 //! Admission: the one way from a request to the store.
 //!
-//! Every write passes [`Api::admit`] exactly once, whoever sends it and by whichever verb or
+//! Every write passes [`AdmissionChain::admit`] exactly once, whoever sends it and by whichever verb or
 //! sub-resource: built-in steps that change the object, what nodes may write, mutating webhooks, what
 //! `finish` does (the server's own fields and validation), the rights that the object gives, bounds,
 //! validating webhooks, quotas. What a request entails by itself, such as the deletion that an
@@ -21,20 +21,22 @@ mod tests;
 mod trust;
 mod webhooks;
 
+use super::User;
+use super::core::Core;
+use super::guard::Guard;
 use super::options::DeleteOptions;
 use super::options::WriteOptions;
-use super::{Api, User};
 use koord_kinds::Resource;
 use koord_kinds::status::ApiError;
 use serde_json::Value;
 use std::sync::{Arc, LazyLock};
 
 pub(crate) use quota::Charge;
-pub(super) use quota::Charges;
+use quota::Charges;
 pub use review::{InProcessWebhook, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse};
 pub(crate) use server_fields::CRD_FINALIZER;
 pub(super) use server_fields::{on_create, on_update};
-pub(super) use webhooks::Webhooks;
+use webhooks::Webhooks;
 
 /// What a write does to its object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,7 +144,42 @@ impl<'a> Attributes<'a> {
     }
 }
 
-impl Api {
+/// The admission chain: what writes pass on their way to the store.
+pub(crate) struct AdmissionChain {
+    core: Core,
+    guard: Arc<Guard>,
+    /// The webhooks that admission asks.
+    webhooks: Webhooks,
+    /// What quotas were charged with and is not stored yet.
+    charges: Charges,
+    /// What passed admission, for its tests.
+    #[cfg(test)]
+    admitted: parking_lot::Mutex<Vec<String>>,
+}
+
+impl AdmissionChain {
+    /// Returns a chain without webhooks.
+    pub(super) fn new(core: Core, guard: Arc<Guard>) -> Self {
+        Self {
+            core,
+            guard,
+            webhooks: Webhooks::default(),
+            charges: Charges::default(),
+            #[cfg(test)]
+            admitted: parking_lot::Mutex::default(),
+        }
+    }
+
+    /// The webhooks that stored configurations name.
+    pub(crate) const fn webhooks(&self) -> &Webhooks {
+        &self.webhooks
+    }
+
+    /// What quotas were charged with and is not stored yet.
+    pub(crate) const fn charges(&self) -> &Charges {
+        &self.charges
+    }
+
     /// Takes a write through admission. `object` is what shall be stored or, for a POST to a
     /// sub-resource, the body; `Null` for a deletion. `old` is what is stored. `finish` makes the
     /// object what it will be in the store and validates it. Who stores the object holds on to what
@@ -171,16 +208,20 @@ impl Api {
             "admission"
         );
         #[cfg(test)]
-        self.inner.admitted.lock().push(tests::line(attributes));
-        builtin::admit(self, attributes, object)?;
-        nodes::restrict(self, attributes, object, old)?;
+        self.admitted.lock().push(tests::line(attributes));
+        builtin::admit(&self.core, attributes, object)?;
+        nodes::restrict(&self.core, attributes, object, old)?;
         webhooks::advise(attributes, object, warnings);
         effects::advise(attributes, object, warnings);
-        self.mutate(attributes, object, old, warnings).await?;
+        self.webhooks
+            .mutate(&self.core, attributes, object, old, warnings)
+            .await?;
         finish(object)?;
-        rights::check(self, attributes, object, old)?;
-        quota::bound(self, attributes, object, old)?;
-        self.validate(attributes, object, old, warnings).await?;
-        quota::charge(self, attributes, object, old).await
+        rights::check(&self.guard, attributes, object, old)?;
+        quota::bound(&self.core, attributes, object, old)?;
+        self.webhooks
+            .validate(&self.core, attributes, object, old, warnings)
+            .await?;
+        quota::charge(&self.core, &self.charges, attributes, object, old).await
     }
 }

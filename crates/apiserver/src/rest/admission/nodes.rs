@@ -5,7 +5,8 @@
 
 use super::{Attributes, Operation};
 use crate::authz::{LEASES, node_of};
-use crate::rest::{Api, meta};
+use crate::rest::core::Core;
+use crate::rest::meta;
 use crate::store::{Key, TableId};
 use koord_kinds::status::ApiError;
 use serde_json::Value;
@@ -41,7 +42,7 @@ const OF_CLAIM: [&str; 4] = [
 /// # Errors
 /// 403.
 pub(super) fn restrict(
-    api: &Api,
+    core: &Core,
     attributes: &Attributes<'_>,
     object: &Value,
     old: Option<&Value>,
@@ -57,7 +58,7 @@ pub(super) fn restrict(
     };
     let one = |holds: bool, why: &str| if holds { Ok(()) } else { Err(why.to_owned()) };
     let done = match (&*resource.group, &*resource.plural) {
-        ("", "pods") => pod(api, attributes, node, object, old),
+        ("", "pods") => pod(core, attributes, node, object, old),
         ("", "nodes") => node_itself(attributes, node, name, object, old),
         ("", "persistentvolumeclaims") => claim(attributes, node, object, old),
         ("coordination.k8s.io", "leases") if attributes.namespace != LEASES => Err(format!(
@@ -85,7 +86,7 @@ pub(super) fn restrict(
 }
 
 fn pod(
-    api: &Api,
+    core: &Core,
     attributes: &Attributes<'_>,
     node: &str,
     object: &Value,
@@ -123,7 +124,7 @@ fn pod(
         }
         ("eviction", _) => {
             let key = Key::new(attributes.namespace, attributes.name);
-            let entry = api.store().get(&TableId::new("", "pods"), &key);
+            let entry = core.store().get(&TableId::new("", "pods"), &key);
             // That there is none, the eviction says.
             match entry.map(|entry| entry.value()) {
                 Some(pod) if !on_node(Some(&pod)) => Err(format!(

@@ -5,7 +5,8 @@
 //! corrects when it next counts.
 
 use super::{Attributes, Operation, builtin};
-use crate::rest::{Api, meta};
+use crate::rest::core::Core;
+use crate::rest::meta;
 use crate::store::{Entry, Key};
 use koord_api::quantity::ResourceList;
 use koord_kinds::quota::{self, Quota};
@@ -18,7 +19,7 @@ use std::sync::Arc;
 
 /// How many writes in a namespace are charged and not stored yet.
 #[derive(Debug, Clone, Default)]
-pub(in crate::rest) struct Charges(Arc<Mutex<FxHashMap<Arc<str>, usize>>>);
+pub(crate) struct Charges(Arc<Mutex<FxHashMap<Arc<str>, usize>>>);
 
 /// A write that is charged. Nothing may be counted while it is held: the object may not be in the
 /// store yet, although its quota has it.
@@ -51,10 +52,10 @@ impl Drop for Charge {
     }
 }
 
-impl Api {
+impl Charges {
     /// Whether a write in the namespace is charged and perhaps not stored yet.
-    pub(crate) fn charging(&self, namespace: &str) -> bool {
-        self.inner.charges.0.lock().contains_key(namespace)
+    pub(crate) fn has_namespace(&self, namespace: &str) -> bool {
+        self.0.lock().contains_key(namespace)
     }
 }
 
@@ -69,22 +70,22 @@ fn forbidden(attributes: &Attributes<'_>, object: &Value, why: &str) -> ApiError
 
 /// The objects of a core kind in the namespace of a write.
 fn neighbours(
-    api: &Api,
+    core: &Core,
     attributes: &Attributes<'_>,
     plural: &str,
 ) -> Result<(Arc<Resource>, Vec<Arc<Entry>>), ApiError> {
-    let resource = api.builtin("", "v1", plural)?;
-    let entries = api.entries(&resource, Some(attributes.namespace));
+    let resource = core.builtin("", "v1", plural)?;
+    let entries = core.entries(&resource, Some(attributes.namespace));
     Ok((resource, entries))
 }
 
 /// Fills in what a new pod leaves to the namespace's defaults.
 pub(super) fn fill(
-    api: &Api,
+    core: &Core,
     attributes: &Attributes<'_>,
     pod: &mut Value,
 ) -> Result<(), ApiError> {
-    let (_, ranges) = neighbours(api, attributes, "limitranges")?;
+    let (_, ranges) = neighbours(core, attributes, "limitranges")?;
     for range in ranges {
         limits::fill(&range.value(), pod);
     }
@@ -93,7 +94,7 @@ pub(super) fn fill(
 
 /// Refuses what is out of the namespace's bounds.
 pub(super) fn bound(
-    api: &Api,
+    core: &Core,
     attributes: &Attributes<'_>,
     object: &Value,
     old: Option<&Value>,
@@ -107,7 +108,7 @@ pub(super) fn bound(
     if !bounded || !attributes.subresource.is_empty() || old.is_some_and(meta::deleting) {
         return Ok(());
     }
-    let (_, ranges) = neighbours(api, attributes, "limitranges")?;
+    let (_, ranges) = neighbours(core, attributes, "limitranges")?;
     for range in ranges {
         limits::check(&range.value(), resource, object)
             .map_err(|why| forbidden(attributes, object, &why))?;
@@ -117,7 +118,8 @@ pub(super) fn bound(
 
 /// Charges the quotas of the namespace with a write, or refuses it.
 pub(super) async fn charge(
-    api: &Api,
+    core: &Core,
+    charges: &Charges,
     attributes: &Attributes<'_>,
     object: &Value,
     old: Option<&Value>,
@@ -126,11 +128,11 @@ pub(super) async fn charge(
     if !counts(attributes, object, old) {
         return Ok(None);
     }
-    let (quotas, entries) = neighbours(api, attributes, "resourcequotas")?;
-    if entries.is_empty() || taken(api, attributes, object) {
+    let (quotas, entries) = neighbours(core, attributes, "resourcequotas")?;
+    if entries.is_empty() || taken(core, attributes, object) {
         return Ok(None);
     }
-    let now = api.clock().now();
+    let now = core.clock().now();
     let decide = |stored: &Value| {
         Quota::enforced(stored)
             .charge(resource, object, old, now)
@@ -145,12 +147,11 @@ pub(super) async fn charge(
     if attributes.dry_run() || due.is_empty() {
         return Ok(None);
     }
-    let charge = Charge::new(&api.inner.charges, attributes.namespace);
+    let charge = Charge::new(charges, attributes.namespace);
     let mut paid: Vec<(Key, ResourceList)> = Vec::new();
     for key in due {
         let mut taken = ResourceList::new();
-        let done = api
-            .core()
+        let done = core
             .modify_admitted(&quotas, &key, false, |stored| {
                 taken.clear();
                 let Some(used) = decide(&stored)? else {
@@ -169,7 +170,7 @@ pub(super) async fn charge(
             // The quota went meanwhile.
             Err(e) if e.code == 404 => {}
             Err(e) => {
-                refund(api, &quotas, &paid).await;
+                refund(core, &quotas, &paid).await;
                 return Err(e);
             }
         }
@@ -192,10 +193,10 @@ fn counts(attributes: &Attributes<'_>, object: &Value, old: Option<&Value>) -> b
 }
 
 /// A create that will fail, as the name is taken, costs nothing.
-fn taken(api: &Api, attributes: &Attributes<'_>, object: &Value) -> bool {
+fn taken(core: &Core, attributes: &Attributes<'_>, object: &Value) -> bool {
     let key = Key::new(attributes.namespace, meta::name(object));
     attributes.operation == Operation::Create
-        && api.store().get(&attributes.resource.table, &key).is_some()
+        && core.store().get(&attributes.resource.table, &key).is_some()
 }
 
 /// The quota with `used` in its status.
@@ -210,10 +211,9 @@ fn with_used(quota: &Value, used: &ResourceList) -> Value {
 }
 
 /// Gives back what was charged for a write that is refused after all.
-async fn refund(api: &Api, quotas: &Arc<Resource>, paid: &[(Key, ResourceList)]) {
+async fn refund(core: &Core, quotas: &Arc<Resource>, paid: &[(Key, ResourceList)]) {
     for (key, taken) in paid {
-        let done = api
-            .core()
+        let done = core
             .modify_admitted(quotas, key, false, |stored| {
                 let mut used = Quota::enforced(&stored).used;
                 for (name, amount) in taken {

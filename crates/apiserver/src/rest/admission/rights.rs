@@ -3,7 +3,8 @@
 use super::{Attributes, Operation};
 use crate::authz::bootstrap::GROUP;
 use crate::authz::{self, ResourceTarget, RoleKind, Rule, Target, User, uncovered};
-use crate::rest::{Api, meta};
+use crate::rest::guard::Guard;
+use crate::rest::meta;
 use koord_kinds::status::{ApiError, quoted};
 use serde_json::Value;
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 /// # Errors
 /// 403 for rights that the writer does not have, 404 for a binding that refers to no role.
 pub(super) fn check(
-    api: &Api,
+    guard: &Guard,
     attributes: &Attributes<'_>,
     object: &Value,
     old: Option<&Value>,
@@ -35,41 +36,42 @@ pub(super) fn check(
             ..ResourceTarget::default()
         });
         let verb = "create";
-        api.guard()
-            .authorize(user, &authz::Attributes { verb, target })?;
+        guard.authorize(user, &authz::Attributes { verb, target })?;
     }
     if &*resource.group != GROUP {
         return Ok(());
     }
     match &*resource.plural {
-        "roles" | "clusterroles" => check_role(api, user, attributes, object, old),
-        "rolebindings" | "clusterrolebindings" => check_binding(api, user, attributes, object, old),
+        "roles" | "clusterroles" => check_role(guard, user, attributes, object, old),
+        "rolebindings" | "clusterrolebindings" => {
+            check_binding(guard, user, attributes, object, old)
+        }
         _ => Ok(()),
     }
 }
 
 /// Who writes a role has what it says, or may escalate.
 fn check_role(
-    api: &Api,
+    guard: &Guard,
     user: &User,
     attributes: &Attributes<'_>,
     object: &Value,
     old: Option<&Value>,
 ) -> Result<(), ApiError> {
     let (plural, namespace) = (&attributes.resource.plural, attributes.namespace);
-    if api.guard().unbounded(user)
-        || may(api, user, "escalate", plural, namespace, attributes.name)
+    if guard.unbounded(user)
+        || may(guard, user, "escalate", plural, namespace, attributes.name)
         || old.is_some_and(|old| bookkeeping(object, old))
     {
         return Ok(());
     }
     let forbidden = |why: &str| ApiError::forbidden(GROUP, plural, meta::name(object), why);
     let wanted = Rule::all(object.get("rules"));
-    confirm(api, user, namespace, &wanted).map_err(|why| forbidden(&why))?;
+    confirm(guard, user, namespace, &wanted).map_err(|why| forbidden(&why))?;
     // What it is, or was, the sum of is up to others.
     if aggregates(object) || old.is_some_and(aggregates) {
         let all = [Rule::everything(), Rule::every_path()];
-        confirm(api, user, namespace, &all).map_err(|_| {
+        confirm(guard, user, namespace, &all).map_err(|_| {
             forbidden("must have cluster-admin privileges to use the aggregationRule")
         })?;
     }
@@ -78,7 +80,7 @@ fn check_role(
 
 /// Who binds a role has what it says, or may bind it.
 fn check_binding(
-    api: &Api,
+    guard: &Guard,
     user: &User,
     attributes: &Attributes<'_>,
     object: &Value,
@@ -91,17 +93,16 @@ fn check_binding(
         "Role" => (RoleKind::Role, "roles"),
         _ => (RoleKind::ClusterRole, "clusterroles"),
     };
-    if api.guard().unbounded(user)
+    if guard.unbounded(user)
         || old.is_some_and(|old| bookkeeping(object, old))
-        || may(api, user, "bind", plural, namespace, role)
+        || may(guard, user, "bind", plural, namespace, role)
     {
         return Ok(());
     }
-    let wanted = api
-        .guard()
+    let wanted = guard
         .role_rules(kind, namespace, role)
         .ok_or_else(|| ApiError::not_found(GROUP, plural, role))?;
-    confirm(api, user, namespace, &wanted)
+    confirm(guard, user, namespace, &wanted)
         .map_err(|why| ApiError::forbidden(GROUP, &resource.plural, name, &why))
 }
 
@@ -129,7 +130,14 @@ fn bookkeeping(object: &Value, old: &Value) -> bool {
 }
 
 /// Whether `user` may do `verb` to a role.
-fn may(api: &Api, user: &User, verb: &str, resource: &str, namespace: &str, name: &str) -> bool {
+fn may(
+    guard: &Guard,
+    user: &User,
+    verb: &str,
+    resource: &str,
+    namespace: &str,
+    name: &str,
+) -> bool {
     let target = Target::Resource(ResourceTarget {
         group: GROUP,
         resource,
@@ -137,14 +145,14 @@ fn may(api: &Api, user: &User, verb: &str, resource: &str, namespace: &str, name
         name,
         ..ResourceTarget::default()
     });
-    api.guard()
+    guard
         .authorize(user, &authz::Attributes { verb, target })
         .is_ok()
 }
 
 /// `user` has all that `wanted` allow.
-fn confirm(api: &Api, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
-    let (held, problem) = api.guard().rules_for(user, namespace);
+fn confirm(guard: &Guard, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
+    let (held, problem) = guard.rules_for(user, namespace);
     let missing = uncovered(&held, wanted);
     if missing.is_empty() {
         return Ok(());

@@ -1,7 +1,8 @@
 //! What a pod takes over from the RuntimeClass it names: overhead, node selector and tolerations.
 
 use super::builtin::called;
-use crate::rest::{Api, meta};
+use crate::rest::core::Core;
+use crate::rest::meta;
 use crate::store::{Key, TableId};
 use koord_kinds::quantity;
 use koord_kinds::status::ApiError;
@@ -12,7 +13,7 @@ use std::collections::HashSet;
 ///
 /// # Errors
 /// The class is not there, or the pod says otherwise.
-pub(super) fn fill(api: &Api, pod: &mut Value) -> Result<(), ApiError> {
+pub(super) fn fill(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
     let name = called(pod).to_owned();
     let refused = |why: &str| Err(ApiError::forbidden("", "pods", &name, why));
     let given = |pod: &Value| {
@@ -23,7 +24,7 @@ pub(super) fn fill(api: &Api, pod: &mut Value) -> Result<(), ApiError> {
         "" => Value::Null,
         class => {
             let table = TableId::new("node.k8s.io", "runtimeclasses");
-            match api.store().get(&table, &Key::cluster(class)) {
+            match core.store().get(&table, &Key::cluster(class)) {
                 Some(entry) => entry.value(),
                 None => {
                     let why = format!("pod rejected: RuntimeClass {class:?} not found");

@@ -1,6 +1,7 @@
 //! Fields that the server sets whatever a client says, beyond those its kind alone decides.
 
-use crate::rest::{Api, check, meta};
+use crate::rest::core::Core;
+use crate::rest::{check, meta};
 use crate::store::TableId;
 use koord_kinds::Resource;
 use koord_kinds::status::{ApiError, FieldError};
@@ -13,7 +14,7 @@ const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// Fills in what a new object gets from the server.
 pub(in crate::rest) fn on_create(
-    api: &Api,
+    core: &Core,
     resource: &Resource,
     object: &mut Value,
 ) -> Result<(), ApiError> {
@@ -22,9 +23,9 @@ pub(in crate::rest) fn on_create(
     }
     match (&*resource.group, &*resource.plural) {
         ("", "namespaces") => new_namespace(object),
-        ("", "services") => cluster_ip(api, object),
+        ("", "services") => cluster_ip(core, object),
         ("apiextensions.k8s.io", "customresourcedefinitions") => {
-            replaces_builtin(api, resource, object)?;
+            replaces_builtin(core, resource, object)?;
             let mut finalizers = meta::finalizers(object);
             if !finalizers.iter().any(|f| f == CRD_FINALIZER) {
                 finalizers.push(CRD_FINALIZER.to_owned());
@@ -37,10 +38,10 @@ pub(in crate::rest) fn on_create(
 }
 
 /// A definition of a resource that is built in would share its objects, and delete them with it.
-fn replaces_builtin(api: &Api, resource: &Resource, definition: &Value) -> Result<(), ApiError> {
+fn replaces_builtin(core: &Core, resource: &Resource, definition: &Value) -> Result<(), ApiError> {
     let group = meta::text(definition, &["spec", "group"]);
     let plural = meta::text(definition, &["spec", "names", "plural"]);
-    let taken = api
+    let taken = core
         .registry()
         .all()
         .iter()
@@ -59,7 +60,7 @@ fn replaces_builtin(api: &Api, resource: &Resource, definition: &Value) -> Resul
 
 /// Keeps what a client may not take away from an object.
 pub(in crate::rest) fn on_update(
-    api: &Api,
+    core: &Core,
     resource: &Resource,
     subresource: Option<&str>,
     old: &Value,
@@ -98,7 +99,7 @@ pub(in crate::rest) fn on_update(
                     spec.insert("clusterIPs".to_owned(), json!([ip]));
                     spec.insert("clusterIP".to_owned(), ip);
                 }
-                None => cluster_ip(api, new),
+                None => cluster_ip(core, new),
             }
         }
         _ => {}
@@ -120,7 +121,7 @@ pub(super) fn namespace_label(object: &mut Value) {
 }
 
 /// Gives a service an address of 10.96.0.0/16. Nothing routes it; clients only expect one.
-fn cluster_ip(api: &Api, service: &mut Value) {
+fn cluster_ip(core: &Core, service: &mut Value) {
     if meta::text(service, &["spec", "type"]) == "ExternalName" {
         return;
     }
@@ -130,7 +131,7 @@ fn cluster_ip(api: &Api, service: &mut Value) {
         let mut address = String::new();
         for _ in 0..64 {
             address = format!("10.96.{}.{}", fastrand::u8(1..=254), fastrand::u8(1..=254));
-            let taken = api.store().list(&table, None, None, None, Some(1), &|e| {
+            let taken = core.store().list(&table, None, None, None, Some(1), &|e| {
                 e.index.field("spec.clusterIP") == Some(address.as_str())
             });
             if taken.is_ok_and(|p| p.items.is_empty()) {

@@ -44,7 +44,7 @@ impl Cluster {
 
     /// Sends a request and returns its code with what passed admission meanwhile.
     async fn send(&self, method: &str, path: &str, kind: &str, body: Value) -> (u16, Vec<String>) {
-        self.0.api().inner.admitted.lock().clear();
+        self.0.api().admission().admitted.lock().clear();
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -59,7 +59,7 @@ impl Cluster {
             "{method} {path}: {}",
             String::from_utf8_lossy(&body)
         );
-        (code, self.0.api().inner.admitted.lock().clone())
+        (code, self.0.api().admission().admitted.lock().clone())
     }
 }
 
@@ -160,12 +160,12 @@ async fn controllers_pass_too() {
     cluster.send("POST", maps, json, held).await;
     let resource = api.builtin("", "v1", "configmaps").unwrap();
     let key = crate::store::Key::new("default", "a");
-    api.inner.admitted.lock().clear();
+    api.admission().admitted.lock().clear();
     api.drop_finalizer(&resource, &key, "orphan").await.unwrap();
     // A second time there is nothing to change, and nobody is asked.
     api.drop_finalizer(&resource, &key, "orphan").await.unwrap();
     assert_eq!(
-        *api.inner.admitted.lock(),
+        *api.admission().admitted.lock(),
         ["UPDATE configmaps default/a by system:kube-controller-manager"]
     );
 }

@@ -4,8 +4,9 @@ use super::call::Transport;
 use super::metrics::{Ending, Metrics};
 use super::review::{self, InProcessWebhook, WebhookRequest, WebhookResponse};
 use super::{Attributes, Operation, Options, builtin};
-use crate::rest::{Api, Propagation, meta};
+use crate::rest::core::Core;
 use crate::rest::{DeleteOptions, FieldValidation, WriteOptions, check};
+use crate::rest::{Propagation, meta};
 use crate::store::{Entry, Key, Store, TableId};
 use arc_swap::ArcSwap;
 use futures::FutureExt as _;
@@ -37,7 +38,7 @@ type Hooks = Arc<Vec<Arc<Hook>>>;
 
 /// All webhooks, as the stored configurations name them, and those in this process.
 #[derive(Default)]
-pub(in crate::rest) struct Webhooks {
+pub(crate) struct Webhooks {
     mutating: ArcSwap<Vec<Arc<Hook>>>,
     validating: ArcSwap<Vec<Arc<Hook>>>,
     in_process: ArcSwap<FxHashMap<String, Arc<dyn InProcessWebhook>>>,
@@ -60,7 +61,7 @@ fn address(url: &str) -> String {
 
 impl Webhooks {
     /// Reads the stored configurations.
-    fn load(&self, store: &Store) {
+    pub(in crate::rest) fn load(&self, store: &Store) {
         let _in_turn = self.in_turn.lock();
         for (list, plural) in [(&self.mutating, MUTATING), (&self.validating, VALIDATING)] {
             list.store(Arc::new(hooks(store, plural)));
@@ -104,6 +105,162 @@ impl Webhooks {
         }
         Some(Arc::clone(&list))
     }
+
+    /// Registers the metrics of webhooks; only the first registry gets them.
+    pub(crate) fn register_metrics(
+        &self,
+        registry: &prometheus::Registry,
+    ) -> Result<(), prometheus::Error> {
+        let metrics = Metrics::register(registry)?;
+        let _ = self.metrics.set(metrics);
+        Ok(())
+    }
+
+    /// What follows from a configuration having been written or removed.
+    pub(in crate::rest) fn configuration_changed(&self, store: &Store, resource: &Resource) {
+        if resource.is(webhook::GROUP, MUTATING) || resource.is(webhook::GROUP, VALIDATING) {
+            self.load(store);
+        }
+    }
+
+    /// Answers calls to the webhook at `url` by `webhook` instead.
+    pub(in crate::rest) fn register(&self, url: &str, webhook: Arc<dyn InProcessWebhook>) {
+        let address = address(url);
+        self.in_process.rcu(|old| {
+            let mut new = FxHashMap::clone(old);
+            new.insert(address.clone(), Arc::clone(&webhook));
+            new
+        });
+    }
+
+    /// Asks the mutating webhooks in their order. When one changes the object, the built-in steps
+    /// run once more, and after them the webhooks that wish to see what came later.
+    pub(super) async fn mutate(
+        &self,
+        core: &Core,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+        old: Option<&Value>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(), ApiError> {
+        let Some(hooks) = self.of(attributes.resource, true) else {
+            return Ok(());
+        };
+        let asking = Asking::new(core, self, attributes);
+        let (mut asked, mut again, mut reinvoke) = (Vec::new(), Vec::new(), false);
+        let managers = meta::at(object, &["metadata", "managedFields"]).cloned();
+        for round in 0..2 {
+            if round > 0 {
+                if !reinvoke {
+                    break;
+                }
+                // A copy is needed only for those that wish to see what changes now.
+                let before = (!asked.is_empty()).then(|| object.clone());
+                builtin::admit(core, attributes, object)?;
+                if before.is_some_and(|before| *object != before) {
+                    again.append(&mut asked);
+                }
+            }
+            for (i, hook) in hooks.iter().enumerate() {
+                if round > 0 && !again.contains(&i) {
+                    continue;
+                }
+                let shown = (!object.is_null()).then_some(&*object);
+                let Some(target) = asking.matches(hook, shown, old) else {
+                    continue;
+                };
+                let began = Instant::now();
+                let answer = asking
+                    .ask(hook, &target, (shown, old), true, warnings)
+                    .await;
+                let answer = answer.and_then(|response| {
+                    if !response.patches() {
+                        return Ok(None);
+                    }
+                    let new = asking.patched(hook, &target, object, response.patch)?;
+                    Ok((new != *object).then_some(new))
+                });
+                let refusal = answer.as_ref().err();
+                let operation = attributes.operation;
+                self.count(hook, true, operation, began, refusal);
+                let changed = match answer {
+                    Ok(changed) => changed,
+                    Err(refusal) => {
+                        asking.judge(hook, refusal)?;
+                        None
+                    }
+                };
+                if let Some(new) = changed {
+                    *object = new;
+                    reinvoke = true;
+                    again.append(&mut asked);
+                }
+                if hook.webhook.reinvoke {
+                    asked.push(i);
+                }
+            }
+        }
+        if reinvoke && let Some(fault) = patch::record_fault(object) {
+            warnings.push(format!(
+                ".metadata.managedFields was in an invalid state after admission; this could be \
+                 caused by an outdated mutating admission controller; please fix your requests: \
+                 {fault}"
+            ));
+            let metadata = meta::section(object, "metadata");
+            match managers {
+                Some(managers) => metadata.insert("managedFields".to_owned(), managers),
+                None => metadata.remove("managedFields"),
+            };
+        }
+        Ok(())
+    }
+
+    /// Asks the validating webhooks, all at once. Of several refusals the first in order counts.
+    pub(super) async fn validate(
+        &self,
+        core: &Core,
+        attributes: &Attributes<'_>,
+        object: &Value,
+        old: Option<&Value>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(), ApiError> {
+        let Some(hooks) = self.of(attributes.resource, false) else {
+            return Ok(());
+        };
+        let attributes = &Attributes {
+            name: match attributes.name {
+                "" => meta::name(object),
+                name => name,
+            },
+            ..*attributes
+        };
+        let asking = Asking::new(core, self, attributes);
+        let shown = (!object.is_null()).then_some(object);
+        let calls = hooks.iter().filter_map(|hook| {
+            let target = asking.matches(hook, shown, old)?;
+            let asking = &asking;
+            Some(async move {
+                let mut said = Vec::new();
+                let began = Instant::now();
+                let answer = asking.ask(hook, &target, (shown, old), false, &mut said);
+                let answer = answer.await;
+                let refusal = answer.as_ref().err();
+                let operation = attributes.operation;
+                self.count(hook, false, operation, began, refusal);
+                let verdict = match answer {
+                    Ok(_) => Ok(()),
+                    Err(refusal) => asking.judge(hook, refusal),
+                };
+                (said, verdict)
+            })
+        });
+        let mut refused = Ok(());
+        for (mut said, verdict) in join_all(calls).await {
+            warnings.append(&mut said);
+            refused = refused.and(verdict);
+        }
+        refused
+    }
 }
 
 /// The stored webhooks in order: configurations by name, and as they are listed.
@@ -146,8 +303,9 @@ enum Refusal {
 }
 
 /// A write while webhooks are asked about it.
-pub(super) struct Asking<'a> {
-    api: &'a Api,
+struct Asking<'a> {
+    core: &'a Core,
+    webhooks: &'a Webhooks,
     attributes: &'a Attributes<'a>,
     kind: GroupVersionKind,
     /// The stored namespace of the write.
@@ -219,22 +377,23 @@ fn delete_options(given: &DeleteOptions) -> Value {
 }
 
 impl<'a> Asking<'a> {
-    fn new(api: &'a Api, attributes: &'a Attributes<'a>) -> Self {
+    fn new(core: &'a Core, webhooks: &'a Webhooks, attributes: &'a Attributes<'a>) -> Self {
         let resource = attributes.resource;
         let namespaces = TableId::new("", "namespaces");
         let namespace = (!attributes.namespace.is_empty())
             .then(|| {
-                api.store()
+                core.store()
                     .get(&namespaces, &Key::cluster(attributes.namespace))
             })
             .flatten();
-        let equivalents = api.registry().sharing(resource).into_iter().filter(|r| {
+        let equivalents = core.registry().sharing(resource).into_iter().filter(|r| {
             r.stored
                 && (attributes.subresource.is_empty()
                     || r.subresource(attributes.subresource).is_some())
         });
         Self {
-            api,
+            core,
+            webhooks,
             attributes,
             kind: kind_of(resource, attributes.subresource),
             namespace,
@@ -357,7 +516,7 @@ impl<'a> Asking<'a> {
                 webhook.timeout.as_secs()
             )
         };
-        let in_process = &self.api.inner.webhooks.in_process;
+        let in_process = &self.webhooks.in_process;
         let local = in_process.load().get(address).cloned();
         if let Some(local) = local {
             let answer = AssertUnwindSafe(local.review(request)).catch_unwind();
@@ -381,7 +540,7 @@ impl<'a> Asking<'a> {
             .as_ref()
             .map_err(|why| format!("failed to call webhook: {why}"))?;
         let body = review::body(version, request);
-        let answer = transport.post(self.api.store(), body, webhook.timeout);
+        let answer = transport.post(self.core.store(), body, webhook.timeout);
         let answer = tokio::time::timeout(webhook.timeout, answer);
         let answer = answer.await.map_err(late)?.map_err(|why| {
             format!(
@@ -445,171 +604,6 @@ impl<'a> Asking<'a> {
             return Err(refused(format!("webhook {name:?} left no object")));
         }
         Ok(new)
-    }
-}
-
-impl Api {
-    /// Brings the webhooks in line with the stored configurations.
-    pub(in crate::rest) fn load_webhooks(&self) {
-        self.inner.webhooks.load(self.store());
-    }
-
-    /// Registers the metrics of webhooks; only the first registry gets them.
-    pub(crate) fn register_webhook_metrics(
-        &self,
-        registry: &prometheus::Registry,
-    ) -> Result<(), prometheus::Error> {
-        let metrics = Metrics::register(registry)?;
-        let _ = self.inner.webhooks.metrics.set(metrics);
-        Ok(())
-    }
-
-    /// What follows from a configuration having been written or removed.
-    pub(in crate::rest) fn webhooks_changed(&self, resource: &Resource) {
-        if resource.is(webhook::GROUP, MUTATING) || resource.is(webhook::GROUP, VALIDATING) {
-            self.load_webhooks();
-        }
-    }
-
-    /// Answers calls to the webhook at `url` by a function in this process: wherever a stored
-    /// configuration names that address. A Service has the address
-    /// `https://<name>.<namespace>.svc:<port>/<path>`.
-    pub fn register_webhook(&self, url: &str, webhook: Arc<dyn InProcessWebhook>) {
-        let address = address(url);
-        self.inner.webhooks.in_process.rcu(|old| {
-            let mut new = FxHashMap::clone(old);
-            new.insert(address.clone(), Arc::clone(&webhook));
-            new
-        });
-    }
-
-    /// Asks the mutating webhooks in their order. When one changes the object, the built-in steps
-    /// run once more, and after them the webhooks that wish to see what came later.
-    pub(super) async fn mutate(
-        &self,
-        attributes: &Attributes<'_>,
-        object: &mut Value,
-        old: Option<&Value>,
-        warnings: &mut Vec<String>,
-    ) -> Result<(), ApiError> {
-        let Some(hooks) = self.inner.webhooks.of(attributes.resource, true) else {
-            return Ok(());
-        };
-        let asking = Asking::new(self, attributes);
-        let (mut asked, mut again, mut reinvoke) = (Vec::new(), Vec::new(), false);
-        let managers = meta::at(object, &["metadata", "managedFields"]).cloned();
-        for round in 0..2 {
-            if round > 0 {
-                if !reinvoke {
-                    break;
-                }
-                // A copy is needed only for those that wish to see what changes now.
-                let before = (!asked.is_empty()).then(|| object.clone());
-                builtin::admit(self, attributes, object)?;
-                if before.is_some_and(|before| *object != before) {
-                    again.append(&mut asked);
-                }
-            }
-            for (i, hook) in hooks.iter().enumerate() {
-                if round > 0 && !again.contains(&i) {
-                    continue;
-                }
-                let shown = (!object.is_null()).then_some(&*object);
-                let Some(target) = asking.matches(hook, shown, old) else {
-                    continue;
-                };
-                let began = Instant::now();
-                let answer = asking
-                    .ask(hook, &target, (shown, old), true, warnings)
-                    .await;
-                let answer = answer.and_then(|response| {
-                    if !response.patches() {
-                        return Ok(None);
-                    }
-                    let new = asking.patched(hook, &target, object, response.patch)?;
-                    Ok((new != *object).then_some(new))
-                });
-                let refusal = answer.as_ref().err();
-                let operation = attributes.operation;
-                let webhooks = &self.inner.webhooks;
-                webhooks.count(hook, true, operation, began, refusal);
-                let changed = match answer {
-                    Ok(changed) => changed,
-                    Err(refusal) => {
-                        asking.judge(hook, refusal)?;
-                        None
-                    }
-                };
-                if let Some(new) = changed {
-                    *object = new;
-                    reinvoke = true;
-                    again.append(&mut asked);
-                }
-                if hook.webhook.reinvoke {
-                    asked.push(i);
-                }
-            }
-        }
-        if reinvoke && let Some(fault) = patch::record_fault(object) {
-            warnings.push(format!(
-                ".metadata.managedFields was in an invalid state after admission; this could be \
-                 caused by an outdated mutating admission controller; please fix your requests: \
-                 {fault}"
-            ));
-            let metadata = meta::section(object, "metadata");
-            match managers {
-                Some(managers) => metadata.insert("managedFields".to_owned(), managers),
-                None => metadata.remove("managedFields"),
-            };
-        }
-        Ok(())
-    }
-
-    /// Asks the validating webhooks, all at once. Of several refusals the first in order counts.
-    pub(super) async fn validate(
-        &self,
-        attributes: &Attributes<'_>,
-        object: &Value,
-        old: Option<&Value>,
-        warnings: &mut Vec<String>,
-    ) -> Result<(), ApiError> {
-        let Some(hooks) = self.inner.webhooks.of(attributes.resource, false) else {
-            return Ok(());
-        };
-        let attributes = &Attributes {
-            name: match attributes.name {
-                "" => meta::name(object),
-                name => name,
-            },
-            ..*attributes
-        };
-        let asking = Asking::new(self, attributes);
-        let shown = (!object.is_null()).then_some(object);
-        let calls = hooks.iter().filter_map(|hook| {
-            let target = asking.matches(hook, shown, old)?;
-            let asking = &asking;
-            Some(async move {
-                let mut said = Vec::new();
-                let began = Instant::now();
-                let answer = asking.ask(hook, &target, (shown, old), false, &mut said);
-                let answer = answer.await;
-                let refusal = answer.as_ref().err();
-                let operation = attributes.operation;
-                let webhooks = &self.inner.webhooks;
-                webhooks.count(hook, false, operation, began, refusal);
-                let verdict = match answer {
-                    Ok(_) => Ok(()),
-                    Err(refusal) => asking.judge(hook, refusal),
-                };
-                (said, verdict)
-            })
-        });
-        let mut refused = Ok(());
-        for (mut said, verdict) in join_all(calls).await {
-            warnings.append(&mut said);
-            refused = refused.and(verdict);
-        }
-        refused
     }
 }
 
