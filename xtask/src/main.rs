@@ -2,9 +2,10 @@
 //! `cargo xtask crds` the summary of Koordinator's definitions (see [`crds`]); `cargo xtask tidy`
 //! checks what the compiler does not:
 //!
-//! * crates depend on each other only along the edges of docs/architecture.md, and the modules of the
-//!   API server only along those of its `lib.rs`; the parts of such a module go in no circle
-//!   (see [`circles`]);
+//! * crates depend on each other only along the edges of docs/architecture.md, no product on a lab crate, and each
+//!   program is built of the packages that xtask/trees lists (see [`packages`]);
+//! * the modules of the API server know each other only along the edges of its `lib.rs`; the parts of such a module go
+//!   in no circle (see [`circles`]);
 //! * modules of a crate import each other in circles only where xtask/circles.txt still lists it;
 //! * types with many methods get no more (see [`methods`]);
 //! * `unsafe` stands only in crates/host;
@@ -20,12 +21,12 @@
 //! * links of documents have targets, and commits that they name exist (see [`links`]);
 //! * figures of documents are the recorded ones (see [`figures`]).
 //!
-//! `cargo xtask figures` lists those figures with commit, machine, date and command, and repeats them with `--run`.
+//! `cargo xtask trees` writes xtask/trees; `cargo xtask figures` lists those figures with commit, machine, date and
+//! command, and repeats them with `--run`.
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 mod asserting;
 mod circles;
@@ -38,138 +39,9 @@ mod figures;
 mod git;
 mod links;
 mod methods;
+mod packages;
 mod types;
 mod words;
-
-/// The allowed edges, by package name. Tests may also use `DEV`.
-const EDGES: &[(&str, &[&str])] = &[
-    ("koord-api", &[]),
-    ("koord-model", &["koord-api"]),
-    ("koord-host", &[]),
-    ("koord-app", &[]),
-    ("koord-rpc", &[]),
-    ("koord-kube", &["koord-api", "koord-app"]),
-    ("koord-kinds", &["koord-api"]),
-    (
-        "koord-apiserver",
-        &["koord-api", "koord-app", "koord-kinds"],
-    ),
-    (
-        "koord-scheduler",
-        &["koord-api", "koord-model", "koord-app", "koord-kube"],
-    ),
-    (
-        "koord-plugins",
-        &[
-            "koord-api",
-            "koord-model",
-            "koord-app",
-            "koord-kube",
-            "koord-scheduler",
-        ],
-    ),
-    (
-        "koord-bench",
-        &["koord-api", "koord-model", "koord-scheduler"],
-    ),
-    (
-        "koord-manager",
-        &[
-            "koord-api",
-            "koord-model",
-            "koord-app",
-            "koord-kinds",
-            "koord-kube",
-        ],
-    ),
-    (
-        "koord-descheduler",
-        &[
-            "koord-api",
-            "koord-model",
-            "koord-app",
-            "koord-kinds",
-            "koord-kube",
-        ],
-    ),
-    (
-        "koord-placement",
-        &[
-            "koord-api",
-            "koord-app",
-            "koord-kube",
-            "koord-scheduler",
-            "koord-plugins",
-            "koord-descheduler",
-        ],
-    ),
-    ("koord-scheduler-bin", &["koord-scheduler", "koord-plugins"]),
-    (
-        "koord-descheduler-bin",
-        &["koord-descheduler", "koord-placement"],
-    ),
-    ("koord-manager-bin", &["koord-manager"]),
-    ("koordlet-bin", &["koordlet"]),
-    ("koord-runtime-proxy-bin", &["koord-runtime-proxy"]),
-    (
-        "koordlet",
-        &[
-            "koord-api",
-            "koord-model",
-            "koord-app",
-            "koord-kube",
-            "koord-host",
-            "koord-rpc",
-        ],
-    ),
-    (
-        "koord-runtime-proxy",
-        &["koord-api", "koord-app", "koord-rpc"],
-    ),
-    (
-        "koord-node",
-        &[
-            "koord-api",
-            "koord-app",
-            "koord-kube",
-            "koord-host",
-            "koord-rpc",
-        ],
-    ),
-    (
-        "koord-sim",
-        &[
-            "koord-api",
-            "koord-model",
-            "koord-app",
-            "koord-kube",
-            "koord-rpc",
-        ],
-    ),
-    (
-        "koord",
-        &[
-            "koord-api",
-            "koord-model",
-            "koord-host",
-            "koord-app",
-            "koord-kube",
-            "koord-apiserver",
-            "koord-scheduler",
-            "koord-plugins",
-            "koord-placement",
-            "koord-bench",
-            "koord-manager",
-            "koord-descheduler",
-            "koord-rpc",
-            "koordlet",
-            "koord-runtime-proxy",
-            "koord-node",
-            "koord-sim",
-        ],
-    ),
-    ("xtask", &[]),
-];
 
 /// What the modules of crates/apiserver may name of each other, as `module` or `module::Item`;
 /// `kinds` is the crate of that name.
@@ -194,19 +66,6 @@ const NO_CIRCLES: [&str; 6] = [
     "apiserver/src/server",
 ];
 
-/// What any crate's tests may use besides its edges: the embedded API server is the test cluster, and
-/// the runtime's proxy asks koordlet; simulated nodes say what becomes of pods.
-const DEV: &[&str] = &[
-    "koord-apiserver",
-    "koord-kube",
-    "koord-app",
-    "koord-plugins",
-    "koord-api",
-    "koord-host",
-    "koord-runtime-proxy",
-    "koord-sim",
-];
-
 /// Lines of a source file, tests and generated ones aside, after which it wants a split by meaning.
 const LONG: usize = 900;
 
@@ -227,14 +86,17 @@ fn main() -> Result<()> {
             let root = workspace_root()?;
             words::run(&root, &sources(&root)?, args.next())
         }
+        "trees" => packages::write_trees(&workspace_root()?),
         "figures" => figures::run(&workspace_root()?, args),
-        other => bail!("unknown task {other:?}; there are: tidy, types, crds, words, figures"),
+        other => {
+            bail!("unknown task {other:?}; there are: tidy, types, crds, words, trees, figures")
+        }
     }
 }
 
 fn tidy() -> Result<()> {
     let root = workspace_root()?;
-    let mut faults = edges(&root)?;
+    let mut faults = packages::faults(&root)?;
     faults.extend(deny::faults(&root)?);
     faults.extend(commits::faults()?);
     let texts = sources(&root)?;
@@ -365,80 +227,6 @@ fn workspace_root() -> Result<PathBuf> {
         .parent()
         .context("no workspace root")?
         .to_path_buf())
-}
-
-fn edges(root: &Path) -> Result<Vec<String>> {
-    let output = Command::new("cargo")
-        .args(["metadata", "--no-deps", "--format-version", "1"])
-        .current_dir(root)
-        .output()
-        .context("cargo metadata")?;
-    let metadata: serde_json::Value =
-        serde_json::from_slice(&output.stdout).context("cargo metadata did not print JSON")?;
-    let packages = metadata["packages"]
-        .as_array()
-        .context("metadata without packages")?;
-    let ours: Vec<&str> = packages
-        .iter()
-        .filter_map(|package| package["name"].as_str())
-        .collect();
-    let mut faults = Vec::new();
-    for package in packages {
-        let name = package["name"].as_str().unwrap_or_default();
-        let Some((_, allowed)) = EDGES.iter().find(|(known, _)| *known == name) else {
-            faults.push(format!("package {name} is not in the table of edges"));
-            continue;
-        };
-        for dependency in package["dependencies"].as_array().into_iter().flatten() {
-            let on = dependency["name"].as_str().unwrap_or_default();
-            let dev = dependency["kind"].as_str() == Some("dev");
-            if ours.contains(&on) && !allowed.contains(&on) && !(dev && DEV.contains(&on)) {
-                faults.push(format!("{name} must not depend on {on}"));
-            }
-        }
-        let manifest = package["manifest_path"].as_str().unwrap_or_default();
-        faults.extend(unused_dependencies(package)?);
-        faults.extend(features::faults(package));
-        let text = std::fs::read_to_string(manifest).unwrap_or_default();
-        if !text.contains("[lints]\nworkspace = true") {
-            faults.push(format!("{name} does not inherit the workspace's lints"));
-        }
-    }
-    Ok(faults)
-}
-
-/// Returns the dependencies of a package, as `cargo metadata` describes it, that its sources do not use.
-fn unused_dependencies(package: &serde_json::Value) -> Result<Vec<String>> {
-    let name = package["name"].as_str().unwrap_or_default();
-    let manifest = Path::new(package["manifest_path"].as_str().unwrap_or_default());
-    let directory = manifest.parent().context("no package directory")?;
-    let mut paths = Vec::new();
-    collect(directory, "rs", &mut paths)?;
-    let mut sources = Vec::new();
-    for path in &paths {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        sources.push((path.strip_prefix(directory).unwrap_or(path), text));
-    }
-    let sources: Vec<(&Path, &str)> = sources.iter().map(|(p, t)| (*p, t.as_str())).collect();
-    let mut faults = Vec::new();
-    for dependency in package["dependencies"].as_array().into_iter().flatten() {
-        let kind = match dependency["kind"].as_str() {
-            Some("dev") => dependencies::Kind::Dev,
-            Some("build") => dependencies::Kind::Build,
-            _ => dependencies::Kind::Normal,
-        };
-        let named = dependency["rename"]
-            .as_str()
-            .or(dependency["name"].as_str());
-        let named = named.unwrap_or_default();
-        if !dependencies::is_used(named, kind, &sources) {
-            faults.push(format!(
-                "{name} does not use its dependency {named} ({kind:?})"
-            ));
-        }
-    }
-    Ok(faults)
 }
 
 /// Adds the files below `directory` whose names end with `extension`, other than hidden and built ones.
