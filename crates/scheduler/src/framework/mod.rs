@@ -16,7 +16,6 @@ mod reading;
 mod registry;
 mod roles;
 mod shared;
-mod signature;
 mod status;
 
 pub use answer::{
@@ -36,8 +35,9 @@ pub use roles::{
     Planning, Protection, Release, Volatile,
 };
 pub use shared::PerProfile;
-pub use signature::{ShapeId, Signable, Signature};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
+
+pub use crate::state::{ShapeId, Signable, Signature};
 
 use crate::Watch;
 use crate::state::{NodeIndex, NodeStore, PodInfo};

@@ -1,6 +1,6 @@
 //! What plugins make of a pod, each its own part.
 
-use crate::framework::ShapeId;
+use super::ShapeId;
 use std::any::Any;
 use std::sync::OnceLock;
 
@@ -75,7 +75,7 @@ impl std::fmt::Debug for Facets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::framework::Signature;
+    use crate::state::Signature;
     use std::cell::Cell;
 
     #[test]

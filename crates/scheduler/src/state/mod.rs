@@ -6,6 +6,7 @@ mod node;
 mod object;
 mod pod;
 mod seen;
+mod signature;
 mod store;
 
 pub use alike::Alike;
@@ -14,4 +15,5 @@ pub use object::{ContainerInfo, PodObject};
 pub use pod::{Booked, PodError, PodInfo};
 pub use seen::SeenPod;
 pub(crate) use seen::volume_matters;
+pub use signature::{ShapeId, Signable, Signature};
 pub use store::{NodeIndex, NodeStore, ResourceColumn};

@@ -1,8 +1,8 @@
 //! A pod as the scheduler sees it: everything parsed once, when the informer delivers it.
 
 use super::PodObject;
+use super::ShapeId;
 use super::facets::Facets;
-use crate::framework::ShapeId;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerStatus, ObjectReference, Pod, PodSpec, PodStatus, ResourceRequirements,
