@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use koord_api::annotations;
 use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, Settled, spec};
-use koord_scheduler::engine::Diagnosis;
+use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
     Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects,
     Grouping, Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered, Normalize,

@@ -25,7 +25,7 @@ use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
 use koord_model::quota::{Forest, Options, Spec};
 use koord_model::resources::{Amounts, ResourceTable};
-use koord_scheduler::engine::Diagnosis;
+use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
     Action, Admission, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
     IndexKind, Insight, Interest, LastResort, Metered, NotShown, ObjectChange, PerProfile, Plugin,

@@ -5,10 +5,9 @@
 use crate::args::invalid;
 use crate::budgets::{self, is_spared};
 use koord_scheduler::Watch;
-use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Holders, IndexKind, Interest, LastResort, Plugin,
-    Points, PostFilter, Preemption, RulesVersion, Subject, View,
+    Action, BuildContext, BuildError, Cycle, Diagnosis, Holders, IndexKind, Interest, LastResort,
+    Plugin, Points, PostFilter, Preemption, RulesVersion, Subject, View,
 };
 use serde::Deserialize;
 use serde_json::Value;

@@ -32,13 +32,12 @@ use koord_api::extension::ReservationAllocated;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
-use koord_scheduler::engine::{Diagnosis, Words};
 use koord_scheduler::framework::{
-    Action, BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
-    Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered, Normalize, NotShown,
-    ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter, PreFilter, PreScore,
-    Preemption, Protection, Readings, Rejection, Release, Remark, RulesVersion, Signable,
-    Signature, State, Subject, Verb, Verdict, View, Write,
+    Action, BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
+    Diagnosis, Effects, Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered,
+    Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter, PreFilter,
+    PreScore, Preemption, Protection, Readings, Rejection, Release, Remark, RulesVersion, Signable,
+    Signature, State, Subject, Verb, Verdict, View, Words, Write,
 };
 use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
 use serde_json::{Value, json};

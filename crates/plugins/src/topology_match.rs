@@ -452,7 +452,7 @@ impl Bookkeeping for TopologyMatch {
     fn after_post_filter(
         &mut self,
         cycle: &Cycle<'_>,
-        diagnosis: &mut koord_scheduler::engine::Diagnosis,
+        diagnosis: &mut koord_scheduler::framework::Diagnosis,
         _fx: &mut Effects,
     ) {
         if self.settings.books != Books::None && diagnosis.plugins.contains(&NAME) {

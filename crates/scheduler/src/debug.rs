@@ -6,7 +6,8 @@ pub mod inspection;
 mod node;
 mod resources;
 
-use crate::engine::{Diagnosis, Engine, Failure};
+use crate::engine::{Engine, Failure};
+use crate::framework::Diagnosis;
 use crate::guard::guarded;
 use axum::Router;
 use jiff::Timestamp;

@@ -3,9 +3,8 @@
 use super::Coscheduling;
 use crate::budgets::{self, is_non_preemptible, is_spared};
 use koord_model::gang::Job;
-use koord_scheduler::engine::Diagnosis;
 use koord_scheduler::framework::{
-    Cycle, GroupPreemption, LastResort, PostFilter, Preemption, RulesVersion, View,
+    Cycle, Diagnosis, GroupPreemption, LastResort, PostFilter, Preemption, RulesVersion, View,
 };
 use koord_scheduler::state::PodInfo;
 use std::sync::Arc;

@@ -3,9 +3,8 @@
 //! Asked row by row, the plugins' answers cost less than asking for them.
 
 use super::class::normal;
-use super::diagnosis::RowVerdict;
 use super::scope::{Looked, Scope};
-use crate::framework::{Cycle, Normalize};
+use crate::framework::{Cycle, Normalize, RowVerdict};
 use crate::state::NodeIndex;
 use rustc_hash::FxHashSet;
 

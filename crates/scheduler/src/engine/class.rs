@@ -5,7 +5,6 @@
 //! which is what makes the cached answer comparable with the exhaustive one.
 
 use super::batch::Batch;
-use super::diagnosis::RowVerdict;
 use super::fresh::Ahead;
 use super::grouped::Grouped;
 use super::measure::Fared;
@@ -14,7 +13,7 @@ use super::special::Specials;
 use super::stage;
 use super::tree::{Key, Tree};
 use super::verdicts::Verdicts;
-use crate::framework::{Code, Instance, Normalize};
+use crate::framework::{Code, Instance, Normalize, RowVerdict};
 use crate::state::NodeIndex;
 use koord_model::numa::NumaMask;
 use std::cmp::Ordering;
@@ -326,7 +325,7 @@ impl Evaluation {
     }
 
     /// Why the rows refuse the pod, volatile plugins not counted.
-    pub(super) fn tally(&self) -> super::diagnosis::Tally {
+    pub(super) fn tally(&self) -> crate::framework::Tally {
         self.verdicts.tally()
     }
 

@@ -13,9 +13,9 @@
 use super::cycle::Stop;
 use super::opinion::{Opinion, cut};
 use super::preempt::Plan;
-use super::{Diagnosis, Engine, Output};
+use super::{Engine, Output};
 use crate::config::Extender;
-use crate::framework::Instance;
+use crate::framework::{Diagnosis, Instance};
 use crate::queue::QueuedPod;
 use crate::state::{NodeIndex, NodeInfo, PodInfo};
 use jiff::Timestamp;

@@ -1,12 +1,12 @@
 //! One pod's scheduling cycle: from the queue to a booked node, or to a reason.
 
 use super::consult::{Advice, Purpose, Turn};
-use super::diagnosis::{Diagnosis, Words};
 use super::measure::{self, Measured, Point};
 use super::select::Choice;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
-    BindPlan, Code, Cycle, Effects, Instance, Permit, Plugin, PodPatch, Rejection, Remark,
+    BindPlan, Code, Cycle, Diagnosis, Effects, Instance, Permit, Plugin, PodPatch, Rejection,
+    Remark, Words,
 };
 use crate::guard::{attempted, guarded};
 use crate::queue::{PluginSet, QueuedPod, Refusal};
@@ -421,7 +421,7 @@ impl Engine {
             // Refused on the chosen node: the others do not count.
             diagnosis.pre_filter_message = String::new();
             diagnosis.total_nodes = 1;
-            diagnosis.refusals = vec![super::diagnosis::NodeRefusal {
+            diagnosis.refusals = vec![crate::framework::NodeRefusal {
                 failed_plugin: self.names[instance],
                 reason: message.into(),
                 preempt_might_help: false,

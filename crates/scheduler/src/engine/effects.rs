@@ -1,10 +1,10 @@
 //! What follows from an event: who is woken, and what plugins asked for.
 
-use super::REFUSED;
 use super::measure::{Measured, Point};
-use super::{Diagnosis, Engine, Output, Waiting, cycle, diagnosis, measure};
+use super::{Engine, Output, REFUSED, Waiting, cycle, measure};
 use crate::framework::{
-    Action, ClusterEvent, Effects, Helps, Instance, Interest, ObjectChange, Subject, View,
+    Action, ClusterEvent, Diagnosis, Effects, Helps, Instance, Interest, NodeRefusal, ObjectChange,
+    Subject, View,
 };
 use crate::guard::attempted;
 use crate::queue::PluginSet;
@@ -328,7 +328,7 @@ impl Engine {
         let by = self.named(&[plugin]);
         let kept = self.kept.remove(&pod.uid);
         // Refused on the chosen node: the others do not count.
-        let refusal = diagnosis::NodeRefusal {
+        let refusal = NodeRefusal {
             failed_plugin: plugin,
             reason: reason.to_owned().into(),
             preempt_might_help: false,

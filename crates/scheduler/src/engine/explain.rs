@@ -2,9 +2,8 @@
 
 use super::Engine;
 use super::class::{Column, Evaluation, normal};
-use super::diagnosis::RowVerdict;
 use super::scope::Scope;
-use crate::framework::{Code, Cycle, Lacks, Normalize, Rejection};
+use crate::framework::{Code, Cycle, Lacks, Normalize, Rejection, RowVerdict};
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;

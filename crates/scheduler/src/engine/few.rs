@@ -7,14 +7,13 @@
 //! of an evaluation of every row.
 
 use super::class::{Column, columns, key, tie};
-use super::diagnosis::{RowVerdict, Tally};
 use super::explain::Table;
 use super::measure::Fared;
 use super::scope::Scope;
 use super::select::{Choice, refusal};
 use super::stage::{self, Rows};
 use super::tree::Key;
-use crate::framework::{Code, Rejection};
+use crate::framework::{Code, Rejection, RowVerdict, Tally};
 use crate::state::NodeIndex;
 use std::borrow::Cow;
 use std::cmp::Reverse;

@@ -4,9 +4,8 @@
 //! in ten is timed, as upstream does with its plugins, at most 200 a second, and of the filters and
 //! scores only one pass over one node, made for that purpose. What is only counted is counted always.
 
-use super::diagnosis::RowVerdict;
 use super::scope::{Prepared, Scope};
-use crate::framework::{Code, Instance, Permit, PreFilter, PreScore, Profile, Verdict};
+use crate::framework::{Code, Instance, Permit, PreFilter, PreScore, Profile, RowVerdict, Verdict};
 use crate::state::NodeIndex;
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;

@@ -21,7 +21,6 @@ mod batch;
 mod class;
 mod consult;
 mod cycle;
-mod diagnosis;
 mod effects;
 mod events;
 mod explain;
@@ -46,7 +45,6 @@ mod tree;
 mod verdicts;
 
 pub use consult::{Advice, Advised, Agreed, Consultation, Proposal, Question};
-pub use diagnosis::{Diagnosis, NodeRefusal, Words};
 pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
 pub use measure::{Measured, Measures, Point};
 pub use output::{BindError, BindRequest, Failure, Observer, Outcome, Output, Started};

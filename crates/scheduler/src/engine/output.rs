@@ -1,8 +1,7 @@
 //! What the engine wants done, and what it says of what it did.
 
 use super::consult::Consultation;
-use super::diagnosis::{Diagnosis, Words};
-use crate::framework::{BindPlan, PodPatch, Problem, Remark, Write};
+use crate::framework::{BindPlan, Diagnosis, PodPatch, Problem, Remark, Words, Write};
 use crate::state::PodInfo;
 use jiff::Timestamp;
 use std::sync::Arc;

@@ -5,10 +5,9 @@
 //! a plan overlooked is found there, and gives the whole group back.
 
 use super::cycle::Stop;
-use super::diagnosis::{Diagnosis, RowVerdict, Tally};
 use super::scope::{Prepared, Scope};
 use super::{Engine, Output};
-use crate::framework::{Code, Cycle, Instance, Offer, View};
+use crate::framework::{Code, Cycle, Diagnosis, Instance, Offer, RowVerdict, Tally, View};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use rustc_hash::FxHashSet;

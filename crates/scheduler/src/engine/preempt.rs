@@ -5,12 +5,12 @@
 //! plan is carried out by whoever reads [`Output::Evict`]; until the victims are gone, the node
 //! keeps room for the pod by its nomination.
 
-use super::diagnosis::{Diagnosis, NodeRefusal, RowVerdict};
 use super::memo::{Memo, MemoKey, Tried};
 use super::scope::Scope;
 use super::{Engine, Output};
 use crate::framework::{
-    Code, Cycle, Instance, Preemption, Reason, Rejection, Signable, Signature, Verb, View, Write,
+    Code, Cycle, Diagnosis, Instance, NodeRefusal, Preemption, Reason, Rejection, RowVerdict,
+    Signable, Signature, Verb, View, Write,
 };
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;

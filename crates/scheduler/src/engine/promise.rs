@@ -5,9 +5,9 @@
 //! brings everything back as it was. No event may come in between.
 
 use super::cycle::Stop;
-use super::diagnosis::Diagnosis;
 use super::opinion::Opinion;
 use super::{Engine, Record};
+use crate::framework::Diagnosis;
 use crate::guard::attempted;
 use crate::state::PodInfo;
 use jiff::Timestamp;

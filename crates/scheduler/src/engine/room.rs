@@ -1,13 +1,11 @@
 //! What follows when no node takes a pod: plugins may make room for it.
 
-use super::Engine;
 use super::consult::Resume;
 use super::cycle::Stop;
-use super::diagnosis::Diagnosis;
 use super::measure::Point;
 use super::preempt::{Asked, Attempt};
-use super::together;
-use crate::framework::{Cycle, Effects, Instance, PostFilter};
+use super::{Engine, together};
+use crate::framework::{Cycle, Diagnosis, Effects, Instance, PostFilter};
 use crate::state::PodInfo;
 use jiff::Timestamp;
 use std::sync::Arc;

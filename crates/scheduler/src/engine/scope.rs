@@ -1,10 +1,10 @@
 //! One pod's filter chain on one node: what every answer, shared or not, is made of.
 
-use super::diagnosis::RowVerdict;
 use super::nominator::{Nominator, ahead_of};
 use super::opinion::Opinion;
 use crate::framework::{
-    Alignment, Code, Cycle, Instance, Overlay, Plugin, Reason, Reasons, Rejection, Release, State,
+    Alignment, Code, Cycle, Instance, Overlay, Plugin, Reason, Reasons, Rejection, Release,
+    RowVerdict, State,
 };
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, NodeStore, PodInfo};

@@ -1,16 +1,15 @@
 //! The node for one pod: shared, confirmed, or looked for from scratch.
 
-use super::Engine;
 use super::class::{Evaluation, mix};
 use super::cycle::Stop;
-use super::diagnosis::{Diagnosis, RowVerdict, Tally};
 use super::few::{self, Few};
 use super::measure::{self, Point, Served};
 use super::opinion::Opinion;
 use super::scope::{Prepared, Scope};
-use super::special;
+use super::{Engine, special};
 use crate::framework::{
-    Code, Cycle, Instance, PreFilter, PreScore, Rejection, ShapeId, Signable, Signature, View,
+    Code, Cycle, Diagnosis, Instance, PreFilter, PreScore, Rejection, RowVerdict, ShapeId,
+    Signable, Signature, Tally, View,
 };
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};

@@ -4,10 +4,9 @@
 //! It runs per pod over the rows that the shared evaluation accepts, on dense columns.
 
 use super::class::{Column, Evaluation, key, normal};
-use super::diagnosis::Tally;
 use super::scope::Scope;
 use super::tree::Key;
-use crate::framework::{Instance, Normalize, Plugin, Rejection, Surroundings};
+use crate::framework::{Instance, Normalize, Plugin, Rejection, Surroundings, Tally};
 use crate::state::NodeIndex;
 
 /// Rows that fit, in order, and what they score.

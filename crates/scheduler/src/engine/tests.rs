@@ -12,7 +12,7 @@ use crate::framework::Signature;
 use crate::framework::{
     BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle,
     Factory, Grouping, Helps, Insight, Metered, ObjectChange, Permit, Registry, Rejection, Remark,
-    Signable, State, Verdict,
+    Signable, State, Verdict, Words,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_model::resources::{CPU, ResourceTable};

@@ -8,8 +8,8 @@ mod consent;
 mod places;
 
 use super::scope::Prepared;
-use super::{Diagnosis, Engine, Output};
-use crate::framework::{Cycle, GroupPreemption, Instance, Signable, Signature, View};
+use super::{Engine, Output};
+use crate::framework::{Cycle, Diagnosis, GroupPreemption, Instance, Signable, Signature, View};
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;

@@ -1,7 +1,6 @@
 //! What was said of each row, in four bytes: many rows are refused for few reasons.
 
-use super::diagnosis::{RowVerdict, Tally};
-use crate::framework::Code;
+use crate::framework::{Code, RowVerdict, Tally};
 use crate::state::NodeIndex;
 use rustc_hash::FxHashMap;
 

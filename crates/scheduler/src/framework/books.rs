@@ -1,9 +1,8 @@
 //! What a plugin keeps count of.
 
-use super::{Cycle, Effects, ObjectChange, Verdict, View};
+use super::{Cycle, Diagnosis, Effects, ObjectChange, Verdict, View};
 #[cfg(doc)]
 use super::{Insight, Planning, Plugin};
-use crate::engine::Diagnosis;
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use std::sync::Arc;

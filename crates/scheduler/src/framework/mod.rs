@@ -7,6 +7,7 @@
 
 mod answer;
 mod books;
+mod diagnosis;
 mod effects;
 mod event;
 mod groups;
@@ -23,6 +24,8 @@ pub use answer::{
     PostFilter, PreFilter, PreScore, Preemption, RulesVersion,
 };
 pub use books::Bookkeeping;
+pub use diagnosis::{Diagnosis, NodeRefusal, Words};
+pub(crate) use diagnosis::{RowVerdict, Tally};
 pub use effects::{Effects, Problem, Remark, ReportedProblems, Timed, Verb, Write};
 pub use event::{Action, ClusterEvent, EventNames, Helps, Interest, ObjectChange, Subject};
 pub use groups::{Groups, Label, Surroundings};

@@ -4,10 +4,9 @@
 #[cfg(doc)]
 use super::Plugin;
 use super::{
-    BindPlan, Cycle, Effects, Groups, Lacks, NotShown, Permit, PodPatch, PostFilter, Readings,
-    Rejection, Remark, RulesVersion, State, Surroundings, Verdict, View,
+    BindPlan, Cycle, Diagnosis, Effects, Groups, Lacks, NotShown, Permit, PodPatch, PostFilter,
+    Readings, Rejection, Remark, RulesVersion, State, Surroundings, Verdict, View, Words,
 };
-use crate::engine::{Diagnosis, Words};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;

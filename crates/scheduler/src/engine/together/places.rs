@@ -1,12 +1,11 @@
 //! Which nodes the members get, and who goes for them there.
 
 use super::{Planner, Site};
-use crate::engine::diagnosis::RowVerdict;
 use crate::engine::preempt::{
     Cost, NOT_HELPFUL, cost, hopeless, importance, never_fits, spare_order, wanted,
 };
 use crate::engine::scope::Scope;
-use crate::framework::{Code, Cycle, Offer, Planning, Reason, Rejection};
+use crate::framework::{Code, Cycle, Offer, Planning, Reason, Rejection, RowVerdict};
 use crate::state::{NodeIndex, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! Why a pod was refused.
 
-use crate::framework::{Code, Instance, Reason, Rejection};
+use super::{Code, Instance, Reason, Rejection};
 use crate::queue::PluginSet;
 use crate::state::NodeIndex;
 use koord_model::numa::NumaMask;
@@ -155,16 +155,16 @@ impl Display for Words {
 pub(crate) struct Tally {
     counts: FxHashMap<(Instance, Code, Reason), usize>,
     /// Refused nodes that evicting pods might free, by index.
-    pub(super) helpable: usize,
+    pub(crate) helpable: usize,
 }
 
 impl Tally {
-    pub(super) fn add(&mut self, plugin: Instance, rejection: &Rejection) {
+    pub(crate) fn add(&mut self, plugin: Instance, rejection: &Rejection) {
         self.add_many(plugin, rejection, 1);
     }
 
     /// So many nodes with one rejection.
-    pub(super) fn add_many(&mut self, plugin: Instance, rejection: &Rejection, nodes: usize) {
+    pub(crate) fn add_many(&mut self, plugin: Instance, rejection: &Rejection, nodes: usize) {
         if nodes == 0 {
             return;
         }
@@ -179,7 +179,7 @@ impl Tally {
         }
     }
 
-    pub(super) fn remove(&mut self, plugin: Instance, rejection: &Rejection) {
+    pub(crate) fn remove(&mut self, plugin: Instance, rejection: &Rejection) {
         self.helpable -= usize::from(rejection.code == Code::Unschedulable);
         for reason in rejection.reasons.as_slice() {
             let key = (plugin, rejection.code, reason.clone());
@@ -193,7 +193,7 @@ impl Tally {
     }
 
     /// The diagnosis of a pod that no node took. `names` are the instances' plugin names.
-    pub(super) fn diagnosis(&self, total_nodes: usize, names: &[&'static str]) -> Diagnosis {
+    pub(crate) fn diagnosis(&self, total_nodes: usize, names: &[&'static str]) -> Diagnosis {
         let mut out = Diagnosis {
             total_nodes,
             helpable: self.helpable,
@@ -225,7 +225,7 @@ impl Tally {
     }
 
     /// An error of a plugin on some node, if any: the cycle failed rather than refused.
-    pub(super) fn error(&self) -> Option<(Instance, &Reason)> {
+    pub(crate) fn error(&self) -> Option<(Instance, &Reason)> {
         self.counts
             .keys()
             .find(|(_, code, _)| *code == Code::Error)
