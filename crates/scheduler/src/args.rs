@@ -1,12 +1,11 @@
 //! The command line, with upstream's flag names and defaults.
 
 mod accepted;
-mod gates;
 #[cfg(test)]
 mod tests;
 
+pub use crate::gates::GATES;
 pub use accepted::Upstreams;
-pub use gates::GATES;
 
 use crate::config::Configuration;
 use crate::framework::Registry;
@@ -177,7 +176,7 @@ impl Args {
         options.build.controllers = self.controller_plugins.clone();
         options.build.network_topology = self.enable_network_topology_manager;
         for (gate, on) in gates.iter().filter(|(gate, on)| *on != gate.default) {
-            if let Some(reason) = gates::without_effect(gate.name) {
+            if let Some(reason) = crate::gates::without_effect(gate.name) {
                 let name = gate.name;
                 let note = format!("--feature-gates {name}={on} has no effect: {reason}");
                 options.notes.push(note);

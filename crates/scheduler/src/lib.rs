@@ -18,6 +18,7 @@ pub mod config;
 mod debug;
 pub mod engine;
 pub mod framework;
+mod gates;
 mod guard;
 mod metrics;
 pub mod program;

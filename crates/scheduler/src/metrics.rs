@@ -349,7 +349,7 @@ impl Metrics {
             "Whether a feature gate is on.",
             &["name", "stage"],
         )?;
-        for gate in crate::args::GATES {
+        for gate in crate::gates::GATES {
             let stage = match gate.stage {
                 koord_app::features::Stage::Alpha => "ALPHA",
                 koord_app::features::Stage::Beta => "BETA",

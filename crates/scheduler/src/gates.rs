@@ -187,7 +187,7 @@ const CLAIMS: &[&str] = &[
 ];
 
 /// Why setting `gate` changes nothing; none when it does.
-pub(super) fn without_effect(gate: &str) -> Option<&'static str> {
+pub(crate) fn without_effect(gate: &str) -> Option<&'static str> {
     let known = WITHOUT_EFFECT.iter().find(|(name, _)| *name == gate);
     known
         .map(|(_, reason)| *reason)
