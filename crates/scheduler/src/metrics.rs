@@ -3,16 +3,17 @@
 //! What is measured per pod is measured where the pod passes anyway; what belongs to plugins comes
 //! from the engine in batches ([`Metrics::measured`], [`Metrics::gauges`]).
 
+mod attempt;
 mod digested;
 mod make;
 mod plugins;
 
+pub(crate) use attempt::Attempt;
 pub(crate) use digested::Digested;
 pub(crate) use make::Resets;
 pub(crate) use plugins::PluginMetrics;
 
 use crate::engine::{Engine, Measured, Measures, Outcome};
-use crate::runtime::Attempt;
 use jiff::Timestamp;
 use make::{Level, Maker, bounds};
 use prometheus::{

@@ -21,7 +21,6 @@ mod watch;
 mod written;
 
 pub use follower::Follower;
-pub(crate) use monitor::Attempt;
 pub use options::{ElectionFlags, Error, Options};
 pub(crate) use watch::Message;
 use watch::Source;
@@ -32,7 +31,7 @@ pub use watch::{Trim, Watch, trim_pod_spec};
 use crate::config::Configuration;
 use crate::engine::Engine;
 use crate::framework::Profiles;
-use crate::metrics::{Metrics, PluginMetrics};
+use crate::metrics::{Attempt, Metrics, PluginMetrics};
 use crate::state::{Alike, SeenPod};
 use binder::Writer;
 use decode::DecodedPod;

@@ -1,15 +1,11 @@
 //! Attempts under way, from the queue to the end of the binding, and a watch over those that take
 //! too long: nothing else can stop the one task that decides, or a binding that hangs.
 
-use crate::engine::Started;
-use crate::metrics::Metrics;
-use crate::state::PodInfo;
-use jiff::Timestamp;
+use crate::metrics::{Attempt, Metrics};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// How often to look, and what is too long.
@@ -17,51 +13,6 @@ use tokio_util::sync::CancellationToken;
 pub(super) struct Limits {
     pub(super) period: Duration,
     pub(super) timeout: Duration,
-}
-
-/// One attempt to place a pod.
-#[derive(Debug, Clone)]
-pub(crate) struct Attempt {
-    pub(crate) pod: Arc<PodInfo>,
-    /// Attempts so far, with this one.
-    pub(crate) attempts: u32,
-    /// When the pod entered the queue.
-    pub(crate) first_seen: Timestamp,
-    /// Whether only its long wait brought the attempt about.
-    pub(crate) flushed: bool,
-    pub(crate) started: Instant,
-}
-
-impl Attempt {
-    pub(super) fn new(started: Started<'_>) -> Self {
-        let Started {
-            pod,
-            attempts,
-            first_seen,
-            flushed,
-            ..
-        } = started;
-        Self {
-            pod: pod.clone(),
-            attempts,
-            first_seen,
-            flushed,
-            started: Instant::now(),
-        }
-    }
-
-    /// Names the pod, if it has taken too long by now.
-    fn complaint(&self, timeout: Duration) -> Option<String> {
-        let took = self.started.elapsed();
-        (took > timeout).then(|| {
-            let pod = &self.pod;
-            format!(
-                "!!!CRITICAL TIMEOUT!!! scheduling pod {pod}({}) took longer ({took:?}) than the \
-                 timeout {timeout:?}",
-                pod.uid
-            )
-        })
-    }
 }
 
 /// See the module documentation. Clones watch the same attempts.
@@ -131,7 +82,10 @@ impl Monitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::PodInfo;
+    use jiff::Timestamp;
     use koord_model::resources::ResourceTable;
+    use tokio::time::Instant;
 
     fn attempt(name: &str) -> Attempt {
         let pod = serde_json::from_value(serde_json::json!({

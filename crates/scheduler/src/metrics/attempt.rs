@@ -1,0 +1,53 @@
+//! Attempts under way, from the queue to the end of the binding.
+
+use crate::engine::Started;
+use crate::state::PodInfo;
+use jiff::Timestamp;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// One attempt to place a pod.
+#[derive(Debug, Clone)]
+pub(crate) struct Attempt {
+    pub(crate) pod: Arc<PodInfo>,
+    /// Attempts so far, with this one.
+    pub(crate) attempts: u32,
+    /// When the pod entered the queue.
+    pub(crate) first_seen: Timestamp,
+    /// Whether only its long wait brought the attempt about.
+    pub(crate) flushed: bool,
+    pub(crate) started: Instant,
+}
+
+impl Attempt {
+    pub(crate) fn new(started: Started<'_>) -> Self {
+        let Started {
+            pod,
+            attempts,
+            first_seen,
+            flushed,
+            ..
+        } = started;
+        Self {
+            pod: pod.clone(),
+            attempts,
+            first_seen,
+            flushed,
+            started: Instant::now(),
+        }
+    }
+
+    /// Names the pod, if it has taken too long by now.
+    pub(crate) fn complaint(&self, timeout: Duration) -> Option<String> {
+        let took = self.started.elapsed();
+        (took > timeout).then(|| {
+            let pod = &self.pod;
+            format!(
+                "!!!CRITICAL TIMEOUT!!! scheduling pod {pod}({}) took longer ({took:?}) than the \
+                 timeout {timeout:?}",
+                pod.uid
+            )
+        })
+    }
+}
