@@ -28,5 +28,6 @@ pub mod state;
 
 pub use args::Args;
 pub use debug::{DebugHandle, Explanation, inspection};
+pub use framework::{Trim, Watch};
 pub use koord_kube::Mirrored;
-pub use runtime::{ElectionFlags, Error, Follower, Options, Trim, Watch, run, trim_pod_spec};
+pub use runtime::{ElectionFlags, Error, Follower, Options, run, trim_pod_spec};

@@ -15,7 +15,7 @@ use super::opinion::{Opinion, cut};
 use super::preempt::Plan;
 use super::{Engine, Output};
 use crate::config::Extender;
-use crate::framework::{Diagnosis, Instance};
+use crate::framework::{Advice, Agreed, Diagnosis, Instance};
 use crate::queue::QueuedPod;
 use crate::state::{NodeIndex, NodeInfo, PodInfo};
 use jiff::Timestamp;
@@ -64,37 +64,6 @@ pub struct Proposal {
     pub node: Arc<str>,
     /// Who goes, the most important first.
     pub victims: Vec<Arc<PodInfo>>,
-    /// How many of them have no disruption budget left.
-    pub violations: i64,
-}
-
-/// What extenders answer together; an error is that of one that may not be ignored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Advice {
-    /// To [`Question::Nodes`].
-    Nodes(Result<Advised, String>),
-    /// To [`Question::Victims`].
-    Victims(Result<Vec<Agreed>, String>),
-}
-
-/// What extenders said about nodes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Advised {
-    /// Those refused, with the reason and whether no eviction could help.
-    pub refused: BTreeMap<Arc<str>, (String, bool)>,
-    /// What to add to the total scores of nodes.
-    pub scores: BTreeMap<Arc<str>, i64>,
-}
-
-/// Victims that extenders agreed with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Agreed {
-    /// The extender that said so last, for complaints.
-    pub extender: String,
-    /// Their node.
-    pub node: Arc<str>,
-    /// Uids of those who go.
-    pub victims: Vec<String>,
     /// How many of them have no disruption budget left.
     pub violations: i64,
 }

@@ -1,12 +1,12 @@
 //! One pod's scheduling cycle: from the queue to a booked node, or to a reason.
 
-use super::consult::{Advice, Purpose, Turn};
+use super::consult::{Purpose, Turn};
 use super::measure::{self, Measured, Point};
 use super::select::Choice;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
-    BindPlan, Code, Cycle, Diagnosis, Effects, Instance, Permit, Plugin, PodPatch, Rejection,
-    Remark, Words,
+    Advice, BindPlan, Code, Cycle, Diagnosis, Effects, Instance, Permit, Plugin, PodPatch,
+    Rejection, Remark, Words,
 };
 use crate::guard::{attempted, guarded};
 use crate::queue::{PluginSet, QueuedPod, Refusal};

@@ -44,10 +44,12 @@ mod together;
 mod tree;
 mod verdicts;
 
-pub use consult::{Advice, Advised, Agreed, Consultation, Proposal, Question};
+pub use consult::{Consultation, Proposal, Question};
 pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
 pub use measure::{Measured, Measures, Point};
-pub use output::{BindError, BindRequest, Failure, Observer, Outcome, Output, Started};
+pub use output::{BindRequest, Failure, Observer, Outcome, Output, Started};
+
+pub use crate::framework::{Advice, Advised, Agreed, BindError};
 
 use crate::config::Configuration;
 use crate::framework::{

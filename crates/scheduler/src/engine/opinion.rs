@@ -1,7 +1,6 @@
 //! What others than plugins say about a pod, extenders above all, as one more filter and score.
 
-use super::consult::Advised;
-use crate::framework::{Code, Reason, Reasons, Rejection};
+use crate::framework::{Advised, Code, Reason, Reasons, Rejection};
 use crate::state::{NodeIndex, NodeStore};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Reverse;

@@ -118,12 +118,3 @@ pub struct Started<'a> {
 
 /// Is told of every cycle before it begins.
 pub type Observer = Box<dyn Fn(Started<'_>) + Send + Sync>;
-
-/// Why a binding failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BindError {
-    /// The API server's words.
-    pub message: String,
-    /// The pod does not exist any more.
-    pub gone: bool,
-}

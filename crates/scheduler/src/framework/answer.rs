@@ -170,6 +170,15 @@ pub enum BindPlan {
     Writes(Vec<Write>),
 }
 
+/// Why a binding failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindError {
+    /// The API server's words.
+    pub message: String,
+    /// The pod does not exist any more.
+    pub gone: bool,
+}
+
 /// What the pre-bind plugins add to a pod; sent as one merge patch before the binding.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodPatch {

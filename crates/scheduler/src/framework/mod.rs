@@ -10,6 +10,7 @@ mod books;
 mod diagnosis;
 mod effects;
 mod event;
+mod extender;
 mod groups;
 mod index;
 mod profile;
@@ -18,16 +19,18 @@ mod registry;
 mod roles;
 mod shared;
 mod status;
+mod watch;
 
 pub use answer::{
-    BindPlan, GroupPreemption, Judge, Lacks, Normalize, NotShown, Permit, PodPatch, Pool,
-    PostFilter, PreFilter, PreScore, Preemption, RulesVersion,
+    BindError, BindPlan, GroupPreemption, Judge, Lacks, Normalize, NotShown, Permit, PodPatch,
+    Pool, PostFilter, PreFilter, PreScore, Preemption, RulesVersion,
 };
 pub use books::Bookkeeping;
 pub use diagnosis::{Diagnosis, NodeRefusal, Words};
 pub(crate) use diagnosis::{RowVerdict, Tally};
 pub use effects::{Effects, Problem, Remark, ReportedProblems, Timed, Verb, Write};
 pub use event::{Action, ClusterEvent, EventNames, Helps, Interest, ObjectChange, Subject};
+pub use extender::{Advice, Advised, Agreed};
 pub use groups::{Groups, Label, Surroundings};
 pub use index::{Index, IndexKind, Indexes};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
@@ -39,10 +42,11 @@ pub use roles::{
 };
 pub use shared::PerProfile;
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
+pub(crate) use watch::{Message, Source};
+pub use watch::{Trim, Watch};
 
 pub use crate::state::{ShapeId, Signable, Signature};
 
-use crate::Watch;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use jiff::Timestamp;
 use koord_model::numa::NumaMask;

@@ -1,7 +1,6 @@
 //! From configuration to the resolved list of plugins per extension point.
 
-use super::{BuildContext, BuildError, Factory, Order, Plugin, Points, Registry};
-use crate::Watch;
+use super::{BuildContext, BuildError, Factory, Order, Plugin, Points, Registry, Watch};
 use crate::config::{Configuration, PluginSetConfig, PluginsConfig, ProfileConfig};
 use koord_model::resources::ResourceTable;
 use serde_json::Value;

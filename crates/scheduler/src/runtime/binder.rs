@@ -246,8 +246,8 @@ mod tests {
     use super::super::desk::Notes;
     use super::super::extender::Extenders;
     use super::super::monitor::{Limits, Monitor};
-    use super::super::watch::Message;
     use super::*;
+    use crate::framework::Message;
     use crate::framework::{PodPatch, Verb};
     use crate::metrics::Metrics;
     use koord_kube::client::in_process;

@@ -3,7 +3,7 @@
 use super::binder::reference;
 use super::condition::seconds;
 use super::desk::Desk;
-use super::watch::Message;
+use crate::framework::Message;
 use crate::metrics::Metrics;
 use crate::state::PodInfo;
 use jiff::Timestamp;

@@ -1,8 +1,8 @@
 //! An engine that follows the cluster and decides nothing: for whoever wants to know what the scheduler would do.
 
-use super::watch::Message;
 use super::{Error, Options, Watching, watch_all};
 use crate::engine::{Engine, EngineOptions};
+use crate::framework::Message;
 use crate::guard::guarded;
 use koord_app::Clock;
 use koord_kube::{Change, Client};

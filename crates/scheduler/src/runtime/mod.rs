@@ -22,15 +22,13 @@ mod written;
 
 pub use follower::Follower;
 pub use options::{ElectionFlags, Error, Options};
-pub(crate) use watch::Message;
-use watch::Source;
 #[cfg(test)]
 pub(crate) use watch::trim_pod;
-pub use watch::{Trim, Watch, trim_pod_spec};
+pub use watch::trim_pod_spec;
 
 use crate::config::Configuration;
 use crate::engine::Engine;
-use crate::framework::Profiles;
+use crate::framework::{Message, Profiles, Source, Watch};
 use crate::metrics::{Attempt, Metrics, PluginMetrics};
 use crate::state::{Alike, SeenPod};
 use binder::Writer;

@@ -1,73 +1,15 @@
 //! Watching the kinds that plugins ask for, without knowing the plugins.
 
 use super::takeover::{self, Feed};
-use crate::framework::{Action, EventNames, ObjectChange, Problem};
-use crate::state::{SeenPod, volume_matters};
+use crate::framework::{Action, Message, ObjectChange, Problem, Source, Trim, Watch};
+use crate::state::volume_matters;
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodSpec};
 use koord_kube::kube_core::{ApiResource, Resource};
-use koord_kube::{Change, Client, Decode, Informer, Mirrored, Scope, Unread};
+use koord_kube::{Change, Decode, Informer, Mirrored, Scope, Unread};
 use std::any::Any;
 use std::borrow::Cow;
-use std::fmt::Debug;
 use std::sync::Arc;
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
-
-/// What reaches the engine's one channel.
-#[derive(Debug)]
-pub(crate) enum Message {
-    /// A source, by kind, has delivered its initial list.
-    Synced(&'static str),
-    Pod(Change<SeenPod>),
-    Node(Change<Node>),
-    Object(ObjectChange),
-    /// Extenders answered, or did not.
-    Consulted {
-        uid: Arc<str>,
-        ticket: u64,
-        advice: crate::engine::Advice,
-    },
-    /// An object could not be read.
-    Problem(Problem),
-    /// A victim of a preemption, by uid, could not be evicted.
-    NotEvicted(Arc<str>),
-    /// A binding was tried.
-    Bound {
-        uid: Arc<str>,
-        result: Result<(), crate::engine::BindError>,
-    },
-}
-
-/// Where informers read, and whom they tell.
-#[derive(Clone)]
-pub(crate) struct Source {
-    pub(crate) client: Client,
-    pub(crate) sender: mpsc::Sender<Message>,
-    /// Cancelled as soon as this replica leads. Until then informers only gather what there is.
-    pub(crate) leads: CancellationToken,
-    pub(crate) shutdown: CancellationToken,
-    /// Objects are kept as they are: others are shown them.
-    pub(crate) whole: bool,
-}
-
-/// What is dropped of objects of type `K` before they are kept. What is left is never written back:
-/// writes are patches.
-pub trait Trim<K>: 'static {
-    /// Drops what nobody reads.
-    fn trim(object: &mut K);
-}
-
-type Start = fn(&'static str, Source);
-type Keep = fn(&Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn Any + Send + Sync>>;
-
-/// A kind that a plugin needs to see.
-#[derive(Debug, Clone, Copy)]
-pub struct Watch {
-    kind: &'static str,
-    names: EventNames,
-    start: Start,
-    keep: Keep,
-}
 
 impl Watch {
     /// Watches all objects of type `K`. `kind` has the form `plural.version.group`. What arrives is not the
@@ -141,35 +83,6 @@ impl Watch {
                 T::trim(&mut object);
                 Some(Arc::new(object))
             },
-        }
-    }
-
-    /// The same, what happens being counted under these names and not under the kind's.
-    #[must_use]
-    pub fn counted_as(self, names: EventNames) -> Self {
-        Self { names, ..self }
-    }
-
-    /// How metrics call what happens to such objects.
-    #[must_use]
-    pub fn names(&self) -> EventNames {
-        self.names
-    }
-
-    /// `plural.version.group`.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        self.kind
-    }
-
-    /// `change` as it arrives, where it says what the object is.
-    #[must_use]
-    pub fn kept(&self, change: ObjectChange) -> ObjectChange {
-        let keep = |object: Arc<dyn Any + Send + Sync>| (self.keep)(&object).unwrap_or(object);
-        ObjectChange {
-            old: change.old.map(keep),
-            new: keep(change.new),
-            ..change
         }
     }
 
