@@ -36,7 +36,6 @@ use koord_scheduler::framework::{
     ReportedProblems, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
-pub(crate) use node::Said;
 use node::{NodeSide, Report, milli};
 use pod::{Allocation, Incoming};
 use rustc_hash::FxHashMap;

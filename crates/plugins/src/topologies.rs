@@ -1,7 +1,10 @@
 //! A NodeResourceTopology as informers keep it. The annotations in which koordlet lists the CPUs of the
 //! machine are most of the object; they are read where it is decoded, and not kept as text.
 
-use crate::numa::Said;
+mod annotations;
+
+pub(crate) use annotations::{Reader, Said, ratios};
+
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_api::topology::{AttributeInfo, Zone, v1alpha1};
 use koord_scheduler::framework::{ObjectChange, Problem};

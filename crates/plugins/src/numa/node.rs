@@ -1,31 +1,16 @@
 //! A node's side: its CPUs, NUMA nodes and policies, from the NodeResourceTopology and the node.
 
 use super::Heard;
-use crate::topologies::SeenTopology;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use koord_api::extension::{
-    self, AmplificationRatios, CpuTopology, KubeletCpuManagerPolicy, PodCpuAlloc, SystemQosResource,
-};
+use crate::topologies::{Reader, Said, SeenTopology, ratios};
+use koord_api::extension::AmplificationRatios;
 use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
-use koord_api::{annotations, labels, resources};
-use koord_model::cpuset::{BindPolicy, Cpu, CpuSet, Strategy, Topology};
+use koord_api::{labels, resources};
+use koord_model::cpuset::{BindPolicy, Strategy, Topology};
 use koord_model::numa::{NumaMask, NumaPolicyKind, amplify};
 use koord_model::resources::{Amounts, CPU, ResourceTable, amount};
 use koord_scheduler::framework::Problem;
 use koord_scheduler::state::NodeInfo;
-use serde::de::DeserializeOwned;
 use std::sync::Arc;
-
-/// What the annotations of a NodeResourceTopology say.
-#[derive(Debug, Default, PartialEq)]
-pub(crate) struct Said {
-    pub(super) topology: Topology,
-    /// CPUs that no pod is bound to.
-    pub(super) reserved: CpuSet,
-    pub(super) kubelet: Option<KubeletCpuManagerPolicy>,
-    /// When given here, the amounts are amplified already.
-    ratios: Option<AmplificationRatios>,
-}
 
 /// What a NodeResourceTopology says.
 #[derive(Debug, Default, PartialEq)]
@@ -51,67 +36,6 @@ pub(super) struct NodeSide {
     pub(super) policy: Option<NumaPolicyKind>,
     /// The node's own choice between NUMA nodes.
     pub(super) strategy: Option<Strategy>,
-}
-
-/// Collects what could not be understood of one object.
-pub(super) struct Reader<'a> {
-    kind: &'static str,
-    meta: &'a ObjectMeta,
-    pub(super) problems: Vec<Problem>,
-}
-
-impl<'a> Reader<'a> {
-    pub(super) fn new(kind: &'static str, meta: &'a ObjectMeta) -> Self {
-        Self {
-            kind,
-            meta,
-            problems: Vec::new(),
-        }
-    }
-
-    pub(super) fn problem(&mut self, message: String) {
-        let text = |field: &Option<String>| field.clone().unwrap_or_default();
-        self.problems.push(Problem {
-            kind: self.kind,
-            namespace: text(&self.meta.namespace),
-            name: text(&self.meta.name),
-            uid: text(&self.meta.uid),
-            message,
-        });
-    }
-
-    /// The JSON annotation `key`; ignored, with a problem, when malformed.
-    pub(super) fn read<T: DeserializeOwned>(&mut self, key: &str) -> Option<T> {
-        match extension::read(self.meta.annotations.as_ref(), key) {
-            Ok(value) => value,
-            Err(error) => {
-                self.problem(format!("{error}; it is ignored"));
-                None
-            }
-        }
-    }
-
-    /// A CPU list out of annotation `key`; ignored, with a problem, when malformed.
-    fn cpus(&mut self, key: &str, text: &str) -> CpuSet {
-        text.parse().unwrap_or_else(|error| {
-            self.problem(format!("annotation {key}: {error}; it is ignored"));
-            CpuSet::new()
-        })
-    }
-}
-
-impl Said {
-    /// Reads the annotations of a NodeResourceTopology. Also returns what was ignored.
-    pub(crate) fn new(meta: &ObjectMeta) -> (Self, Vec<Problem>) {
-        let mut reader = Reader::new("NodeResourceTopology", meta);
-        let said = Self {
-            topology: topology(&mut reader),
-            reserved: reserved(&mut reader),
-            kubelet: reader.read(annotations::KUBELET_CPU_MANAGER_POLICY),
-            ratios: ratios(&mut reader).unwrap_or_default(),
-        };
-        (said, reader.problems)
-    }
 }
 
 impl Report {
@@ -217,87 +141,6 @@ impl Report {
 /// Milli-cores of `cpus` CPUs.
 pub(super) fn milli(cpus: usize) -> i64 {
     i64::try_from(cpus).unwrap_or(i64::MAX).saturating_mul(1000)
-}
-
-fn topology(reader: &mut Reader<'_>) -> Topology {
-    let key = annotations::NODE_CPU_TOPOLOGY;
-    let listed: CpuTopology = reader.read(key).unwrap_or_default();
-    let (mut cpus, mut known, mut twice) = (Vec::new(), CpuSet::new(), CpuSet::new());
-    for cpu in &listed.detail {
-        let id = u32::try_from(cpu.id).ok().filter(|id| *id <= CpuSet::MAX);
-        let node = u8::try_from(cpu.node).ok().filter(|node| *node < 64);
-        match (id, u32::try_from(cpu.core).ok(), node) {
-            (Some(id), Some(core), Some(node)) if cpu.socket >= 0 => {
-                if known.contains(id) {
-                    twice.insert(id);
-                }
-                known.insert(id);
-                cpus.push(Cpu::new(id, core, cpu.socket, node));
-            }
-            _ => {
-                // Half a machine would be worse than none: pods would get wrong neighbours.
-                reader.problem(format!("annotation {key} is ignored: impossible {cpu:?}"));
-                return Topology::default();
-            }
-        }
-    }
-    if !twice.is_empty() {
-        let expected = "each CPU once; the last entry of a CPU counts";
-        let field = format!("detail of annotation {key}");
-        reader.problem(Problem::invalid(&field, twice.to_string(), expected));
-    }
-    Topology::new(cpus)
-}
-
-fn reserved(reader: &mut Reader<'_>) -> CpuSet {
-    let key = annotations::NODE_CPU_ALLOCS;
-    let allocs: Option<Vec<PodCpuAlloc>> = reader.read(key);
-    let mut reserved = CpuSet::new();
-    for alloc in allocs.into_iter().flatten() {
-        if alloc.managed_by_kubelet && !alloc.uid.is_empty() {
-            reserved.add(&reader.cpus(key, &alloc.cpuset));
-        }
-    }
-    let key = annotations::KUBELET_CPU_MANAGER_POLICY;
-    // Reported where the whole of it is read.
-    let annotations = reader.meta.annotations.as_ref();
-    if let Ok(Some(policy)) = extension::read::<KubeletCpuManagerPolicy>(annotations, key) {
-        reserved.add(&reader.cpus(key, &policy.reserved_cpus));
-    }
-    match extension::Reserved::of(annotations) {
-        Ok(aside) => {
-            let cpus = aside.into_iter().flat_map(|aside| aside.cpus);
-            reserved.add(&cpus.collect());
-        }
-        Err(error) => reader.problem(format!("{error}; it is ignored")),
-    }
-    let key = annotations::NODE_SYSTEM_QOS_RESOURCE;
-    if let Some(system) = reader.read::<SystemQosResource>(key)
-        && system.is_exclusive()
-    {
-        reserved.add(&reader.cpus(key, &system.cpuset));
-    }
-    reserved
-}
-
-/// The amplification annotation; `None` when malformed, `Some(None)` when absent.
-fn ratios(reader: &mut Reader<'_>) -> Option<Option<AmplificationRatios>> {
-    let key = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
-    let Some(text) = reader
-        .meta
-        .annotations
-        .as_ref()
-        .and_then(|all| all.get(key))
-    else {
-        return Some(None);
-    };
-    match AmplificationRatios::parse(text) {
-        Ok(ratios) => Some(Some(ratios)),
-        Err(error) => {
-            reader.problem(format!("annotation {key} is ignored: {error}: {text:?}"));
-            None
-        }
-    }
 }
 
 impl NodeSide {
