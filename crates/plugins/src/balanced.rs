@@ -1,7 +1,7 @@
 //! `NodeResourcesBalancedAllocation`: prefers nodes whose resources are used evenly.
 
 use crate::args;
-use crate::fit::is_scalar;
+use crate::common::resources::is_scalar;
 use koord_model::resources::{ResourceId, ResourceTable};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,

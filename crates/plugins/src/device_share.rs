@@ -17,7 +17,7 @@ mod seen;
 #[cfg(test)]
 mod tests;
 
-use crate::pre_bind::take_back;
+use crate::common::patches::take_back;
 use crate::restricted;
 use args::Args;
 use books::{Known, Row};

@@ -2,6 +2,7 @@
 
 mod args;
 
+use crate::common::resources::is_scalar;
 use args::{Args, Strategy};
 use koord_api::priority::PriorityClass;
 use koord_api::priority::class_of;
@@ -125,12 +126,6 @@ fn used([cpu, memory]: [i64; 2], id: ResourceId, requested: impl Fn() -> i64) ->
         MEMORY => memory,
         _ => requested(),
     }
-}
-
-/// Whether a resource is a scalar one, which counts for scoring only when the pod asks for it:
-/// everything but the four native resources.
-pub(crate) fn is_scalar(id: ResourceId) -> bool {
-    !matches!(id, CPU | MEMORY | PODS | resources::EPHEMERAL_STORAGE)
 }
 
 impl Plugin for Fit {

@@ -6,6 +6,7 @@ mod args;
 mod balanced;
 mod basic;
 mod budgets;
+mod common;
 mod coscheduling;
 mod device_share;
 mod elastic_quota;

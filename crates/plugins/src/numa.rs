@@ -15,7 +15,7 @@ mod pod;
 #[cfg(test)]
 mod tests;
 
-use crate::pre_bind::take_back;
+use crate::common::patches::take_back;
 use crate::restricted;
 use crate::topologies::{self, SeenTopology, TOPOLOGIES};
 use args::{Args, Settings};

@@ -20,7 +20,7 @@ mod side;
 mod table;
 
 use crate::budgets::{self, is_spared};
-use crate::pre_bind::take_back;
+use crate::common::patches::take_back;
 use crate::restricted::{self, RESERVATIONS};
 use ahead::{Ahead, is_ahead};
 use args::Args;

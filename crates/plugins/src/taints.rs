@@ -1,5 +1,6 @@
 //! `TaintToleration`: pods stay off nodes whose taints they do not tolerate.
 
+use crate::common::tolerations;
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 use koord_model::nodes::{NO_EXECUTE, NO_SCHEDULE, PREFER_NO_SCHEDULE, tolerates_comparing};
 use koord_model::resources::ResourceTable;
@@ -25,24 +26,6 @@ pub(crate) fn build(
     let gate = context.gates.get("TaintTolerationComparisonOperators");
     let compares = gate == Some(&true);
     Ok(Box::new(TaintToleration { compares }))
-}
-
-/// Writes everything that is read of `tolerations`.
-pub(crate) fn sign(tolerations: &[Toleration], signature: &mut Signature) {
-    signature.count(tolerations.len());
-    for toleration in tolerations {
-        let Toleration {
-            effect,
-            key,
-            operator,
-            value,
-            // How long it holds matters to who evicts.
-            toleration_seconds: _,
-        } = toleration;
-        for text in [effect, key, operator, value] {
-            signature.text(text.as_deref().unwrap_or_default());
-        }
-    }
 }
 
 fn of(pod: &PodInfo) -> &[Toleration] {
@@ -98,7 +81,7 @@ impl Plugin for TaintToleration {
         }
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        sign(of(pod), signature);
+        tolerations::sign(of(pod), signature);
         Signable::Yes
     }
     fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {

@@ -6,7 +6,7 @@ mod owners;
 mod tests;
 
 use crate::UNPREPARED;
-use crate::node_affinity::{self, Wanted};
+use crate::common::node_selector::{self, Wanted};
 use crate::topology::{
     Census, Counter, CounterId, Frame, NONE, Namespaces, Selector, Term, sign_selector,
 };
@@ -211,15 +211,15 @@ fn counter(
     }
     key.number(-1);
     if by_affinity && (node_selector.is_some() || affinity.is_some()) {
-        node_affinity::sign_selector(node_selector, &mut key);
+        node_selector::sign_selector(node_selector, &mut key);
         key.flag(affinity.is_some());
         let terms = affinity.map(|selector| &selector.node_selector_terms[..]);
-        node_affinity::sign_terms(terms.unwrap_or_default(), &mut key);
+        node_selector::sign_terms(terms.unwrap_or_default(), &mut key);
     }
     key.number(-1);
     if by_taints {
         let tolerations = spec.and_then(|spec| spec.tolerations.as_deref());
-        crate::taints::sign(tolerations.unwrap_or_default(), &mut key);
+        crate::common::tolerations::sign(tolerations.unwrap_or_default(), &mut key);
     }
     let key = key.finish();
     if let Some(known) = census.find(key) {

@@ -1,6 +1,6 @@
 //! Which node is in which domain, and which nodes count.
 
-use crate::node_affinity::Wanted;
+use crate::common::node_selector::Wanted;
 use k8s_openapi::api::core::v1::Toleration;
 use koord_model::nodes::untolerated;
 use koord_scheduler::framework::Label;

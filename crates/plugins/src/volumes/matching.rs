@@ -1,7 +1,7 @@
 //! Which volume a claim can have on a node: pure functions of objects.
 
 use super::seen::{SeenClaim, SeenVolume};
-use crate::node_affinity::any_term;
+use crate::common::node_selector::any_term;
 use k8s_openapi::api::storage::v1::StorageClass;
 use koord_scheduler::framework::Signature;
 use koord_scheduler::state::NodeInfo;
