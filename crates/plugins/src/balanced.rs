@@ -1,6 +1,6 @@
 //! `NodeResourcesBalancedAllocation`: prefers nodes whose resources are used evenly.
 
-use crate::args;
+use crate::common::args;
 use crate::common::resources::is_scalar;
 use koord_model::resources::{ResourceId, ResourceTable};
 use koord_scheduler::framework::{

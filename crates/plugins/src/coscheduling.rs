@@ -14,7 +14,7 @@ mod preemption;
 mod tests;
 mod topology;
 
-use crate::budgets;
+use crate::common::budgets;
 use args::{Args, Settings};
 use jiff::Timestamp;
 use koord_api::annotations;
@@ -69,7 +69,7 @@ pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    let args: Args = crate::args::decode(NAME, value)?;
+    let args: Args = crate::common::args::decode(NAME, value)?;
     let settings = args.settings()?;
     args.warn(context);
     Ok(Box::new(Coscheduling {
@@ -255,7 +255,7 @@ impl Plugin for Coscheduling {
         args: Option<&Value>,
         context: &BuildContext,
     ) -> Option<Result<(), BuildError>> {
-        let args = crate::args::decode::<Args>(NAME, args);
+        let args = crate::common::args::decode::<Args>(NAME, args);
         let settings = args.and_then(|args| {
             args.warn(context);
             args.settings()
@@ -336,12 +336,11 @@ impl Plugin for Coscheduling {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        let groups = Watch::of_trimmed::<PodGroup, crate::slim::Slim>(POD_GROUPS)
+        let groups = Watch::of_trimmed::<PodGroup, crate::common::slim::Slim>(POD_GROUPS)
             .counted_as(event_names!("podgroups.v1alpha1.scheduling.sigs.k8s.io"));
-        let topologies = self
-            .topology
-            .is_some()
-            .then(|| Watch::of_trimmed::<ClusterNetworkTopology, crate::slim::Slim>(TOPOLOGIES));
+        let topologies = self.topology.is_some().then(|| {
+            Watch::of_trimmed::<ClusterNetworkTopology, crate::common::slim::Slim>(TOPOLOGIES)
+        });
         let budgets = self.budgets.watch().filter(|_| self.preempts());
         [Some(groups), topologies, budgets]
             .into_iter()

@@ -18,7 +18,7 @@ mod seen;
 mod tests;
 
 use crate::common::patches::take_back;
-use crate::restricted;
+use crate::common::restricted;
 use args::Args;
 use books::{Known, Row};
 use koord_api::{annotations, labels, scheduling};
@@ -75,7 +75,7 @@ struct Settings {
 
 impl Settings {
     fn new(value: Option<&Value>, context: &BuildContext) -> Result<Self, BuildError> {
-        let args: Args = crate::args::decode(NAME, value)?;
+        let args: Args = crate::common::args::decode(NAME, value)?;
         let scorer = args.scorer()?;
         args.warn(context.gates.get("DevicePluginAdaption") == Some(&true));
         Ok(Self {

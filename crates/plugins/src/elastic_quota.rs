@@ -17,7 +17,7 @@ mod status;
 mod tests;
 mod totals;
 
-use crate::budgets::{self, is_non_preemptible, is_spared};
+use crate::common::budgets::{self, is_non_preemptible, is_spared};
 use admission::{Request, Rules, Shift};
 use args::{Args, Gates};
 use jiff::{SignedDuration, Timestamp};
@@ -357,9 +357,10 @@ impl Plugin for ElasticQuotas {
 
     fn watches(&self) -> Vec<Watch> {
         let mut watches = vec![
-            Watch::of_trimmed::<ElasticQuota, crate::slim::Slim>(ELASTIC_QUOTAS).counted_as(
-                event_names!("elasticquotas.v1alpha1.scheduling.sigs.k8s.io"),
-            ),
+            Watch::of_trimmed::<ElasticQuota, crate::common::slim::Slim>(ELASTIC_QUOTAS)
+                .counted_as(event_names!(
+                    "elasticquotas.v1alpha1.scheduling.sigs.k8s.io"
+                )),
         ];
         watches.extend(self.budgets.watch());
         watches

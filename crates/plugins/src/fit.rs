@@ -60,7 +60,7 @@ pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    let mut args: Args = crate::args::decode(NAME, value)?;
+    let mut args: Args = crate::common::args::decode(NAME, value)?;
     args.validate()?;
     args.leave_to_others(&context.ignored_resources);
     Ok(Box::new(Fit { args }))

@@ -1,6 +1,6 @@
 //! `NodeResourcesFitPlus`: spread or pack, chosen per resource.
 
-use crate::args::{decode, invalid};
+use crate::common::args::{decode, invalid};
 use koord_model::resources::{CPU, MEMORY, PODS, ResourceId, ResourceTable, percent};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,

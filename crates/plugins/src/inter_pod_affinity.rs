@@ -8,8 +8,8 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-use crate::UNPREPARED;
-use crate::topology::{Census, CounterId, Frame, Labels, NONE};
+use crate::common::UNPREPARED;
+use crate::common::topology::{Census, CounterId, Frame, Labels, NONE};
 use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
@@ -92,11 +92,11 @@ pub(crate) fn build(
     value: Option<&Value>,
     _context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    let args: Args = crate::args::decode(NAME, value)?;
+    let args: Args = crate::common::args::decode(NAME, value)?;
     let weight = args.hard_pod_affinity_weight;
     if !(0..=100).contains(&weight) {
         let message = format!("hardPodAffinityWeight: {weight} is not within 0 and 100");
-        return Err(crate::args::invalid(NAME, message));
+        return Err(crate::common::args::invalid(NAME, message));
     }
     Ok(Box::new(InterPodAffinity {
         args,
@@ -168,7 +168,7 @@ impl InterPodAffinity {
     }
 
     /// What is imagined of `node`, as additions to a counter of `wanted`.
-    fn imagined(&self, counter: &crate::topology::Counter, cycle: &Cycle<'_>) -> i32 {
+    fn imagined(&self, counter: &crate::common::topology::Counter, cycle: &Cycle<'_>) -> i32 {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let matching = |pods: &[Arc<PodInfo>]| {
             let matching = pods.iter().filter(|pod| counter.matches(pod, &labels_of));
@@ -229,7 +229,7 @@ impl InterPodAffinity {
                 .affinity
                 .iter()
                 .filter_map(|id| census.get(*id))
-                .all(crate::topology::Counter::is_zero)
+                .all(crate::common::topology::Counter::is_zero)
     }
 }
 
@@ -315,7 +315,7 @@ impl Plugin for InterPodAffinity {
     }
 
     fn watches(&self) -> Vec<Watch> {
-        vec![Watch::of_trimmed::<Namespace, crate::slim::Slim>(
+        vec![Watch::of_trimmed::<Namespace, crate::common::slim::Slim>(
             NAMESPACES,
         )]
     }
@@ -357,7 +357,7 @@ impl Plugin for InterPodAffinity {
         let counters =
             |ids: &[CounterId]| -> Vec<_> { ids.iter().filter_map(|id| census.get(*id)).collect() };
         let near = counters(&asked.affinity);
-        let here = |counter: &crate::topology::Counter| {
+        let here = |counter: &crate::common::topology::Counter| {
             let domain = census.counted_in(counter, node);
             (domain != NONE).then(|| counter.at(domain) + self.imagined(counter, cycle))
         };
@@ -524,7 +524,8 @@ impl Volatile for InterPodAffinity {
         let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
             let terms = Said::of(owner).into_iter().flat_map(|it| it.required(anti));
             // Who is to be away from one node does not mind the others.
-            let mut terms = terms.filter(|one| !anti || one.label() != crate::hosts::HOSTNAME);
+            let mut terms =
+                terms.filter(|one| !anti || one.label() != crate::common::hosts::HOSTNAME);
             terms.any(|one| one.term.matches(other, &labels_of))
         };
         meets(pod, mate, false) || meets(pod, mate, true) || meets(mate, pod, true)
@@ -627,7 +628,7 @@ impl Volatile for InterPodAffinity {
 /// Keeps the rows on which the count of their domain passes `keep`.
 fn each(
     census: &Census,
-    counter: &crate::topology::Counter,
+    counter: &crate::common::topology::Counter,
     rows: &[NodeIndex],
     fits: &mut [bool],
     keep: impl Fn(bool, i32) -> bool,

@@ -2,17 +2,14 @@
 //!
 //! Invariant: no plugin knows another plugin; [`registry`] is the only place that lists them.
 
-mod args;
 mod balanced;
 mod basic;
-mod budgets;
 mod common;
 mod coscheduling;
 mod device_share;
 mod elastic_quota;
 mod fit;
 mod fit_plus;
-mod hosts;
 mod image_locality;
 mod inter_pod_affinity;
 mod load_aware;
@@ -22,14 +19,9 @@ mod numa;
 mod pre_bind;
 mod preemption;
 mod reservation;
-mod restricted;
 mod scarce;
 mod scheduling_hint;
-mod shape;
-mod slim;
 mod taints;
-mod topologies;
-mod topology;
 mod topology_match;
 mod topology_spread;
 mod volumes;
@@ -37,9 +29,6 @@ mod volumes;
 use koord_scheduler::framework::{Factory, Order, Plugin, Registry};
 use serde_json::json;
 use std::collections::BTreeMap;
-
-/// Why a rule refuses a pod for which its books were not prepared.
-const UNPREPARED: &str = "the books were not prepared for the pod";
 
 /// All plugins of this build, in the order in which they run by default, with kube-scheduler's
 /// weights and the weights of the profile that is used without a configuration file.

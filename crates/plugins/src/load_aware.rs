@@ -79,7 +79,9 @@ pub(crate) fn build(
     value: Option<&Value>,
     _context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    Ok(Box::new(LoadAware::new(crate::args::decode(NAME, value)?)?))
+    Ok(Box::new(LoadAware::new(crate::common::args::decode(
+        NAME, value,
+    )?)?))
 }
 
 impl LoadAware {

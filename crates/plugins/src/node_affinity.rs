@@ -1,10 +1,10 @@
 //! `NodeAffinity`: node selectors, required and preferred node affinity.
 
-use crate::args;
+use crate::common::args;
+use crate::common::hosts::Hosts;
 use crate::common::node_selector::{
     Wanted, affinity, any_term, sign_selector, sign_terms, term_matches,
 };
-use crate::hosts::Hosts;
 use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorTerm};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{

@@ -16,8 +16,8 @@ mod pod;
 mod tests;
 
 use crate::common::patches::take_back;
-use crate::restricted;
-use crate::topologies::{self, SeenTopology, TOPOLOGIES};
+use crate::common::restricted;
+use crate::common::topologies::{self, SeenTopology, TOPOLOGIES};
 use args::{Args, Settings};
 use book::Book;
 use koord_api::annotations;
@@ -76,7 +76,7 @@ pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    let args: Args = crate::args::decode(NAME, value)?;
+    let args: Args = crate::common::args::decode(NAME, value)?;
     Ok(Box::new(Numa {
         settings: PerProfile::new(args.settings()?),
         reports: FxHashMap::default(),
@@ -208,7 +208,7 @@ impl Plugin for Numa {
         args: Option<&Value>,
         _context: &BuildContext,
     ) -> Option<Result<(), BuildError>> {
-        let settings = crate::args::decode(NAME, args).and_then(Args::settings);
+        let settings = crate::common::args::decode(NAME, args).and_then(Args::settings);
         Some(settings.map(|settings| self.settings.join(profile, settings)))
     }
     fn interests(&self) -> Vec<Interest> {

@@ -2,8 +2,8 @@
 //!
 //! The search for victims is the engine's; here are its limits and the disruption budgets.
 
-use crate::args::invalid;
-use crate::budgets::{self, is_spared};
+use crate::common::args::invalid;
+use crate::common::budgets::{self, is_spared};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, Cycle, Diagnosis, Holders, IndexKind, Interest, LastResort,
@@ -67,7 +67,7 @@ pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    let args: Args = crate::args::decode(NAME, value)?;
+    let args: Args = crate::common::args::decode(NAME, value)?;
     args.validate()?;
     Ok(Box::new(DefaultPreemption {
         args,

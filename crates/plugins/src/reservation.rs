@@ -19,9 +19,9 @@ mod show;
 mod side;
 mod table;
 
-use crate::budgets::{self, is_spared};
+use crate::common::budgets::{self, is_spared};
 use crate::common::patches::take_back;
-use crate::restricted::{self, RESERVATIONS};
+use crate::common::restricted::{self, RESERVATIONS};
 use ahead::{Ahead, is_ahead};
 use args::Args;
 use control::Agenda;

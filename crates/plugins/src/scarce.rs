@@ -1,6 +1,6 @@
 //! `ScarceResourceAvoidance`: keeps pods off nodes whose scarce resources they do not ask for.
 
-use crate::args::decode;
+use crate::common::args::decode;
 use koord_model::resources::{PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,

@@ -1,6 +1,6 @@
 //! `SchedulingHint`: another component's advice on where a pod goes, in an annotation.
 
-use crate::args::{decode, invalid};
+use crate::common::args::{decode, invalid};
 use koord_api::annotations::{SCHEDULING_HINT, SCHEDULING_HINT_DEPRECATED};
 use koord_api::extension::SchedulingHint as Hint;
 use koord_model::resources::ResourceTable;

@@ -13,7 +13,7 @@ mod report;
 mod tests;
 mod waiting;
 
-use crate::topologies::{self, SeenTopology, TOPOLOGIES};
+use crate::common::topologies::{self, SeenTopology, TOPOLOGIES};
 use args::{Args, Books, OverReserve, ResyncScope, Settings};
 use desk::{Desk, is_counted};
 use jiff::Timestamp;
@@ -63,7 +63,7 @@ pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
 ) -> Result<Box<dyn Plugin>, BuildError> {
-    let args: Args = crate::args::decode(NAME, value)?;
+    let args: Args = crate::common::args::decode(NAME, value)?;
     Ok(Box::new(TopologyMatch {
         settings: args.settings()?,
         own: context.schedulers.clone(),

@@ -5,9 +5,9 @@ mod owners;
 #[cfg(test)]
 mod tests;
 
-use crate::UNPREPARED;
+use crate::common::UNPREPARED;
 use crate::common::node_selector::{self, Wanted};
-use crate::topology::{
+use crate::common::topology::{
     Census, Counter, CounterId, Frame, NONE, Namespaces, Selector, Term, sign_selector,
 };
 use args::Args;
@@ -105,7 +105,7 @@ fn selector(constraint: &TopologySpreadConstraint, pod: &PodInfo) -> Selector {
     selector
 }
 
-fn no_labels(_: &str) -> Option<crate::topology::Labels> {
+fn no_labels(_: &str) -> Option<crate::common::topology::Labels> {
     None
 }
 
@@ -151,7 +151,7 @@ impl TopologySpread {
             .iter()
             .map(|constraint| {
                 let counter = counter(census, constraint, belongs.as_ref(), &needs, cycle);
-                let counts = |counter: &crate::topology::Counter| {
+                let counts = |counter: &crate::common::topology::Counter| {
                     // The pod counts by its labels, whatever else is said of it.
                     counter.selects(pod)
                 };

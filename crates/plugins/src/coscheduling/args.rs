@@ -1,7 +1,7 @@
 //! `CoschedulingArgs`.
 
 use super::NAME;
-use crate::args::invalid;
+use crate::common::args::invalid;
 use koord_api::duration::GoDuration;
 use koord_api::extension::GangMatchPolicy;
 use koord_model::gang::Defaults;

@@ -1,7 +1,7 @@
 //! Room for gangs that find no place: who may go for them, and how often it is looked for.
 
 use super::Coscheduling;
-use crate::budgets::{self, is_non_preemptible, is_spared};
+use crate::common::budgets::{self, is_non_preemptible, is_spared};
 use koord_model::gang::Job;
 use koord_scheduler::framework::{
     Cycle, Diagnosis, GroupPreemption, LastResort, PostFilter, Preemption, RulesVersion, View,

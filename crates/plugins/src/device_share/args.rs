@@ -1,7 +1,7 @@
 //! `DeviceShareArgs`.
 
 use super::NAME;
-use crate::args::invalid;
+use crate::common::args::invalid;
 use koord_api::resources;
 use koord_model::device::{DeviceResource, Scorer};
 use koord_scheduler::framework::BuildError;

@@ -3,7 +3,7 @@
 use super::books::Row;
 use super::pod::Incoming;
 use super::{DeviceShare, Settings, UNKNOWN};
-use crate::restricted::is_restricted;
+use crate::common::restricted::is_restricted;
 use koord_api::labels;
 use koord_model::device::{
     Allocation, DeviceType, Inventory, Need, PartitionTable, PerMinor, Refusal, Rules, Site, Used,

@@ -1,6 +1,6 @@
 //! What a pod asks for, and what it says it holds.
 
-use crate::restricted;
+use crate::common::restricted;
 use koord_api::extension::{
     DeviceAllocateHints, DeviceAllocations, DeviceJointAllocate, GpuPartitionSpec,
 };

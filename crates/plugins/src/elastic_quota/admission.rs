@@ -1,7 +1,7 @@
 //! Whether a quota has room for a pod, and the words for when it has not.
 
 use super::ledger::Ledger;
-use crate::UNPREPARED;
+use crate::common::UNPREPARED;
 use koord_api::quantity::Quantity;
 use koord_api::quota::ROOT_QUOTA;
 use koord_model::quota::{Forest, exceeded, masked};

@@ -1,7 +1,7 @@
 //! `ElasticQuotaArgs`.
 
 use super::NAME;
-use crate::args::invalid;
+use crate::common::args::invalid;
 use koord_api::duration::GoDuration;
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_scheduler::framework::{BuildContext, BuildError};
@@ -69,7 +69,7 @@ impl Default for Args {
 impl Args {
     /// Reads the arguments, and says what is asked for and not done.
     pub(super) fn read(value: Option<&serde_json::Value>) -> Result<Self, BuildError> {
-        let args: Self = crate::args::decode(NAME, value)?;
+        let args: Self = crate::common::args::decode(NAME, value)?;
         let args = args.complete();
         args.validate()?;
         args.warn();
@@ -110,7 +110,7 @@ impl Args {
             ),
         ];
         for (_, setting) in tree.into_iter().filter(|(differs, _)| *differs) {
-            crate::args::decided_by_first(NAME, profile, setting);
+            crate::common::args::decided_by_first(NAME, profile, setting);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::args::Gates;
 use super::objects::Objects;
-use crate::budgets::is_non_preemptible;
+use crate::common::budgets::is_non_preemptible;
 use jiff::{SignedDuration, Timestamp};
 use koord_api::labels;
 use koord_api::quota::DEFAULT_QUOTA;

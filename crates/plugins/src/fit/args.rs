@@ -1,7 +1,7 @@
 //! `NodeResourcesFitArgs`.
 
-use crate::args::invalid;
-use crate::shape::Shape;
+use crate::common::args::invalid;
+use crate::common::shape::Shape;
 use koord_model::resources::percent;
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;

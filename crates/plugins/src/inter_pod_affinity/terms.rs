@@ -1,6 +1,6 @@
 //! The terms of a pod's affinity to other pods, named so that equal ones are counted once.
 
-use crate::topology::{Frame, Namespaces, Selector, Term, sign_selector};
+use crate::common::topology::{Frame, Namespaces, Selector, Term, sign_selector};
 use k8s_openapi::api::core::v1::{PodAffinityTerm, WeightedPodAffinityTerm};
 use koord_scheduler::framework::{ShapeId, Signature};
 use koord_scheduler::state::PodInfo;

@@ -1,7 +1,7 @@
 //! `LoadAwareSchedulingArgs`, and the thresholds a node can set for itself.
 
 use super::load::{Dims, Limits};
-use crate::args::invalid;
+use crate::common::args::invalid;
 use koord_api::duration::GoDuration;
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;

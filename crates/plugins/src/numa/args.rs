@@ -1,6 +1,6 @@
 //! `NodeNUMAResourceArgs`.
 
-use crate::args::invalid;
+use crate::common::args::invalid;
 use koord_model::cpuset::{BindPolicy, Strategy};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable};
 use koord_scheduler::framework::BuildError;

@@ -5,7 +5,7 @@ use super::allocate::{self, Given, Plan, Room, Scene, Way};
 use super::book::Book;
 use super::node::{NodeSide, milli};
 use super::pod::{Allocation, Incoming};
-use crate::restricted::is_restricted;
+use crate::common::restricted::is_restricted;
 use koord_api::topology::zone_name;
 use koord_model::cpuset::BindPolicy;
 use koord_model::numa::{Hint, NumaPolicyKind, amplify};

@@ -1,7 +1,7 @@
 //! A node's side: its CPUs, NUMA nodes and policies, from the NodeResourceTopology and the node.
 
 use super::Heard;
-use crate::topologies::{Reader, Said, SeenTopology, ratios};
+use crate::common::topologies::{Reader, Said, SeenTopology, ratios};
 use koord_api::extension::AmplificationRatios;
 use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
 use koord_api::{labels, resources};

@@ -2,7 +2,7 @@
 
 use super::args::Settings;
 use super::node::policy_named;
-use crate::restricted;
+use crate::common::restricted;
 use koord_api::extension::{
     self, CpuBindPolicy, CpuExclusivePolicy, NumaTopologySpec, ReservationAffinity, ResourceSpec,
     ResourceStatus, SchedulingHint,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::budgets::BUDGETS;
+use crate::common::budgets::BUDGETS;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;

@@ -12,7 +12,7 @@ use super::owners::{self, is_owner};
 use super::side::{self, PodSide, Unmatched};
 use super::table::{Owner, Record, Table};
 use super::{Reservations, says_of};
-use crate::restricted::{self, is_restricted};
+use crate::common::restricted::{self, is_restricted};
 use koord_api::scheduling::PreAllocationMode;
 use koord_api::{annotations, labels};
 use koord_model::reservation::{Restricted, score};

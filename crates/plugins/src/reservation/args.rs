@@ -1,7 +1,7 @@
 //! The plugin's arguments.
 
 use super::NAME;
-use crate::args::invalid;
+use crate::common::args::invalid;
 use koord_api::resources::is_extended;
 use koord_api::{annotations, labels};
 use koord_model::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, ResourceId, ResourceTable};
@@ -88,7 +88,7 @@ struct SelectorIndex {
 impl Args {
     /// Reads the arguments, and says what is asked for and not done.
     pub(super) fn read(value: Option<&serde_json::Value>) -> Result<Self, BuildError> {
-        let args: Self = crate::args::decode(NAME, value)?;
+        let args: Self = crate::common::args::decode(NAME, value)?;
         args.validate()?;
         for setting in args.unsupported() {
             tracing::warn!(plugin = NAME, setting, "accepted and not honoured yet");
@@ -114,7 +114,7 @@ impl Args {
             ),
         ];
         for (_, setting) in controls.into_iter().filter(|(differs, _)| *differs) {
-            crate::args::decided_by_first(NAME, profile, setting);
+            crate::common::args::decided_by_first(NAME, profile, setting);
         }
     }
 
@@ -197,7 +197,8 @@ mod tests {
     use serde_json::{Value, json};
 
     fn check(args: Value) -> Result<Args, String> {
-        let args: Args = crate::args::decode(NAME, Some(&args)).map_err(|e| e.to_string())?;
+        let args: Args =
+            crate::common::args::decode(NAME, Some(&args)).map_err(|e| e.to_string())?;
         args.validate().map_err(|e| e.to_string())?;
         Ok(args)
     }

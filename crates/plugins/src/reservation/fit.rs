@@ -3,7 +3,7 @@
 use super::args::Args;
 use super::side::{PodSide, Unmatched};
 use super::table::{Record, Table};
-use crate::restricted::is_restricted;
+use crate::common::restricted::is_restricted;
 use koord_model::reservation::Restricted;
 use koord_model::resources::{
     Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId, ResourceTable,

@@ -1,6 +1,6 @@
 //! A Reservation, understood: its terms, and the pod that stands for it in the queue and the books.
 
-use crate::restricted::AllocatePolicy;
+use crate::common::restricted::AllocatePolicy;
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, ResourceRequirements, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::GoDuration;

@@ -3,7 +3,7 @@
 use super::ahead::Ahead;
 use super::owners::SpecId;
 use super::pod::Terms;
-use crate::restricted::AllocatePolicy;
+use crate::common::restricted::AllocatePolicy;
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Taint, Toleration};
 use koord_api::extension::{ExactMatchReservationSpec, ReservationAffinity};
 use koord_api::{annotations, labels};

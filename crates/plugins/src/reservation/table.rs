@@ -4,7 +4,7 @@ use super::NAME;
 use super::owners::{Owners, SpecId};
 use super::pod::{Phase, Terms};
 use super::side::{Affinity, PodSide, Unmatched};
-use crate::restricted::{self, AllocatePolicy};
+use crate::common::restricted::{self, AllocatePolicy};
 use jiff::Timestamp;
 use koord_api::GoDuration;
 use koord_api::extension::AnnotationError;

@@ -1,7 +1,7 @@
 //! `NodeResourceTopologyMatchArgs`.
 
 use super::NAME;
-use crate::args::invalid;
+use crate::common::args::invalid;
 use koord_model::alignment::Strategy;
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;

@@ -1,6 +1,6 @@
 //! What a NodeResourceTopology says.
 
-use crate::topologies::SeenTopology;
+use crate::common::topologies::SeenTopology;
 use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
 use koord_model::alignment::{Config, MAX_ZONES, UNKNOWN_COST, Zone, fingerprint};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, amount};

@@ -26,9 +26,9 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) fn decode(value: Option<&Value>) -> Result<Self, BuildError> {
-        let args: Self = crate::args::decode(NAME, value)?;
+        let args: Self = crate::common::args::decode(NAME, value)?;
         args.validate()
-            .map_err(|message| crate::args::invalid(NAME, message))?;
+            .map_err(|message| crate::common::args::invalid(NAME, message))?;
         Ok(args)
     }
 

@@ -1,6 +1,6 @@
 //! The objects whose selectors tell which pods belong together: services and controllers.
 
-use crate::topology::Selector;
+use crate::common::topology::Selector;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{ReplicationController, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

@@ -1,4 +1,4 @@
-use crate::topology::tests::Cluster;
+use crate::common::topology::tests::Cluster;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{ReplicationController, Service};
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange};

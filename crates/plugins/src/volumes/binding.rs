@@ -15,9 +15,9 @@ use super::{
     CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, Key, VOLUMES, indexes, interest, storage, uses,
     uses_claims,
 };
-use crate::args::{decode, invalid};
-use crate::hosts::Hosts;
-use crate::shape::Shape;
+use crate::common::args::{decode, invalid};
+use crate::common::hosts::Hosts;
+use crate::common::shape::Shape;
 use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;

@@ -4,7 +4,7 @@ use super::Key;
 use super::matching::{ClaimId, reachable};
 use super::seen::{SELECTED_NODE, SeenClaim, SeenVolume};
 use super::storage::{Storage, bytes};
-use crate::shape::Shape;
+use crate::common::shape::Shape;
 use jiff::Timestamp;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use koord_scheduler::framework::{Verb, Write};

@@ -1,7 +1,7 @@
 //! Volumes that are nobody's yet, by where they can be reached.
 
 use super::seen::SeenVolume;
-use crate::hosts::HOSTNAME;
+use crate::common::hosts::HOSTNAME;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 

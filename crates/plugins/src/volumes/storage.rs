@@ -8,7 +8,7 @@ use super::{
     ATTACHMENTS, BETA_CLASS, CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, CSI_NODES, Key, VOLUMES,
     annotation, claims, uses_claims,
 };
-use crate::slim::Slim;
+use crate::common::slim::Slim;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{
     CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment,

@@ -2,7 +2,7 @@
 //! for them, are imagined away for their owners, and are nominated.
 
 use super::*;
-use crate::restricted::RESERVATIONS;
+use crate::common::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::Factory;

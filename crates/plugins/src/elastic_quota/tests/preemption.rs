@@ -1,7 +1,7 @@
 //! Making room within a quota.
 
 use super::*;
-use crate::budgets::BUDGETS;
+use crate::common::budgets::BUDGETS;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 fn with(mut pod: Value, priority: i64) -> Value {

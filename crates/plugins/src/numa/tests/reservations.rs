@@ -1,7 +1,7 @@
 //! Reservations that hold CPUs, by a stand-in for the plugin that manages them.
 
 use super::*;
-use crate::restricted::RESERVATIONS;
+use crate::common::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;

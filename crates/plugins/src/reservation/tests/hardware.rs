@@ -1,7 +1,7 @@
 //! Nodes with CPUs, NUMA nodes and GPUs, for what reservations hold of them.
 
 use super::*;
-use crate::topologies::TOPOLOGIES;
+use crate::common::topologies::TOPOLOGIES;
 use koord_api::extension::{DeviceAllocations, ResourceStatus};
 use koord_api::scheduling::Device;
 use koord_api::topology::v1alpha2::NodeResourceTopology;

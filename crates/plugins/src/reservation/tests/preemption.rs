@@ -132,7 +132,7 @@ fn disruption_budgets_are_minded() {
     }))
     .unwrap();
     let change = ObjectChange {
-        kind: crate::budgets::BUDGETS,
+        kind: crate::common::budgets::BUDGETS,
         action: Action::ADD,
         old: None,
         new: Arc::new(budget),

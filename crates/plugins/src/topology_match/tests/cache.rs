@@ -72,7 +72,8 @@ fn how_reports_are_compared_is_read() {
         if !cache.is_null() {
             args["cache"] = cache.clone();
         }
-        let args: super::super::args::Args = crate::args::decode(NAME, Some(&args)).unwrap();
+        let args: super::super::args::Args =
+            crate::common::args::decode(NAME, Some(&args)).unwrap();
         let Books::OverReserve(how) = args.settings().unwrap().books else {
             panic!("{cache}: no books");
         };

@@ -1,8 +1,8 @@
 //! What informers keep of each kind: of what rules read, everything; of the rest, nothing. What is read
 //! is listed here from the rules, and not from what is dropped.
 
+use crate::common::topologies::SeenTopology;
 use crate::device_share::SeenDevice;
-use crate::topologies::SeenTopology;
 use crate::volumes::{SeenAttachment, SeenClaim, SeenVolume};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;

@@ -1,6 +1,6 @@
 //! Who is spared when room is made: disruption budgets, and a label.
 
-use crate::slim::Slim;
+use crate::common::slim::Slim;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use koord_api::labels::{DISABLE_PREEMPTIBLE, POD_PREEMPTIBLE};
 use koord_api::selector;

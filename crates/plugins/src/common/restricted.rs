@@ -1,6 +1,6 @@
 //! How owners draw from reservations: known once, for all plugins that hand out what is reserved.
 
-use crate::slim::Slim;
+use crate::common::slim::Slim;
 use koord_api::annotations;
 use koord_api::extension::{self, AnnotationError, ReservationAllocated};
 use koord_api::scheduling::{Reservation, ReservationAllocatePolicy};
