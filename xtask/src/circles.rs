@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The parts of one module: who names whom.
-type Graph = BTreeMap<String, BTreeSet<String>>;
+pub(crate) type Graph = BTreeMap<String, BTreeSet<String>>;
 
 /// Returns the circles in the module, or the crate when there is a `lib.rs`, whose files these are, as paths below
 /// its folder with their text.
@@ -31,7 +31,8 @@ pub(crate) fn imports(module: &str, files: &[(&Path, &str)]) -> BTreeSet<String>
     imports
 }
 
-fn graph(module: &str, files: &[(&Path, &str)]) -> Graph {
+/// Returns which parts each part of a module, or a crate, imports.
+pub(crate) fn graph(module: &str, files: &[(&Path, &str)]) -> Graph {
     let part = |path: &Path| -> Option<String> {
         let first = path.iter().next()?.to_str()?;
         Some(first.strip_suffix(".rs").unwrap_or(first).to_owned())

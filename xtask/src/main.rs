@@ -8,6 +8,7 @@
 //!   in no circle (see [`circles`]);
 //! * modules of a crate import each other in circles only where xtask/circles.txt still lists it;
 //! * types with many methods get no more (see [`methods`]);
+//! * no plugin of the scheduler imports another plugin (see [`plugins`]);
 //! * `unsafe` stands only in crates/host;
 //! * every member inherits the workspace's lints;
 //! * dependencies have licenses, sources and versions that deny.toml allows (see [`deny`]);
@@ -40,6 +41,7 @@ mod git;
 mod links;
 mod methods;
 mod packages;
+mod plugins;
 mod types;
 mod words;
 
@@ -107,6 +109,8 @@ fn tidy() -> Result<()> {
     faults.extend(module_circles(&texts));
     faults.extend(crate_circles(&root, &texts)?);
     faults.extend(methods::faults(&root, &texts)?);
+    let folder = Path::new("crates/plugins/src");
+    faults.extend(plugins::faults(&files_below(&texts, folder)));
     faults.extend(words::faults(&root, &texts)?);
     let rules = std::fs::read_to_string(root.join(".ci/skips")).context("cannot read .ci/skips")?;
     faults.extend(dependencies::unknown_needs(&rules, &texts));
