@@ -106,7 +106,7 @@ type Parked = (Reverse<i32>, u64, Arc<str>);
 
 /// Who asks extenders, and who waits to.
 #[derive(Debug, Default)]
-pub(super) struct Consultations {
+pub(super) struct ExtenderCalls {
     extenders: Vec<Extender>,
     /// By who is asked.
     parked: BTreeMap<Set, BTreeSet<Parked>>,
@@ -122,7 +122,7 @@ pub(super) struct Consultations {
     tickets: u64,
 }
 
-impl Consultations {
+impl ExtenderCalls {
     pub(super) fn new(extenders: &[Extender]) -> Self {
         Self {
             extenders: crate::config::in_order(extenders),
@@ -224,23 +224,23 @@ impl Engine {
     /// The extenders, in the order in which they are asked.
     #[must_use]
     pub fn extenders(&self) -> &[Extender] {
-        &self.consultations.extenders
+        &self.calls.extenders
     }
 
     /// An answer to the question with that ticket.
     pub fn consulted(&mut self, uid: &str, ticket: u64, advice: Advice) {
-        let known = self.consultations.under_way.get_key_value(uid);
+        let known = self.calls.under_way.get_key_value(uid);
         let Some((uid, _)) = known.filter(|(_, it)| it.ticket == ticket) else {
             return;
         };
         let answer = (uid.clone(), advice);
-        self.consultations.answered.push_back(answer);
+        self.calls.answered.push_back(answer);
     }
 
     /// How many pods ask extenders, and how many wait to.
     #[must_use]
     pub fn consulting(&self) -> (usize, usize) {
-        let all = &self.consultations;
+        let all = &self.calls;
         let parked: usize = all.parked.values().map(BTreeSet::len).sum();
         let member = usize::from(all.member_waits.is_some());
         (all.under_way.len(), parked + member)
@@ -248,17 +248,17 @@ impl Engine {
 
     /// Who binds `pod`, if an extender does.
     pub(super) fn binder_of(&self, pod: &PodInfo) -> Option<usize> {
-        self.consultations.binder(pod)
+        self.calls.binder(pod)
     }
 
     /// Whether `pod` may go on, as far as extenders are concerned.
     pub(super) fn turn(&mut self, pod: &Arc<PodInfo>) -> Turn {
-        let all = &mut self.consultations;
+        let all = &mut self.calls;
         if all.extenders.is_empty() {
             return Turn::Decide;
         }
         let set = set_of(&all.concerned(pod, |it| judges_nodes(it) || judges_victims(it)));
-        let mut groupings = self.plugins.iter_mut().filter_map(|it| it.grouping());
+        let mut groupings = self.table.plugins.iter_mut().filter_map(|it| it.grouping());
         let grouped = groupings.any(|grouping| grouping.is_grouped(pod));
         let behind = |member: &Arc<str>| *member != pod.uid;
         if grouped && all.member.as_ref().is_some_and(behind) {
@@ -284,7 +284,7 @@ impl Engine {
 
     /// A pod that was kept waiting by others that ask the same extenders and need not any more.
     pub(super) fn next_parked(&mut self) -> Option<QueuedPod> {
-        let all = &mut self.consultations;
+        let all = &mut self.calls;
         if all.member_waits.is_some_and(|set| set & all.busy == 0) {
             all.member_waits = None;
             let member = all.member.as_ref();
@@ -294,7 +294,7 @@ impl Engine {
             }
         }
         loop {
-            let all = &mut self.consultations;
+            let all = &mut self.calls;
             let kept = if all.member.is_some() {
                 all.busy | GROUPED
             } else {
@@ -305,7 +305,7 @@ impl Engine {
             let (_, _, uid) = parked.pop_first()?;
             all.parked.retain(|_, parked| !parked.is_empty());
             // One that has its place since is on its way to be bound.
-            if self.pods.contains_key(&uid) {
+            if self.cluster.pods.contains_key(&uid) {
                 continue;
             }
             if let Some(queued) = self.queue.in_flight(&uid) {
@@ -316,11 +316,11 @@ impl Engine {
 
     /// An answer, with the pod that it is about; those about pods that are gone are dropped.
     pub(super) fn next_answer(&mut self) -> Option<(QueuedPod, Purpose, Advice)> {
-        while let Some((uid, advice)) = self.consultations.answered.pop_front() {
-            let Some(under_way) = self.consultations.under_way.remove(&uid) else {
+        while let Some((uid, advice)) = self.calls.answered.pop_front() {
+            let Some(under_way) = self.calls.under_way.remove(&uid) else {
                 continue;
             };
-            let is_free = !self.pods.contains_key(&uid);
+            let is_free = !self.cluster.pods.contains_key(&uid);
             if is_free && let Some(queued) = self.queue.in_flight(&uid) {
                 let queued = queued.clone();
                 // Still under way: whatever happens is to be noted, and nobody else may ask.
@@ -332,7 +332,7 @@ impl Engine {
                     ..under_way
                 };
                 let purpose = under_way.purpose;
-                self.consultations.under_way.insert(uid, noted);
+                self.calls.under_way.insert(uid, noted);
                 return Some((queued, purpose, advice));
             }
             self.member_is_done(&uid);
@@ -342,31 +342,31 @@ impl Engine {
     }
 
     fn member_is_done(&mut self, uid: &str) {
-        let member = &mut self.consultations.member;
+        let member = &mut self.calls.member;
         *member = member.take().filter(|member| **member != *uid);
     }
 
     /// Whether a member of a group asks, or waits to.
     pub(super) fn is_member_asking(&self) -> bool {
-        self.consultations.member.is_some()
+        self.calls.member.is_some()
     }
 
     fn free(&mut self, set: Set) {
-        let all = &mut self.consultations;
+        let all = &mut self.calls;
         all.busy &= !set;
     }
 
     /// The pod does not ask any more. Returns the event that it missed meanwhile.
     pub(super) fn stop_asking(&mut self, uid: &str) -> Option<&'static str> {
         self.member_is_done(uid);
-        let under_way = self.consultations.under_way.remove(uid)?;
+        let under_way = self.calls.under_way.remove(uid)?;
         self.free(under_way.set);
         under_way.missed
     }
 
     /// The pods that ask, for events to be noted.
     pub(super) fn asking(&self) -> impl Iterator<Item = &Arc<str>> {
-        let all = self.consultations.under_way.iter();
+        let all = self.calls.under_way.iter();
         all.filter(|(_, it)| it.missed.is_none())
             .map(|(uid, _)| uid)
     }
@@ -374,7 +374,7 @@ impl Engine {
     /// An event that might have helped these pods.
     pub(super) fn missed(&mut self, uids: &[Arc<str>], event: &'static str) {
         for uid in uids {
-            if let Some(under_way) = self.consultations.under_way.get_mut(uid) {
+            if let Some(under_way) = self.calls.under_way.get_mut(uid) {
                 under_way.missed = Some(event);
             }
         }
@@ -382,10 +382,12 @@ impl Engine {
 
     /// Asks about `nodes`, for the `rounds`-th time.
     pub(super) fn ask_about_nodes(&mut self, pod: &Arc<PodInfo>, nodes: &[NodeIndex], rounds: u8) {
-        let infos = nodes.iter().filter_map(|node| self.nodes.info(*node));
+        let infos = nodes
+            .iter()
+            .filter_map(|node| self.cluster.nodes.info(*node));
         let infos: Vec<Arc<NodeInfo>> = infos.cloned().collect();
         let asked = infos.iter().map(|info| info.name.clone()).collect();
-        let extenders = self.consultations.concerned(pod, judges_nodes);
+        let extenders = self.calls.concerned(pod, judges_nodes);
         let purpose = Purpose::Nodes { asked, rounds };
         self.ask(pod, extenders, purpose, Question::Nodes(infos));
     }
@@ -399,9 +401,9 @@ impl Engine {
         diagnosis: Box<Diagnosis>,
         resume: Resume,
     ) {
-        let extenders = self.consultations.concerned(pod, judges_victims);
+        let extenders = self.calls.concerned(pod, judges_victims);
         let proposal = |plan: &Arc<Plan>| Proposal {
-            node: self.nodes.name(plan.node).clone(),
+            node: self.cluster.nodes.name(plan.node).clone(),
             victims: plan.victims.clone(),
             violations: i64::try_from(plan.cost.0).unwrap_or(i64::MAX),
         };
@@ -416,7 +418,7 @@ impl Engine {
 
     /// Whether an extender has a say in who goes for `pod`.
     pub(super) fn shows_victims(&self, pod: &PodInfo) -> bool {
-        let all = &self.consultations;
+        let all = &self.calls;
         !all.extenders.is_empty() && !all.concerned(pod, judges_victims).is_empty()
     }
 
@@ -427,7 +429,7 @@ impl Engine {
         purpose: Purpose,
         question: Question,
     ) {
-        let all = &mut self.consultations;
+        let all = &mut self.calls;
         let missed = all.under_way.get(&pod.uid).and_then(|it| it.missed);
         let set = set_of(&all.concerned(pod, |it| judges_nodes(it) || judges_victims(it)));
         let ticket = all.begin(&pod.uid, set, purpose);
@@ -454,7 +456,7 @@ impl Engine {
         match (purpose, advice) {
             (_, Advice::Nodes(Err(message))) => Err(Stop::Failed(message)),
             (Purpose::Nodes { asked, rounds }, Advice::Nodes(Ok(advised))) => {
-                let mut opinion = Opinion::new(&asked, &advised, &self.nodes);
+                let mut opinion = Opinion::new(&asked, &advised, &self.cluster.nodes);
                 let stop = match self.select_by(pod, profile, now, Some(&opinion), false) {
                     Ok(choice) => return self.place(pod, profile, &choice, now).map(Some),
                     Err(stop) => stop,
@@ -480,7 +482,7 @@ impl Engine {
                 let agreed = agreed.and_then(|agreed| self.agreed(pod, &plans, &agreed));
                 match agreed {
                     Ok(Some(plan)) => {
-                        let by = self.names[resume.after.unwrap_or_default()];
+                        let by = self.table.names[resume.after.unwrap_or_default()];
                         let node = self.make_room(pod, by, &plan, now);
                         diagnosis.nominated = Some(node.to_string());
                         let diagnosis = self.after_post_filter(pod, profile, diagnosis, now);
@@ -516,7 +518,7 @@ impl Engine {
             violations,
         } in agreed
         {
-            let is_there = |plan: &&Arc<Plan>| self.nodes.name(plan.node) == node;
+            let is_there = |plan: &&Arc<Plan>| self.cluster.nodes.name(plan.node) == node;
             let Some(plan) = plans.iter().find(is_there) else {
                 return Err(format!(
                     "extender {extender:?} names node {node:?}, which it was not asked about"
@@ -524,7 +526,11 @@ impl Engine {
             };
             let mut going = Vec::with_capacity(victims.len());
             for uid in victims {
-                let there = self.nodes.pods(plan.node).find(|pod| *pod.uid == **uid);
+                let there = self
+                    .cluster
+                    .nodes
+                    .pods(plan.node)
+                    .find(|pod| *pod.uid == **uid);
                 let Some(victim) = there else {
                     // Asked about, it may have gone by itself meanwhile.
                     if plan.victims.iter().any(|pod| *pod.uid == **uid) {

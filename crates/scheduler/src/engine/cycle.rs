@@ -43,9 +43,9 @@ impl Engine {
     pub fn schedule_one(&mut self, now: Timestamp) -> Option<Outcome> {
         self.tick(now);
         loop {
-            self.meter.begin(now);
+            self.telemetry.meter.begin(now);
             let Some((queued, half)) = self.next_half(now) else {
-                self.meter.cancel();
+                self.telemetry.meter.cancel();
                 return None;
             };
             let Some(profile) = self.profile_of(&queued.info) else {
@@ -76,8 +76,8 @@ impl Engine {
                 evaluated: 0,
                 feasible: 0,
             };
-            self.meter.end();
-            let (evaluated, feasible) = self.meter.compared;
+            self.telemetry.meter.end();
+            let (evaluated, feasible) = self.telemetry.meter.compared;
             let outcome = match ended {
                 Ok(None) => continue,
                 Ok(node) => Outcome {
@@ -132,7 +132,7 @@ impl Engine {
             return Err(Box::default());
         };
         match self.select(pod, profile, now, false) {
-            Ok(choice) => Ok(self.nodes.name(choice.node).clone()),
+            Ok(choice) => Ok(self.cluster.nodes.name(choice.node).clone()),
             Err(Stop::Refused(diagnosis)) => Err(diagnosis),
             Err(Stop::Failed(message)) => Err(Box::new(Diagnosis {
                 pre_filter_message: message,
@@ -143,7 +143,7 @@ impl Engine {
 
     /// Whether pods may share evaluations. On unless a test or a benchmark turns it off.
     pub fn set_caching(&mut self, on: bool) {
-        self.caching = on;
+        self.classes.enabled = on;
         self.forget_shared();
     }
 
@@ -161,7 +161,7 @@ impl Engine {
             Turn::Decide => false,
         };
         // The time in which others that ask the same extenders go first is not the pod's.
-        if let Some(observer) = &self.observer {
+        if let Some(observer) = &self.telemetry.observer {
             observer(Started {
                 pod,
                 profile,
@@ -192,13 +192,13 @@ impl Engine {
         now: Timestamp,
     ) -> Result<Arc<str>, Stop> {
         let node = choice.node;
-        self.meter.compared = choice.compared;
-        let name = self.nodes.name(node).clone();
+        self.telemetry.meter.compared = choice.compared;
+        let name = self.cluster.nodes.name(node).clone();
         self.denominate(&pod.uid);
         self.assume(pod, &name, now);
-        if self.decisions.open() {
+        if self.telemetry.decisions.open() {
             let table = choice.table.as_deref().cloned();
-            self.decisions.note(pod, &name, table, now);
+            self.telemetry.decisions.note(pod, &name, table, now);
         }
         let reserved = self.reserve(pod, profile, choice, now).and_then(|()| {
             let permit = self.permit(pod, profile, node, now)?;
@@ -227,8 +227,11 @@ impl Engine {
         let mut fx = Effects::default();
         let mut refused = None;
         let told = self.booking(pod);
-        let mut laps = self.meter.start(&self.names, profile, Point::Reserve);
-        let instances = self.profiles[profile].reserve.iter();
+        let mut laps = self
+            .telemetry
+            .meter
+            .start(&self.table.names, profile, Point::Reserve);
+        let instances = self.table.profiles[profile].reserve.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let cycle = Cycle {
                 numa: choice.numa,
@@ -236,7 +239,7 @@ impl Engine {
                 taken_in: Some(&choice.taken_in),
                 ..Cycle::new(pod, view!(self, now))
             };
-            let verdict = match self.plugins[*instance].books() {
+            let verdict = match self.table.plugins[*instance].books() {
                 Some(books) => books.reserve(&cycle, choice.node, &mut fx),
                 None => Ok(()),
             };
@@ -265,11 +268,14 @@ impl Engine {
         let mut fx = Effects::default();
         let mut refused = None;
         let told = self.booking(pod);
-        let mut laps = self.meter.start(&self.names, profile, Point::Permit);
-        let instances = self.profiles[profile].permit.iter();
+        let mut laps = self
+            .telemetry
+            .meter
+            .start(&self.table.names, profile, Point::Permit);
+        let instances = self.table.profiles[profile].permit.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view!(self, now));
-            let answer = match self.plugins[*instance].consent() {
+            let answer = match self.table.plugins[*instance].consent() {
                 Some(consent) => consent.permit(&cycle, node, &mut fx),
                 None => Permit::Allow,
             };
@@ -281,7 +287,7 @@ impl Engine {
                         .unwrap_or(MAX_WAIT)
                         .min(MAX_WAIT);
                     let until = now.saturating_add(longest).unwrap_or(Timestamp::MAX);
-                    let name = self.names[*instance];
+                    let name = self.table.names[*instance];
                     let entry = waiting.get_or_insert_with(|| Waiting {
                         pod: pod.clone(),
                         profile,
@@ -326,9 +332,9 @@ impl Engine {
         let mut fx = Effects::default();
         let mut answer = Ok(true);
         let told = self.booking(pod);
-        let instances = self.profiles[profile].pre_bind.iter();
+        let instances = self.table.profiles[profile].pre_bind.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let Some(consent) = self.plugins[*instance].consent() else {
+            let Some(consent) = self.table.plugins[*instance].consent() else {
                 continue;
             };
             let cycle = Cycle::new(pod, view!(self, now));
@@ -339,11 +345,11 @@ impl Engine {
                     let waiting = Waiting {
                         pod: pod.clone(),
                         profile,
-                        on: vec![self.names[*instance]],
+                        on: vec![self.table.names[*instance]],
                         since: now,
                         point: Point::PreBind,
                         until: now.saturating_add(longest).unwrap_or(Timestamp::MAX),
-                        patience: (self.names[*instance], longest),
+                        patience: (self.table.names[*instance], longest),
                         missed: None,
                     };
                     self.wait(waiting);
@@ -375,10 +381,13 @@ impl Engine {
         let cycle = Cycle::new(pod, view);
         let mut patch = PodPatch::default();
         let told = self.booking(pod);
-        let mut laps = self.meter.start(&self.names, profile, Point::PreBind);
-        let instances = self.profiles[profile].pre_bind.iter();
+        let mut laps = self
+            .telemetry
+            .meter
+            .start(&self.table.names, profile, Point::PreBind);
+        let instances = self.table.profiles[profile].pre_bind.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let verdict = match self.plugins[*instance].binding() {
+            let verdict = match self.table.plugins[*instance].binding() {
                 Some(binding) => binding.pre_bind(&cycle, node, &mut patch),
                 None => Ok(()),
             };
@@ -388,22 +397,22 @@ impl Engine {
             }
         }
         drop(laps);
-        let plans = self.profiles[profile].bind.iter();
+        let plans = self.table.profiles[profile].bind.iter();
         let plan = plans
             .filter(|at| told & (1 << **at) != 0)
-            .filter_map(|at| Some((self.plugins[*at].binding()?.bind(&cycle, node), *at)))
+            .filter_map(|at| Some((self.table.plugins[*at].binding()?.bind(&cycle, node), *at)))
             .find(|(plan, _)| *plan != BindPlan::Skip);
         let Some((plan, binder)) = plan else {
             return Err(Stop::Failed("every bind plugin skipped the pod".to_owned()));
         };
-        let node = self.nodes.name(node).clone();
+        let node = self.cluster.nodes.name(node).clone();
         self.outbox.push(Output::Bind(BindRequest {
             pod: pod.clone(),
             node,
             patch,
             plan,
             profile,
-            binder: self.names[binder],
+            binder: self.table.names[binder],
             extender: self.binder_of(pod),
         }));
         Ok(())
@@ -412,7 +421,7 @@ impl Engine {
     fn stop_at(&self, point: &str, instance: Instance, rejection: &Rejection) -> Stop {
         let message = rejection.message();
         if rejection.code == Code::Error {
-            let name = self.names[instance];
+            let name = self.table.names[instance];
             return Stop::Failed(format!("running {point} plugin {name:?}: {message}"));
         }
         let mut stop = self.pre_filter_stop(instance, rejection);
@@ -422,7 +431,7 @@ impl Engine {
             diagnosis.pre_filter_message = String::new();
             diagnosis.total_nodes = 1;
             diagnosis.refusals = vec![crate::framework::NodeRefusal {
-                failed_plugin: self.names[instance],
+                failed_plugin: self.table.names[instance],
                 reason: message.into(),
                 preempt_might_help: false,
                 nodes: 1,
@@ -474,7 +483,7 @@ impl Engine {
         };
         self.queue.refuse(&pod.uid, refusal, now);
         if let Refusal::Unschedulable { by, .. } = refusal {
-            let refusing = self.plugins.iter().enumerate();
+            let refusing = self.table.plugins.iter().enumerate();
             let refusing = refusing.filter(|(instance, _)| by & (1 << instance) != 0);
             let names = |plugin: &dyn Plugin| guarded("over a refusal", || plugin.names(pod));
             let names = refusing.filter_map(|(_, plugin)| names(&**plugin));
@@ -497,7 +506,7 @@ impl Engine {
     }
 
     fn remarks(&self, pod: &PodInfo, said: &Words) -> Vec<Remark> {
-        let plugins = self.plugins.iter();
+        let plugins = self.table.plugins.iter();
         plugins
             .filter_map(|plugin| {
                 let insight = plugin.insight()?;
@@ -508,10 +517,10 @@ impl Engine {
 
     /// The next member of a group that is being placed, whatever the queue's order.
     fn next_of_group(&mut self, now: Timestamp) -> Option<QueuedPod> {
-        for instance in 0..self.plugins.len() {
+        for instance in 0..self.table.plugins.len() {
             loop {
                 let mut fx = Effects::default();
-                let Some(grouping) = self.plugins[instance].grouping() else {
+                let Some(grouping) = self.table.plugins[instance].grouping() else {
                     break;
                 };
                 let view = view!(self, now);
@@ -522,11 +531,11 @@ impl Engine {
                 }
                 let Some(uid) = next.flatten() else { break };
                 // A member that is not ours to place, or that others keep back, is passed over.
-                let began = self.meter.now();
+                let began = self.telemetry.meter.now();
                 if let Some(queued) = self.queue.take(&uid, 1 << instance) {
                     if let Some(began) = began {
                         let nanos = measure::nanos(began, std::time::Instant::now());
-                        self.meter.note(Measured::NextPod { nanos });
+                        self.telemetry.meter.note(Measured::NextPod { nanos });
                     }
                     return Some(queued);
                 }
@@ -539,7 +548,7 @@ impl Engine {
     pub(super) fn tick(&mut self, now: Timestamp) {
         let mut fx = Effects::default();
         let mut sound = true;
-        for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
+        for books in super::books_of(PluginSet::MAX, &mut self.table.plugins) {
             let view = view!(self, now);
             sound &= guarded("as time passes", || books.tick(view, &mut fx)).is_some();
         }
@@ -547,14 +556,14 @@ impl Engine {
         if !sound {
             self.forget_shared();
         }
-        while let Some(Reverse((until, _))) = self.deadlines.peek() {
+        while let Some(Reverse((until, _))) = self.waits.deadlines.peek() {
             if *until > now {
                 break;
             }
-            let Some(Reverse((until, uid))) = self.deadlines.pop() else {
+            let Some(Reverse((until, uid))) = self.waits.deadlines.pop() else {
                 break;
             };
-            let waiting = self.waiting.get(&uid).filter(|w| w.until == until);
+            let waiting = self.waits.pods.get(&uid).filter(|w| w.until == until);
             let Some((plugin, longest)) = waiting.map(|w| w.patience) else {
                 continue;
             };
@@ -570,28 +579,30 @@ impl Engine {
     /// Keeps a booked pod until all plugins have permitted it or its time is over.
     fn wait(&mut self, wait: Waiting) {
         let uid = wait.pod.uid.clone();
-        self.deadlines.push(Reverse((wait.until, uid.clone())));
-        if let Some(record) = self.pods.get(&uid)
+        self.waits
+            .deadlines
+            .push(Reverse((wait.until, uid.clone())));
+        if let Some(record) = self.cluster.pods.get(&uid)
             && !wait.pod.is_holder()
         {
-            let node = self.nodes.name(record.node).clone();
+            let node = self.cluster.nodes.name(record.node).clone();
             // What its status says already was a promise, before it was placed.
             if wait.pod.nominated.as_ref() != Some(&node) {
-                self.nominator.expect(&uid, &node);
+                self.preemptor.nominator.expect(&uid, &node);
             }
             self.outbox.push(Output::Expect {
                 pod: wait.pod.clone(),
                 node,
             });
         }
-        if self.waiting.is_empty() {
-            self.awaited = 0;
+        if self.waits.pods.is_empty() {
+            self.waits.awaited = 0;
         }
-        self.awaited |= self.named(&wait.on);
-        self.waiting.insert(uid, wait);
-        if self.deadlines.len() > 2 * self.waiting.len() + 64 {
-            let waiting = &self.waiting;
-            self.deadlines.retain(|Reverse((until, uid))| {
+        self.waits.awaited |= self.named(&wait.on);
+        self.waits.pods.insert(uid, wait);
+        if self.waits.deadlines.len() > 2 * self.waits.pods.len() + 64 {
+            let waiting = &self.waits.pods;
+            self.waits.deadlines.retain(|Reverse((until, uid))| {
                 waiting.get(uid).is_some_and(|w| w.until == *until)
             });
         }

@@ -51,21 +51,21 @@ impl Engine {
     /// The same, up to a priority.
     pub(super) fn wake_up_to(&mut self, priority: i32, event: &ClusterEvent<'_>, now: Timestamp) {
         let mut interested: PluginSet = 0;
-        for (instance, interests) in self.interests.iter().enumerate() {
+        for (instance, interests) in self.table.interests.iter().enumerate() {
             let cares = |i: &Interest| i.subject == event.subject && i.actions.meets(event.action);
             if interests.iter().any(cares) {
                 interested |= 1 << instance;
             }
         }
         let mut beyond: PluginSet = 0;
-        for (instance, plugin) in self.plugins.iter().enumerate() {
+        for (instance, plugin) in self.table.plugins.iter().enumerate() {
             if interested & (1 << instance) != 0 && plugin.reaches_further(event) {
                 beyond |= 1 << instance;
             }
         }
         // Plugins that know whom alone it may help.
         let (mut narrow, mut names): (PluginSet, Vec<(PluginSet, String)>) = (0, Vec::new());
-        for (instance, plugin) in self.plugins.iter().enumerate() {
+        for (instance, plugin) in self.table.plugins.iter().enumerate() {
             let bit = 1 << instance;
             if interested & bit != 0
                 && let Some(name) = plugin.about(event)
@@ -80,7 +80,7 @@ impl Engine {
         let hinted = std::cell::Cell::new(false);
         let view = view!(self, now);
         let any_of = |asked: PluginSet, pod: &PodInfo| {
-            (0..self.plugins.len()).any(|instance| {
+            (0..self.table.plugins.len()).any(|instance| {
                 asked & (1 << instance) != 0 && self.helps(instance, pod, event, view, &hinted)
             })
         };
@@ -119,15 +119,15 @@ impl Engine {
         }
         // Who waits is not refused yet, and may be when its time is over.
         let mut missed = Vec::new();
-        if self.awaited & interested != 0 {
-            for (uid, wait) in &self.waiting {
+        if self.waits.awaited & interested != 0 {
+            for (uid, wait) in &self.waits.pods {
                 let asked = self.named(&wait.on) & interested;
                 let helps = |instance: Instance| {
                     asked & (1 << instance) != 0
                         && self.helps(instance, &wait.pod, event, view, &hinted)
                 };
                 let may = wait.missed.is_none() && wait.pod.priority <= priority;
-                if may && (0..self.plugins.len()).any(helps) {
+                if may && (0..self.table.plugins.len()).any(helps) {
                     missed.push(uid.clone());
                 }
             }
@@ -137,7 +137,7 @@ impl Engine {
         let label = self.event_name(event);
         self.missed(&asking, label);
         for uid in missed {
-            if let Some(wait) = self.waiting.get_mut(&uid) {
+            if let Some(wait) = self.waits.pods.get_mut(&uid) {
                 wait.missed = Some(label);
             }
         }
@@ -148,7 +148,7 @@ impl Engine {
 
     /// The name under which metrics count a change of an object.
     pub(crate) fn name_of(&self, change: &ObjectChange) -> &'static str {
-        let names = self.event_names.get(change.kind);
+        let names = self.table.event_names.get(change.kind);
         names.map_or(change.kind, |names| change.named(names))
     }
 
@@ -159,7 +159,7 @@ impl Engine {
 
     /// The plugins of these names, as those that refuse.
     pub(super) fn named(&self, names: &[&'static str]) -> PluginSet {
-        let at = |name: &&str| self.names.iter().position(|known| known == name);
+        let at = |name: &&str| self.table.names.iter().position(|known| known == name);
         let at = names.iter().filter_map(at);
         at.fold(0, |set, at| set | 1 << at)
     }
@@ -174,12 +174,12 @@ impl Engine {
         view: View<'_>,
         asked: &std::cell::Cell<bool>,
     ) -> bool {
-        let timed = !asked.replace(true) && self.meter.times_event();
+        let timed = !asked.replace(true) && self.telemetry.meter.times_event();
         let began = timed.then(std::time::Instant::now);
-        let helps = self.plugins[instance].hint(pod, event, view) == Helps::Queue;
+        let helps = self.table.plugins[instance].hint(pod, event, view) == Helps::Queue;
         if let Some(began) = began {
-            self.meter.note(Measured::Hint {
-                plugin: self.names[instance],
+            self.telemetry.meter.note(Measured::Hint {
+                plugin: self.table.names[instance],
                 event: self.event_name(event),
                 hint: if helps { "Queue" } else { "QueueSkip" },
                 nanos: measure::nanos(began, std::time::Instant::now()),
@@ -195,9 +195,9 @@ impl Engine {
         result: &'static str,
         now: Timestamp,
     ) -> Option<Waiting> {
-        let waiting = self.waiting.remove(uid)?;
+        let waiting = self.waits.pods.remove(uid)?;
         let waited = now.duration_since(waiting.since);
-        self.meter.note(match waiting.point {
+        self.telemetry.meter.note(match waiting.point {
             Point::Permit => Measured::Permit {
                 result,
                 seconds: waited.as_secs_f64().max(0.0),
@@ -219,11 +219,11 @@ impl Engine {
         }
         let mut touched = fx.touched;
         for node in touched.drain(..) {
-            if node.row() < self.nodes.rows() {
-                self.nodes.touch(node);
+            if node.row() < self.cluster.nodes.rows() {
+                self.cluster.nodes.touch(node);
             }
         }
-        self.touched = touched;
+        self.cluster.touched = touched;
         for uid in fx.imagined {
             self.touch_promised(&uid);
         }
@@ -283,7 +283,7 @@ impl Engine {
     }
 
     pub(super) fn allow_waiting(&mut self, uid: &str, plugin: &str, now: Timestamp) {
-        let Some(waiting) = self.waiting.get_mut(uid) else {
+        let Some(waiting) = self.waits.pods.get_mut(uid) else {
             return;
         };
         waiting.on.retain(|name| *name != plugin);
@@ -293,7 +293,7 @@ impl Engine {
         let Some(Waiting { pod, profile, .. }) = self.stop_waiting(uid, "Success", now) else {
             return;
         };
-        let Some(node) = self.pods.get(uid).map(|record| record.node) else {
+        let Some(node) = self.cluster.pods.get(uid).map(|record| record.node) else {
             return;
         };
         let sent = attempted(|| self.send_to_bind(&pod, profile, node, now));
@@ -326,7 +326,7 @@ impl Engine {
     ) {
         let pod = &wait.pod;
         let by = self.named(&[plugin]);
-        let kept = self.kept.remove(&pod.uid);
+        let kept = self.preemptor.kept.remove(&pod.uid);
         // Refused on the chosen node: the others do not count.
         let refusal = NodeRefusal {
             failed_plugin: plugin,

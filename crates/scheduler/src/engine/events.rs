@@ -25,10 +25,10 @@ impl Engine {
     pub fn pod_applied(&mut self, pod: Arc<Pod>, now: Timestamp) {
         let spec = pod.spec.as_ref();
         if spec.is_some_and(|spec| spec.node_name.is_some()) {
-            let seen = SeenPod::new(Arc::unwrap_or_clone(pod), &self.resources);
+            let seen = SeenPod::new(Arc::unwrap_or_clone(pod), &self.cluster.resources);
             return self.pod_seen(&seen, now);
         }
-        let info = match PodInfo::new(pod.clone(), &self.resources) {
+        let info = match PodInfo::new(pod.clone(), &self.cluster.resources) {
             Ok(info) => Arc::new(info),
             Err(error) => {
                 self.pod_broken(&pod, &error.to_string(), now);
@@ -41,9 +41,9 @@ impl Engine {
     /// A pod, or something that is scheduled like one, was created or changed.
     pub(super) fn info_applied(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         let mut fx = Effects::default();
-        self.indexes.on_pod(&info);
+        self.cluster.indexes.on_pod(&info);
         let told = self.booking(&info);
-        for books in super::books_of(told, &mut self.plugins) {
+        for books in super::books_of(told, &mut self.table.plugins) {
             let view = view!(self, now);
             books.on_pod(&info, view, &mut fx);
         }
@@ -72,8 +72,8 @@ impl Engine {
     /// A pod, or something that is scheduled like one, does not exist any more.
     pub(super) fn info_removed(&mut self, uid: &str, now: Timestamp) {
         let mut fx = Effects::default();
-        self.indexes.on_pod_gone(uid);
-        for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
+        self.cluster.indexes.on_pod_gone(uid);
+        for books in super::books_of(PluginSet::MAX, &mut self.table.plugins) {
             let view = view!(self, now);
             books.on_pod_gone(uid, view, &mut fx);
         }
@@ -96,7 +96,7 @@ impl Engine {
     pub(super) fn pod_gone(&mut self, uid: &str, now: Timestamp) {
         let queued = self.queue.remove(uid);
         self.stop_waiting(uid, super::REFUSED, now);
-        self.nominator.settled(uid);
+        self.preemptor.nominator.settled(uid);
         let promised = self.denominate(uid);
         if let Some(pod) = self.unbook(uid, now) {
             self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
@@ -107,14 +107,14 @@ impl Engine {
 
     fn pod_bound(&mut self, info: Arc<PodInfo>, node: &str, now: Timestamp) {
         self.queue.remove(&info.uid);
-        self.waiting.remove(&info.uid);
-        self.nominator.settled(&info.uid);
+        self.waits.pods.remove(&info.uid);
+        self.preemptor.nominator.settled(&info.uid);
         self.denominate(&info.uid);
-        let Some(record) = self.pods.get_mut(&info.uid) else {
+        let Some(record) = self.cluster.pods.get_mut(&info.uid) else {
             self.book(info.clone(), node, false, now);
             return self.pod_event(Subject::AssignedPod, Action::ADD, &info, now);
         };
-        if **self.nodes.name(record.node) != *node {
+        if **self.cluster.nodes.name(record.node) != *node {
             // Bound elsewhere than assumed: by another scheduler, or by hand.
             self.unbook(&info.uid, now);
             self.book(info.clone(), node, false, now);
@@ -126,17 +126,17 @@ impl Engine {
             );
         }
         let was_assumed = std::mem::replace(&mut record.assumed, false);
-        self.assumed -= usize::from(was_assumed);
+        self.cluster.assumed -= usize::from(was_assumed);
         let old = std::mem::replace(&mut record.info, info.clone());
         let index = record.node;
         if old.priority != info.priority {
             self.count_priority(&old, false);
             self.count_priority(&info, true);
         }
-        self.nodes.update_pod(index, info.clone());
+        self.cluster.nodes.update_pod(index, info.clone());
         let mut fx = Effects::default();
         let told = self.booking(&info);
-        for books in super::books_of(told, &mut self.plugins) {
+        for books in super::books_of(told, &mut self.table.plugins) {
             let view = view!(self, now);
             books.on_updated(&old, &info, index, view, &mut fx);
         }
@@ -163,13 +163,13 @@ impl Engine {
     }
 
     pub(super) fn pod_pending(&mut self, info: Arc<PodInfo>, now: Timestamp) {
-        if let Some(Record { assumed: true, .. }) = self.pods.get(&info.uid) {
+        if let Some(Record { assumed: true, .. }) = self.cluster.pods.get(&info.uid) {
             // Our binding is under way; this is an echo of before, or of what we wrote, or an edit. Should
             // the binding fail, the pod is tried as it is then. One that only waits for it still can be
             // let go.
             let leaves = info.deleting || self.profile_of(&info).is_none();
             if leaves {
-                if self.waiting.contains_key(&info.uid) {
+                if self.waits.pods.contains_key(&info.uid) {
                     self.pod_gone(&info.uid, now);
                 } else {
                     // Should the binding fail, it is not tried again.
@@ -224,11 +224,12 @@ impl Engine {
     pub fn node_applied(&mut self, node: Arc<Node>, now: Timestamp) {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let old = self
+            .cluster
             .nodes
             .find(name)
-            .and_then(|index| self.nodes.info(index))
+            .and_then(|index| self.cluster.nodes.info(index))
             .cloned();
-        let (info, ignored) = NodeInfo::new(node, old.as_deref(), &self.resources);
+        let (info, ignored) = NodeInfo::new(node, old.as_deref(), &self.cluster.resources);
         let action = old
             .as_ref()
             .map_or(Action::ADD, |old| difference(old, &info));
@@ -242,8 +243,8 @@ impl Engine {
                 == new.and_then(|status| status.images.as_ref())
         };
         if action.0 == 0 && old.as_ref().is_some_and(nothing_new) {
-            if self.consultations.sends_nodes() {
-                self.nodes.replace_object(Arc::new(info));
+            if self.calls.sends_nodes() {
+                self.cluster.nodes.replace_object(Arc::new(info));
             }
             return;
         }
@@ -257,9 +258,9 @@ impl Engine {
             }));
         }
         let info = Arc::new(info);
-        let index = self.nodes.set_node(info.clone());
+        let index = self.cluster.nodes.set_node(info.clone());
         let mut fx = Effects::default();
-        for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
+        for books in super::books_of(PluginSet::MAX, &mut self.table.plugins) {
             let view = view!(self, now);
             books.on_node(index, view, &mut fx);
         }
@@ -279,15 +280,15 @@ impl Engine {
 
     /// A node was deleted.
     pub fn node_deleted(&mut self, name: &str, now: Timestamp) {
-        let Some(index) = self.nodes.find(name) else {
+        let Some(index) = self.cluster.nodes.find(name) else {
             return;
         };
-        let Some(info) = self.nodes.info(index).cloned() else {
+        let Some(info) = self.cluster.nodes.info(index).cloned() else {
             return;
         };
-        self.nodes.remove_node(name);
+        self.cluster.nodes.remove_node(name);
         let mut fx = Effects::default();
-        for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
+        for books in super::books_of(PluginSet::MAX, &mut self.table.plugins) {
             let view = view!(self, now);
             books.on_node(index, view, &mut fx);
         }
@@ -305,7 +306,11 @@ impl Engine {
     /// A change of an object as it is seen once informers have taken it in.
     #[must_use]
     pub fn kept(&self, change: ObjectChange) -> ObjectChange {
-        let mut watches = self.plugins.iter().flat_map(|plugin| plugin.watches());
+        let mut watches = self
+            .table
+            .plugins
+            .iter()
+            .flat_map(|plugin| plugin.watches());
         match watches.find(|watch| watch.kind() == change.kind) {
             Some(watch) => watch.kept(change),
             None => change,
@@ -315,11 +320,11 @@ impl Engine {
     /// An object of a kind that a plugin watches changed.
     pub fn object_changed(&mut self, change: &ObjectChange, now: Timestamp) {
         let mut fx = Effects {
-            touched: std::mem::take(&mut self.touched),
+            touched: std::mem::take(&mut self.cluster.touched),
             ..Effects::default()
         };
-        self.indexes.on_object(change, &mut fx);
-        for books in super::books_of(PluginSet::MAX, &mut self.plugins) {
+        self.cluster.indexes.on_object(change, &mut fx);
+        for books in super::books_of(PluginSet::MAX, &mut self.table.plugins) {
             let view = view!(self, now);
             books.on_object(change, view, &mut fx);
         }
@@ -336,29 +341,32 @@ impl Engine {
 
     /// A binding was tried.
     pub fn bind_finished(&mut self, uid: &str, result: Result<(), BindError>, now: Timestamp) {
-        let Some(record) = self.pods.get(uid) else {
+        let Some(record) = self.cluster.pods.get(uid) else {
             return;
         };
         let (pod, profile) = (record.info.clone(), record.profile);
-        let node = self.nodes.name(record.node).clone();
+        let node = self.cluster.nodes.name(record.node).clone();
         match result {
             Ok(()) => {
                 self.queue.remove(uid);
                 let mut fx = Effects::default();
-                self.meter.begin_after(now);
+                self.telemetry.meter.begin_after(now);
                 let told = self.booking(&pod);
                 if let Some(at) = profile {
-                    let mut laps = self.meter.start(&self.names, at, Point::PostBind);
-                    let instances = self.profiles[at].post_bind.iter();
+                    let mut laps =
+                        self.telemetry
+                            .meter
+                            .start(&self.table.names, at, Point::PostBind);
+                    let instances = self.table.profiles[at].post_bind.iter();
                     for instance in instances.filter(|at| told & (1 << **at) != 0) {
                         let view = view!(self, now);
-                        if let Some(books) = self.plugins[*instance].books() {
+                        if let Some(books) = self.table.plugins[*instance].books() {
                             books.post_bind(&pod, &node, view, &mut fx);
                         }
                         laps.lap(*instance, || "Success");
                     }
                 }
-                self.meter.end_after();
+                self.telemetry.meter.end_after();
                 self.apply(fx, now);
             }
             Err(error) => {

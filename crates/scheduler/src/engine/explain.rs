@@ -138,12 +138,17 @@ impl Engine {
     /// The latest decision about the pod with this uid, if it is remembered.
     #[must_use]
     pub fn decision(&self, uid: &str) -> Option<&Decision> {
-        self.decisions.ring.iter().rev().find(|it| *it.uid == *uid)
+        self.telemetry
+            .decisions
+            .ring
+            .iter()
+            .rev()
+            .find(|it| *it.uid == *uid)
     }
 
     /// The latest decisions, newest first.
     pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
-        self.decisions.ring.iter().rev()
+        self.telemetry.decisions.ring.iter().rev()
     }
 
     /// The nodes that come closest to taking `pod`, nearest first. Empty when the pod is refused
@@ -160,9 +165,9 @@ impl Engine {
         };
         let scope = Scope {
             cycle,
-            plugins: &self.plugins,
+            plugins: &self.table.plugins,
             prepared: &prepared,
-            nominator: &self.nominator,
+            nominator: &self.preemptor.nominator,
             opinion: None,
             shared: false,
             bare: false,
@@ -174,7 +179,7 @@ impl Engine {
             scope.lacks(node, &mut lacks);
             (lacks.found() > 0).then(|| (lacks.distance(), node))
         };
-        let rows: Vec<NodeIndex> = self.nodes.indices().collect();
+        let rows: Vec<NodeIndex> = self.cluster.nodes.indices().collect();
         let mut near: Vec<(f64, NodeIndex)> = if rows.len() < self.options.parallel_rows {
             rows.into_iter().filter_map(far).collect()
         } else {
@@ -191,7 +196,7 @@ impl Engine {
             let mut lacks = Lacks::in_words();
             scope.lacks(node, &mut lacks);
             Near {
-                node: self.nodes.name(node).clone(),
+                node: self.cluster.nodes.name(node).clone(),
                 lacks: lacks.text(),
                 distance,
             }
@@ -203,7 +208,7 @@ impl Engine {
     #[must_use]
     pub fn explain_pod(&mut self, namespace: &str, name: &str, now: Timestamp) -> Option<Value> {
         let is = |pod: &PodInfo| *pod.name == *name && *pod.namespace == *namespace;
-        let booked = self.pods.values().find(|record| is(&record.info));
+        let booked = self.cluster.pods.values().find(|record| is(&record.info));
         let booked = booked.map(|record| (record.info.clone(), record.node, record.assumed));
         let pod = match &booked {
             Some((pod, ..)) => pod.clone(),
@@ -215,7 +220,7 @@ impl Engine {
         self.prepare_to_show(now);
         let mut plugins = serde_json::Map::new();
         let asked = self.judging(&pod);
-        let numbered = self.plugins.iter().enumerate();
+        let numbered = self.table.plugins.iter().enumerate();
         for (_, plugin) in numbered.filter(|(at, _)| asked & (1 << at) != 0) {
             let insight = plugin.insight();
             if let Some(said) = insight.and_then(|it| it.explain(&pod, view!(self, now))) {
@@ -236,9 +241,9 @@ impl Engine {
             out["nearest"] = json!(self.nearest(&pod, 3, now));
             return Some(out);
         };
-        out["node"] = json!(self.nodes.name(node));
+        out["node"] = json!(self.cluster.nodes.name(node));
         out["decision"] = json!(self.decision(&pod.uid));
-        out["state"] = match (self.waiting.get(&pod.uid), assumed) {
+        out["state"] = match (self.waits.pods.get(&pod.uid), assumed) {
             (Some(waiting), _) => {
                 out["waitsFor"] = json!({"plugins": waiting.on, "until": waiting.until});
                 json!("waiting")
@@ -251,7 +256,7 @@ impl Engine {
 
     fn queue_state(&self, pod: &PodInfo, now: Timestamp) -> Value {
         let names = |set: PluginSet| -> Vec<&str> {
-            let named = self.names.iter().enumerate();
+            let named = self.table.names.iter().enumerate();
             named
                 .filter(|(instance, _)| set & (1 << instance) != 0)
                 .map(|(_, name)| *name)
@@ -277,6 +282,7 @@ impl Engine {
         }
         if state.place == "gated" {
             let reasons: Vec<String> = self
+                .table
                 .plugins
                 .iter()
                 .filter_map(|plugin| Some(plugin.pre_enqueue(pod).err()?.message()))
@@ -288,10 +294,10 @@ impl Engine {
 
     /// All pods that are known, with the node of those that have one, in no particular order.
     pub(crate) fn known_pods(&self) -> impl Iterator<Item = (&PodInfo, &str)> {
-        let booked = self.pods.values();
-        let booked = booked.map(|record| (&*record.info, &**self.nodes.name(record.node)));
+        let booked = self.cluster.pods.values();
+        let booked = booked.map(|record| (&*record.info, &**self.cluster.nodes.name(record.node)));
         let waiting = self.queue.pods();
-        let waiting = waiting.filter(|pod| !self.pods.contains_key(&pod.uid));
+        let waiting = waiting.filter(|pod| !self.cluster.pods.contains_key(&pod.uid));
         booked.chain(waiting.map(|pod| (&**pod, "")))
     }
 
@@ -299,6 +305,7 @@ impl Engine {
     #[must_use]
     pub fn inspections(&self) -> Vec<String> {
         let mut out: Vec<String> = self
+            .table
             .plugins
             .iter()
             .filter_map(|plugin| Some((plugin.name(), plugin.insight()?)))

@@ -9,9 +9,9 @@
 macro_rules! view {
     ($engine:expr, $now:expr) => {
         $crate::framework::View {
-            nodes: &$engine.nodes,
-            resources: &$engine.resources,
-            indexes: &$engine.indexes,
+            nodes: &$engine.cluster.nodes,
+            resources: &$engine.cluster.resources,
+            indexes: &$engine.cluster.indexes,
             now: $now,
         }
     };
@@ -19,6 +19,8 @@ macro_rules! view {
 
 mod batch;
 mod class;
+mod class_cache;
+mod cluster;
 mod consult;
 mod cycle;
 mod effects;
@@ -33,16 +35,20 @@ mod nominator;
 mod opinion;
 mod output;
 mod plan;
+mod plugin_table;
 mod preempt;
+mod preemptor;
 mod promise;
 mod room;
 mod scope;
 mod select;
 mod special;
 mod stage;
+mod telemetry;
 mod together;
 mod tree;
 mod verdicts;
+mod waiting;
 
 pub use consult::{Consultation, Proposal, Question};
 pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
@@ -53,20 +59,24 @@ pub use crate::framework::{Advice, Advised, Agreed, BindError};
 
 use crate::config::Configuration;
 use crate::framework::{
-    Action, Bookkeeping, Cycle, Effects, EventNames, Holders, Indexes, Instance, Interest,
-    NotShown, Plugin, Points, Profile, Profiles, Readings, ShapeId, Subject, View,
+    Action, Bookkeeping, Cycle, Effects, Indexes, Instance, NotShown, Plugin, Profile, Profiles,
+    Readings, Subject, View,
 };
 use crate::guard::guarded;
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
-use crate::state::{NodeIndex, NodeStore, PodInfo};
-use class::Evaluation;
+use crate::state::{NodeStore, PodInfo};
+use class_cache::ClassCache;
+use cluster::{ClusterState, Record};
 use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
-use nominator::Nominator;
+use plugin_table::PluginTable;
+use preemptor::Preemptor;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use telemetry::Telemetry;
+use waiting::{Waiting, WaitingPods};
 
 /// How upstream's metrics call a pod that was not permitted.
 const REFUSED: &str = "Unschedulable";
@@ -100,91 +110,26 @@ impl Default for EngineOptions {
     }
 }
 
-#[derive(Debug)]
-struct Record {
-    info: Arc<PodInfo>,
-    node: NodeIndex,
-    profile: Option<usize>,
-    assumed: bool,
-}
-
-/// A pod that keeps what it booked while it waits for permission.
-#[derive(Debug, Clone)]
-struct Waiting {
-    pod: Arc<PodInfo>,
-    profile: usize,
-    on: Vec<&'static str>,
-    since: Timestamp,
-    /// Where: with permission still to come, or with something to happen before the binding.
-    point: Point,
-    until: Timestamp,
-    /// Whose wait ends first, and how long that plugin wanted to wait.
-    patience: (&'static str, SignedDuration),
-    /// The last event that would have helped it had it been refused by who it waits for.
-    missed: Option<&'static str>,
-}
-
 /// See the module documentation.
 pub struct Engine {
     options: EngineOptions,
-    caching: bool,
-    resources: Arc<ResourceTable>,
-    nodes: NodeStore,
-    indexes: Indexes,
-    pods: FxHashMap<Arc<str>, Record>,
-    /// How many of them are only assumed.
-    assumed: usize,
+    cluster: ClusterState,
+    table: PluginTable,
     queue: Queue,
-    profiles: Vec<Profile>,
-    plugins: Vec<Box<dyn Plugin>>,
-    /// By instance; the last is that of all extenders together.
-    names: Vec<&'static str>,
-    interests: Vec<Vec<Interest>>,
-    /// The plugins that say where holders go, and those to which they are pods.
-    judges_holders: PluginSet,
-    books_holders: PluginSet,
-    /// Per profile, the plugins whose reading of a pod makes its shape.
-    signers: Vec<Vec<Instance>>,
-    classes: FxHashMap<(usize, ShapeId), Evaluation>,
-    /// What they take together.
-    class_bytes: usize,
-    uses: u64,
-    mismatches: u64,
-    waiting: FxHashMap<Arc<str>, Waiting>,
-    /// Plugins that pods wait for; those of before, too, until nobody waits.
-    awaited: PluginSet,
-    /// When waits end; entries of pods that wait no more are dropped when they come up.
-    deadlines: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
-    decisions: explain::Decisions,
-    nominator: Nominator,
-    memo: memo::Memo,
-    /// Booked pods by priority.
-    priorities: BTreeMap<i32, usize>,
-    /// Victims whose eviction was asked for, and for whom.
-    evicting: FxHashMap<Arc<str>, Arc<str>>,
-    /// Pods that keep their place as a promise should they have to give it back now, by uid.
-    kept: FxHashMap<Arc<str>, Arc<str>>,
-    /// How often room was looked for, and how many had to go for it.
-    preemptions: u64,
-    victims_total: usize,
-    /// How events about objects of other kinds are counted.
-    event_names: FxHashMap<&'static str, EventNames>,
-    /// Plugins that keep pods from being victims.
-    protectors: Vec<Instance>,
-    consultations: consult::Consultations,
-    meter: measure::Meter,
-    observer: Option<Observer>,
-    outbox: Vec<Output>,
+    classes: ClassCache,
+    waits: WaitingPods,
+    preemptor: Preemptor,
+    calls: consult::ExtenderCalls,
     promises: Vec<promise::Promise>,
-    /// An empty list to be filled with the nodes that the next event touches.
-    touched: Vec<NodeIndex>,
+    telemetry: Telemetry,
+    outbox: Vec<Output>,
 }
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
-            .field("nodes", &self.nodes.len())
-            .field("pods", &self.pods.len())
+            .field("nodes", &self.cluster.nodes.len())
+            .field("pods", &self.cluster.pods.len())
             .field("pending", &self.queue.pending())
             .finish_non_exhaustive()
     }
@@ -198,79 +143,28 @@ impl Engine {
             initial: SignedDuration::from_secs(config.pod_initial_backoff_seconds),
             max: SignedDuration::from_secs(config.pod_max_backoff_seconds),
         };
-        let Profiles {
-            profiles,
-            instances: plugins,
-            resources,
-            ..
-        } = profiles;
-        let signers = profiles
-            .iter()
-            .map(|profile| signers(profile, &plugins))
-            .collect();
-        let holders = |least: Holders| {
-            let all = plugins.iter().enumerate();
-            let those = all.filter(|(_, plugin)| plugin.holders() >= least);
-            those.fold(0, |set, (instance, _)| set | 1 << instance)
-        };
-        let protectors = (0..plugins.len())
-            .filter(|instance| plugins[*instance].protection().is_some())
-            .collect();
-        let mut event_names: FxHashMap<&'static str, EventNames> = FxHashMap::default();
-        for watch in plugins.iter().flat_map(|plugin| plugin.watches()) {
-            let (kind, names) = (watch.kind(), watch.names());
-            // Of several who watch a kind, one says how it is called.
-            if names != [kind; 3] || !event_names.contains_key(kind) {
-                event_names.insert(kind, names);
-            }
-        }
-        let names = plugins.iter().map(|plugin| plugin.name());
+        let resources = profiles.resources.clone();
+        let table = PluginTable::new(profiles);
+        let indexes = table.plugins.iter().flat_map(|plugin| plugin.indexes());
         Self {
             options,
-            consultations: consult::Consultations::new(&config.extenders),
-            event_names,
-            protectors,
-            judges_holders: holders(Holders::Judged),
-            books_holders: holders(Holders::Booked),
-            caching: true,
-            meter: measure::Meter::new(profiles.len(), plugins.len()),
-            observer: None,
-            resources,
-            nodes: NodeStore::default(),
-            indexes: Indexes::new(plugins.iter().flat_map(|plugin| plugin.indexes())),
-            pods: FxHashMap::default(),
-            assumed: 0,
+            cluster: ClusterState::new(resources, Indexes::new(indexes)),
             queue: Queue::new(backoff),
-            names: names.chain([consult::NAME]).collect(),
-            interests: plugins.iter().map(|plugin| plugin.interests()).collect(),
-            profiles,
-            plugins,
-            signers,
-            classes: FxHashMap::default(),
-            class_bytes: 0,
-            uses: 0,
-            mismatches: 0,
-            waiting: FxHashMap::default(),
-            awaited: 0,
-            deadlines: BinaryHeap::new(),
-            decisions: explain::Decisions::default(),
-            nominator: Nominator::default(),
-            memo: memo::Memo::default(),
-            priorities: BTreeMap::new(),
-            evicting: FxHashMap::default(),
-            kept: FxHashMap::default(),
-            preemptions: 0,
-            victims_total: 0,
-            outbox: Vec::new(),
+            classes: ClassCache::default(),
+            waits: WaitingPods::default(),
+            preemptor: Preemptor::default(),
+            calls: consult::ExtenderCalls::new(&config.extenders),
             promises: Vec::new(),
-            touched: Vec::new(),
+            telemetry: Telemetry::new(table.profiles.len(), table.plugins.len()),
+            outbox: Vec::new(),
+            table,
         }
     }
 
     /// The nodes and what is booked on them.
     #[must_use]
     pub fn nodes(&self) -> &NodeStore {
-        &self.nodes
+        &self.cluster.nodes
     }
 
     /// The state as plugins read it.
@@ -282,24 +176,24 @@ impl Engine {
     /// Resource names and numbers.
     #[must_use]
     pub fn resources(&self) -> &ResourceTable {
-        &self.resources
+        &self.cluster.resources
     }
 
     /// The profiles, with plugin positions resolved by [`Engine::plugin_name`].
     #[must_use]
     pub fn profiles(&self) -> &[Profile] {
-        &self.profiles
+        &self.table.profiles
     }
 
     /// Those who refuse when extenders do.
     fn extenders_bit(&self) -> PluginSet {
-        1 << self.plugins.len()
+        1 << self.table.plugins.len()
     }
 
     /// The name of plugin instance `instance`.
     #[must_use]
     pub fn plugin_name(&self, instance: Instance) -> &'static str {
-        self.names.get(instance).copied().unwrap_or_default()
+        self.table.names.get(instance).copied().unwrap_or_default()
     }
 
     /// How many pods wait where.
@@ -311,21 +205,26 @@ impl Engine {
     /// How many pods are booked, and how many of them are not confirmed by the informer yet.
     #[must_use]
     pub fn booked(&self) -> (usize, usize) {
-        (self.pods.len(), self.assumed)
+        (self.cluster.pods.len(), self.cluster.assumed)
     }
 
     /// What is counted of shared answers must be what they take; for tests.
     #[must_use]
     pub fn memory_balances(&self) -> bool {
-        let counted: usize = self.classes.values().map(|class| class.counted).sum();
-        let mut classes = self.classes.values();
-        counted == self.class_bytes && classes.all(|class| class.counted == class.bytes())
+        let counted: usize = self
+            .classes
+            .by_shape
+            .values()
+            .map(|class| class.counted)
+            .sum();
+        let mut classes = self.classes.by_shape.values();
+        counted == self.classes.bytes && classes.all(|class| class.counted == class.bytes())
     }
 
     /// How often a shared evaluation named a node that the pod's own check refused.
     #[must_use]
     pub fn mismatches(&self) -> u64 {
-        self.mismatches
+        self.classes.mismatches
     }
 
     /// How many pods entered which queue because of which event, since the last call.
@@ -335,23 +234,23 @@ impl Engine {
 
     /// Has `observer` told of every cycle before it begins.
     pub fn observe(&mut self, observer: Observer) {
-        self.observer = Some(observer);
+        self.telemetry.observer = Some(observer);
     }
 
     /// What was measured since the last call.
     pub fn take_measures(&mut self) -> Measures {
-        self.meter.take(&self.names)
+        self.telemetry.meter.take(&self.table.names)
     }
 
     /// Whether so much was measured that it should be taken now.
     pub fn has_measured_much(&mut self) -> bool {
-        self.meter.is_full()
+        self.telemetry.meter.is_full()
     }
 
     /// What plugins measure of themselves.
     pub fn read(&mut self, now: Timestamp) -> Readings {
         let mut out = Readings::default();
-        for plugin in &mut self.plugins {
+        for plugin in &mut self.table.plugins {
             if let Some(metered) = plugin.metered() {
                 let view = view!(self, now);
                 guarded("over what it measures", || metered.read(view, &mut out));
@@ -368,7 +267,7 @@ impl Engine {
             let Some(profile) = self.profile_named(scheduler) else {
                 continue;
             };
-            for (instance, name) in self.names.iter().enumerate() {
+            for (instance, name) in self.table.names.iter().enumerate() {
                 if by & (1 << instance) != 0 {
                     *out.entry((profile, *name)).or_default() += pods;
                 }
@@ -380,9 +279,10 @@ impl Engine {
     /// The node on which the pod with this uid is booked, and whether that is only assumed.
     #[must_use]
     pub fn placement(&self, uid: &str) -> Option<(&Arc<str>, bool)> {
-        self.pods
+        self.cluster
+            .pods
             .get(uid)
-            .map(|record| (self.nodes.name(record.node), record.assumed))
+            .map(|record| (self.cluster.nodes.name(record.node), record.assumed))
     }
 
     /// A pod that waits in the queue, by uid.
@@ -407,20 +307,26 @@ impl Engine {
         query: &BTreeMap<String, String>,
         now: Timestamp,
     ) -> Result<serde_json::Value, NotShown> {
-        let known = self.names.iter().position(|name| *name == plugin);
+        let known = self.table.names.iter().position(|name| *name == plugin);
         let at = known.ok_or(NotShown::NoSuchPath)?;
-        if let Some(books) = self.plugins[at].books() {
+        if let Some(books) = self.table.plugins[at].books() {
             books.prepare_to_show(view!(self, now));
         }
-        let insight = self.plugins[at].insight().ok_or(NotShown::NoSuchPath)?;
+        let insight = self.table.plugins[at]
+            .insight()
+            .ok_or(NotShown::NoSuchPath)?;
         insight.inspect(path, query, view!(self, now))
     }
 
     /// When time alone will make a pod ready or end a wait, as far as is known.
     #[must_use]
     pub fn next_deadline(&mut self) -> Option<Timestamp> {
-        let waits = self.deadlines.peek().map(|Reverse((until, _))| *until);
-        let books = books_of(PluginSet::MAX, &mut self.plugins);
+        let waits = self
+            .waits
+            .deadlines
+            .peek()
+            .map(|Reverse((until, _))| *until);
+        let books = books_of(PluginSet::MAX, &mut self.table.plugins);
         let ticks = books.filter_map(|books| guarded("over time", || books.next_tick())?);
         let queue = self.queue.next_deadline().into_iter();
         queue.chain(waits).chain(ticks).min()
@@ -431,24 +337,25 @@ impl Engine {
     }
 
     fn profile_named(&self, name: &str) -> Option<usize> {
-        self.profiles
+        self.table
+            .profiles
             .iter()
             .position(|profile| profile.name == name)
     }
 
     fn gates_of(&self, pod: &PodInfo, profile: usize) -> PluginSet {
         let asked = self.judging(pod);
-        let plugins = self.profiles[profile].pre_enqueue.iter();
+        let plugins = self.table.profiles[profile].pre_enqueue.iter();
         plugins
             .filter(|instance| asked & (1 << **instance) != 0)
-            .filter(|instance| self.plugins[**instance].pre_enqueue(pod).is_err())
+            .filter(|instance| self.table.plugins[**instance].pre_enqueue(pod).is_err())
             .fold(0, |set, instance| set | 1 << instance)
     }
 
     /// The plugins that are asked where `pod` goes.
     fn judging(&self, pod: &PodInfo) -> PluginSet {
         if pod.is_holder() {
-            self.judges_holders
+            self.table.judges_holders
         } else {
             PluginSet::MAX
         }
@@ -456,17 +363,17 @@ impl Engine {
 
     /// Has books made ready for the rules to be asked where `pod` may go.
     fn prepare_books(&mut self, pod: &Arc<PodInfo>, profile: usize, now: Timestamp) {
-        let rules = &self.profiles[profile];
+        let rules = &self.table.profiles[profile];
         let rules = rules.pre_filter.iter().chain(&rules.pre_score);
         let asked = rules.fold(0, |set, instance| set | 1 << instance) & self.judging(pod);
-        for books in books_of(asked, &mut self.plugins) {
+        for books in books_of(asked, &mut self.table.plugins) {
             books.prepare(&Cycle::new(pod, view!(self, now)));
         }
     }
 
     /// Has books brought up to date for people.
     fn prepare_to_show(&mut self, now: Timestamp) {
-        for books in books_of(PluginSet::MAX, &mut self.plugins) {
+        for books in books_of(PluginSet::MAX, &mut self.table.plugins) {
             books.prepare_to_show(view!(self, now));
         }
     }
@@ -474,7 +381,7 @@ impl Engine {
     /// The plugins that have `pod` in their books.
     fn booking(&self, pod: &PodInfo) -> PluginSet {
         if pod.is_holder() {
-            self.books_holders
+            self.table.books_holders
         } else {
             PluginSet::MAX
         }
@@ -486,7 +393,7 @@ impl Engine {
     }
 
     fn book(&mut self, pod: Arc<PodInfo>, node: &str, assumed: bool, now: Timestamp) {
-        let index = self.nodes.add_pod(node, pod.clone());
+        let index = self.cluster.nodes.add_pod(node, pod.clone());
         let profile = self.profile_of(&pod);
         let record = Record {
             info: pod.clone(),
@@ -494,13 +401,14 @@ impl Engine {
             profile,
             assumed,
         };
-        let before = self.pods.insert(pod.uid.clone(), record);
+        let before = self.cluster.pods.insert(pod.uid.clone(), record);
         let was_assumed = before.is_some_and(|before| before.assumed);
-        self.assumed = self.assumed + usize::from(assumed) - usize::from(was_assumed);
+        self.cluster.assumed =
+            self.cluster.assumed + usize::from(assumed) - usize::from(was_assumed);
         self.count_priority(&pod, true);
         let mut fx = Effects::default();
         let told = self.booking(&pod);
-        for books in books_of(told, &mut self.plugins) {
+        for books in books_of(told, &mut self.table.plugins) {
             let view = view!(self, now);
             books.on_assigned(&pod, index, view, &mut fx);
         }
@@ -509,20 +417,20 @@ impl Engine {
 
     /// Takes a pod off its node. Plugins give back what they reserved if it was only assumed.
     fn unbook(&mut self, uid: &str, now: Timestamp) -> Option<Arc<PodInfo>> {
-        let record = self.pods.remove(uid)?;
-        self.assumed -= usize::from(record.assumed);
+        let record = self.cluster.pods.remove(uid)?;
+        self.cluster.assumed -= usize::from(record.assumed);
         self.count_priority(&record.info, false);
-        self.evicting.remove(uid);
+        self.preemptor.evicting.remove(uid);
         let told = self.booking(&record.info);
         if record.assumed
             && let Some(profile) = record.profile
         {
             let view = view!(self, now);
             let mut fx = Effects::default();
-            let instances = self.profiles[profile].reserve.iter().rev();
+            let instances = self.table.profiles[profile].reserve.iter().rev();
             for instance in instances.filter(|instance| told & (1 << **instance) != 0) {
                 let cycle = Cycle::new(&record.info, view);
-                if let Some(books) = self.plugins[*instance].books() {
+                if let Some(books) = self.table.plugins[*instance].books() {
                     guarded(UNDONE, || books.unreserve(&cycle, record.node, &mut fx));
                 }
             }
@@ -531,12 +439,12 @@ impl Engine {
         // The row may be released with its last pod: plugins hear of it while it still has a name.
         let mut fx = Effects::default();
         guarded(UNDONE, || {
-            for books in books_of(told, &mut self.plugins) {
+            for books in books_of(told, &mut self.table.plugins) {
                 let view = view!(self, now);
                 books.on_unassigned(&record.info, record.node, view, &mut fx);
             }
         });
-        self.nodes.remove_pod(record.node, uid);
+        self.cluster.nodes.remove_pod(record.node, uid);
         self.apply(fx, now);
         Some(record.info)
     }
@@ -550,8 +458,13 @@ impl Engine {
 
     /// Undoes an assumption, if the pod is only assumed.
     fn forget(&mut self, uid: &str, now: Timestamp) -> bool {
-        self.waiting.remove(uid);
-        if !self.pods.get(uid).is_some_and(|record| record.assumed) {
+        self.waits.pods.remove(uid);
+        if !self
+            .cluster
+            .pods
+            .get(uid)
+            .is_some_and(|record| record.assumed)
+        {
             return false;
         }
         let Some(pod) = self.unbook(uid, now) else {
@@ -571,24 +484,6 @@ fn books_of(
     numbered
         .filter(move |(instance, _)| set & (1 << instance) != 0)
         .filter_map(|(_, plugin)| plugin.books())
-}
-
-/// The plugins whose answers pods share, each once.
-fn signers(profile: &Profile, plugins: &[Box<dyn Plugin>]) -> Vec<Instance> {
-    let scores = profile.score.iter().map(|(instance, _)| instance);
-    let mut out: Vec<Instance> = profile
-        .pre_filter
-        .iter()
-        .chain(&profile.filter)
-        .chain(scores)
-        .copied()
-        .collect();
-    // What volatile plugins say is not shared.
-    out.retain(|at| plugins[*at].volatile().is_none());
-    out.sort_unstable();
-    out.dedup();
-    debug_assert!(out.iter().all(|at| plugins[*at].points() != Points(0)));
-    out
 }
 
 #[cfg(test)]

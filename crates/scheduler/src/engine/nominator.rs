@@ -74,25 +74,25 @@ impl Engine {
     /// The node that the pod with this uid is nominated to.
     #[must_use]
     pub fn nominated_node(&self, uid: &str) -> Option<&Arc<str>> {
-        self.nominator.node_of(uid)
+        self.preemptor.nominator.node_of(uid)
     }
 
     /// Sets aside room for `pod` on `node`, in place of where it was nominated before.
     pub(super) fn nominate(&mut self, pod: &Arc<PodInfo>, node: &Arc<str>) {
         self.denominate(&pod.uid);
-        if self.nominator.is_expected(&pod.uid, node) {
-            self.nominator.settled(&pod.uid);
+        if self.preemptor.nominator.is_expected(&pod.uid, node) {
+            self.preemptor.nominator.settled(&pod.uid);
         }
-        self.nominator.insert(pod, node);
+        self.preemptor.nominator.insert(pod, node);
         self.touch_named(node);
     }
 
     /// Withdraws a nomination. Returns whether there was one.
     pub(super) fn denominate(&mut self, uid: &str) -> bool {
-        if self.nominator.is_empty() {
+        if self.preemptor.nominator.is_empty() {
             return false;
         }
-        let node = self.nominator.remove(uid);
+        let node = self.preemptor.nominator.remove(uid);
         if let Some(node) = &node {
             self.touch_named(node);
         }
@@ -104,13 +104,13 @@ impl Engine {
     pub(super) fn nomination_seen(&mut self, old: Option<&PodInfo>, new: &Arc<PodInfo>) {
         let before = old.and_then(|old| old.nominated.as_ref());
         if before == new.nominated.as_ref() && old.is_some() {
-            if let Some(node) = self.nominator.node_of(&new.uid).cloned() {
+            if let Some(node) = self.preemptor.nominator.node_of(&new.uid).cloned() {
                 self.nominate(new, &node);
             }
             return;
         }
         match &new.nominated {
-            Some(node) if self.nominator.is_expected(&new.uid, node) => {}
+            Some(node) if self.preemptor.nominator.is_expected(&new.uid, node) => {}
             Some(node) => self.nominate(new, node),
             None => {
                 self.denominate(&new.uid);
@@ -124,7 +124,7 @@ impl Engine {
     pub(super) fn promise_is_over(&self, old: &PodInfo, new: &PodInfo) -> bool {
         let before = old.nominated.as_ref();
         before != new.nominated.as_ref()
-            && before.is_some_and(|node| !self.nominator.is_expected(&old.uid, node))
+            && before.is_some_and(|node| !self.preemptor.nominator.is_expected(&old.uid, node))
     }
 
     /// What becomes of the nomination of a pod that was refused: `said` is its new node, nothing
@@ -144,14 +144,14 @@ impl Engine {
 
     /// What the pod with this uid takes changed: others are judged beside it where it is nominated.
     pub(super) fn touch_promised(&mut self, uid: &str) {
-        if let Some(node) = self.nominator.node_of(uid).cloned() {
+        if let Some(node) = self.preemptor.nominator.node_of(uid).cloned() {
             self.touch_named(&node);
         }
     }
 
     fn touch_named(&mut self, node: &str) {
-        if let Some(index) = self.nodes.find(node) {
-            self.nodes.touch(index);
+        if let Some(index) = self.cluster.nodes.find(node) {
+            self.cluster.nodes.touch(index);
         }
     }
 }

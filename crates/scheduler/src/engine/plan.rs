@@ -32,7 +32,7 @@ impl Engine {
         let Some((instance, uids)) = self.group_to_plan(pod, profile) else {
             return Ok(());
         };
-        let Some(planning) = self.plugins[instance].planning() else {
+        let Some(planning) = self.table.plugins[instance].planning() else {
             return Ok(());
         };
         let mut pods: Vec<Arc<PodInfo>> = uids
@@ -44,8 +44,8 @@ impl Engine {
         let view = view!(self, now);
         let mut tally = Tally::default();
         let mut helpable = Vec::new();
-        let mut offers = Vec::with_capacity(self.nodes.len());
-        for node in self.nodes.indices() {
+        let mut offers = Vec::with_capacity(self.cluster.nodes.len());
+        for node in self.cluster.nodes.indices() {
             let scope = |at: usize| self.member_scope(&members, at, view);
             let (slots, refused) = members.slots(node, scope);
             offers.push(Offer {
@@ -60,8 +60,8 @@ impl Engine {
                 }
             }
         }
-        let mut diagnosis = tally.diagnosis(self.nodes.len(), &self.names);
-        let Some(planning) = self.plugins[instance].planning() else {
+        let mut diagnosis = tally.diagnosis(self.cluster.nodes.len(), &self.table.names);
+        let Some(planning) = self.table.plugins[instance].planning() else {
             return Ok(());
         };
         let plan = planning.plan(&members.pods, &offers, &diagnosis.message(), view);
@@ -70,17 +70,17 @@ impl Engine {
                 self.follow(&members.pods, &nodes);
                 let uids = members.pods.iter().map(|pod| pod.uid.clone());
                 let plan = uids.zip(nodes).collect();
-                if let Some(books) = self.plugins[instance].books() {
+                if let Some(books) = self.table.plugins[instance].books() {
                     books.planned(Some(plan));
                 }
                 Ok(())
             }
             Err(message) => {
-                if let Some(books) = self.plugins[instance].books() {
+                if let Some(books) = self.table.plugins[instance].books() {
                     books.planned(None);
                 }
                 diagnosis.by |= 1 << instance;
-                diagnosis.plugins = vec![self.names[instance]];
+                diagnosis.plugins = vec![self.table.names[instance]];
                 diagnosis.pre_filter_message = message;
                 diagnosis.pre_filter_by = Some(instance);
                 diagnosis.refusals = Vec::new();
@@ -113,10 +113,10 @@ impl Engine {
         profile: usize,
     ) -> Option<(Instance, Vec<Arc<str>>)> {
         let asked = self.judging(pod);
-        let instances = self.profiles[profile].pre_filter.iter();
+        let instances = self.table.profiles[profile].pre_filter.iter();
         instances
             .filter(|at| asked & (1 << **at) != 0)
-            .find_map(|at| Some((*at, self.plugins[*at].planning()?.members(pod)?)))
+            .find_map(|at| Some((*at, self.table.plugins[*at].planning()?.members(pod)?)))
     }
 
     /// Prepares members.
@@ -146,9 +146,9 @@ impl Engine {
     fn member_scope<'a>(&'a self, members: &'a Members, at: usize, view: View<'a>) -> Scope<'a> {
         Scope {
             cycle: Cycle::new(&members.pods[at], view),
-            plugins: &self.plugins,
+            plugins: &self.table.plugins,
             prepared: &members.prepared[at],
-            nominator: &self.nominator,
+            nominator: &self.preemptor.nominator,
             opinion: None,
             shared: false,
             bare: false,

@@ -73,9 +73,9 @@ pub(super) struct Asked<'a> {
 impl Engine {
     /// Verdicts may have changed in ways that no row's version tells.
     pub(crate) fn forget_shared(&mut self) {
-        self.classes.clear();
-        self.class_bytes = 0;
-        self.memo = Memo::default();
+        self.classes.by_shape.clear();
+        self.classes.bytes = 0;
+        self.preemptor.memo = Memo::default();
     }
 
     /// What makes answers per node the same, and what budgets allow; `None` when they cannot be
@@ -86,11 +86,11 @@ impl Engine {
         view: View<'_>,
         is_stable: bool,
     ) -> Option<(MemoKey, u64)> {
-        let rules = self.plugins[asked.owner].last_resort()?;
+        let rules = self.table.plugins[asked.owner].last_resort()?;
         let version = rules.preemption_state(view)?;
         let mut shape = Signature::default();
         let shared = is_stable
-            && self.caching
+            && self.classes.enabled
             // One that has been promised room is refused its own node for another reason.
             && self.nominated_node(&asked.pod.uid).is_none()
             && self.sign(asked.pod, asked.profile, view, &mut shape) == Signable::Yes;
@@ -108,10 +108,10 @@ impl Engine {
 
     /// The nodes with anybody who may go for `pod`, sorted, where the rules can name them.
     fn pool(&self, pod: &PodInfo, rules: &Preemption<'_>) -> Option<Vec<NodeIndex>> {
-        let pool = rules.pool.as_ref().filter(|_| self.caching)?;
+        let pool = rules.pool.as_ref().filter(|_| self.classes.enabled)?;
         let mut nodes = Vec::new();
         pool(&mut |uid| {
-            let record = self.pods.get(uid);
+            let record = self.cluster.pods.get(uid);
             let record = record.filter(|record| record.info.priority < pod.priority);
             nodes.extend(record.map(|record| record.node));
         });
@@ -135,7 +135,7 @@ impl Engine {
             rules,
             diagnosis,
         } = *asked;
-        let total = self.nodes.len();
+        let total = self.cluster.nodes.len();
         if total == 0 {
             return Attempt::Ineligible(String::new());
         }
@@ -186,9 +186,9 @@ impl Engine {
         };
         let scope = Scope {
             cycle,
-            plugins: &self.plugins,
+            plugins: &self.table.plugins,
             prepared: &prepared,
-            nominator: &self.nominator,
+            nominator: &self.preemptor.nominator,
             opinion: None,
             shared: false,
             bare: false,
@@ -196,9 +196,10 @@ impl Engine {
             parallel_rows: self.options.parallel_rows,
         };
         if let Some(node) = self.nominated_node(&pod.uid)
-            && let Some(node) = self.nodes.find(node)
+            && let Some(node) = self.cluster.nodes.find(node)
             && !never_fits(&scope.judge(node))
             && self
+                .cluster
                 .nodes
                 .pods(node)
                 .any(|other| self.is_awaited(pod, node, other, rules))
@@ -211,7 +212,7 @@ impl Engine {
         }
         let every: Vec<NodeIndex>;
         let candidates = if before_filters {
-            every = self.nodes.indices().collect();
+            every = self.cluster.nodes.indices().collect();
             &every
         } else {
             &diagnosis.candidates
@@ -220,13 +221,13 @@ impl Engine {
         let unhelpful = total.saturating_sub(candidates.len());
         refusals.insert(Reason::Static(NOT_HELPFUL), unhelpful);
         let wanted = wanted(candidates.len(), rules);
-        let offset = super::class::mix(self.options.seed ^ self.preemptions);
+        let offset = super::class::mix(self.options.seed ^ self.preemptor.searches);
         let offset = usize::try_from(offset % candidates.len().max(1) as u64).unwrap_or(0);
         let (ahead, behind) = candidates.split_at(offset.min(candidates.len()));
         let is_stable = prepared.moving.is_empty() && !before_filters;
         let key = self.memo_key(asked, cycle.view, is_stable);
         let (mut known, allowances) = match key {
-            Some((key, allowances)) => (Some(memo.of(key, self.nodes.rows())), allowances),
+            Some((key, allowances)) => (Some(memo.of(key, self.cluster.nodes.rows())), allowances),
             None => (None, 0),
         };
         let (mut best, mut plans, mut victimless): (Option<Arc<Plan>>, usize, usize) = (None, 0, 0);
@@ -244,7 +245,7 @@ impl Engine {
                     &fresh
                 }
                 Some(known) => {
-                    let version = self.nodes.victims_version(*node);
+                    let version = self.cluster.nodes.victims_version(*node);
                     let current = |found: &Tried| {
                         let allowed = found.allowances.is_none_or(|then| then == allowances);
                         found.version == version && allowed
@@ -299,7 +300,7 @@ impl Engine {
         node: NodeIndex,
     ) -> (Result<Arc<Plan>, Rejection>, bool) {
         let pod = scope.cycle.pod;
-        let pods = self.nodes.pods(node);
+        let pods = self.cluster.nodes.pods(node);
         let mut removed: Vec<Arc<PodInfo>> = pods
             .filter(|other| self.may_go(pod, node, other, rules))
             .cloned()
@@ -348,10 +349,11 @@ impl Engine {
             return false;
         }
         let mut protections = self
+            .table
             .protectors
             .iter()
-            .filter_map(|instance| self.plugins[*instance].protection());
-        let (nodes, resources) = (&self.nodes, &self.resources);
+            .filter_map(|instance| self.table.plugins[*instance].protection());
+        let (nodes, resources) = (&self.cluster.nodes, &self.cluster.resources);
         !protections.any(|protection| protection.protects(other, node, pod, nodes, resources))
             && (rules.may_evict)(other)
     }
@@ -374,7 +376,7 @@ impl Engine {
 
     /// Whether a pod is on its way out because of a preemption.
     fn is_going(&self, pod: &PodInfo) -> bool {
-        if self.evicting.contains_key(&pod.uid) {
+        if self.preemptor.evicting.contains_key(&pod.uid) {
             return true;
         }
         let conditions = pod.status().and_then(|s| s.conditions.as_ref());
@@ -395,7 +397,7 @@ impl Engine {
         plan: &Plan,
         now: Timestamp,
     ) -> Arc<str> {
-        let node = self.nodes.name(plan.node).clone();
+        let node = self.cluster.nodes.name(plan.node).clone();
         self.outrank(&node, pod.priority, &FxHashSet::default());
         self.nominate(pod, &node);
         self.send_away(pod, &node, plan.victims.clone(), plugin, now);
@@ -405,6 +407,7 @@ impl Engine {
     /// Withdraws what pods of lower priority than this were promised on `node`, but for `mates`, by uid.
     pub(super) fn outrank(&mut self, node: &str, priority: i32, mates: &FxHashSet<Arc<str>>) {
         let outranked: Vec<Arc<PodInfo>> = self
+            .preemptor
             .nominator
             .on(node)
             .iter()
@@ -439,16 +442,18 @@ impl Engine {
     ) {
         let (mut going, mut waiting) = (Vec::new(), Vec::new());
         for victim in victims {
-            if self.waiting.contains_key(&victim.uid) {
+            if self.waits.pods.contains_key(&victim.uid) {
                 waiting.push(victim.uid.clone());
             } else {
-                self.evicting.insert(victim.uid.clone(), pod.uid.clone());
+                self.preemptor
+                    .evicting
+                    .insert(victim.uid.clone(), pod.uid.clone());
                 if !victim.deleting {
                     going.push(victim);
                 }
             }
         }
-        self.victims_total += going.len() + waiting.len();
+        self.preemptor.victims += going.len() + waiting.len();
         for uid in waiting {
             self.reject_waiting(&uid, plugin, "preempted", now);
         }
@@ -463,7 +468,7 @@ impl Engine {
 
     /// An eviction that was asked for did not happen: the pod it was for may look for others.
     pub fn eviction_failed(&mut self, victim: &str) {
-        if let Some(preemptor) = self.evicting.remove(victim) {
+        if let Some(preemptor) = self.preemptor.evicting.remove(victim) {
             self.queue.activate(&preemptor);
         }
     }
@@ -471,12 +476,12 @@ impl Engine {
     /// How often room was looked for, and how many pods were to go for it.
     #[must_use]
     pub fn preemptions(&self) -> (u64, usize) {
-        (self.preemptions, self.victims_total)
+        (self.preemptor.searches, self.preemptor.victims)
     }
 
     /// The lowest priority among booked pods that are not merely reservations.
     pub(super) fn lowest_priority(&self) -> Option<i32> {
-        self.priorities.keys().next().copied()
+        self.cluster.priorities.keys().next().copied()
     }
 
     /// Counts `pod` among the booked ones, or out of them.
@@ -484,14 +489,14 @@ impl Engine {
         if pod.is_holder() {
             return;
         }
-        let count = self.priorities.entry(pod.priority).or_default();
+        let count = self.cluster.priorities.entry(pod.priority).or_default();
         *count = if there {
             *count + 1
         } else {
             count.saturating_sub(1)
         };
         if *count == 0 {
-            self.priorities.remove(&pod.priority);
+            self.cluster.priorities.remove(&pod.priority);
         }
     }
 }

@@ -33,7 +33,7 @@ impl Engine {
     /// The pod with this uid that is booked on a node, as it is known.
     #[must_use]
     pub fn booked_pod(&self, uid: &str) -> Option<&Arc<PodInfo>> {
-        self.pods.get(uid).map(|record| &record.info)
+        self.cluster.pods.get(uid).map(|record| &record.info)
     }
 
     /// Finds a node for what will replace a pod that runs, beside all that was promised before, and promises it.
@@ -52,12 +52,12 @@ impl Engine {
             let name = pod.scheduler_name();
             return Err(self.said(format!("no profile is called {name:?}")));
         };
-        let home = match self.pods.get(&pod.uid) {
+        let home = match self.cluster.pods.get(&pod.uid) {
             Some(Record {
                 node,
                 assumed: false,
                 ..
-            }) => self.nodes.name(*node).clone(),
+            }) => self.cluster.nodes.name(*node).clone(),
             _ => return Err(self.said("the pod is on no node".to_owned())),
         };
         self.tick(now);
@@ -108,10 +108,10 @@ impl Engine {
         home: &str,
         now: Timestamp,
     ) -> Result<Arc<str>, Stop> {
-        let home = self.nodes.find(home);
+        let home = self.cluster.nodes.find(home);
         let opinion = home.map(|home| Opinion::against(home, LEFT));
         let choice = self.select_by(pod, profile, now, opinion.as_ref(), false)?;
-        let name = self.nodes.name(choice.node).clone();
+        let name = self.cluster.nodes.name(choice.node).clone();
         self.assume(pod, &name, now);
         self.reserve(pod, profile, &choice, now)?;
         Ok(name)
@@ -120,7 +120,7 @@ impl Engine {
     /// Of a pod that no node was looked at for.
     fn said(&self, message: String) -> Box<Diagnosis> {
         Box::new(Diagnosis {
-            total_nodes: self.nodes.len(),
+            total_nodes: self.cluster.nodes.len(),
             pre_filter_message: message,
             ..Diagnosis::default()
         })

@@ -22,7 +22,7 @@ impl Engine {
         let Stop::Refused(mut diagnosis) = stop else {
             return Err(stop);
         };
-        if self.nodes.is_empty() || self.profiles[profile].post_filter.is_empty() {
+        if self.cluster.nodes.is_empty() || self.table.profiles[profile].post_filter.is_empty() {
             diagnosis.nominated = Some(String::new());
         }
         match self.post_filter(pod, profile, diagnosis, Resume::default(), now) {
@@ -51,12 +51,13 @@ impl Engine {
         let mut company = self.prepare_company(pod, profile, now);
         self.prepare_books(pod, profile, now);
         let view = view!(self, now);
-        let mut laps = self
-            .meter
-            .start_always(&self.names, profile, Point::PostFilter);
+        let mut laps =
+            self.telemetry
+                .meter
+                .start_always(&self.table.names, profile, Point::PostFilter);
         laps.ended("Unschedulable");
         let asked = self.judging(pod);
-        let instances = &self.profiles[profile].post_filter;
+        let instances = &self.table.profiles[profile].post_filter;
         let had = |at: &Instance| instances.iter().position(|instance| instance == at);
         let instances = instances
             .iter()
@@ -64,7 +65,7 @@ impl Engine {
         for instance in instances.filter(|at| asked & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view);
             let mut besides = String::new();
-            let answer = match self.plugins[*instance].last_resort() {
+            let answer = match self.table.plugins[*instance].last_resort() {
                 Some(last_resort) => last_resort.post_filter(&cycle, &diagnosis),
                 None => PostFilter::Unhelpful(String::new()),
             };
@@ -79,8 +80,8 @@ impl Engine {
                 }
                 PostFilter::Preempt(mut rules) => {
                     besides = std::mem::take(&mut rules.besides);
-                    self.preemptions += 1;
-                    let mut memo = std::mem::take(&mut self.memo);
+                    self.preemptor.searches += 1;
+                    let mut memo = std::mem::take(&mut self.preemptor.memo);
                     let asked = Asked {
                         pod,
                         profile,
@@ -91,7 +92,7 @@ impl Engine {
                     let mut all = Vec::new();
                     let attempt = self.find_victims(&asked, &mut memo, &mut all, now);
                     memo.keep_within(self.options.class_bytes);
-                    self.memo = memo;
+                    self.preemptor.memo = memo;
                     match attempt {
                         Attempt::Room(_) if shows => {
                             shown = Some((*instance, all));
@@ -118,7 +119,7 @@ impl Engine {
                     }
                 }
                 PostFilter::PreemptForGroup(group) => {
-                    self.preemptions += 1;
+                    self.preemptor.searches += 1;
                     let attempt = self.find_room_together(
                         pod,
                         profile,
@@ -167,7 +168,7 @@ impl Engine {
             return None;
         }
         if let Some((instance, plan)) = room {
-            let node = self.make_room(pod, self.names[instance], &plan, now);
+            let node = self.make_room(pod, self.table.names[instance], &plan, now);
             diagnosis.nominated = Some(node.to_string());
         }
         if let Some(tried) = together {
@@ -194,15 +195,15 @@ impl Engine {
     ) -> Box<Diagnosis> {
         let mut fx = Effects::default();
         let told = self.booking(pod);
-        let instances = self.profiles[profile].post_filter.iter();
+        let instances = self.table.profiles[profile].post_filter.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view!(self, now));
-            if let Some(books) = self.plugins[*instance].books() {
+            if let Some(books) = self.table.plugins[*instance].books() {
                 books.after_post_filter(&cycle, &mut diagnosis, &mut fx);
             }
         }
         self.apply(fx, now);
-        self.kept.clear();
+        self.preemptor.kept.clear();
         diagnosis
     }
 }

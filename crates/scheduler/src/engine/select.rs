@@ -101,7 +101,7 @@ impl Engine {
         opinion: Option<&Opinion>,
         lists: bool,
     ) -> Result<Choice, Stop> {
-        self.select_among(pod, profile, now, self.caching, opinion, lists)
+        self.select_among(pod, profile, now, self.classes.enabled, opinion, lists)
     }
 
     fn select_among(
@@ -113,35 +113,39 @@ impl Engine {
         opinion: Option<&Opinion>,
         lists: bool,
     ) -> Result<Choice, Stop> {
-        if self.nodes.is_empty() {
+        if self.cluster.nodes.is_empty() {
             return Err(Stop::Refused(Box::default()));
         }
-        let noted = self.decisions.room(now);
+        let noted = self.telemetry.decisions.room(now);
         self.prepare_books(pod, profile, now);
         let view = view!(self, now);
         let cycle = Cycle::new(pod, view);
         let prepared = self.prepare(&cycle, profile);
         match &prepared {
-            Ok(prepared) => self
-                .meter
-                .prepared(profile, &self.profiles[profile], prepared),
+            Ok(prepared) => {
+                self.telemetry
+                    .meter
+                    .prepared(profile, &self.table.profiles[profile], prepared)
+            }
             Err(Stop::Refused(diagnosis)) => {
                 let by = diagnosis.pre_filter_by;
-                self.meter.rejected(profile, &self.profiles[profile], by);
+                self.telemetry
+                    .meter
+                    .rejected(profile, &self.table.profiles[profile], by);
             }
             Err(Stop::Failed(_)) => {}
         }
         let prepared = prepared?;
         // Worth the list only if there is somebody to evict.
-        let victims = !self.profiles[profile].post_filter.is_empty()
+        let victims = !self.table.profiles[profile].post_filter.is_empty()
             && self
                 .lowest_priority()
                 .is_some_and(|lowest| lowest < pod.priority);
         let scope = Scope {
             cycle,
-            plugins: &self.plugins,
+            plugins: &self.table.plugins,
             prepared: &prepared,
-            nominator: &self.nominator,
+            nominator: &self.preemptor.nominator,
             opinion,
             shared: false,
             bare: false,
@@ -149,8 +153,8 @@ impl Engine {
             parallel_rows: self.options.parallel_rows,
         };
         // Room was made there: if it is enough now, nothing else is looked at.
-        let own = self.nominator.node_of(&pod.uid);
-        let own = own.and_then(|name| self.nodes.find(name));
+        let own = self.preemptor.nominator.node_of(&pod.uid);
+        let own = own.and_then(|name| self.cluster.nodes.find(name));
         let own = own.map(|node| (node, scope.judge(node)));
         if let Some((node, RowVerdict::Fits(numa))) = own {
             return Ok(Choice::of(&scope, node, numa, (1, 1)));
@@ -160,18 +164,26 @@ impl Engine {
         }
         let listed = if cached { few::list(&scope) } else { None };
         if let Some(list) = listed {
-            let filtering = self.meter.start(&self.names, profile, Point::Filter);
+            let filtering = self
+                .telemetry
+                .meter
+                .start(&self.table.names, profile, Point::Filter);
             let mut few = Few::judge(&scope, &list);
             drop(filtering);
-            let scoring = self.meter.start(&self.names, profile, Point::Score);
+            let scoring = self
+                .telemetry
+                .meter
+                .start(&self.table.names, profile, Point::Score);
             let best = few.best(&scope);
             drop(scoring);
             // Why the others refuse the pod is another question.
             if best.is_some() || prepared.only.is_some() {
-                self.meter.sample(&scope, &self.names, best);
-                self.meter.fared(profile, &prepared, &mut few.fared);
-                self.meter.served(profile, Served::Fresh);
-                let mut answer = few.answer(best, &scope, &self.names, victims);
+                self.telemetry.meter.sample(&scope, &self.table.names, best);
+                self.telemetry
+                    .meter
+                    .fared(profile, &prepared, &mut few.fared);
+                self.telemetry.meter.served(profile, Served::Fresh);
+                let mut answer = few.answer(best, &scope, &self.table.names, victims);
                 if let Ok(choice) = &mut answer
                     && noted
                 {
@@ -202,10 +214,13 @@ impl Engine {
                 bare: special.is_some(),
                 ..scope
             };
-            self.uses += 1;
-            let filtering = self.meter.start(&self.names, profile, Point::Filter);
+            self.classes.uses += 1;
+            let filtering = self
+                .telemetry
+                .meter
+                .start(&self.table.names, profile, Point::Filter);
             let mut served = Served::Fresh;
-            let class = match self.classes.entry((profile, common)) {
+            let class = match self.classes.by_shape.entry((profile, common)) {
                 std::collections::hash_map::Entry::Occupied(entry) => {
                     served = Served::Known;
                     let class = entry.into_mut();
@@ -220,17 +235,22 @@ impl Engine {
                 class.lay_over(&scope, rows, *shape);
             }
             drop(filtering);
-            class.used = self.uses;
+            class.used = self.classes.uses;
             // The chosen node passes the whole chain again, with this very pod's state.
-            let scoring = self.meter.start(&self.names, profile, Point::Score);
+            let scoring = self
+                .telemetry
+                .meter
+                .start(&self.table.names, profile, Point::Score);
             let best = class.best(&scope);
             drop(scoring);
             // Now that it has all that it will keep.
             let bytes = class.bytes();
             let before = std::mem::replace(&mut class.counted, bytes);
-            self.class_bytes = self.class_bytes + bytes - before;
-            self.meter.sample(&exact, &self.names, best);
-            self.meter.fared(profile, &prepared, &mut class.fared);
+            self.classes.bytes = self.classes.bytes + bytes - before;
+            self.telemetry.meter.sample(&exact, &self.table.names, best);
+            self.telemetry
+                .meter
+                .fared(profile, &prepared, &mut class.fared);
             let confirmed =
                 best.is_none_or(|node| matches!(exact.judge(node), RowVerdict::Fits(_)));
             // The class leaves room for the pod itself where it is nominated: only a node that is
@@ -241,40 +261,55 @@ impl Engine {
             if !confirmed {
                 served = Served::Wrong;
             }
-            self.meter.served(profile, served);
+            self.telemetry.meter.served(profile, served);
             if confirmed && !unlike {
-                let answer = answer(class, best, &scope, &self.names, own.as_ref(), victims);
+                let answer = answer(
+                    class,
+                    best,
+                    &scope,
+                    &self.table.names,
+                    own.as_ref(),
+                    victims,
+                );
                 let answer = answer.map(|choice| choice.with(class, &scope, noted));
                 let answer = answer.map(|choice| choice.listing(class, &scope, lists));
                 self.evict_classes();
                 return answer;
             }
             if !confirmed {
-                self.mismatches += 1;
+                self.classes.mismatches += 1;
                 self.forget_shared();
             }
         }
         let view = view!(self, now);
         let scope = Scope {
             cycle: Cycle::new(pod, view),
-            plugins: &self.plugins,
+            plugins: &self.table.plugins,
             prepared: &prepared,
-            nominator: &self.nominator,
+            nominator: &self.preemptor.nominator,
             opinion,
             shared: false,
             bare: false,
             seed: self.options.seed,
             parallel_rows: self.options.parallel_rows,
         };
-        let filtering = self.meter.start(&self.names, profile, Point::Filter);
+        let filtering = self
+            .telemetry
+            .meter
+            .start(&self.table.names, profile, Point::Filter);
         let mut fresh = Evaluation::fresh(&scope);
         drop(filtering);
-        let scoring = self.meter.start(&self.names, profile, Point::Score);
+        let scoring = self
+            .telemetry
+            .meter
+            .start(&self.table.names, profile, Point::Score);
         let best = fresh.best(&scope);
         drop(scoring);
-        self.meter.sample(&scope, &self.names, best);
-        self.meter.fared(profile, &prepared, &mut fresh.fared);
-        let answer = answer(&fresh, best, &scope, &self.names, None, victims);
+        self.telemetry.meter.sample(&scope, &self.table.names, best);
+        self.telemetry
+            .meter
+            .fared(profile, &prepared, &mut fresh.fared);
+        let answer = answer(&fresh, best, &scope, &self.table.names, None, victims);
         let answer = answer.map(|choice| choice.with(&fresh, &scope, noted));
         answer.map(|choice| choice.listing(&fresh, &scope, lists))
     }
@@ -291,15 +326,18 @@ impl Engine {
         tolerated: PluginSet,
     ) -> Result<Prepared, Stop> {
         let at = profile;
-        let profile = &self.profiles[profile];
+        let profile = &self.table.profiles[profile];
         let mut prepared = Prepared::default();
         let mut states: Vec<(Instance, crate::framework::State)> = Vec::new();
         let asked = self.judging(cycle.pod);
         let asks = |instance: &Instance| asked & (1 << instance) != 0;
         let mut skipped: PluginSet = 0;
-        let mut laps = self.meter.start(&self.names, at, Point::PreFilter);
+        let mut laps = self
+            .telemetry
+            .meter
+            .start(&self.table.names, at, Point::PreFilter);
         for instance in profile.pre_filter.iter().filter(|at| asks(at)) {
-            let answer = self.plugins[*instance].pre_filter(cycle);
+            let answer = self.table.plugins[*instance].pre_filter(cycle);
             laps.lap(*instance, || measure::of_pre_filter(&answer));
             match answer {
                 PreFilter::Ready { state, nodes } => {
@@ -322,7 +360,7 @@ impl Engine {
                     if let Stop::Refused(diagnosis) = &mut stop {
                         diagnosis.pre_filter_by = Some(*instance);
                         if rejection.code == Code::Unschedulable {
-                            diagnosis.helpable = self.nodes.len();
+                            diagnosis.helpable = self.cluster.nodes.len();
                         }
                     }
                     return Err(stop);
@@ -335,7 +373,7 @@ impl Engine {
             if skipped & (1 << instance) == 0 {
                 let at = states.iter().position(|(owner, _)| owner == instance);
                 let state = at.map(|at| states.swap_remove(at).1).unwrap_or_default();
-                let plugin = &self.plugins[*instance];
+                let plugin = &self.table.plugins[*instance];
                 if plugin.volatile().is_some() {
                     prepared.moving.push((*instance, state));
                     continue;
@@ -351,10 +389,13 @@ impl Engine {
             }
         }
         // A score plugin without a pre-score step of its own is asked without state.
-        let mut laps = self.meter.start(&self.names, at, Point::PreScore);
+        let mut laps = self
+            .telemetry
+            .meter
+            .start(&self.table.names, at, Point::PreScore);
         let scorers = profile.score.iter();
         for (instance, weight) in scorers.filter(|(at, _)| asks(at)) {
-            let plugin = &self.plugins[*instance];
+            let plugin = &self.table.plugins[*instance];
             let state = if profile.pre_score.contains(instance) {
                 let answer = plugin.pre_score(cycle);
                 laps.lap(*instance, || measure::of_pre_score(&answer));
@@ -377,7 +418,11 @@ impl Engine {
         }
         drop(laps);
         if prepared.only.is_some() {
-            let names: Vec<&str> = prepared.only_by.iter().map(|at| self.names[*at]).collect();
+            let names: Vec<&str> = prepared
+                .only_by
+                .iter()
+                .map(|at| self.table.names[*at])
+                .collect();
             let text = format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" "));
             prepared.outside = Some(text.into());
         }
@@ -387,10 +432,10 @@ impl Engine {
     /// The first of the nodes that a plugin prefers that fits.
     fn preferred(&self, scope: &Scope<'_>, profile: usize) -> Option<Choice> {
         let asked = self.judging(scope.cycle.pod);
-        let plugins = self.profiles[profile].pre_filter.iter();
+        let plugins = self.table.profiles[profile].pre_filter.iter();
         let nodes = plugins
             .filter(|at| asked & (1 << **at) != 0)
-            .map(|instance| self.plugins[*instance].prefer(&scope.cycle))
+            .map(|instance| self.table.plugins[*instance].prefer(&scope.cycle))
             .find(|nodes| !nodes.is_empty())?;
         nodes.into_iter().find_map(|node| match scope.judge(node) {
             RowVerdict::Fits(numa) => Some(Choice::of(scope, node, numa, (1, 1))),
@@ -401,13 +446,13 @@ impl Engine {
     pub(super) fn pre_filter_stop(&self, instance: Instance, rejection: &Rejection) -> Stop {
         let message = rejection.message();
         if rejection.code == Code::Error {
-            let name = self.names[instance];
+            let name = self.table.names[instance];
             return Stop::Failed(format!("running PreFilter plugin {name:?}: {message}"));
         }
         Stop::Refused(Box::new(Diagnosis {
-            total_nodes: self.nodes.len(),
+            total_nodes: self.cluster.nodes.len(),
             pre_filter_message: message,
-            plugins: vec![self.names[instance]],
+            plugins: vec![self.table.names[instance]],
             by: 1 << instance,
             pending: rejection.code == Code::Pending,
             ..Diagnosis::default()
@@ -424,7 +469,7 @@ impl Engine {
         if self.sign_apart(pod, profile, scope.cycle.view, &mut common, apart) == Signable::No {
             return None;
         }
-        if !self.nominator.is_empty() {
+        if !self.preemptor.nominator.is_empty() {
             // Whom the pod must leave room for depends on its priority.
             common.number(i64::MIN);
             common.number(i64::from(pod.priority));
@@ -464,9 +509,9 @@ impl Engine {
         };
         signature.shape(own);
         let asked = self.judging(pod);
-        let signers = self.signers[profile].iter();
+        let signers = self.table.signers[profile].iter();
         for instance in signers.filter(|at| asked & (1 << **at) != 0) {
-            let plugin = &self.plugins[*instance];
+            let plugin = &self.table.plugins[*instance];
             let releases = plugin.release().is_some();
             let signature = match &mut apart {
                 Some(apart) if releases => &mut **apart,
@@ -474,7 +519,7 @@ impl Engine {
             };
             // Separates what the plugins write.
             signature.count(*instance);
-            if releases && plugin.sign(pod, &self.resources, signature) == Signable::No
+            if releases && plugin.sign(pod, &self.cluster.resources, signature) == Signable::No
                 || plugin.sign_found(pod, view, signature) == Signable::No
             {
                 return Signable::No;
@@ -491,14 +536,14 @@ impl Engine {
             // What no plugin asks of a holder, it may ask of a pod.
             signature.flag(pod.is_holder());
             let asked = self.judging(pod);
-            let signers = self.signers[profile].iter();
+            let signers = self.table.signers[profile].iter();
             for instance in signers.filter(|at| asked & (1 << **at) != 0) {
-                let plugin = &self.plugins[*instance];
+                let plugin = &self.table.plugins[*instance];
                 if plugin.release().is_some() {
                     continue;
                 }
                 signature.count(*instance);
-                if plugin.sign(pod, &self.resources, &mut signature) == Signable::No {
+                if plugin.sign(pod, &self.cluster.resources, &mut signature) == Signable::No {
                     return None;
                 }
             }
@@ -509,15 +554,16 @@ impl Engine {
     /// Forgets shapes beyond what may be remembered.
     fn evict_classes(&mut self) {
         let options = &self.options;
-        let budget = self.memo.leaves(options.class_bytes);
-        while self.classes.len() > 1
-            && (self.classes.len() > options.max_classes || self.class_bytes > budget)
+        let budget = self.preemptor.memo.leaves(options.class_bytes);
+        while self.classes.by_shape.len() > 1
+            && (self.classes.by_shape.len() > options.max_classes || self.classes.bytes > budget)
         {
             // The older one of two at random: where more shapes take turns than have room, the oldest
             // is the one that comes next.
             let draw = |turn: u64| {
-                let number = mix(self.uses ^ (turn << 63)) % self.classes.len() as u64;
-                let mut classes = self.classes.iter();
+                let number =
+                    mix(self.classes.uses ^ (turn << 63)) % self.classes.by_shape.len() as u64;
+                let mut classes = self.classes.by_shape.iter();
                 classes.nth(usize::try_from(number).unwrap_or(0))
             };
             let drawn = [draw(0), draw(1)].into_iter().flatten();
@@ -525,8 +571,8 @@ impl Engine {
             let Some(key) = oldest.map(|(key, _)| *key) else {
                 return;
             };
-            if let Some(class) = self.classes.remove(&key) {
-                self.class_bytes -= class.counted;
+            if let Some(class) = self.classes.by_shape.remove(&key) {
+                self.classes.bytes -= class.counted;
             }
         }
     }

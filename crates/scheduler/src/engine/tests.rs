@@ -8,12 +8,12 @@ mod promise;
 mod waits;
 
 use super::*;
-use crate::framework::Signature;
 use crate::framework::{
-    BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle,
-    Factory, Grouping, Helps, Insight, Metered, ObjectChange, Permit, Registry, Rejection, Remark,
-    Signable, State, Verdict, Words,
+    BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Factory,
+    Grouping, Helps, Insight, Interest, Metered, ObjectChange, Permit, Plugin, Points, Registry,
+    Rejection, Remark, Signable, Signature, State, Verdict, View, Words,
 };
+use crate::state::NodeIndex;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_model::resources::{CPU, ResourceTable};
 use serde_json::{Value, json};

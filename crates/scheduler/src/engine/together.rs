@@ -93,8 +93,8 @@ impl Engine {
         profile: usize,
         now: Timestamp,
     ) -> Company {
-        let plugins = self.profiles[profile].post_filter.iter();
-        let plugins = plugins.filter_map(|at| self.plugins[*at].last_resort());
+        let plugins = self.table.profiles[profile].post_filter.iter();
+        let plugins = plugins.filter_map(|at| self.table.plugins[*at].last_resort());
         let company: Vec<Arc<PodInfo>> = plugins
             .flat_map(|plugin| plugin.company(pod))
             .filter_map(|uid| Some(self.queue.get(&uid)?.info.clone()))
@@ -121,7 +121,7 @@ impl Engine {
         company: Company,
         now: Timestamp,
     ) -> Attempt {
-        let total = self.nodes.len();
+        let total = self.cluster.nodes.len();
         if total == 0 {
             return Attempt::Ineligible(String::new());
         }
@@ -140,7 +140,7 @@ impl Engine {
             return Attempt::Ineligible(String::new());
         };
         let planning = self.group_to_plan(pod, profile);
-        let planning = planning.and_then(|(at, _)| self.plugins[at].planning());
+        let planning = planning.and_then(|(at, _)| self.table.plugins[at].planning());
         if let Some(planning) = planning {
             planning.arrange(&mut pods);
         }
@@ -160,8 +160,8 @@ impl Engine {
             return Attempt::Waits(TERMINATING.to_owned());
         }
         // Equal nodes are not always asked in the same order.
-        let offset = super::class::mix(self.options.seed ^ self.preemptions);
-        let nodes: Vec<NodeIndex> = self.nodes.indices().collect();
+        let offset = super::class::mix(self.options.seed ^ self.preemptor.searches);
+        let nodes: Vec<NodeIndex> = self.cluster.nodes.indices().collect();
         let offset = usize::try_from(offset % total as u64).unwrap_or(0);
         let (ahead, behind) = nodes.split_at(offset.min(nodes.len()));
         let sites = behind.iter().chain(ahead).map(|node| Site {
@@ -187,9 +187,9 @@ impl Engine {
 
     /// The plugins of the profile that let pods in by what others have.
     fn admissions(&self, profile: usize) -> PluginSet {
-        let instances = self.profiles[profile].post_filter.iter();
+        let instances = self.table.profiles[profile].post_filter.iter();
         let those = instances.filter(|at| {
-            let last_resort = self.plugins[**at].last_resort();
+            let last_resort = self.table.plugins[**at].last_resort();
             last_resort.is_some_and(|plugin| plugin.admission().is_some())
         });
         those.fold(0, |set, at| set | 1 << at)
@@ -279,10 +279,10 @@ impl Engine {
         // Should they be given back what they hold, it stays theirs.
         if keeps {
             let kept = held.into_iter().filter_map(|uid| {
-                let node = self.pods.get(&uid)?.node;
-                Some((uid, self.nodes.name(node).clone()))
+                let node = self.cluster.pods.get(&uid)?.node;
+                Some((uid, self.cluster.nodes.name(node).clone()))
             });
-            self.kept = kept.collect();
+            self.preemptor.kept = kept.collect();
         }
     }
 
@@ -305,7 +305,7 @@ impl Engine {
         let mut highest: Vec<(NodeIndex, i32)> = highest.into_iter().collect();
         highest.sort_unstable();
         for (node, priority) in highest {
-            let node = self.nodes.name(node).clone();
+            let node = self.cluster.nodes.name(node).clone();
             self.outrank(&node, priority, &mates);
         }
         let places = plan.places.iter();
@@ -318,7 +318,7 @@ impl Engine {
                 }
                 continue;
             };
-            let node = self.nodes.name(*node).clone();
+            let node = self.cluster.nodes.name(*node).clone();
             self.nominate(member, &node);
             if member.uid == pod.uid {
                 own = Some(node);
@@ -328,8 +328,8 @@ impl Engine {
             }
         }
         for (node, victims) in plan.victims {
-            let node = self.nodes.name(node).clone();
-            self.send_away(pod, &node, victims, self.names[by], now);
+            let node = self.cluster.nodes.name(node).clone();
+            self.send_away(pod, &node, victims, self.table.names[by], now);
         }
         own
     }
@@ -339,7 +339,7 @@ impl Engine {
         let node = self.nominated_node(uid).cloned()?;
         self.denominate(uid);
         let pod = self.queue.get(uid)?.info.clone();
-        self.nominator.expect(&pod.uid, &node);
+        self.preemptor.nominator.expect(&pod.uid, &node);
         self.outbox.push(Output::Expect {
             pod: pod.clone(),
             node: Arc::from(""),

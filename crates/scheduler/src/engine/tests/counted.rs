@@ -35,19 +35,19 @@ fn step() -> impl Strategy<Value = (Step, usize)> {
 
 /// What a walk over all pods finds.
 fn plain(engine: &Engine) -> (usize, usize, FxHashMap<(usize, &'static str), usize>) {
-    let records = engine.pods.values();
+    let records = engine.cluster.pods.values();
     let assumed = records.filter(|record| record.assumed).count();
     let mut refused = FxHashMap::default();
     for pod in engine.queue.pods() {
         let state = engine.queue.describe(&pod.uid).unwrap();
-        for (instance, name) in engine.names.iter().enumerate() {
+        for (instance, name) in engine.table.names.iter().enumerate() {
             if state.place == "unschedulable" && state.by & (1 << instance) != 0 {
                 let profile = engine.profile_of(pod).unwrap();
                 *refused.entry((profile, *name)).or_default() += 1;
             }
         }
     }
-    (engine.pods.len(), assumed, refused)
+    (engine.cluster.pods.len(), assumed, refused)
 }
 
 /// Runs the steps; returns the most that were assumed, and that were refused, at a time.
@@ -75,7 +75,7 @@ fn run(steps: &[(Step, usize)]) -> [usize; 2] {
         match *step {
             Step::Pod { large, waits } => {
                 // A pod that has a node stays there.
-                let node = placed.filter(|_| !engine.pods[name.as_str()].assumed);
+                let node = placed.filter(|_| !engine.cluster.pods[name.as_str()].assumed);
                 engine.pod_applied(as_it_is(node, large, waits), at(now));
             }
             Step::Deleted => engine.pod_deleted(&pod(&name, "1"), at(now)),

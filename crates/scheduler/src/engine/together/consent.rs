@@ -45,7 +45,7 @@ impl Planner<'_> {
             let Member { pod, prepared, .. } = &self.members[*at];
             let moving = prepared.iter().flat_map(|prepared| &prepared.moving);
             let mut moving =
-                moving.filter_map(|(plugin, _)| self.engine.plugins[*plugin].volatile());
+                moving.filter_map(|(plugin, _)| self.engine.table.plugins[*plugin].volatile());
             let mut minds = |rules: &dyn Volatile| {
                 let mut afar = all.iter().filter(|(other, _)| other != node);
                 afar.any(|(_, mate)| rules.minds_afar(pod, &self.members[*mate].pod))
@@ -59,7 +59,7 @@ impl Planner<'_> {
     fn let_in(&mut self, placed: &mut Vec<usize>, admissions: PluginSet) -> Option<()> {
         let engine = self.engine;
         let view = self.view;
-        let plugins = engine.plugins.iter().enumerate();
+        let plugins = engine.table.plugins.iter().enumerate();
         let plugins = plugins.filter(|(at, _)| admissions & (1 << at) != 0);
         let plugins = plugins.filter_map(|(_, plugin)| plugin.last_resort()?.admission());
         let plugins: Vec<&dyn Admission> = plugins.collect();
@@ -81,7 +81,7 @@ impl Planner<'_> {
         let mut extra: FxHashMap<Arc<str>, (usize, Arc<PodInfo>)> = FxHashMap::default();
         for plugin in &plugins {
             plugin.in_the_way(&pods, view, &mut |uid| {
-                let Some((uid, record)) = engine.pods.get_key_value(uid) else {
+                let Some((uid, record)) = engine.cluster.pods.get_key_value(uid) else {
                     return;
                 };
                 let row = rows.get(&record.node).copied();

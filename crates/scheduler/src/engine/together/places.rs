@@ -32,9 +32,9 @@ impl<'a> Planner<'a> {
         let member = &self.members[at];
         Some(Scope {
             cycle: Cycle::new(&member.pod, self.view),
-            plugins: &self.engine.plugins,
+            plugins: &self.engine.table.plugins,
             prepared: member.prepared.as_ref()?,
-            nominator: &self.engine.nominator,
+            nominator: &self.engine.preemptor.nominator,
             opinion: None,
             shared: false,
             bare: false,
@@ -52,7 +52,7 @@ impl<'a> Planner<'a> {
         let awaits = (0..self.members.len()).any(|at| {
             let pod = &self.members[at].pod;
             let node = self.engine.nominated_node(&pod.uid);
-            let node = node.and_then(|node| self.engine.nodes.find(node));
+            let node = node.and_then(|node| self.engine.cluster.nodes.find(node));
             let Some((node, scope)) = node.zip(self.scope(at)) else {
                 return false;
             };
@@ -60,14 +60,14 @@ impl<'a> Planner<'a> {
             let fits_ever = !never_fits(&scope.judge(node));
             holds |= fits_ever;
             let awaited = |other: &Arc<PodInfo>| self.engine.is_awaited(pod, node, other, rules);
-            fits_ever && self.engine.nodes.pods(node).any(awaited)
+            fits_ever && self.engine.cluster.nodes.pods(node).any(awaited)
         });
         let elsewhere = |(victim, preemptor): (&Arc<str>, &Arc<str>)| {
-            let record = self.engine.pods.get(victim);
+            let record = self.engine.cluster.pods.get(victim);
             let ours = self.mates.contains(preemptor) || self.group.held.contains(preemptor);
             ours && record.is_some_and(|record| !promised.contains(&record.node))
         };
-        awaits || holds && self.engine.evicting.iter().any(elsewhere)
+        awaits || holds && self.engine.preemptor.evicting.iter().any(elsewhere)
     }
 
     pub(super) fn pods(&self, members: &[usize]) -> Vec<Arc<PodInfo>> {
@@ -78,7 +78,7 @@ impl<'a> Planner<'a> {
     /// Who may go from the site.
     fn pool(&self, site: &Site) -> Vec<Arc<PodInfo>> {
         let (engine, rules) = (self.engine, &self.group.rules);
-        let pods = engine.nodes.pods(site.node);
+        let pods = engine.cluster.nodes.pods(site.node);
         let mut pool: Vec<Arc<PodInfo>> = pods
             .filter(|other| engine.may_go(&self.weakest, site.node, other, rules))
             .cloned()
@@ -302,7 +302,7 @@ impl<'a> Planner<'a> {
         let nodes = planning.plan(&pods, &offers, &fit, self.view)?;
         let mut by_row: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (at, name) in nodes.iter().enumerate() {
-            let node = self.engine.nodes.find(name);
+            let node = self.engine.cluster.nodes.find(name);
             let row = self.sites.iter().position(|site| Some(site.node) == node);
             by_row
                 .entry(row.ok_or_else(|| self.unhelpful())?)
@@ -327,6 +327,6 @@ impl<'a> Planner<'a> {
     }
 
     fn said(&self, refusals: FxHashMap<Reason, usize>) -> String {
-        hopeless("", self.engine.nodes.len(), refusals)
+        hopeless("", self.engine.cluster.nodes.len(), refusals)
     }
 }

@@ -1,0 +1,50 @@
+//! Nodes, the pods that are booked on them, and what plugins have indexed of both.
+
+use crate::framework::Indexes;
+use crate::state::{NodeIndex, NodeStore, PodInfo};
+use koord_model::resources::ResourceTable;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A booked pod.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) info: Arc<PodInfo>,
+    pub(super) node: NodeIndex,
+    pub(super) profile: Option<usize>,
+    pub(super) assumed: bool,
+}
+
+/// The cluster as decisions read it.
+///
+/// Invariant: each record's pod is on its node in `nodes`, `assumed` counts the records that are only assumed, and
+/// `priorities` counts the pods of records by priority, holders excepted.
+pub(super) struct ClusterState {
+    pub(super) resources: Arc<ResourceTable>,
+    pub(super) nodes: NodeStore,
+    pub(super) indexes: Indexes,
+    /// Booked pods by uid.
+    pub(super) pods: FxHashMap<Arc<str>, Record>,
+    /// How many of them are only assumed.
+    pub(super) assumed: usize,
+    /// Booked pods by priority.
+    pub(super) priorities: BTreeMap<i32, usize>,
+    /// An empty list to be filled with the nodes that the next event touches.
+    pub(super) touched: Vec<NodeIndex>,
+}
+
+impl ClusterState {
+    /// Returns a cluster without nodes and pods.
+    pub(super) fn new(resources: Arc<ResourceTable>, indexes: Indexes) -> Self {
+        Self {
+            resources,
+            nodes: NodeStore::default(),
+            indexes,
+            pods: FxHashMap::default(),
+            assumed: 0,
+            priorities: BTreeMap::new(),
+            touched: Vec::new(),
+        }
+    }
+}
