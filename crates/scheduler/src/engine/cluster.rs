@@ -1,7 +1,8 @@
 //! Nodes, the pods that are booked on them, and what plugins have indexed of both.
 
-use crate::framework::Indexes;
+use crate::framework::{Indexes, View};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
+use jiff::Timestamp;
 use koord_model::resources::ResourceTable;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -45,6 +46,37 @@ impl ClusterState {
             assumed: 0,
             priorities: BTreeMap::new(),
             touched: Vec::new(),
+        }
+    }
+
+    /// Returns the state as plugins read it.
+    pub(super) fn view(&self, now: Timestamp) -> View<'_> {
+        View {
+            nodes: &self.nodes,
+            resources: &self.resources,
+            indexes: &self.indexes,
+            now,
+        }
+    }
+
+    /// The lowest priority among booked pods that are not merely reservations.
+    pub(super) fn lowest_priority(&self) -> Option<i32> {
+        self.priorities.keys().next().copied()
+    }
+
+    /// Counts `pod` among the booked ones, or out of them.
+    pub(super) fn count_priority(&mut self, pod: &PodInfo, there: bool) {
+        if pod.is_holder() {
+            return;
+        }
+        let count = self.priorities.entry(pod.priority).or_default();
+        *count = if there {
+            *count + 1
+        } else {
+            count.saturating_sub(1)
+        };
+        if *count == 0 {
+            self.priorities.remove(&pod.priority);
         }
     }
 }

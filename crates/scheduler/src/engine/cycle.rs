@@ -2,6 +2,7 @@
 
 use super::consult::{Purpose, Turn};
 use super::measure::{self, Measured, Point};
+use super::plugin_table::PluginTable;
 use super::select::Choice;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
@@ -48,7 +49,7 @@ impl Engine {
                 self.telemetry.meter.cancel();
                 return None;
             };
-            let Some(profile) = self.profile_of(&queued.info) else {
+            let Some(profile) = self.table.profile_of(&queued.info) else {
                 self.stop_asking(&queued.info.uid);
                 self.queue.remove(&queued.info.uid);
                 continue;
@@ -128,7 +129,7 @@ impl Engine {
         now: Timestamp,
     ) -> Result<Arc<str>, Box<Diagnosis>> {
         self.tick(now);
-        let Some(profile) = self.profile_of(pod) else {
+        let Some(profile) = self.table.profile_of(pod) else {
             return Err(Box::default());
         };
         match self.select(pod, profile, now, false) {
@@ -226,7 +227,7 @@ impl Engine {
     ) -> Result<(), Stop> {
         let mut fx = Effects::default();
         let mut refused = None;
-        let told = self.booking(pod);
+        let told = self.table.booking(pod);
         let mut laps = self
             .telemetry
             .meter
@@ -237,7 +238,7 @@ impl Engine {
                 numa: choice.numa,
                 nominated: choice.nominated.as_ref(),
                 taken_in: Some(&choice.taken_in),
-                ..Cycle::new(pod, view!(self, now))
+                ..Cycle::new(pod, self.cluster.view(now))
             };
             let verdict = match self.table.plugins[*instance].books() {
                 Some(books) => books.reserve(&cycle, choice.node, &mut fx),
@@ -252,7 +253,7 @@ impl Engine {
         drop(laps);
         self.apply(fx, now);
         match refused {
-            Some((instance, rejection)) => Err(self.stop_at("Reserve", instance, &rejection)),
+            Some((instance, rejection)) => Err(self.table.stop_at("Reserve", instance, &rejection)),
             None => Ok(()),
         }
     }
@@ -267,14 +268,14 @@ impl Engine {
         let mut waiting: Option<Waiting> = None;
         let mut fx = Effects::default();
         let mut refused = None;
-        let told = self.booking(pod);
+        let told = self.table.booking(pod);
         let mut laps = self
             .telemetry
             .meter
             .start(&self.table.names, profile, Point::Permit);
         let instances = self.table.profiles[profile].permit.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let cycle = Cycle::new(pod, view!(self, now));
+            let cycle = Cycle::new(pod, self.cluster.view(now));
             let answer = match self.table.plugins[*instance].consent() {
                 Some(consent) => consent.permit(&cycle, node, &mut fx),
                 None => Permit::Allow,
@@ -316,7 +317,7 @@ impl Engine {
         // The plugin may let the members of the pod's group go, this pod's permission included.
         self.apply(fx, now);
         match refused {
-            Some((instance, rejection)) => Err(self.stop_at("Permit", instance, &rejection)),
+            Some((instance, rejection)) => Err(self.table.stop_at("Permit", instance, &rejection)),
             None => Ok(waiting),
         }
     }
@@ -331,13 +332,13 @@ impl Engine {
     ) -> Result<bool, Stop> {
         let mut fx = Effects::default();
         let mut answer = Ok(true);
-        let told = self.booking(pod);
+        let told = self.table.booking(pod);
         let instances = self.table.profiles[profile].pre_bind.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let Some(consent) = self.table.plugins[*instance].consent() else {
                 continue;
             };
-            let cycle = Cycle::new(pod, view!(self, now));
+            let cycle = Cycle::new(pod, self.cluster.view(now));
             match consent.ready_to_bind(&cycle, node, &mut fx) {
                 Permit::Allow => {}
                 Permit::Wait(longest) => {
@@ -357,7 +358,7 @@ impl Engine {
                     break;
                 }
                 Permit::Reject(rejection) => {
-                    answer = Err(self.stop_at("PreBind", *instance, &rejection));
+                    answer = Err(self.table.stop_at("PreBind", *instance, &rejection));
                     break;
                 }
             }
@@ -377,10 +378,10 @@ impl Engine {
         if !self.ready_to_bind(pod, profile, node, now)? {
             return Ok(());
         }
-        let view = view!(self, now);
+        let view = self.cluster.view(now);
         let cycle = Cycle::new(pod, view);
         let mut patch = PodPatch::default();
-        let told = self.booking(pod);
+        let told = self.table.booking(pod);
         let mut laps = self
             .telemetry
             .meter
@@ -393,7 +394,7 @@ impl Engine {
             };
             laps.lap(*instance, || measure::of_verdict(&verdict));
             if let Err(rejection) = verdict {
-                return Err(self.stop_at("PreBind", *instance, &rejection));
+                return Err(self.table.stop_at("PreBind", *instance, &rejection));
             }
         }
         drop(laps);
@@ -418,28 +419,6 @@ impl Engine {
         Ok(())
     }
 
-    fn stop_at(&self, point: &str, instance: Instance, rejection: &Rejection) -> Stop {
-        let message = rejection.message();
-        if rejection.code == Code::Error {
-            let name = self.table.names[instance];
-            return Stop::Failed(format!("running {point} plugin {name:?}: {message}"));
-        }
-        let mut stop = self.pre_filter_stop(instance, rejection);
-        if let Stop::Refused(diagnosis) = &mut stop {
-            diagnosis.nominated = Some(String::new());
-            // Refused on the chosen node: the others do not count.
-            diagnosis.pre_filter_message = String::new();
-            diagnosis.total_nodes = 1;
-            diagnosis.refusals = vec![crate::framework::NodeRefusal {
-                failed_plugin: self.table.names[instance],
-                reason: message.into(),
-                preempt_might_help: false,
-                nodes: 1,
-            }];
-        }
-        stop
-    }
-
     /// Puts a pod back and reports why. Returns whether it was an error.
     pub(super) fn refuse(&mut self, pod: &Arc<PodInfo>, stop: Stop, now: Timestamp) -> bool {
         match &stop {
@@ -457,7 +436,7 @@ impl Engine {
                 let failure = Failure {
                     pod: pod.clone(),
                     reason: "Unschedulable",
-                    remarks: self.remarks(pod, &message),
+                    remarks: self.table.remarks(pod, &message),
                     message,
                     // Said nothing, it keeps what it has: the binder is not to take that back.
                     nominated: diagnosis.nominated.clone().or_else(|| {
@@ -473,7 +452,7 @@ impl Engine {
                 let failure = Failure {
                     pod: pod.clone(),
                     reason: "SchedulerError",
-                    remarks: self.remarks(pod, &message),
+                    remarks: self.table.remarks(pod, &message),
                     message,
                     nominated: Some(String::new()),
                     diagnosis: None,
@@ -505,16 +484,6 @@ impl Engine {
         error
     }
 
-    fn remarks(&self, pod: &PodInfo, said: &Words) -> Vec<Remark> {
-        let plugins = self.table.plugins.iter();
-        plugins
-            .filter_map(|plugin| {
-                let insight = plugin.insight()?;
-                guarded("over a refusal", || insight.remark(pod, said))?
-            })
-            .collect()
-    }
-
     /// The next member of a group that is being placed, whatever the queue's order.
     fn next_of_group(&mut self, now: Timestamp) -> Option<QueuedPod> {
         for instance in 0..self.table.plugins.len() {
@@ -523,7 +492,7 @@ impl Engine {
                 let Some(grouping) = self.table.plugins[instance].grouping() else {
                     break;
                 };
-                let view = view!(self, now);
+                let view = self.cluster.view(now);
                 let next = guarded("over who is next", || grouping.next_pod(view, &mut fx));
                 let followed = guarded("over what follows", || self.apply(fx, now));
                 if next.is_none() || followed.is_none() {
@@ -548,8 +517,8 @@ impl Engine {
     pub(super) fn tick(&mut self, now: Timestamp) {
         let mut fx = Effects::default();
         let mut sound = true;
-        for books in super::books_of(PluginSet::MAX, &mut self.table.plugins) {
-            let view = view!(self, now);
+        for books in self.table.books_of(PluginSet::MAX) {
+            let view = self.cluster.view(now);
             sound &= guarded("as time passes", || books.tick(view, &mut fx)).is_some();
         }
         sound &= guarded("over what follows", || self.apply(fx, now)).is_some();
@@ -598,7 +567,7 @@ impl Engine {
         if self.waits.pods.is_empty() {
             self.waits.awaited = 0;
         }
-        self.waits.awaited |= self.named(&wait.on);
+        self.waits.awaited |= self.table.named(&wait.on);
         self.waits.pods.insert(uid, wait);
         if self.waits.deadlines.len() > 2 * self.waits.pods.len() + 64 {
             let waiting = &self.waits.pods;
@@ -606,5 +575,38 @@ impl Engine {
                 waiting.get(uid).is_some_and(|w| w.until == *until)
             });
         }
+    }
+}
+
+impl PluginTable {
+    pub(super) fn stop_at(&self, point: &str, instance: Instance, rejection: &Rejection) -> Stop {
+        let message = rejection.message();
+        if rejection.code == Code::Error {
+            let name = self.names[instance];
+            return Stop::Failed(format!("running {point} plugin {name:?}: {message}"));
+        }
+        let mut stop = self.pre_filter_stop(instance, rejection, 1);
+        if let Stop::Refused(diagnosis) = &mut stop {
+            diagnosis.nominated = Some(String::new());
+            // Refused on the chosen node: the others do not count.
+            diagnosis.pre_filter_message = String::new();
+            diagnosis.refusals = vec![crate::framework::NodeRefusal {
+                failed_plugin: self.names[instance],
+                reason: message.into(),
+                preempt_might_help: false,
+                nodes: 1,
+            }];
+        }
+        stop
+    }
+
+    pub(super) fn remarks(&self, pod: &PodInfo, said: &Words) -> Vec<Remark> {
+        let plugins = self.plugins.iter();
+        plugins
+            .filter_map(|plugin| {
+                let insight = plugin.insight()?;
+                guarded("over a refusal", || insight.remark(pod, said))?
+            })
+            .collect()
     }
 }

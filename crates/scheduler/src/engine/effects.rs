@@ -3,8 +3,7 @@
 use super::measure::{Measured, Point};
 use super::{Engine, Output, REFUSED, Waiting, cycle, measure};
 use crate::framework::{
-    Action, ClusterEvent, Diagnosis, Effects, Helps, Instance, Interest, NodeRefusal, ObjectChange,
-    Subject, View,
+    Action, ClusterEvent, Diagnosis, Effects, Instance, Interest, NodeRefusal, Subject,
 };
 use crate::guard::attempted;
 use crate::queue::PluginSet;
@@ -78,10 +77,14 @@ impl Engine {
             }
         }
         let hinted = std::cell::Cell::new(false);
-        let view = view!(self, now);
+        let view = self.cluster.view(now);
+        let meter = &self.telemetry.meter;
         let any_of = |asked: PluginSet, pod: &PodInfo| {
             (0..self.table.plugins.len()).any(|instance| {
-                asked & (1 << instance) != 0 && self.helps(instance, pod, event, view, &hinted)
+                asked & (1 << instance) != 0
+                    && self
+                        .table
+                        .helps(instance, pod, event, view, (meter, &hinted))
             })
         };
         let mut wake = Vec::new();
@@ -96,7 +99,7 @@ impl Engine {
         for (by, pods) in self.queue.refused() {
             // Refused by nobody in particular (no nodes): anything may help.
             // Nobody says what may change an extender's mind.
-            let any = by == 0 || by & self.extenders_bit() != 0;
+            let any = by == 0 || by & self.table.extenders_bit() != 0;
             let asked = if any {
                 PluginSet::MAX
             } else {
@@ -121,10 +124,12 @@ impl Engine {
         let mut missed = Vec::new();
         if self.waits.awaited & interested != 0 {
             for (uid, wait) in &self.waits.pods {
-                let asked = self.named(&wait.on) & interested;
+                let asked = self.table.named(&wait.on) & interested;
                 let helps = |instance: Instance| {
                     asked & (1 << instance) != 0
-                        && self.helps(instance, &wait.pod, event, view, &hinted)
+                        && self
+                            .table
+                            .helps(instance, &wait.pod, event, view, (meter, &hinted))
                 };
                 let may = wait.missed.is_none() && wait.pod.priority <= priority;
                 if may && (0..self.table.plugins.len()).any(helps) {
@@ -134,7 +139,7 @@ impl Engine {
         }
         // Of who asks extenders it is not known who will refuse it.
         let asking: Vec<Arc<str>> = self.asking().cloned().collect();
-        let label = self.event_name(event);
+        let label = self.table.event_name(event);
         self.missed(&asking, label);
         for uid in missed {
             if let Some(wait) = self.waits.pods.get_mut(&uid) {
@@ -144,48 +149,6 @@ impl Engine {
         for uid in wake {
             self.queue.wake(&uid, label, now);
         }
-    }
-
-    /// The name under which metrics count a change of an object.
-    pub(crate) fn name_of(&self, change: &ObjectChange) -> &'static str {
-        let names = self.table.event_names.get(change.kind);
-        names.map_or(change.kind, |names| change.named(names))
-    }
-
-    fn event_name(&self, event: &ClusterEvent<'_>) -> &'static str {
-        let object = event.object.map(|change| self.name_of(change));
-        object.unwrap_or_else(|| event.label())
-    }
-
-    /// The plugins of these names, as those that refuse.
-    pub(super) fn named(&self, names: &[&'static str]) -> PluginSet {
-        let at = |name: &&str| self.table.names.iter().position(|known| known == name);
-        let at = names.iter().filter_map(at);
-        at.fold(0, |set, at| set | 1 << at)
-    }
-
-    /// Whether a plugin says that `event` helps `pod`; of the answers to some events the first is
-    /// timed. `asked`: this is not the first.
-    pub(super) fn helps(
-        &self,
-        instance: Instance,
-        pod: &PodInfo,
-        event: &ClusterEvent<'_>,
-        view: View<'_>,
-        asked: &std::cell::Cell<bool>,
-    ) -> bool {
-        let timed = !asked.replace(true) && self.telemetry.meter.times_event();
-        let began = timed.then(std::time::Instant::now);
-        let helps = self.table.plugins[instance].hint(pod, event, view) == Helps::Queue;
-        if let Some(began) = began {
-            self.telemetry.meter.note(Measured::Hint {
-                plugin: self.table.names[instance],
-                event: self.event_name(event),
-                hint: if helps { "Queue" } else { "QueueSkip" },
-                nanos: measure::nanos(began, std::time::Instant::now()),
-            });
-        }
-        helps
     }
 
     /// Ends the wait of a pod, if it waits.
@@ -276,8 +239,8 @@ impl Engine {
         let Some(pod) = self.queue.get(uid).map(|queued| queued.info.clone()) else {
             return;
         };
-        if let Some(profile) = self.profile_of(&pod) {
-            let gates = self.gates_of(&pod, profile);
+        if let Some(profile) = self.table.profile_of(&pod) {
+            let gates = self.table.gates_of(&pod, profile);
             self.queue.gate(uid, gates, now);
         }
     }
@@ -325,7 +288,7 @@ impl Engine {
         now: Timestamp,
     ) {
         let pod = &wait.pod;
-        let by = self.named(&[plugin]);
+        let by = self.table.named(&[plugin]);
         let kept = self.preemptor.kept.remove(&pod.uid);
         // Refused on the chosen node: the others do not count.
         let refusal = NodeRefusal {

@@ -42,9 +42,9 @@ impl Engine {
     pub(super) fn info_applied(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         let mut fx = Effects::default();
         self.cluster.indexes.on_pod(&info);
-        let told = self.booking(&info);
-        for books in super::books_of(told, &mut self.table.plugins) {
-            let view = view!(self, now);
+        let told = self.table.booking(&info);
+        for books in self.table.books_of(told) {
+            let view = self.cluster.view(now);
             books.on_pod(&info, view, &mut fx);
         }
         self.apply(fx, now);
@@ -73,8 +73,8 @@ impl Engine {
     pub(super) fn info_removed(&mut self, uid: &str, now: Timestamp) {
         let mut fx = Effects::default();
         self.cluster.indexes.on_pod_gone(uid);
-        for books in super::books_of(PluginSet::MAX, &mut self.table.plugins) {
-            let view = view!(self, now);
+        for books in self.table.books_of(PluginSet::MAX) {
+            let view = self.cluster.view(now);
             books.on_pod_gone(uid, view, &mut fx);
         }
         self.apply(fx, now);
@@ -130,14 +130,14 @@ impl Engine {
         let old = std::mem::replace(&mut record.info, info.clone());
         let index = record.node;
         if old.priority != info.priority {
-            self.count_priority(&old, false);
-            self.count_priority(&info, true);
+            self.cluster.count_priority(&old, false);
+            self.cluster.count_priority(&info, true);
         }
         self.cluster.nodes.update_pod(index, info.clone());
         let mut fx = Effects::default();
-        let told = self.booking(&info);
-        for books in super::books_of(told, &mut self.table.plugins) {
-            let view = view!(self, now);
+        let told = self.table.booking(&info);
+        for books in self.table.books_of(told) {
+            let view = self.cluster.view(now);
             books.on_updated(&old, &info, index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -167,7 +167,7 @@ impl Engine {
             // Our binding is under way; this is an echo of before, or of what we wrote, or an edit. Should
             // the binding fail, the pod is tried as it is then. One that only waits for it still can be
             // let go.
-            let leaves = info.deleting || self.profile_of(&info).is_none();
+            let leaves = info.deleting || self.table.profile_of(&info).is_none();
             if leaves {
                 if self.waits.pods.contains_key(&info.uid) {
                     self.pod_gone(&info.uid, now);
@@ -180,11 +180,11 @@ impl Engine {
             }
             return;
         }
-        let Some(profile) = self.profile_of(&info).filter(|_| !info.deleting) else {
+        let Some(profile) = self.table.profile_of(&info).filter(|_| !info.deleting) else {
             self.pod_gone(&info.uid, now);
             return;
         };
-        let gates = self.gates_of(&info, profile);
+        let gates = self.table.gates_of(&info, profile);
         let old = self.queue.get(&info.uid).map(|queued| queued.info.clone());
         self.nomination_seen(old.as_deref(), &info);
         let matters = old
@@ -216,7 +216,7 @@ impl Engine {
             return;
         }
         guarded("over a pod that is queued", || {
-            self.own_shape(info, profile)
+            self.table.own_shape(info, profile, &self.cluster.resources)
         });
     }
 
@@ -260,8 +260,8 @@ impl Engine {
         let info = Arc::new(info);
         let index = self.cluster.nodes.set_node(info.clone());
         let mut fx = Effects::default();
-        for books in super::books_of(PluginSet::MAX, &mut self.table.plugins) {
-            let view = view!(self, now);
+        for books in self.table.books_of(PluginSet::MAX) {
+            let view = self.cluster.view(now);
             books.on_node(index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -288,8 +288,8 @@ impl Engine {
         };
         self.cluster.nodes.remove_node(name);
         let mut fx = Effects::default();
-        for books in super::books_of(PluginSet::MAX, &mut self.table.plugins) {
-            let view = view!(self, now);
+        for books in self.table.books_of(PluginSet::MAX) {
+            let view = self.cluster.view(now);
             books.on_node(index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -324,8 +324,8 @@ impl Engine {
             ..Effects::default()
         };
         self.cluster.indexes.on_object(change, &mut fx);
-        for books in super::books_of(PluginSet::MAX, &mut self.table.plugins) {
-            let view = view!(self, now);
+        for books in self.table.books_of(PluginSet::MAX) {
+            let view = self.cluster.view(now);
             books.on_object(change, view, &mut fx);
         }
         self.apply(fx, now);
@@ -351,7 +351,7 @@ impl Engine {
                 self.queue.remove(uid);
                 let mut fx = Effects::default();
                 self.telemetry.meter.begin_after(now);
-                let told = self.booking(&pod);
+                let told = self.table.booking(&pod);
                 if let Some(at) = profile {
                     let mut laps =
                         self.telemetry
@@ -359,7 +359,7 @@ impl Engine {
                             .start(&self.table.names, at, Point::PostBind);
                     let instances = self.table.profiles[at].post_bind.iter();
                     for instance in instances.filter(|at| told & (1 << **at) != 0) {
-                        let view = view!(self, now);
+                        let view = self.cluster.view(now);
                         if let Some(books) = self.table.plugins[*instance].books() {
                             books.post_bind(&pod, &node, view, &mut fx);
                         }

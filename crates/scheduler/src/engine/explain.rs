@@ -155,12 +155,16 @@ impl Engine {
     /// before any node is looked at. Costs one look at every node.
     #[must_use]
     pub fn nearest(&mut self, pod: &Arc<PodInfo>, count: usize, now: Timestamp) -> Vec<Near> {
-        let Some(profile) = self.profile_of(pod) else {
+        let Some(profile) = self.table.profile_of(pod) else {
             return Vec::new();
         };
-        self.prepare_books(pod, profile, now);
-        let cycle = Cycle::new(pod, view!(self, now));
-        let Ok(prepared) = self.prepare_despite(&cycle, profile, 0) else {
+        self.table
+            .prepare_books(pod, profile, self.cluster.view(now));
+        let cycle = Cycle::new(pod, self.cluster.view(now));
+        let Ok(prepared) = self
+            .table
+            .prepare_despite(&self.telemetry.meter, &cycle, profile, 0)
+        else {
             return Vec::new();
         };
         let scope = Scope {
@@ -214,16 +218,17 @@ impl Engine {
             Some((pod, ..)) => pod.clone(),
             None => self.queue.find(is)?.clone(),
         };
-        if let Some(profile) = self.profile_of(&pod) {
-            self.prepare_books(&pod, profile, now);
+        if let Some(profile) = self.table.profile_of(&pod) {
+            self.table
+                .prepare_books(&pod, profile, self.cluster.view(now));
         }
-        self.prepare_to_show(now);
+        self.table.prepare_to_show(self.cluster.view(now));
         let mut plugins = serde_json::Map::new();
-        let asked = self.judging(&pod);
+        let asked = self.table.judging(&pod);
         let numbered = self.table.plugins.iter().enumerate();
         for (_, plugin) in numbered.filter(|(at, _)| asked & (1 << at) != 0) {
             let insight = plugin.insight();
-            if let Some(said) = insight.and_then(|it| it.explain(&pod, view!(self, now))) {
+            if let Some(said) = insight.and_then(|it| it.explain(&pod, self.cluster.view(now))) {
                 plugins.insert(plugin.name().to_owned(), said);
             }
         }

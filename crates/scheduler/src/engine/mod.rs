@@ -6,17 +6,6 @@
 //! (*assumed*); the binding goes through the API later and is confirmed by the informer or undone.
 
 /// The state as plugins read it, borrowing only the fields it needs.
-macro_rules! view {
-    ($engine:expr, $now:expr) => {
-        $crate::framework::View {
-            nodes: &$engine.cluster.nodes,
-            resources: &$engine.cluster.resources,
-            indexes: &$engine.cluster.indexes,
-            now: $now,
-        }
-    };
-}
-
 mod batch;
 mod class;
 mod class_cache;
@@ -59,8 +48,7 @@ pub use crate::framework::{Advice, Advised, Agreed, BindError};
 
 use crate::config::Configuration;
 use crate::framework::{
-    Action, Bookkeeping, Cycle, Effects, Indexes, Instance, NotShown, Plugin, Profile, Profiles,
-    Readings, Subject, View,
+    Action, Cycle, Effects, Indexes, Instance, NotShown, Profile, Profiles, Readings, Subject, View,
 };
 use crate::guard::guarded;
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
@@ -170,7 +158,12 @@ impl Engine {
     /// The state as plugins read it.
     #[must_use]
     pub fn view(&self, now: Timestamp) -> View<'_> {
-        view!(self, now)
+        self.cluster.view(now)
+    }
+
+    /// The plugins.
+    pub(crate) fn plugins(&self) -> &PluginTable {
+        &self.table
     }
 
     /// Resource names and numbers.
@@ -183,11 +176,6 @@ impl Engine {
     #[must_use]
     pub fn profiles(&self) -> &[Profile] {
         &self.table.profiles
-    }
-
-    /// Those who refuse when extenders do.
-    fn extenders_bit(&self) -> PluginSet {
-        1 << self.table.plugins.len()
     }
 
     /// The name of plugin instance `instance`.
@@ -252,7 +240,7 @@ impl Engine {
         let mut out = Readings::default();
         for plugin in &mut self.table.plugins {
             if let Some(metered) = plugin.metered() {
-                let view = view!(self, now);
+                let view = self.cluster.view(now);
                 guarded("over what it measures", || metered.read(view, &mut out));
             }
         }
@@ -264,7 +252,7 @@ impl Engine {
     pub fn refused_by_plugin(&self) -> FxHashMap<(usize, &'static str), usize> {
         let mut out = FxHashMap::default();
         for (by, scheduler, pods) in self.queue.refusals() {
-            let Some(profile) = self.profile_named(scheduler) else {
+            let Some(profile) = self.table.profile_named(scheduler) else {
                 continue;
             };
             for (instance, name) in self.table.names.iter().enumerate() {
@@ -310,12 +298,12 @@ impl Engine {
         let known = self.table.names.iter().position(|name| *name == plugin);
         let at = known.ok_or(NotShown::NoSuchPath)?;
         if let Some(books) = self.table.plugins[at].books() {
-            books.prepare_to_show(view!(self, now));
+            books.prepare_to_show(self.cluster.view(now));
         }
         let insight = self.table.plugins[at]
             .insight()
             .ok_or(NotShown::NoSuchPath)?;
-        insight.inspect(path, query, view!(self, now))
+        insight.inspect(path, query, self.cluster.view(now))
     }
 
     /// When time alone will make a pod ready or end a wait, as far as is known.
@@ -326,65 +314,10 @@ impl Engine {
             .deadlines
             .peek()
             .map(|Reverse((until, _))| *until);
-        let books = books_of(PluginSet::MAX, &mut self.table.plugins);
+        let books = self.table.books_of(PluginSet::MAX);
         let ticks = books.filter_map(|books| guarded("over time", || books.next_tick())?);
         let queue = self.queue.next_deadline().into_iter();
         queue.chain(waits).chain(ticks).min()
-    }
-
-    fn profile_of(&self, pod: &PodInfo) -> Option<usize> {
-        self.profile_named(pod.scheduler_name())
-    }
-
-    fn profile_named(&self, name: &str) -> Option<usize> {
-        self.table
-            .profiles
-            .iter()
-            .position(|profile| profile.name == name)
-    }
-
-    fn gates_of(&self, pod: &PodInfo, profile: usize) -> PluginSet {
-        let asked = self.judging(pod);
-        let plugins = self.table.profiles[profile].pre_enqueue.iter();
-        plugins
-            .filter(|instance| asked & (1 << **instance) != 0)
-            .filter(|instance| self.table.plugins[**instance].pre_enqueue(pod).is_err())
-            .fold(0, |set, instance| set | 1 << instance)
-    }
-
-    /// The plugins that are asked where `pod` goes.
-    fn judging(&self, pod: &PodInfo) -> PluginSet {
-        if pod.is_holder() {
-            self.table.judges_holders
-        } else {
-            PluginSet::MAX
-        }
-    }
-
-    /// Has books made ready for the rules to be asked where `pod` may go.
-    fn prepare_books(&mut self, pod: &Arc<PodInfo>, profile: usize, now: Timestamp) {
-        let rules = &self.table.profiles[profile];
-        let rules = rules.pre_filter.iter().chain(&rules.pre_score);
-        let asked = rules.fold(0, |set, instance| set | 1 << instance) & self.judging(pod);
-        for books in books_of(asked, &mut self.table.plugins) {
-            books.prepare(&Cycle::new(pod, view!(self, now)));
-        }
-    }
-
-    /// Has books brought up to date for people.
-    fn prepare_to_show(&mut self, now: Timestamp) {
-        for books in books_of(PluginSet::MAX, &mut self.table.plugins) {
-            books.prepare_to_show(view!(self, now));
-        }
-    }
-
-    /// The plugins that have `pod` in their books.
-    fn booking(&self, pod: &PodInfo) -> PluginSet {
-        if pod.is_holder() {
-            self.table.books_holders
-        } else {
-            PluginSet::MAX
-        }
     }
 
     /// Books `pod` on `node` ahead of the binding.
@@ -394,7 +327,7 @@ impl Engine {
 
     fn book(&mut self, pod: Arc<PodInfo>, node: &str, assumed: bool, now: Timestamp) {
         let index = self.cluster.nodes.add_pod(node, pod.clone());
-        let profile = self.profile_of(&pod);
+        let profile = self.table.profile_of(&pod);
         let record = Record {
             info: pod.clone(),
             node: index,
@@ -405,11 +338,11 @@ impl Engine {
         let was_assumed = before.is_some_and(|before| before.assumed);
         self.cluster.assumed =
             self.cluster.assumed + usize::from(assumed) - usize::from(was_assumed);
-        self.count_priority(&pod, true);
+        self.cluster.count_priority(&pod, true);
         let mut fx = Effects::default();
-        let told = self.booking(&pod);
-        for books in books_of(told, &mut self.table.plugins) {
-            let view = view!(self, now);
+        let told = self.table.booking(&pod);
+        for books in self.table.books_of(told) {
+            let view = self.cluster.view(now);
             books.on_assigned(&pod, index, view, &mut fx);
         }
         self.apply(fx, now);
@@ -419,13 +352,13 @@ impl Engine {
     fn unbook(&mut self, uid: &str, now: Timestamp) -> Option<Arc<PodInfo>> {
         let record = self.cluster.pods.remove(uid)?;
         self.cluster.assumed -= usize::from(record.assumed);
-        self.count_priority(&record.info, false);
+        self.cluster.count_priority(&record.info, false);
         self.preemptor.evicting.remove(uid);
-        let told = self.booking(&record.info);
+        let told = self.table.booking(&record.info);
         if record.assumed
             && let Some(profile) = record.profile
         {
-            let view = view!(self, now);
+            let view = self.cluster.view(now);
             let mut fx = Effects::default();
             let instances = self.table.profiles[profile].reserve.iter().rev();
             for instance in instances.filter(|instance| told & (1 << **instance) != 0) {
@@ -439,8 +372,8 @@ impl Engine {
         // The row may be released with its last pod: plugins hear of it while it still has a name.
         let mut fx = Effects::default();
         guarded(UNDONE, || {
-            for books in books_of(told, &mut self.table.plugins) {
-                let view = view!(self, now);
+            for books in self.table.books_of(told) {
+                let view = self.cluster.view(now);
                 books.on_unassigned(&record.info, record.node, view, &mut fx);
             }
         });
@@ -473,17 +406,6 @@ impl Engine {
         self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
         true
     }
-}
-
-/// The books of those plugins that are in `set` and keep any.
-fn books_of(
-    set: PluginSet,
-    plugins: &mut [Box<dyn Plugin>],
-) -> impl Iterator<Item = &mut dyn Bookkeeping> {
-    let numbered = plugins.iter_mut().enumerate();
-    numbered
-        .filter(move |(instance, _)| set & (1 << instance) != 0)
-        .filter_map(|(_, plugin)| plugin.books())
 }
 
 #[cfg(test)]

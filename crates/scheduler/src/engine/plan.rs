@@ -5,6 +5,7 @@
 //! a plan overlooked is found there, and gives the whole group back.
 
 use super::cycle::Stop;
+use super::plugin_table::PluginTable;
 use super::scope::{Prepared, Scope};
 use super::{Engine, Output};
 use crate::framework::{Code, Cycle, Diagnosis, Instance, Offer, RowVerdict, Tally, View};
@@ -29,7 +30,7 @@ impl Engine {
         profile: usize,
         now: Timestamp,
     ) -> Result<(), Stop> {
-        let Some((instance, uids)) = self.group_to_plan(pod, profile) else {
+        let Some((instance, uids)) = self.table.group_to_plan(pod, profile) else {
             return Ok(());
         };
         let Some(planning) = self.table.plugins[instance].planning() else {
@@ -41,7 +42,7 @@ impl Engine {
             .collect();
         planning.arrange(&mut pods);
         let members = self.prepare_members(pods, now)?;
-        let view = view!(self, now);
+        let view = self.cluster.view(now);
         let mut tally = Tally::default();
         let mut helpable = Vec::new();
         let mut offers = Vec::with_capacity(self.cluster.nodes.len());
@@ -106,19 +107,6 @@ impl Engine {
         }
     }
 
-    /// Who plans for the pod's group, and for whom.
-    pub(super) fn group_to_plan(
-        &self,
-        pod: &PodInfo,
-        profile: usize,
-    ) -> Option<(Instance, Vec<Arc<str>>)> {
-        let asked = self.judging(pod);
-        let instances = self.table.profiles[profile].pre_filter.iter();
-        instances
-            .filter(|at| asked & (1 << **at) != 0)
-            .find_map(|at| Some((*at, self.table.plugins[*at].planning()?.members(pod)?)))
-    }
-
     /// Prepares members.
     ///
     /// # Errors
@@ -130,9 +118,15 @@ impl Engine {
     ) -> Result<Members, Stop> {
         // Each by itself: what volatile plugins read of a pod is not signed.
         let mut prepare = |pod: &Arc<PodInfo>| {
-            let profile = self.profile_of(pod).unwrap_or_default();
-            self.prepare_books(pod, profile, now);
-            self.prepare_despite(&Cycle::new(pod, view!(self, now)), profile, 0)
+            let profile = self.table.profile_of(pod).unwrap_or_default();
+            self.table
+                .prepare_books(pod, profile, self.cluster.view(now));
+            self.table.prepare_despite(
+                &self.telemetry.meter,
+                &Cycle::new(pod, self.cluster.view(now)),
+                profile,
+                0,
+            )
         };
         let prepared: Vec<Prepared> = pods.iter().map(&mut prepare).collect::<Result<_, _>>()?;
         let uids = pods.iter().map(|pod| pod.uid.clone()).collect();
@@ -155,6 +149,21 @@ impl Engine {
             seed: self.options.seed,
             parallel_rows: self.options.parallel_rows,
         }
+    }
+}
+
+impl PluginTable {
+    /// Who plans for the pod's group, and for whom.
+    pub(super) fn group_to_plan(
+        &self,
+        pod: &PodInfo,
+        profile: usize,
+    ) -> Option<(Instance, Vec<Arc<str>>)> {
+        let asked = self.judging(pod);
+        let instances = self.profiles[profile].pre_filter.iter();
+        instances
+            .filter(|at| asked & (1 << **at) != 0)
+            .find_map(|at| Some((*at, self.plugins[*at].planning()?.members(pod)?)))
     }
 }
 

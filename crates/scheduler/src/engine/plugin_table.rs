@@ -1,17 +1,23 @@
 //! The instances of plugins, and which of them do what.
 
 use super::consult;
+use super::measure::{self, Measured, Meter};
 use crate::framework::{
-    EventNames, Holders, Instance, Interest, Plugin, Points, Profile, Profiles,
+    Bookkeeping, ClusterEvent, Cycle, EventNames, Helps, Holders, Instance, Interest, ObjectChange,
+    Plugin, Points, Profile, Profiles, View,
 };
 use crate::queue::PluginSet;
+use crate::state::PodInfo;
 use rustc_hash::FxHashMap;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Plugins by instance, and sets and lists of them that do not change.
 ///
 /// Invariant: `names` has one more entry than `plugins`, that of all extenders together; instances in `profiles`,
 /// `signers`, `protectors` and in the sets are positions in `plugins`.
-pub(super) struct PluginTable {
+pub(crate) struct PluginTable {
     pub(super) profiles: Vec<Profile>,
     pub(super) plugins: Vec<Box<dyn Plugin>>,
     /// By instance; the last is that of all extenders together.
@@ -69,6 +75,118 @@ impl PluginTable {
             event_names,
             plugins,
         }
+    }
+
+    /// Those who refuse when extenders do.
+    pub(super) fn extenders_bit(&self) -> PluginSet {
+        1 << self.plugins.len()
+    }
+
+    pub(super) fn profile_of(&self, pod: &PodInfo) -> Option<usize> {
+        self.profile_named(pod.scheduler_name())
+    }
+
+    pub(super) fn profile_named(&self, name: &str) -> Option<usize> {
+        self.profiles
+            .iter()
+            .position(|profile| profile.name == name)
+    }
+
+    pub(super) fn gates_of(&self, pod: &PodInfo, profile: usize) -> PluginSet {
+        let asked = self.judging(pod);
+        let plugins = self.profiles[profile].pre_enqueue.iter();
+        plugins
+            .filter(|instance| asked & (1 << **instance) != 0)
+            .filter(|instance| self.plugins[**instance].pre_enqueue(pod).is_err())
+            .fold(0, |set, instance| set | 1 << instance)
+    }
+
+    /// Returns the books of those plugins that are in `set` and keep any.
+    pub(super) fn books_of(
+        &mut self,
+        set: PluginSet,
+    ) -> impl Iterator<Item = &mut dyn Bookkeeping> {
+        let numbered = self.plugins.iter_mut().enumerate();
+        numbered
+            .filter(move |(instance, _)| set & (1 << instance) != 0)
+            .filter_map(|(_, plugin)| plugin.books())
+    }
+
+    /// The plugins that are asked where `pod` goes.
+    pub(super) fn judging(&self, pod: &PodInfo) -> PluginSet {
+        if pod.is_holder() {
+            self.judges_holders
+        } else {
+            PluginSet::MAX
+        }
+    }
+
+    /// The plugins that have `pod` in their books.
+    pub(super) fn booking(&self, pod: &PodInfo) -> PluginSet {
+        if pod.is_holder() {
+            self.books_holders
+        } else {
+            PluginSet::MAX
+        }
+    }
+
+    /// Has books made ready for the rules to be asked where `pod` may go.
+    pub(super) fn prepare_books(&mut self, pod: &Arc<PodInfo>, profile: usize, view: View<'_>) {
+        let rules = &self.profiles[profile];
+        let rules = rules.pre_filter.iter().chain(&rules.pre_score);
+        let asked = rules.fold(0, |set, instance| set | 1 << instance) & self.judging(pod);
+        for books in self.books_of(asked) {
+            books.prepare(&Cycle::new(pod, view));
+        }
+    }
+
+    /// Has books brought up to date for people.
+    pub(super) fn prepare_to_show(&mut self, view: View<'_>) {
+        for books in self.books_of(PluginSet::MAX) {
+            books.prepare_to_show(view);
+        }
+    }
+
+    /// The name under which metrics count a change of an object.
+    pub(crate) fn name_of(&self, change: &ObjectChange) -> &'static str {
+        let names = self.event_names.get(change.kind);
+        names.map_or(change.kind, |names| change.named(names))
+    }
+
+    pub(super) fn event_name(&self, event: &ClusterEvent<'_>) -> &'static str {
+        let object = event.object.map(|change| self.name_of(change));
+        object.unwrap_or_else(|| event.label())
+    }
+
+    /// The plugins of these names, as those that refuse.
+    pub(super) fn named(&self, names: &[&'static str]) -> PluginSet {
+        let at = |name: &&str| self.names.iter().position(|known| known == name);
+        let at = names.iter().filter_map(at);
+        at.fold(0, |set, at| set | 1 << at)
+    }
+
+    /// Whether a plugin says that `event` helps `pod`; of the answers to some events the first is
+    /// timed. `asked`: this is not the first.
+    pub(super) fn helps(
+        &self,
+        instance: Instance,
+        pod: &PodInfo,
+        event: &ClusterEvent<'_>,
+        view: View<'_>,
+        (meter, asked): (&Meter, &Cell<bool>),
+    ) -> bool {
+        let timed = !asked.replace(true) && meter.times_event();
+        let began = timed.then(Instant::now);
+        let helps = self.plugins[instance].hint(pod, event, view) == Helps::Queue;
+        if let Some(began) = began {
+            meter.note(Measured::Hint {
+                plugin: self.names[instance],
+                event: self.event_name(event),
+                hint: if helps { "Queue" } else { "QueueSkip" },
+                nanos: measure::nanos(began, Instant::now()),
+            });
+        }
+        helps
     }
 }
 

@@ -93,7 +93,7 @@ impl Engine {
             && self.classes.enabled
             // One that has been promised room is refused its own node for another reason.
             && self.nominated_node(&asked.pod.uid).is_none()
-            && self.sign(asked.pod, asked.profile, view, &mut shape) == Signable::Yes;
+            && self.table.sign(asked.pod, asked.profile, view, &mut shape) == Signable::Yes;
         shared.then(|| {
             let key = MemoKey {
                 profile: asked.profile,
@@ -149,6 +149,7 @@ impl Engine {
         let pool = self.pool(pod, rules);
         let anyone = pool.as_ref().is_none_or(|nodes| !nodes.is_empty())
             && self
+                .cluster
                 .lowest_priority()
                 .is_some_and(|lowest| lowest < pod.priority);
         let nobody = || {
@@ -168,13 +169,17 @@ impl Engine {
         {
             return nobody();
         }
-        let cycle = Cycle::new(pod, view!(self, now));
+        let cycle = Cycle::new(pod, self.cluster.view(now));
         let tolerated = diagnosis.pre_filter_by.filter(|by| *by == owner);
         let despite = tolerated.map_or(0, |by| 1 << by);
-        let prepared = match self.prepare_despite(&cycle, profile, despite) {
-            Ok(prepared) if before_filters == tolerated.is_some() => Some(prepared),
-            _ => None,
-        };
+        let prepared =
+            match self
+                .table
+                .prepare_despite(&self.telemetry.meter, &cycle, profile, despite)
+            {
+                Ok(prepared) if before_filters == tolerated.is_some() => Some(prepared),
+                _ => None,
+            };
         let Some(prepared) = prepared.filter(|_| diagnosis.helpable > 0) else {
             // Nobody's leaving lifts what another plugin decided before any node was looked at.
             let reason = match diagnosis.helpable {
@@ -477,27 +482,6 @@ impl Engine {
     #[must_use]
     pub fn preemptions(&self) -> (u64, usize) {
         (self.preemptor.searches, self.preemptor.victims)
-    }
-
-    /// The lowest priority among booked pods that are not merely reservations.
-    pub(super) fn lowest_priority(&self) -> Option<i32> {
-        self.cluster.priorities.keys().next().copied()
-    }
-
-    /// Counts `pod` among the booked ones, or out of them.
-    pub(super) fn count_priority(&mut self, pod: &PodInfo, there: bool) {
-        if pod.is_holder() {
-            return;
-        }
-        let count = self.cluster.priorities.entry(pod.priority).or_default();
-        *count = if there {
-            *count + 1
-        } else {
-            count.saturating_sub(1)
-        };
-        if *count == 0 {
-            self.cluster.priorities.remove(&pod.priority);
-        }
     }
 }
 

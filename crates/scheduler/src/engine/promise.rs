@@ -48,7 +48,7 @@ impl Engine {
         pod: &Arc<PodInfo>,
         now: Timestamp,
     ) -> Result<Arc<str>, Box<Diagnosis>> {
-        let Some(profile) = self.profile_of(pod) else {
+        let Some(profile) = self.table.profile_of(pod) else {
             let name = pod.scheduler_name();
             return Err(self.said(format!("no profile is called {name:?}")));
         };

@@ -49,14 +49,15 @@ impl Engine {
         let (mut room, mut shown, mut together) = (None, None, None);
         let shows = self.shows_victims(pod);
         let mut company = self.prepare_company(pod, profile, now);
-        self.prepare_books(pod, profile, now);
-        let view = view!(self, now);
+        self.table
+            .prepare_books(pod, profile, self.cluster.view(now));
+        let view = self.cluster.view(now);
         let mut laps =
             self.telemetry
                 .meter
                 .start_always(&self.table.names, profile, Point::PostFilter);
         laps.ended("Unschedulable");
-        let asked = self.judging(pod);
+        let asked = self.table.judging(pod);
         let instances = &self.table.profiles[profile].post_filter;
         let had = |at: &Instance| instances.iter().position(|instance| instance == at);
         let instances = instances
@@ -194,10 +195,10 @@ impl Engine {
         now: Timestamp,
     ) -> Box<Diagnosis> {
         let mut fx = Effects::default();
-        let told = self.booking(pod);
+        let told = self.table.booking(pod);
         let instances = self.table.profiles[profile].post_filter.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let cycle = Cycle::new(pod, view!(self, now));
+            let cycle = Cycle::new(pod, self.cluster.view(now));
             if let Some(books) = self.table.plugins[*instance].books() {
                 books.after_post_filter(&cycle, &mut diagnosis, &mut fx);
             }

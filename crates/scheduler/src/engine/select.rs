@@ -3,8 +3,9 @@
 use super::class::{Evaluation, mix};
 use super::cycle::Stop;
 use super::few::{self, Few};
-use super::measure::{self, Point, Served};
+use super::measure::{self, Meter, Point, Served};
 use super::opinion::Opinion;
+use super::plugin_table::PluginTable;
 use super::scope::{Prepared, Scope};
 use super::{Engine, special};
 use crate::framework::{
@@ -15,6 +16,7 @@ use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use koord_model::numa::NumaMask;
+use koord_model::resources::ResourceTable;
 use std::sync::Arc;
 
 /// Where a pod goes.
@@ -117,10 +119,11 @@ impl Engine {
             return Err(Stop::Refused(Box::default()));
         }
         let noted = self.telemetry.decisions.room(now);
-        self.prepare_books(pod, profile, now);
-        let view = view!(self, now);
+        self.table
+            .prepare_books(pod, profile, self.cluster.view(now));
+        let view = self.cluster.view(now);
         let cycle = Cycle::new(pod, view);
-        let prepared = self.prepare(&cycle, profile);
+        let prepared = self.table.prepare(&self.telemetry.meter, &cycle, profile);
         match &prepared {
             Ok(prepared) => {
                 self.telemetry
@@ -139,6 +142,7 @@ impl Engine {
         // Worth the list only if there is somebody to evict.
         let victims = !self.table.profiles[profile].post_filter.is_empty()
             && self
+                .cluster
                 .lowest_priority()
                 .is_some_and(|lowest| lowest < pod.priority);
         let scope = Scope {
@@ -159,7 +163,7 @@ impl Engine {
         if let Some((node, RowVerdict::Fits(numa))) = own {
             return Ok(Choice::of(&scope, node, numa, (1, 1)));
         }
-        if let Some(choice) = self.preferred(&scope, profile) {
+        if let Some(choice) = self.table.preferred(&scope, profile) {
             return Ok(choice);
         }
         let listed = if cached { few::list(&scope) } else { None };
@@ -196,7 +200,7 @@ impl Engine {
             }
         }
         let shape = if cached {
-            self.shape(&scope, profile)
+            self.table.shape(&scope, profile)
         } else {
             None
         };
@@ -281,7 +285,7 @@ impl Engine {
                 self.forget_shared();
             }
         }
-        let view = view!(self, now);
+        let view = self.cluster.view(now);
         let scope = Scope {
             cycle: Cycle::new(pod, view),
             plugins: &self.table.plugins,
@@ -314,30 +318,57 @@ impl Engine {
         answer.map(|choice| choice.listing(&fresh, &scope, lists))
     }
 
-    fn prepare(&self, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {
-        self.prepare_despite(cycle, profile, 0)
+    /// Forgets shapes beyond what may be remembered.
+    fn evict_classes(&mut self) {
+        let options = &self.options;
+        let budget = self.preemptor.memo.leaves(options.class_bytes);
+        while self.classes.by_shape.len() > 1
+            && (self.classes.by_shape.len() > options.max_classes || self.classes.bytes > budget)
+        {
+            // The older one of two at random: where more shapes take turns than have room, the oldest
+            // is the one that comes next.
+            let draw = |turn: u64| {
+                let number =
+                    mix(self.classes.uses ^ (turn << 63)) % self.classes.by_shape.len() as u64;
+                let mut classes = self.classes.by_shape.iter();
+                classes.nth(usize::try_from(number).unwrap_or(0))
+            };
+            let drawn = [draw(0), draw(1)].into_iter().flatten();
+            let oldest = drawn.min_by_key(|(_, class)| class.used);
+            let Some(key) = oldest.map(|(key, _)| *key) else {
+                return;
+            };
+            if let Some(class) = self.classes.by_shape.remove(&key) {
+                self.classes.bytes -= class.counted;
+            }
+        }
+    }
+}
+
+impl PluginTable {
+    fn prepare(&self, meter: &Meter, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {
+        self.prepare_despite(meter, cycle, profile, 0)
     }
 
     /// The same; that plugins of `tolerated` refuse the pod before any node is no obstacle.
     pub(super) fn prepare_despite(
         &self,
+        meter: &Meter,
         cycle: &Cycle<'_>,
         profile: usize,
         tolerated: PluginSet,
     ) -> Result<Prepared, Stop> {
         let at = profile;
-        let profile = &self.table.profiles[profile];
+        let nodes = cycle.view.nodes.len();
+        let profile = &self.profiles[profile];
         let mut prepared = Prepared::default();
         let mut states: Vec<(Instance, crate::framework::State)> = Vec::new();
         let asked = self.judging(cycle.pod);
         let asks = |instance: &Instance| asked & (1 << instance) != 0;
         let mut skipped: PluginSet = 0;
-        let mut laps = self
-            .telemetry
-            .meter
-            .start(&self.table.names, at, Point::PreFilter);
+        let mut laps = meter.start(&self.names, at, Point::PreFilter);
         for instance in profile.pre_filter.iter().filter(|at| asks(at)) {
-            let answer = self.table.plugins[*instance].pre_filter(cycle);
+            let answer = self.plugins[*instance].pre_filter(cycle);
             laps.lap(*instance, || measure::of_pre_filter(&answer));
             match answer {
                 PreFilter::Ready { state, nodes } => {
@@ -356,11 +387,11 @@ impl Engine {
                     skipped |= 1 << instance
                 }
                 PreFilter::Reject(rejection) => {
-                    let mut stop = self.pre_filter_stop(*instance, &rejection);
+                    let mut stop = self.pre_filter_stop(*instance, &rejection, nodes);
                     if let Stop::Refused(diagnosis) = &mut stop {
                         diagnosis.pre_filter_by = Some(*instance);
                         if rejection.code == Code::Unschedulable {
-                            diagnosis.helpable = self.cluster.nodes.len();
+                            diagnosis.helpable = nodes;
                         }
                     }
                     return Err(stop);
@@ -373,7 +404,7 @@ impl Engine {
             if skipped & (1 << instance) == 0 {
                 let at = states.iter().position(|(owner, _)| owner == instance);
                 let state = at.map(|at| states.swap_remove(at).1).unwrap_or_default();
-                let plugin = &self.table.plugins[*instance];
+                let plugin = &self.plugins[*instance];
                 if plugin.volatile().is_some() {
                     prepared.moving.push((*instance, state));
                     continue;
@@ -389,13 +420,10 @@ impl Engine {
             }
         }
         // A score plugin without a pre-score step of its own is asked without state.
-        let mut laps = self
-            .telemetry
-            .meter
-            .start(&self.table.names, at, Point::PreScore);
+        let mut laps = meter.start(&self.names, at, Point::PreScore);
         let scorers = profile.score.iter();
         for (instance, weight) in scorers.filter(|(at, _)| asks(at)) {
-            let plugin = &self.table.plugins[*instance];
+            let plugin = &self.plugins[*instance];
             let state = if profile.pre_score.contains(instance) {
                 let answer = plugin.pre_score(cycle);
                 laps.lap(*instance, || measure::of_pre_score(&answer));
@@ -418,11 +446,7 @@ impl Engine {
         }
         drop(laps);
         if prepared.only.is_some() {
-            let names: Vec<&str> = prepared
-                .only_by
-                .iter()
-                .map(|at| self.table.names[*at])
-                .collect();
+            let names: Vec<&str> = prepared.only_by.iter().map(|at| self.names[*at]).collect();
             let text = format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" "));
             prepared.outside = Some(text.into());
         }
@@ -432,10 +456,10 @@ impl Engine {
     /// The first of the nodes that a plugin prefers that fits.
     fn preferred(&self, scope: &Scope<'_>, profile: usize) -> Option<Choice> {
         let asked = self.judging(scope.cycle.pod);
-        let plugins = self.table.profiles[profile].pre_filter.iter();
+        let plugins = self.profiles[profile].pre_filter.iter();
         let nodes = plugins
             .filter(|at| asked & (1 << **at) != 0)
-            .map(|instance| self.table.plugins[*instance].prefer(&scope.cycle))
+            .map(|instance| self.plugins[*instance].prefer(&scope.cycle))
             .find(|nodes| !nodes.is_empty())?;
         nodes.into_iter().find_map(|node| match scope.judge(node) {
             RowVerdict::Fits(numa) => Some(Choice::of(scope, node, numa, (1, 1))),
@@ -443,16 +467,22 @@ impl Engine {
         })
     }
 
-    pub(super) fn pre_filter_stop(&self, instance: Instance, rejection: &Rejection) -> Stop {
+    /// Returns how a cycle ends that `instance` stops before any of so many nodes.
+    pub(super) fn pre_filter_stop(
+        &self,
+        instance: Instance,
+        rejection: &Rejection,
+        total_nodes: usize,
+    ) -> Stop {
         let message = rejection.message();
         if rejection.code == Code::Error {
-            let name = self.table.names[instance];
+            let name = self.names[instance];
             return Stop::Failed(format!("running PreFilter plugin {name:?}: {message}"));
         }
         Stop::Refused(Box::new(Diagnosis {
-            total_nodes: self.cluster.nodes.len(),
+            total_nodes,
             pre_filter_message: message,
-            plugins: vec![self.table.names[instance]],
+            plugins: vec![self.names[instance]],
             by: 1 << instance,
             pending: rejection.code == Code::Pending,
             ..Diagnosis::default()
@@ -469,7 +499,7 @@ impl Engine {
         if self.sign_apart(pod, profile, scope.cycle.view, &mut common, apart) == Signable::No {
             return None;
         }
-        if !self.preemptor.nominator.is_empty() {
+        if !scope.nominator.is_empty() {
             // Whom the pod must leave room for depends on its priority.
             common.number(i64::MIN);
             common.number(i64::from(pod.priority));
@@ -504,14 +534,14 @@ impl Engine {
         signature: &mut Signature,
         mut apart: Option<&mut Signature>,
     ) -> Signable {
-        let Some(own) = self.own_shape(pod, profile) else {
+        let Some(own) = self.own_shape(pod, profile, view.resources) else {
             return Signable::No;
         };
         signature.shape(own);
         let asked = self.judging(pod);
-        let signers = self.table.signers[profile].iter();
+        let signers = self.signers[profile].iter();
         for instance in signers.filter(|at| asked & (1 << **at) != 0) {
-            let plugin = &self.table.plugins[*instance];
+            let plugin = &self.plugins[*instance];
             let releases = plugin.release().is_some();
             let signature = match &mut apart {
                 Some(apart) if releases => &mut **apart,
@@ -519,7 +549,7 @@ impl Engine {
             };
             // Separates what the plugins write.
             signature.count(*instance);
-            if releases && plugin.sign(pod, &self.cluster.resources, signature) == Signable::No
+            if releases && plugin.sign(pod, view.resources, signature) == Signable::No
                 || plugin.sign_found(pod, view, signature) == Signable::No
             {
                 return Signable::No;
@@ -530,51 +560,30 @@ impl Engine {
 
     /// What plugins read of the pod itself, but those that release others, which may have to be told
     /// apart: written once, when the pod is queued. `None` when it shares nothing.
-    pub(super) fn own_shape(&self, pod: &PodInfo, profile: usize) -> Option<ShapeId> {
+    pub(super) fn own_shape(
+        &self,
+        pod: &PodInfo,
+        profile: usize,
+        resources: &ResourceTable,
+    ) -> Option<ShapeId> {
         pod.shape(profile, || {
             let mut signature = Signature::default();
             // What no plugin asks of a holder, it may ask of a pod.
             signature.flag(pod.is_holder());
             let asked = self.judging(pod);
-            let signers = self.table.signers[profile].iter();
+            let signers = self.signers[profile].iter();
             for instance in signers.filter(|at| asked & (1 << **at) != 0) {
-                let plugin = &self.table.plugins[*instance];
+                let plugin = &self.plugins[*instance];
                 if plugin.release().is_some() {
                     continue;
                 }
                 signature.count(*instance);
-                if plugin.sign(pod, &self.cluster.resources, &mut signature) == Signable::No {
+                if plugin.sign(pod, resources, &mut signature) == Signable::No {
                     return None;
                 }
             }
             Some(signature.finish())
         })
-    }
-
-    /// Forgets shapes beyond what may be remembered.
-    fn evict_classes(&mut self) {
-        let options = &self.options;
-        let budget = self.preemptor.memo.leaves(options.class_bytes);
-        while self.classes.by_shape.len() > 1
-            && (self.classes.by_shape.len() > options.max_classes || self.classes.bytes > budget)
-        {
-            // The older one of two at random: where more shapes take turns than have room, the oldest
-            // is the one that comes next.
-            let draw = |turn: u64| {
-                let number =
-                    mix(self.classes.uses ^ (turn << 63)) % self.classes.by_shape.len() as u64;
-                let mut classes = self.classes.by_shape.iter();
-                classes.nth(usize::try_from(number).unwrap_or(0))
-            };
-            let drawn = [draw(0), draw(1)].into_iter().flatten();
-            let oldest = drawn.min_by_key(|(_, class)| class.used);
-            let Some(key) = oldest.map(|(key, _)| *key) else {
-                return;
-            };
-            if let Some(class) = self.classes.by_shape.remove(&key) {
-                self.classes.bytes -= class.counted;
-            }
-        }
     }
 }
 

@@ -7,6 +7,7 @@
 mod consent;
 mod places;
 
+use super::plugin_table::PluginTable;
 use super::scope::Prepared;
 use super::{Engine, Output};
 use crate::framework::{Cycle, Diagnosis, GroupPreemption, Instance, Signable, Signature, View};
@@ -99,12 +100,15 @@ impl Engine {
             .flat_map(|plugin| plugin.company(pod))
             .filter_map(|uid| Some(self.queue.get(&uid)?.info.clone()))
             .collect();
-        let tolerated = self.admissions(profile);
+        let tolerated = self.table.admissions(profile);
         let mut prepare = |pod: &Arc<PodInfo>| {
-            let profile = self.profile_of(pod).unwrap_or_default();
-            self.prepare_books(pod, profile, now);
-            let cycle = Cycle::new(pod, view!(self, now));
-            self.prepare_despite(&cycle, profile, tolerated).ok()
+            let profile = self.table.profile_of(pod).unwrap_or_default();
+            self.table
+                .prepare_books(pod, profile, self.cluster.view(now));
+            let cycle = Cycle::new(pod, self.cluster.view(now));
+            self.table
+                .prepare_despite(&self.telemetry.meter, &cycle, profile, tolerated)
+                .ok()
         };
         let company = company.iter();
         company
@@ -139,12 +143,12 @@ impl Engine {
         let Some(weakest) = pods.iter().min_by_key(|pod| pod.priority).cloned() else {
             return Attempt::Ineligible(String::new());
         };
-        let planning = self.group_to_plan(pod, profile);
+        let planning = self.table.group_to_plan(pod, profile);
         let planning = planning.and_then(|(at, _)| self.table.plugins[at].planning());
         if let Some(planning) = planning {
             planning.arrange(&mut pods);
         }
-        let view = view!(self, now);
+        let view = self.cluster.view(now);
         let mut planner = Planner {
             engine: self,
             view,
@@ -179,20 +183,10 @@ impl Engine {
             Ok(placed) => placed,
             Err(text) => return Attempt::Hopeless(text),
         };
-        match planner.finish(placed, self.admissions(profile)) {
+        match planner.finish(placed, self.table.admissions(profile)) {
             Some(plan) => Attempt::Room(plan),
             None => Attempt::Hopeless(planner.unhelpful()),
         }
-    }
-
-    /// The plugins of the profile that let pods in by what others have.
-    fn admissions(&self, profile: usize) -> PluginSet {
-        let instances = self.table.profiles[profile].post_filter.iter();
-        let those = instances.filter(|at| {
-            let last_resort = self.table.plugins[**at].last_resort();
-            last_resort.is_some_and(|plugin| plugin.admission().is_some())
-        });
-        those.fold(0, |set, at| set | 1 << at)
     }
 
     fn members(
@@ -205,7 +199,7 @@ impl Engine {
         let mut kinds = FxHashMap::default();
         let pods = pods.into_iter().enumerate();
         let member = |(at, pod): (usize, Arc<PodInfo>)| {
-            let profile = self.profile_of(&pod).unwrap_or(profile);
+            let profile = self.table.profile_of(&pod).unwrap_or(profile);
             let prepared = company.remove(&pod.uid);
             let mut shape = Signature::default();
             let shares = prepared
@@ -213,7 +207,7 @@ impl Engine {
                 .is_some_and(|it| it.moving.is_empty() && it.only.is_none())
                 // One that has been promised room is refused its own node for another reason.
                 && self.nominated_node(&pod.uid).is_none()
-                && self.sign(&pod, profile, view, &mut shape) == Signable::Yes;
+                && self.table.sign(&pod, profile, view, &mut shape) == Signable::Yes;
             let kind = match shares {
                 true => *kinds
                     .entry((profile, pod.priority, shape.finish()))
@@ -345,5 +339,17 @@ impl Engine {
             node: Arc::from(""),
         });
         Some(pod)
+    }
+}
+
+impl PluginTable {
+    /// The plugins of the profile that let pods in by what others have.
+    pub(super) fn admissions(&self, profile: usize) -> PluginSet {
+        let instances = self.profiles[profile].post_filter.iter();
+        let those = instances.filter(|at| {
+            let last_resort = self.plugins[**at].last_resort();
+            last_resort.is_some_and(|plugin| plugin.admission().is_some())
+        });
+        those.fold(0, |set, at| set | 1 << at)
     }
 }

@@ -204,7 +204,7 @@ impl Owner {
             Message::Pod(Change::Synced) | Message::Node(Change::Synced) => return,
             Message::Object(change) => {
                 self.engine.object_changed(&change, now);
-                let label = self.engine.name_of(&change);
+                let label = self.engine.plugins().name_of(&change);
                 let ObjectChange { old, new, .. } = change;
                 for object in old.into_iter().chain([new]) {
                     self.discard.take(object);

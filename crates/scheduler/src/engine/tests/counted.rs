@@ -42,7 +42,7 @@ fn plain(engine: &Engine) -> (usize, usize, FxHashMap<(usize, &'static str), usi
         let state = engine.queue.describe(&pod.uid).unwrap();
         for (instance, name) in engine.table.names.iter().enumerate() {
             if state.place == "unschedulable" && state.by & (1 << instance) != 0 {
-                let profile = engine.profile_of(pod).unwrap();
+                let profile = engine.table.profile_of(pod).unwrap();
                 *refused.entry((profile, *name)).or_default() += 1;
             }
         }
