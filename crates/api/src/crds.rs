@@ -4,27 +4,26 @@ use crate::field::FieldError;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::fmt::Write as _;
 use std::sync::OnceLock;
 
-const NODE_SLO: &str = include_str!("../crds/slo.koordinator.sh_nodeslos.yaml");
+const NODE_SLO: &str = include_str!("../crds/slo.koordinator.sh_nodeslos.json");
 
 /// The committed definitions, written from the types (see `crate::derived`).
 const FILES: [&str; 14] = [
-    include_str!("../crds/analysis.koordinator.sh_recommendationcheckpoints.yaml"),
-    include_str!("../crds/analysis.koordinator.sh_recommendations.yaml"),
-    include_str!("../crds/config.koordinator.sh_clustercolocationprofiles.yaml"),
-    include_str!("../crds/quota.koordinator.sh_elasticquotaprofiles.yaml"),
-    include_str!("../crds/scheduling.koordinator.sh_clusternetworktopologies.yaml"),
-    include_str!("../crds/scheduling.koordinator.sh_devices.yaml"),
-    include_str!("../crds/scheduling.koordinator.sh_podmigrationjobs.yaml"),
-    include_str!("../crds/scheduling.koordinator.sh_reservations.yaml"),
-    include_str!("../crds/scheduling.koordinator.sh_scheduleexplanations.yaml"),
-    include_str!("../crds/scheduling.sigs.k8s.io_elasticquotas.yaml"),
-    include_str!("../crds/scheduling.sigs.k8s.io_podgroups.yaml"),
-    include_str!("../crds/slo.koordinator.sh_nodemetrics.yaml"),
+    include_str!("../crds/analysis.koordinator.sh_recommendationcheckpoints.json"),
+    include_str!("../crds/analysis.koordinator.sh_recommendations.json"),
+    include_str!("../crds/config.koordinator.sh_clustercolocationprofiles.json"),
+    include_str!("../crds/quota.koordinator.sh_elasticquotaprofiles.json"),
+    include_str!("../crds/scheduling.koordinator.sh_clusternetworktopologies.json"),
+    include_str!("../crds/scheduling.koordinator.sh_devices.json"),
+    include_str!("../crds/scheduling.koordinator.sh_podmigrationjobs.json"),
+    include_str!("../crds/scheduling.koordinator.sh_reservations.json"),
+    include_str!("../crds/scheduling.koordinator.sh_scheduleexplanations.json"),
+    include_str!("../crds/scheduling.sigs.k8s.io_elasticquotas.json"),
+    include_str!("../crds/scheduling.sigs.k8s.io_podgroups.json"),
+    include_str!("../crds/slo.koordinator.sh_nodemetrics.json"),
     NODE_SLO,
-    include_str!("../crds/topology.node.k8s.io_noderesourcetopologies.yaml"),
+    include_str!("../crds/topology.node.k8s.io_noderesourcetopologies.json"),
 ];
 
 /// Kinds that upstream does not have: a cluster without them lacks what the comment says.
@@ -52,7 +51,7 @@ pub fn crd_values() -> Vec<Value> {
     let parsed = || {
         FILES
             .iter()
-            .filter_map(|file| serde_saphyr::from_str(file).ok())
+            .filter_map(|file| serde_json::from_str(file).ok())
     };
     VALUES.get_or_init(|| parsed().collect()).clone()
 }
@@ -72,38 +71,12 @@ pub fn priority_class_values() -> [Value; 4] {
     })
 }
 
-/// The definitions as one YAML stream, each document starting with `---`.
-///
-/// # Errors
-/// A definition cannot be written as YAML; never happens for the built-in ones.
-pub fn crds_yaml() -> Result<String, serde_saphyr::ser::Error> {
-    yaml(&crd_values())
-}
-
-/// The PriorityClasses as [`crds_yaml`] writes the definitions.
-///
-/// # Errors
-/// As there.
-pub fn priority_classes_yaml() -> Result<String, serde_saphyr::ser::Error> {
-    yaml(&priority_class_values())
-}
-
-fn yaml(objects: &[Value]) -> Result<String, serde_saphyr::ser::Error> {
-    let mut stream = String::new();
-    for object in objects {
-        let document = serde_saphyr::to_string(object)?;
-        // Writing to a String cannot fail.
-        let _ = writeln!(stream, "---\n{}", document.trim_end());
-    }
-    Ok(stream)
-}
-
 /// What the API server would refuse in `part` of a NodeSLO's spec: numbers out of the definition's
 /// bounds, and words that are none of its own. Types are the caller's to keep.
 pub(crate) fn refusals(part: &str, value: &impl Serialize) -> Vec<FieldError> {
     static SPEC: OnceLock<Value> = OnceLock::new();
     let spec = SPEC.get_or_init(|| {
-        let crd: Value = serde_saphyr::from_str(NODE_SLO).unwrap_or_default();
+        let crd: Value = serde_json::from_str(NODE_SLO).unwrap_or_default();
         let spec = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties";
         crd.pointer(spec).cloned().unwrap_or_default()
     });

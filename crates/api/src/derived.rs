@@ -1,6 +1,6 @@
 //! Definitions and schemas as they are derived from the types.
 //!
-//! Programs use the committed files: `crds/*.yaml` and `src/configmap/schemas.json`. A test compares both, and
+//! Programs use the committed files: `crds/*.json` and `src/configmap/schemas.json`. A test compares both, and
 //! writes the files when `UPDATE_EXPECT` is set.
 
 use crate::configmap::keys;

@@ -48,9 +48,7 @@ pub mod texts;
 pub mod topology;
 pub mod uid;
 
-pub use crds::{
-    OWN_CRDS, crd_values, crds, crds_yaml, priority_class_values, priority_classes_yaml,
-};
+pub use crds::{OWN_CRDS, crd_values, crds, priority_class_values};
 pub use duration::GoDuration;
 pub use priority::PriorityClass;
 pub use qos::QosClass;

@@ -1,6 +1,6 @@
 //! Arguments of `koord`, and which of its parts they start.
 
-use crate::{audit, bench, console, demo, explain, node, recommend, running, up, workload};
+use crate::{audit, bench, console, crds, demo, explain, node, recommend, running, up, workload};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -161,8 +161,7 @@ fn run(args: Args) -> Result<ExitCode> {
             console::say(serde_json::to_string(&outcome).context("outcome as JSON")?);
         }
         Command::Crds => {
-            let (crds, classes) = (koord_api::crds_yaml()?, koord_api::priority_classes_yaml()?);
-            console::say(format!("{crds}{}", classes.trim_end()));
+            console::say(crds::yaml()?.trim_end());
         }
         Command::Up(args) => up::main(&args)?,
         Command::Down(args) => running::down(&args)?,

@@ -5,6 +5,7 @@ pub mod audit;
 pub mod bench;
 pub mod cli;
 pub mod cluster;
+mod crds;
 pub mod demo;
 pub mod explain;
 mod exported;

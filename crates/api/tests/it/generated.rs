@@ -12,13 +12,9 @@ fn committed_schemas_equal_derived_ones() {
     for definition in koord_api::derived::definitions() {
         let name = |pointer: &str| definition.pointer(pointer).unwrap().as_str().unwrap();
         let (group, plural) = (name("/spec/group"), name("/spec/names/plural"));
-        let yaml = serde_saphyr::to_string(&definition).unwrap();
-        let text = format!(
-            "# Derived from the types of koord-api, see src/derived.rs.\n{}\n",
-            yaml.trim_end()
-        );
+        let text = format!("{}\n", serde_json::to_string_pretty(&definition).unwrap());
         files.push((
-            package.join("crds").join(format!("{group}_{plural}.yaml")),
+            package.join("crds").join(format!("{group}_{plural}.json")),
             text,
         ));
     }
