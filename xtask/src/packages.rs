@@ -191,6 +191,7 @@ const TESTS: &[&str] = &[
 const UNIT_TESTS_WITH_LAB: &[&str] = &[
     "koord-descheduler",
     "koord-manager",
+    "koord-plugins",
     "koord-scheduler",
     "koordlet",
 ];
