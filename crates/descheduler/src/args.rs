@@ -192,7 +192,8 @@ impl Args {
         set(&mut of.resource_name, name);
         let namespace = flags.leader_elect_resource_namespace.as_ref();
         set(&mut of.resource_namespace, namespace);
-        config.validate_election().map_err(ArgsError::Election)
+        let valid = config.leader_election.validate();
+        valid.map_err(ArgsError::Election)
     }
 
     /// The kubeconfig: the configuration file's, else the flag's.

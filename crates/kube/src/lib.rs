@@ -7,6 +7,7 @@
 
 pub mod certs;
 pub mod client;
+pub mod component_config;
 pub mod controller;
 pub mod decode;
 pub mod delegate;

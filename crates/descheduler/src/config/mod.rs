@@ -15,8 +15,10 @@ mod validate;
 
 pub(crate) use merge::{MIGRATION_CONTROLLER, merged};
 pub(crate) use selectors::check as check_selectors;
-pub use validate::ConfigError;
-pub(crate) use validate::refuse;
+
+pub(crate) use koord_kube::component_config::refuse;
+use koord_kube::component_config::{self, Component};
+pub use koord_kube::component_config::{ConfigError, PluginArgs};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::duration::GoDuration;
@@ -82,67 +84,18 @@ pub struct Configuration {
 }
 
 /// `leaderElection`. A duration of 0 and an empty name stand for the default.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct LeaderElection {
-    /// Whether replicas elect one that works.
-    pub leader_elect: bool,
-    /// How long a lease is valid without renewal.
-    pub lease_duration: GoDuration,
-    /// After how long without a successful renewal the leader gives up.
-    pub renew_deadline: GoDuration,
-    /// How often to try.
-    pub retry_period: GoDuration,
-    /// Only `leases` exists.
-    pub resource_lock: String,
-    /// Name of the lease.
-    pub resource_name: String,
-    /// Namespace of the lease.
-    pub resource_namespace: String,
-}
+pub type LeaderElection = component_config::LeaderElection<Configuration>;
+/// `clientConnection`. 0 stands for the default.
+pub type ClientConnection = component_config::ClientConnection<Configuration>;
+/// Plugins at one extension point.
+pub type PluginSet = component_config::PluginSet<PluginRef>;
 
-impl Default for LeaderElection {
-    fn default() -> Self {
-        Self {
-            leader_elect: true,
-            lease_duration: GoDuration::from_secs(15),
-            renew_deadline: GoDuration::from_secs(10),
-            retry_period: GoDuration::from_secs(2),
-            resource_lock: "leases".to_owned(),
-            resource_name: "koord-descheduler".to_owned(),
-            resource_namespace: "koordinator-system".to_owned(),
-        }
-    }
-}
-
-/// `clientConnection`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct ClientConnection {
-    /// Path of a kubeconfig; empty for the flag's or the in-cluster one.
-    pub kubeconfig: String,
-    /// Accepted for compatibility: JSON is spoken.
-    pub accept_content_types: String,
-    /// Accepted for compatibility: JSON is spoken.
-    pub content_type: String,
-    /// Requests per second; 0 stands for the default.
-    pub qps: f64,
-    /// Requests at once; 0 stands for the default.
-    pub burst: i32,
-}
-
-const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-
-impl Default for ClientConnection {
-    fn default() -> Self {
-        Self {
-            kubeconfig: String::new(),
-            accept_content_types: format!("{PROTOBUF},application/json"),
-            content_type: PROTOBUF.to_owned(),
-            qps: 50.0,
-            burst: 100,
-        }
-    }
+impl Component for Configuration {
+    const LEASE_NAME: &'static str = "koord-descheduler";
+    const LEASE_NAMESPACE: &'static str = "koordinator-system";
+    const ACCEPT_CONTENT_TYPES: &'static str =
+        "application/vnd.kubernetes.protobuf,application/json";
+    type Burst = i32;
 }
 
 /// One entry of `profiles`.
@@ -174,33 +127,12 @@ pub struct PluginsConfig {
     pub filter: PluginSet,
 }
 
-/// Plugins at one extension point.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct PluginSet {
-    /// On, in this order, after the defaults.
-    pub enabled: Vec<PluginRef>,
-    /// Off; `*` for all defaults.
-    pub disabled: Vec<PluginRef>,
-}
-
 /// A plugin by name.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PluginRef {
     /// The plugin's name.
     pub name: String,
-}
-
-/// One entry of `pluginConfig`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct PluginArgs {
-    /// The plugin's name.
-    pub name: String,
-    /// Its arguments, with `apiVersion` and `kind`; read by the plugin.
-    #[serde(default)]
-    pub args: Value,
 }
 
 impl Default for Configuration {

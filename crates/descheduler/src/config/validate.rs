@@ -1,34 +1,8 @@
 //! What a configuration may say.
 
-use super::{API_VERSION, Configuration, KIND, address};
+use super::{API_VERSION, ConfigError, Configuration, KIND, address, refuse};
 use koord_api::duration::GoDuration;
 use std::collections::BTreeMap;
-
-/// A configuration that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// Not YAML, or a field is given twice.
-    #[error("configuration is not valid YAML: {0}")]
-    Syntax(String),
-    /// A field that is unknown, has the wrong type or a value that is not allowed.
-    #[error("configuration field {path}: {message}")]
-    Field {
-        /// Where.
-        path: String,
-        /// What is wrong.
-        message: String,
-    },
-}
-
-pub(crate) fn refuse<T>(
-    path: impl Into<String>,
-    message: impl Into<String>,
-) -> Result<T, ConfigError> {
-    Err(ConfigError::Field {
-        path: path.into(),
-        message: message.into(),
-    })
-}
 
 impl Configuration {
     /// Checks values; those of plugins' arguments are checked by the plugins.
@@ -41,7 +15,7 @@ impl Configuration {
         if self.kind != KIND {
             return refuse("kind", format!("{:?} is not {KIND:?}", self.kind));
         }
-        self.validate_election()?;
+        self.leader_election.validate()?;
         let client = &self.client_connection;
         if client.burst < 0 {
             let message = format!("{} must not be negative", client.burst);
@@ -58,36 +32,6 @@ impl Configuration {
         bind_address("healthzBindAddress", &self.healthz_bind_address)?;
         bind_address("metricsBindAddress", &self.metrics_bind_address)?;
         self.validate_profiles()
-    }
-
-    /// Checks the election, if there is one.
-    pub(crate) fn validate_election(&self) -> Result<(), ConfigError> {
-        let election = &self.leader_election;
-        if !election.leader_elect {
-            return Ok(());
-        }
-        let times = [
-            ("leaseDuration", election.lease_duration),
-            ("renewDeadline", election.renew_deadline),
-            ("retryPeriod", election.retry_period),
-        ];
-        for (field, value) in times {
-            if value <= GoDuration::ZERO {
-                let message = format!("{value} must be above 0");
-                return refuse(format!("leaderElection.{field}"), message);
-            }
-        }
-        for [(longer, long), (shorter, short)] in [[times[0], times[1]], [times[1], times[2]]] {
-            if long <= short {
-                let message = format!("{long} must be above {shorter} {short}");
-                return refuse(format!("leaderElection.{longer}"), message);
-            }
-        }
-        if election.resource_lock != "leases" {
-            let message = format!("{:?} is not \"leases\"", election.resource_lock);
-            return refuse("leaderElection.resourceLock", message);
-        }
-        Ok(())
     }
 
     fn validate_profiles(&self) -> Result<(), ConfigError> {

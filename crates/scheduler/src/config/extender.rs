@@ -1,8 +1,8 @@
 //! `extenders`: others that have a say in where pods go, over HTTP.
 
 use super::ConfigError;
-use super::validate::refuse;
 use koord_api::duration::GoDuration;
+use koord_kube::component_config::refuse;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 

@@ -7,9 +7,9 @@ mod validate;
 
 pub use extender::{Extender, ExtenderTls, ManagedResource};
 pub(crate) use extender::{ignored, in_order};
-pub use validate::ConfigError;
 
-use koord_api::duration::GoDuration;
+use koord_kube::component_config::{self, Component};
+pub use koord_kube::component_config::{ConfigError, PluginArgs};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -58,69 +58,17 @@ pub struct Configuration {
 }
 
 /// `leaderElection`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct LeaderElection {
-    /// Whether replicas elect one that works.
-    pub leader_elect: bool,
-    /// How long a lease is valid without renewal.
-    pub lease_duration: GoDuration,
-    /// After how long without a successful renewal the leader gives up.
-    pub renew_deadline: GoDuration,
-    /// How often to try.
-    pub retry_period: GoDuration,
-    /// Only `leases` exists.
-    pub resource_lock: String,
-    /// Name of the lease.
-    pub resource_name: String,
-    /// Namespace of the lease.
-    pub resource_namespace: String,
-}
-
-impl Default for LeaderElection {
-    fn default() -> Self {
-        Self {
-            leader_elect: true,
-            lease_duration: seconds(15),
-            renew_deadline: seconds(10),
-            retry_period: seconds(2),
-            resource_lock: "leases".to_owned(),
-            resource_name: "kube-scheduler".to_owned(),
-            resource_namespace: "kube-system".to_owned(),
-        }
-    }
-}
-
-fn seconds(seconds: i64) -> GoDuration {
-    GoDuration::from_secs(seconds)
-}
-
+pub type LeaderElection = component_config::LeaderElection<Configuration>;
 /// `clientConnection`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct ClientConnection {
-    /// Path of a kubeconfig; empty for the flags' or the in-cluster one.
-    pub kubeconfig: String,
-    /// Accepted for compatibility: JSON is spoken.
-    pub accept_content_types: String,
-    /// Accepted for compatibility: JSON is spoken.
-    pub content_type: String,
-    /// Requests per second.
-    pub qps: f64,
-    /// Requests at once.
-    pub burst: u32,
-}
+pub type ClientConnection = component_config::ClientConnection<Configuration>;
+/// Plugins switched on and off at one extension point.
+pub type PluginSetConfig = component_config::PluginSet<PluginRef>;
 
-impl Default for ClientConnection {
-    fn default() -> Self {
-        Self {
-            kubeconfig: String::new(),
-            accept_content_types: String::new(),
-            content_type: "application/vnd.kubernetes.protobuf".to_owned(),
-            qps: 50.0,
-            burst: 100,
-        }
-    }
+impl Component for Configuration {
+    const LEASE_NAME: &'static str = "kube-scheduler";
+    const LEASE_NAMESPACE: &'static str = "kube-system";
+    const ACCEPT_CONTENT_TYPES: &'static str = "";
+    type Burst = u32;
 }
 
 /// One entry of `profiles`.
@@ -178,16 +126,6 @@ impl PluginsConfig {
     }
 }
 
-/// Plugins switched on and off at one extension point.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct PluginSetConfig {
-    /// On, in this order, after the defaults.
-    pub enabled: Vec<PluginRef>,
-    /// Off; `*` for all defaults.
-    pub disabled: Vec<PluginRef>,
-}
-
 /// A plugin by name.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -197,17 +135,6 @@ pub struct PluginRef {
     /// Weight of its score.
     #[serde(default)]
     pub weight: Option<i64>,
-}
-
-/// One entry of `pluginConfig`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct PluginArgs {
-    /// The plugin's name.
-    pub name: String,
-    /// Its arguments, with `apiVersion` and `kind`; decoded by the plugin.
-    #[serde(default)]
-    pub args: Value,
 }
 
 impl Default for Configuration {

@@ -1,34 +1,8 @@
 //! What a configuration may say.
 
-use super::{API_VERSION, Configuration, KIND};
-use koord_api::duration::GoDuration;
+use super::{API_VERSION, ConfigError, Configuration, KIND};
+use koord_kube::component_config::refuse;
 use std::collections::HashSet;
-
-/// A configuration that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// Not YAML.
-    #[error("configuration is not valid YAML: {0}")]
-    Syntax(String),
-    /// A field that is unknown or has the wrong type.
-    #[error("configuration field {path}: {message}")]
-    Field {
-        /// Where.
-        path: String,
-        /// What is wrong.
-        message: String,
-    },
-}
-
-pub(super) fn refuse<T>(
-    path: impl Into<String>,
-    message: impl Into<String>,
-) -> Result<T, ConfigError> {
-    Err(ConfigError::Field {
-        path: path.into(),
-        message: message.into(),
-    })
-}
 
 impl Configuration {
     /// Checks values, as kube-scheduler does.
@@ -71,29 +45,9 @@ impl Configuration {
 
     fn validate_election(&self) -> Result<(), ConfigError> {
         let election = &self.leader_election;
+        election.validate()?;
         if !election.leader_elect {
             return Ok(());
-        }
-        let times = [
-            ("leaseDuration", election.lease_duration),
-            ("renewDeadline", election.renew_deadline),
-            ("retryPeriod", election.retry_period),
-        ];
-        for (field, value) in times {
-            if value <= GoDuration::from_secs(0) {
-                let message = format!("{value} must be above 0");
-                return refuse(format!("leaderElection.{field}"), message);
-            }
-        }
-        for [(longer, long), (shorter, short)] in [[times[0], times[1]], [times[1], times[2]]] {
-            if long <= short {
-                let message = format!("{long} must be above {shorter} {short}");
-                return refuse(format!("leaderElection.{longer}"), message);
-            }
-        }
-        if election.resource_lock != "leases" {
-            let message = format!("{:?} is not \"leases\"", election.resource_lock);
-            return refuse("leaderElection.resourceLock", message);
         }
         for (field, value) in [
             ("resourceName", &election.resource_name),
