@@ -1,6 +1,6 @@
 //! The plugins of this crate, one row for each.
 
-use crate::framework::Built;
+use crate::framework::PluginHandles;
 use crate::low_node_load::{self, LowNodeLoad};
 use crate::migration::args::MigrationControllerArgs;
 use crate::plugins::{
@@ -34,26 +34,28 @@ fn all() -> Registry {
             low_node_load::Args::check,
             |args, about| {
                 let interval = about.config.descheduling_interval;
-                Ok(Built::balancing(LowNodeLoad::new(args).every(interval)))
+                Ok(PluginHandles::balancing(
+                    LowNodeLoad::new(args).every(interval),
+                ))
             },
         )
         .with::<CustomPriorityArgs>(
             custom_priority::NAME,
             true,
             custom_priority::check,
-            |args, _| Ok(Built::balancing(CustomPriority::new(args))),
+            |args, _| Ok(PluginHandles::balancing(CustomPriority::new(args))),
         )
         .with::<FragmentationAwareArgs>(
             fragmentation_aware::NAME,
             true,
             fragmentation_aware::check,
-            |args, _| Ok(Built::balancing(FragmentationAware::new(args))),
+            |args, _| Ok(PluginHandles::balancing(FragmentationAware::new(args))),
         )
         .with::<ScaleDownBinPackArgs>(
             scale_down_bin_pack::NAME,
             true,
             scale_down_bin_pack::check,
-            |args, _| Ok(Built::balancing(ScaleDownBinPack::new(args))),
+            |args, _| Ok(PluginHandles::balancing(ScaleDownBinPack::new(args))),
         );
     sigs::register(registry)
 }

@@ -4,7 +4,7 @@ use super::{Evictor, Filter, Strategy};
 
 /// What a plugin does at each extension point; nothing where it does not belong.
 #[derive(Debug, Default)]
-pub struct Built {
+pub struct PluginHandles {
     /// Runs first.
     pub deschedule: Option<Box<dyn Strategy>>,
     /// Runs then.
@@ -15,7 +15,7 @@ pub struct Built {
     pub filter: Option<Box<dyn Filter>>,
 }
 
-impl Built {
+impl PluginHandles {
     /// Only at `deschedule`.
     #[must_use]
     pub fn descheduling(strategy: impl Strategy + 'static) -> Self {

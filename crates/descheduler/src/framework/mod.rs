@@ -13,7 +13,7 @@ mod refused;
 pub use crate::rules::Why;
 pub use cycle::{Cycle, Framework};
 pub use departures::{Departures, ProfileDepartures};
-pub use handles::Built;
+pub use handles::PluginHandles;
 pub use limits::{Limiter, Limits};
 pub use plan::{Action, Finding, Intent, Kept, Move, Note, Plan};
 pub use refused::Refused;

@@ -1,6 +1,6 @@
 //! The plugin MigrationController: which pods a strategy may move, and the job that moves one.
 
-use crate::framework::{Ask, Built, Evictor, Filter, Intent, Why};
+use crate::framework::{Ask, Evictor, Filter, Intent, PluginHandles, Why};
 use crate::migration::args::{Gate, MigrationControllerArgs};
 use crate::migration::evict::Policy;
 use crate::migration::filter::{Census, Owned, Rules};
@@ -53,16 +53,16 @@ struct Plugin {
 }
 
 /// Builds the plugin.
-pub(crate) fn build(args: MigrationControllerArgs, profile: &str) -> Built {
+pub(crate) fn build(args: MigrationControllerArgs, profile: &str) -> PluginHandles {
     let process = uuid::Uuid::new_v4().to_string();
     let plugin = Plugin {
         shared: Arc::new(Migrations::new(profile, &process, args.completed())),
         known: Arc::default(),
     };
-    Built {
+    PluginHandles {
         evict: Some(Box::new(plugin.clone())),
         filter: Some(Box::new(plugin)),
-        ..Built::default()
+        ..PluginHandles::default()
     }
 }
 

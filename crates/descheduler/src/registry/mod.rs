@@ -7,7 +7,7 @@ mod profile;
 pub use profile::{Completed, CompletedProfile};
 
 use crate::config::{API_VERSION, ConfigError, Configuration, check_selectors, decode, refuse};
-use crate::framework::Built;
+use crate::framework::PluginHandles;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -34,7 +34,7 @@ pub(crate) struct Ready {
     pub(crate) make: Box<Make>,
 }
 
-type Make = dyn FnOnce(About<'_>) -> Result<Built, String>;
+type Make = dyn FnOnce(About<'_>) -> Result<PluginHandles, String>;
 type Read = dyn Fn(&str, Value) -> Result<Ready, ConfigError> + Send + Sync;
 
 #[derive(Clone)]
@@ -67,7 +67,7 @@ impl Registry {
         name: &'static str,
         strict: bool,
         check: fn(&A) -> Result<(), String>,
-        make: fn(A, About<'_>) -> Result<Built, String>,
+        make: fn(A, About<'_>) -> Result<PluginHandles, String>,
     ) -> Self
     where
         A: Serialize + DeserializeOwned + 'static,

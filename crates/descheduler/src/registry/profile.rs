@@ -5,7 +5,7 @@ use crate::config::{
     ConfigError, Configuration, MIGRATION_CONTROLLER, PluginArgs, PluginRef, PluginSet,
     ProfileConfig, merged, refuse,
 };
-use crate::framework::{Built, Framework, Limits, Profile, Refused};
+use crate::framework::{Framework, Limits, PluginHandles, Profile, Refused};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -192,7 +192,7 @@ impl CompletedProfile {
             config,
             profile: &profile.name,
         };
-        let mut built = BTreeMap::<String, Built>::new();
+        let mut built = BTreeMap::<String, PluginHandles>::new();
         for (name, ready) in self.plugins {
             match (ready.make)(about) {
                 Ok(made) => built.insert(name, made),
@@ -228,8 +228,8 @@ fn taken<T>(
     path: &str,
     point: &str,
     set: &PluginSet,
-    built: &mut BTreeMap<String, Built>,
-    take: fn(&mut Built) -> Option<T>,
+    built: &mut BTreeMap<String, PluginHandles>,
+    take: fn(&mut PluginHandles) -> Option<T>,
 ) -> Result<Vec<T>, ConfigError> {
     let enabled = set.enabled.iter().enumerate();
     let take = enabled.map(|(at, PluginRef { name })| {

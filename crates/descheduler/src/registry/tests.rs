@@ -56,21 +56,21 @@ fn check(args: &Named) -> Result<(), String> {
     }
 }
 
-fn anything() -> Built {
-    Built {
+fn anything() -> PluginHandles {
+    PluginHandles {
         evict: Some(Box::new(Anything)),
         filter: Some(Box::new(Anything)),
-        ..Built::default()
+        ..PluginHandles::default()
     }
 }
 
 fn registry() -> Registry {
     Registry::default()
         .with::<Named>("Named", true, check, |args, _| {
-            Ok(Built::descheduling(args))
+            Ok(PluginHandles::descheduling(args))
         })
         .with::<Named>("Balancer", true, check, |args, _| {
-            Ok(Built::balancing(args))
+            Ok(PluginHandles::balancing(args))
         })
         .with::<Lenient>(
             "Unable",

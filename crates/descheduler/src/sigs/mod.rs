@@ -15,7 +15,7 @@ mod violating_node_affinity;
 mod violating_node_taints;
 mod violating_spread;
 
-use crate::framework::{Built, Cycle, Why};
+use crate::framework::{Cycle, PluginHandles, Why};
 use crate::registry::Registry;
 use crate::rules::Namespaces;
 use crate::state::{ContainerInfo, ContainerKind, ContainerState, PodInfo};
@@ -32,28 +32,40 @@ pub(crate) fn register(registry: Registry) -> Registry {
             remove_duplicates::NAME,
             false,
             remove_duplicates::check,
-            |args, _| Ok(Built::balancing(remove_duplicates::RemoveDuplicates(args))),
+            |args, _| {
+                Ok(PluginHandles::balancing(
+                    remove_duplicates::RemoveDuplicates(args),
+                ))
+            },
         )
         .with(
             violating_spread::NAME,
             false,
             violating_spread::check,
-            |args, _| Ok(Built::balancing(violating_spread::ViolatingSpread(args))),
+            |args, _| {
+                Ok(PluginHandles::balancing(violating_spread::ViolatingSpread(
+                    args,
+                )))
+            },
         )
         .with(
             node_utilization::LOW,
             false,
             node_utilization::check_low,
-            |args, _| Ok(Built::balancing(node_utilization::LowNodeUtilization(args))),
+            |args, _| {
+                Ok(PluginHandles::balancing(
+                    node_utilization::LowNodeUtilization(args),
+                ))
+            },
         )
         .with(
             node_utilization::HIGH,
             false,
             node_utilization::check_high,
             |args, _| {
-                Ok(Built::balancing(node_utilization::HighNodeUtilization(
-                    args,
-                )))
+                Ok(PluginHandles::balancing(
+                    node_utilization::HighNodeUtilization(args),
+                ))
             },
         );
     registry.with(
@@ -61,10 +73,10 @@ pub(crate) fn register(registry: Registry) -> Registry {
         false,
         default_evictor::check,
         |args, _| {
-            Ok(Built {
+            Ok(PluginHandles {
                 evict: Some(Box::<default_evictor::DefaultEvictor>::default()),
                 filter: Some(Box::new(default_evictor::DefaultEvictorFilter::new(args)?)),
-                ..Built::default()
+                ..PluginHandles::default()
             })
         },
     )
@@ -76,16 +88,20 @@ fn deschedule(registry: Registry) -> Registry {
             pod_life_time::NAME,
             false,
             pod_life_time::check,
-            |args, _| Ok(Built::descheduling(pod_life_time::PodLifeTime(args))),
+            |args, _| {
+                Ok(PluginHandles::descheduling(pod_life_time::PodLifeTime(
+                    args,
+                )))
+            },
         )
         .with(
             remove_failed_pods::NAME,
             false,
             remove_failed_pods::check,
             |args, _| {
-                Ok(Built::descheduling(remove_failed_pods::RemoveFailedPods(
-                    args,
-                )))
+                Ok(PluginHandles::descheduling(
+                    remove_failed_pods::RemoveFailedPods(args),
+                ))
             },
         )
         .with(
@@ -93,9 +109,9 @@ fn deschedule(registry: Registry) -> Registry {
             false,
             too_many_restarts::check,
             |args, _| {
-                Ok(Built::descheduling(too_many_restarts::TooManyRestarts(
-                    args,
-                )))
+                Ok(PluginHandles::descheduling(
+                    too_many_restarts::TooManyRestarts(args),
+                ))
             },
         )
         .with(
@@ -103,7 +119,7 @@ fn deschedule(registry: Registry) -> Registry {
             false,
             violating_anti_affinity::check,
             |args, _| {
-                Ok(Built::descheduling(
+                Ok(PluginHandles::descheduling(
                     violating_anti_affinity::ViolatingAntiAffinity(args),
                 ))
             },
@@ -113,7 +129,7 @@ fn deschedule(registry: Registry) -> Registry {
             false,
             violating_node_affinity::check,
             |args, _| {
-                Ok(Built::descheduling(
+                Ok(PluginHandles::descheduling(
                     violating_node_affinity::ViolatingNodeAffinity(args),
                 ))
             },
@@ -122,7 +138,11 @@ fn deschedule(registry: Registry) -> Registry {
             violating_node_taints::NAME,
             false,
             violating_node_taints::check,
-            |args, _| Ok(Built::descheduling(violating_node_taints::NodeTaints(args))),
+            |args, _| {
+                Ok(PluginHandles::descheduling(
+                    violating_node_taints::NodeTaints(args),
+                ))
+            },
         )
 }
 

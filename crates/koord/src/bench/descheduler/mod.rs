@@ -10,7 +10,7 @@ use cluster::{Cluster, Moved};
 use jobs::Jobs;
 use koord_bench::rss_mib;
 use koord_descheduler::config::Configuration;
-use koord_descheduler::framework::{Ask, Built, Evictor, Filter, Framework, Intent, Why};
+use koord_descheduler::framework::{Ask, Evictor, Filter, Framework, Intent, PluginHandles, Why};
 use koord_descheduler::registry::Registry;
 use koord_descheduler::state::{PodInfo, Snapshot};
 use koord_placement::Targets;
@@ -314,10 +314,10 @@ fn framework(order: &str, jobs: bool) -> Result<Framework> {
         false,
         |_| Ok(()),
         |_, _| {
-            Ok(Built {
+            Ok(PluginHandles {
                 evict: Some(Box::new(Anything)),
                 filter: Some(Box::new(Anything)),
-                ..Built::default()
+                ..PluginHandles::default()
             })
         },
     );
