@@ -4,6 +4,13 @@
 //! (`#[tokio::test(start_paused = true)]`) also controls every timestamp the components write.
 
 use jiff::Timestamp;
+use std::time::Duration;
+
+/// Returns the time since the epoch, zero before it.
+#[must_use]
+pub fn since_epoch(time: Timestamp) -> Duration {
+    Duration::try_from(time.duration_since(Timestamp::UNIX_EPOCH)).unwrap_or_default()
+}
 
 /// A cheap handle to wall-clock time. Clones tell the same time.
 #[derive(Debug, Clone)]

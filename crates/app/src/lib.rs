@@ -16,6 +16,8 @@ pub mod local;
 pub mod logging;
 pub mod metrics;
 pub mod shutdown;
+mod token_bucket;
 
 pub use clock::Clock;
 pub use context::Context;
+pub use token_bucket::TokenBucket;

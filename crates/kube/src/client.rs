@@ -14,6 +14,7 @@ pub use outage::Unreachable;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderValue, Request, Response, header};
+use koord_app::TokenBucket;
 pub use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use measured::Measure;
@@ -371,19 +372,19 @@ impl<S> Layer<S> for RateLimit {
     fn layer(&self, inner: S) -> RateLimited<S> {
         RateLimited {
             inner,
-            limit: *self,
-            spent_until: None,
+            bucket: TokenBucket::new(self.interval, self.burst),
+            since: Instant::now(),
             sleep: None,
         }
     }
 }
 
-/// The bucket is kept as the instant at which it would be full again.
 #[derive(Debug)]
 struct RateLimited<S> {
     inner: S,
-    limit: RateLimit,
-    spent_until: Option<Instant>,
+    bucket: TokenBucket,
+    /// Where the bucket's time starts.
+    since: Instant,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
@@ -397,16 +398,11 @@ where
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         // Holding back here holds back every request behind this one too, which is the point.
-        let now = Instant::now();
-        let full_in = self
-            .spent_until
-            .map_or(Duration::ZERO, |full| full.duration_since(now));
-        let room = self.limit.interval.saturating_mul(self.limit.burst - 1);
-        if full_in > room {
-            let deadline = now + (full_in - room);
+        let wait = self.bucket.wait(self.since.elapsed());
+        if !wait.is_zero() {
             let sleep = self
                 .sleep
-                .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep(wait)));
             ready!(sleep.as_mut().poll(cx));
         }
         self.sleep = None;
@@ -414,9 +410,7 @@ where
     }
 
     fn call(&mut self, request: R) -> S::Future {
-        let now = Instant::now();
-        let from = self.spent_until.map_or(now, |full| full.max(now));
-        self.spent_until = Some(from + self.limit.interval);
+        self.bucket.reserve(self.since.elapsed());
         self.inner.call(request)
     }
 }

@@ -5,6 +5,7 @@ mod measured;
 
 pub use measured::QueueMetrics;
 
+use koord_app::TokenBucket;
 use measured::Measured;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -73,8 +74,9 @@ struct State<T> {
     due: HashMap<T, (Instant, u64)>,
     sequence: u64,
     failures: HashMap<T, u32>,
-    /// When the token bucket would be full again.
-    spent_until: Option<Instant>,
+    /// Retries over all keys; its time starts with `since`.
+    retries: TokenBucket,
+    since: Instant,
     closed: bool,
     measured: Option<Measured<T>>,
 }
@@ -89,6 +91,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
     /// An empty queue.
     #[must_use]
     pub fn new(limit: RateLimit) -> Self {
+        let interval = Duration::try_from_secs_f64(1.0 / limit.qps).unwrap_or_default();
         let state = State {
             ready: VecDeque::new(),
             dirty: HashSet::new(),
@@ -97,7 +100,8 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
             due: HashMap::new(),
             sequence: 0,
             failures: HashMap::new(),
-            spent_until: None,
+            retries: TokenBucket::new(interval, limit.burst),
+            since: Instant::now(),
             closed: false,
             measured: None,
         };
@@ -147,10 +151,8 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
             .min(limit.max);
         *failures = failures.saturating_add(1);
         let now = Instant::now();
-        let interval = Duration::try_from_secs_f64(1.0 / limit.qps).unwrap_or_default();
-        let spent = state.spent_until.map_or(now, |until| until.max(now)) + interval;
-        state.spent_until = Some(spent);
-        let shared = (spent - now).saturating_sub(interval.saturating_mul(limit.burst));
+        let since = state.since;
+        let shared = state.retries.reserve(now.duration_since(since));
         state.delay(key, now + own.max(shared));
         drop(state);
         self.shared.changed.notify_one();

@@ -2,7 +2,10 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
+use koord_app::TokenBucket;
+use koord_app::clock::since_epoch;
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 /// Similar events are folded once there are more different messages than this ...
 const FOLD_AFTER: usize = 10;
@@ -12,9 +15,9 @@ const FOLDED_PREFIX: &str = "(combined from similar events): ";
 /// Events one source may send about one object for one reason at once. (client-go counts all reasons
 /// together for this API; upstream's scheduler uses the newer one, which has no such limit. Who failed
 /// often should still hear that it went well.)
-const BURST: f64 = 25.0;
-/// And per second afterwards.
-const REFILL: f64 = 1.0 / 300.0;
+const BURST: u32 = 25;
+/// Time until it may send one more.
+const REFILL: Duration = Duration::from_secs(300);
 /// Remembered keys of each sort; the ones used least recently are forgotten first.
 const REMEMBER: usize = 4096;
 
@@ -49,10 +52,13 @@ struct Sent {
     first: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>,
 }
 
-#[derive(Debug, Default)]
-struct Bucket {
-    spent: f64,
-    last: Option<Timestamp>,
+#[derive(Debug)]
+struct Bucket(TokenBucket);
+
+impl Default for Bucket {
+    fn default() -> Self {
+        Self(TokenBucket::new(REFILL, BURST))
+    }
 }
 
 impl Correlator {
@@ -118,17 +124,13 @@ impl Correlator {
         event.count = Some(sent.count);
 
         let bucket = self.buckets.entry(&key(&[&Some(speaker), &event.reason]));
-        let refill = bucket.last.map_or(0.0, |last| seconds(last, now) * REFILL);
-        bucket.spent = (bucket.spent - refill).max(0.0);
-        bucket.last = Some(now);
-        if bucket.spent + 1.0 > BURST {
+        if !bucket.0.take(since_epoch(now)) {
             if verdict == Verdict::Create {
                 // Never sent, so there is nothing whose count could be raised later.
                 self.sent.forget(&identity);
             }
             return (Verdict::Drop, event);
         }
-        bucket.spent += 1.0;
         (verdict, event)
     }
 }
