@@ -2,14 +2,16 @@
 
 use crate::qos::guard::Note;
 use k8s_openapi::api::core::v1::ObjectReference;
+use koord_app::TokenBucket;
 use koord_kube::events::{Recorder, Severity};
 use parking_lot::Mutex;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// So many at once.
-const BURST: u64 = 5;
-/// Milliseconds until there is one more.
-const EVERY_MS: u64 = 60_000;
+const BURST: u32 = 5;
+/// Time until there is one more.
+const INTERVAL: Duration = Duration::from_secs(60);
 
 /// What has gone wrong with a part of the agent's work, told to the node's events from any thread.
 #[derive(Debug)]
@@ -45,24 +47,24 @@ pub(crate) struct NodeEvents {
 /// What may still be told.
 #[derive(Debug)]
 struct Bucket {
-    left: u64,
-    filled_ms: u64,
+    tokens: TokenBucket,
     dropped: u64,
 }
 
 impl Bucket {
+    fn new() -> Self {
+        Self {
+            tokens: TokenBucket::new(INTERVAL, BURST),
+            dropped: 0,
+        }
+    }
+
     /// Whether one more may be told; then also how many were not since the last one.
     fn take(&mut self, now_ms: u64) -> Option<u64> {
-        let more = now_ms.saturating_sub(self.filled_ms) / EVERY_MS;
-        if more > 0 {
-            self.left = self.left.saturating_add(more).min(BURST);
-            self.filled_ms += more * EVERY_MS;
-        }
-        if self.left == 0 {
+        if !self.tokens.take(Duration::from_millis(now_ms)) {
             self.dropped += 1;
             return None;
         }
-        self.left -= 1;
         Some(std::mem::take(&mut self.dropped))
     }
 }
@@ -72,11 +74,7 @@ impl NodeEvents {
         Self {
             node: node.to_owned(),
             recorder,
-            bucket: Bucket {
-                left: BURST,
-                filled_ms: 0,
-                dropped: 0,
-            },
+            bucket: Bucket::new(),
         }
     }
 
@@ -126,11 +124,7 @@ mod tests {
 
     #[test]
     fn few_events_are_told_and_the_rest_is_counted() {
-        let mut bucket = Bucket {
-            left: BURST,
-            filled_ms: 0,
-            dropped: 0,
-        };
+        let mut bucket = Bucket::new();
         let told = (0..1000).filter(|_| bucket.take(1000).is_some()).count();
         assert_eq!(told, 5);
         assert_eq!(bucket.take(61_000), Some(995));

@@ -1,30 +1,27 @@
 //! How often the kubelet may be asked.
 
-/// Requests per second in the long run.
-const PER_SECOND: u64 = 5;
+use koord_app::TokenBucket;
+use std::time::Duration;
+
+/// Time between requests in the long run.
+const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Requests at once.
-const BURST: u64 = 10;
+const BURST: u32 = 10;
 
 /// A bucket of requests, filled at a steady rate. Time is milliseconds of a steady clock.
 #[derive(Debug, Clone)]
-pub(super) struct Pace {
-    /// When the bucket would be empty, had every request had its time: the later, the emptier.
-    spent_until: u64,
-}
+pub(super) struct Pace(TokenBucket);
 
 impl Pace {
     pub(super) fn new() -> Self {
-        Self { spent_until: 0 }
+        Self(TokenBucket::new(INTERVAL, BURST))
     }
 
     /// Takes a request that wants to go out `now`; how long it has to wait.
     pub(super) fn take(&mut self, now: u64) -> u64 {
-        let one = 1000 / PER_SECOND;
-        let full = now.saturating_sub(one * BURST);
-        let until = self.spent_until.max(full).saturating_add(one);
-        self.spent_until = until;
-        until.saturating_sub(now)
+        let wait = self.0.reserve(Duration::from_millis(now));
+        u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
     }
 }
 
