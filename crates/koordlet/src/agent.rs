@@ -22,6 +22,7 @@ use crate::time::TickTime;
 use koord_host::{CgroupPath, HostError, Resource, Root, Target, Version, WeightFormula};
 use learn::Learning;
 use measure::Measure;
+use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,6 +55,9 @@ pub struct Ticked {
     /// What the pressure guard shows of itself, when there is something new; nothing while it rests.
     pub guard: Option<Option<Guard>>,
 }
+
+/// Ticks within which every strategy was due.
+const STRATEGY_TURNS: u32 = 60;
 
 /// What strategies know beside samples.
 type Known = (Arc<Slo>, Option<Arc<NodeInfo>>, Option<Arc<TopologyInfo>>);
@@ -92,7 +96,7 @@ impl Agent {
         audit: audit::Log,
         metrics: Metrics,
     ) -> Result<Self, AgentError> {
-        let measure = Measure::new(root.clone(), &settings)?;
+        let measure = Measure::new(root.clone(), &settings, &metrics)?;
         let jobs = slow::jobs(&root, &settings, &states, &measure.facts, &metrics);
         let worker = Worker::start(jobs, measure.facts.clone(), metrics.clone());
         if let Err(error) = &worker {
@@ -202,6 +206,7 @@ impl Agent {
         let pods = self.measure.views();
         let storage = self.measure.facts.storage.load_full();
         let claims = self.states.claims.load_full();
+        let errors = Mutex::default();
         let mut plan = self.strategies.plan(&View {
             now,
             tick: self.ticks,
@@ -224,9 +229,11 @@ impl Agent {
             store: &self.measure.store,
             storage: storage.as_deref(),
             claims: &claims,
-            kernel: Kernel::new(&self.root),
+            kernel: Kernel::new(&self.root, &errors),
         });
         drop(pods);
+        let round = errors.into_inner().finish();
+        (self.measure.errors).record("strategies", STRATEGY_TURNS, round);
         for fault in plan.unclaimed() {
             debug_assert!(false, "{fault}");
             tracing::error!(fault, "a write was left out");

@@ -58,19 +58,4 @@ impl LogOnChange {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_is_logged_on_change_and_after_clear() {
-        let mut log = LogOnChange::default();
-        let mut is_logged = |key, text: &str| log.store(key, &text).is_some();
-        assert!(is_logged("a", "x"));
-        assert!(!is_logged("a", "x"), "the same text");
-        assert!(is_logged("b", "x"), "another key");
-        assert!(is_logged("a", "y"), "another text");
-        log.clear("a");
-        assert_eq!((log.text("a"), log.text("b")), (None, Some("x")));
-        assert!(log.store("a", &"y").is_some(), "after it was over");
-    }
-}
+pub(crate) mod tests;

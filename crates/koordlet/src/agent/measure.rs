@@ -2,8 +2,9 @@
 
 use super::AgentError;
 use super::snapshots::Snapshots;
-use crate::collect::batch::{self, BatchCollector, BatchSample};
+use crate::collect::batch::{self, BatchCollector};
 use crate::collect::cpi;
+use crate::collect::errors::{CollectErrorLog, KernelErrors};
 use crate::collect::follow::Pods;
 use crate::collect::host_app::HostApps;
 use crate::collect::needs::Needs;
@@ -15,6 +16,7 @@ use crate::collect::slow::Facts;
 use crate::collect::table;
 use crate::collect::work::Work;
 use crate::health::{Collector, State};
+use crate::metrics::Metrics;
 use crate::qos::{Machine, PodView, guard};
 use crate::settings::Settings;
 use crate::states::metric_policy::Memory;
@@ -37,6 +39,11 @@ const CONTAINER_MEMORY_EVERY: u64 = 5;
 /// NUMA nodes are sampled every so many ticks, and a pod's memory on them every so many samples.
 const NUMA_EVERY: u64 = 5;
 const NUMA_ROUND: u64 = 6;
+/// Samples within which every file of a group was read: some take turns, and a group that cannot be
+/// opened is left alone for a while.
+const GROUP_TURNS: u32 = 6;
+/// Samples within which a pod whose pressure or packets cannot be read is tried again.
+const RETRY_TURNS: u32 = 20;
 /// The unit of `memory.numa_stat`.
 const PAGE: u64 = 4096;
 /// Between two looks at pods that are missing, in ticks.
@@ -79,10 +86,12 @@ pub(crate) struct Measure {
     snapshots: Snapshots,
     ticks: u64,
     batch_class: BatchCollector,
-    batch_newest: BatchSample,
+    /// CPU in use by the BE class, in milli-cores.
+    batch_usage: Option<f64>,
     numa: NumaCollector,
     /// What pods have on each NUMA node, in bytes, by the pod's number.
     numa_pages: FxHashMap<u64, Vec<(u32, u64)>>,
+    pub(crate) errors: CollectErrorLog,
 }
 
 impl Measure {
@@ -90,7 +99,11 @@ impl Measure {
     ///
     /// # Errors
     /// When the machine's topology cannot be read.
-    pub(crate) fn new(root: Root, settings: &Settings) -> Result<Self, AgentError> {
+    pub(crate) fn new(
+        root: Root,
+        settings: &Settings,
+        metrics: &Metrics,
+    ) -> Result<Self, AgentError> {
         let topology = CpuTopology::read(&root)?;
         let processors = topology
             .cpus
@@ -131,9 +144,10 @@ impl Measure {
             scratch: Scratch::new(),
             ticks: 0,
             batch_class: BatchCollector::default(),
-            batch_newest: BatchSample::default(),
+            batch_usage: None,
             numa: NumaCollector::new(root.clone(), &topology),
             numa_pages: FxHashMap::default(),
+            errors: CollectErrorLog::new(metrics.clone()),
             root,
         })
     }
@@ -162,7 +176,7 @@ impl Measure {
 
     /// CPU in use by the BE class, in milli-cores.
     pub(crate) fn batch_cpu(&self) -> Option<i64> {
-        self.batch_newest.usage.map(|milli| milli as i64)
+        self.batch_usage.map(|milli| milli as i64)
     }
 
     /// Follows a new list of pods. Returns the groups of pods that changed: their files may have
@@ -253,7 +267,9 @@ impl Measure {
     pub(crate) fn collect(&mut self, now: TickTime, needs: Needs) {
         self.ticks += 1;
         let steady = now.steady_ns;
-        let node = self.node.sample(steady, &mut self.scratch);
+        let mut errors = KernelErrors::default();
+        let node = errors.value_of(self.node.sample(steady, &mut self.scratch));
+        self.errors.record("node", 1, errors.finish());
         if let Some(total) = node.memory_total {
             self.machine.memory_total = total as i64;
         }
@@ -265,15 +281,21 @@ impl Measure {
             self.with_page_cache(),
             &mut self.scratch,
             &mut self.store,
+            &mut errors,
         );
+        let round = errors.finish();
+        self.errors.record("host applications", GROUP_TURNS, round);
         let rest = |node: Option<f64>, others: f64| node.map(|node| (node - others).max(0.0));
         let known = self.pods.list().is_some();
         let system_cpu = rest(node_cpu, pods_cpu + apps_cpu).filter(|_| known);
         let system_memory = rest(node.memory, pods_memory + apps_memory).filter(|_| known);
         let (root, scratch) = (&self.root, &mut self.scratch);
         let limit = needs.batch_limit;
-        let class = (self.batch_class).sample(root, &self.batch, steady, limit, scratch);
-        self.batch_newest = class;
+        self.batch_usage =
+            (self.batch_class).sample(root, &self.batch, steady, scratch, &mut errors);
+        self.errors.record("batch", 1, errors.finish());
+        let real_limit = limit.then(|| batch::real_limit(root, &self.batch, &mut errors));
+        self.errors.record("batch limit", 1, errors.finish());
         let request =
             (limit && known).then(|| batch::request(self.pods.iter().map(|(pod, _)| pod)));
         let with_cache = node.memory_with_cache;
@@ -283,8 +305,8 @@ impl Measure {
             (Subject::Node, Metric::MemoryUsageWithPageCache, with_cache),
             (Subject::System, Metric::CpuUsage, system_cpu),
             (Subject::System, Metric::MemoryUsage, system_memory),
-            (Subject::Batch, Metric::CpuUsage, class.usage),
-            (Subject::Batch, Metric::CpuRealLimit, class.real_limit),
+            (Subject::Batch, Metric::CpuUsage, self.batch_usage),
+            (Subject::Batch, Metric::CpuRealLimit, real_limit.flatten()),
             (Subject::Batch, Metric::CpuRequest, request),
         ] {
             if let Some(value) = value {
@@ -300,11 +322,12 @@ impl Measure {
             *self.facts.to_save.lock() = Some(bytes);
         }
         if needs.pressure {
-            self.pressure.sample(steady, &mut self.scratch);
+            let round = self.pressure.sample(steady, &mut self.scratch);
+            self.errors.record("pressure", RETRY_TURNS, round);
             let used = self.pods.iter().map(|(_, pod)| (pod.id, pod.usage.cpu));
             let used: FxHashMap<u64, Option<f64>> = used.collect();
-            self.work
-                .sample(steady, |id| used.get(&id).copied().flatten());
+            let round = (self.work).sample(steady, |id| used.get(&id).copied().flatten());
+            self.errors.record("packets", RETRY_TURNS, round);
         } else if self.needs.pressure {
             self.pressure.rest();
             self.work.rest();
@@ -323,6 +346,7 @@ impl Measure {
         let (ticks, page_cache) = (self.ticks, self.with_page_cache());
         let (root, store, scratch) = (&self.root, &mut self.store, &mut self.scratch);
         let (mut all_cpu, mut all_memory) = (0.0, 0.0);
+        let (mut errors, mut in_containers) = (KernelErrors::default(), KernelErrors::default());
         self.pods.for_each(|info, pod| {
             if !info.is_active() {
                 pod.usage = GroupCollector::default();
@@ -332,8 +356,8 @@ impl Measure {
                 memory: true,
                 throttling: false,
             };
-            pod.usage
-                .sample(root, &info.cgroup, now.steady_ns, wanted, scratch);
+            let (steady, group) = (now.steady_ns, &info.cgroup);
+            (pod.usage).sample(root, group, steady, wanted, scratch, &mut errors);
             let subject = Subject::Pod(pod.id);
             push_usage(store, subject, &pod.usage, now.ms());
             if page_cache && let Some(bytes) = pod.usage.memory_with_cache {
@@ -353,19 +377,27 @@ impl Measure {
                         && (ticks + container.id).is_multiple_of(CONTAINER_MEMORY_EVERY),
                     throttling,
                 };
-                let usage = &mut container.usage;
-                usage.sample(root, &container.group, now.steady_ns, wanted, scratch);
+                let (usage, group) = (&mut container.usage, &container.group);
+                usage.sample(root, group, steady, wanted, scratch, &mut in_containers);
                 push_usage(store, Subject::Container(container.id), usage, now.ms());
             }
             all_cpu += pod.usage.cpu.unwrap_or(0.0) * 1000.0;
             all_memory += pod.usage.memory.unwrap_or(0.0);
         });
+        let containers = match needs.containers {
+            true => "containers",
+            false => "throttling",
+        };
+        self.errors.record("pods", GROUP_TURNS, errors.finish());
+        self.errors
+            .record(containers, GROUP_TURNS, in_containers.finish());
         (all_cpu, all_memory)
     }
 
     /// Samples the NUMA nodes; `system` is what no pod uses on the whole node, in milli-cores.
     fn collect_numa(&mut self, now: TickTime, system: Option<f64>) {
-        let nodes = self.numa.sample(now.steady_ns, &mut self.scratch);
+        let mut errors = KernelErrors::default();
+        let nodes = errors.value_of(self.numa.sample(now.steady_ns, &mut self.scratch));
         // Of each pod once per round: its file is long, and its memory seldom moves.
         let round = NUMA_EVERY * NUMA_ROUND;
         let mut complete = self.pods.list().is_some();
@@ -373,7 +405,7 @@ impl Measure {
         for (info, pod) in self.pods.iter().filter(|(info, _)| info.is_active()) {
             if (self.ticks + pod.id * NUMA_EVERY).is_multiple_of(round) {
                 let pages = self.root.cgroup(&info.cgroup).memory_numa_pages();
-                let pages = pages.ok().flatten().unwrap_or_default();
+                let pages = errors.value_of(pages).unwrap_or_default();
                 self.numa_pages.insert(pod.id, pages);
             }
             match self.numa_pages.get(&pod.id) {
@@ -381,6 +413,8 @@ impl Measure {
                 Some(pages) => of_pods.extend(pages.iter().map(|(node, n)| (*node, n * PAGE))),
             }
         }
+        let round = errors.finish();
+        self.errors.record("numa", NUMA_ROUND as u32, round);
         let mut sums: FxHashMap<u32, u64> = FxHashMap::default();
         for (node, bytes) in of_pods {
             *sums.entry(node).or_default() += bytes;
@@ -490,11 +524,12 @@ impl Measure {
 
     /// The table of collectors as it stands.
     pub(crate) fn collectors(&self, settings: &Settings) -> Vec<Collector> {
-        table::shown(settings, self.needs, self.memory, |name| match name {
-            "node" => self.node.failing().map(failing),
-            "numa" => self.numa.failing().map(failing),
-            "packets" => self.work.trouble(),
-            _ => self.facts.trouble(name),
+        table::shown(settings, self.needs, self.memory, |name| {
+            let standing = self.errors.standing(name).map(failing);
+            standing.or_else(|| match name {
+                "packets" => self.work.trouble(),
+                _ => self.facts.trouble(name),
+            })
         })
     }
 

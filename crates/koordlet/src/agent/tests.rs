@@ -2,6 +2,7 @@ mod be_pools;
 mod blkio;
 mod cpu;
 mod drills;
+mod errors;
 mod evict;
 mod guard;
 mod hooks;

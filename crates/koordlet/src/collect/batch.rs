@@ -1,18 +1,10 @@
 //! The kubelet's BestEffort class as a group: what it uses, requests and can get.
 
+use super::errors::KernelErrors;
 use super::pod::{GroupCollector, Wanted};
 use crate::states::PodInfo;
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, Root, Scratch};
-
-/// One sample of the class, in milli-cores.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct BatchSample {
-    /// In use.
-    pub usage: Option<f64>,
-    /// What the class can get: its CPUs, and no more than its quota.
-    pub real_limit: Option<f64>,
-}
 
 /// Samples the class's group.
 #[derive(Debug, Default)]
@@ -21,39 +13,37 @@ pub struct BatchCollector {
 }
 
 impl BatchCollector {
-    /// Takes a sample at `now_ns`; the limit when asked.
+    /// Takes a sample at `now_ns` and returns what the class uses, in milli-cores.
     pub fn sample(
         &mut self,
         root: &Root,
         group: &CgroupPath,
         now_ns: u64,
-        limit: bool,
         scratch: &mut Scratch,
-    ) -> BatchSample {
+        errors: &mut KernelErrors,
+    ) -> Option<f64> {
         // One group, and much depends on it: looked for every time.
         self.usage.hurry();
         let wanted = Wanted {
             memory: false,
             throttling: false,
         };
-        self.usage.sample(root, group, now_ns, wanted, scratch);
-        BatchSample {
-            usage: self.usage.cpu.map(|cores| cores * 1000.0),
-            real_limit: limit.then(|| real_limit(root, group)).flatten(),
-        }
+        (self.usage).sample(root, group, now_ns, wanted, scratch, errors);
+        self.usage.cpu.map(|cores| cores * 1000.0)
     }
 }
 
-/// 1000 × the CPUs of the class, and no more than quota × 1000 / period.
-fn real_limit(root: &Root, group: &CgroupPath) -> Option<f64> {
+/// Returns what the class can get, in milli-cores: its CPUs, and no more than its quota.
+#[must_use]
+pub fn real_limit(root: &Root, group: &CgroupPath, errors: &mut KernelErrors) -> Option<f64> {
     let group = root.cgroup(group);
-    let set = |read: koord_host::Result<Option<koord_host::CpuSet>>| {
-        read.ok().flatten().filter(|set| !set.is_empty())
+    let mut set = |read: koord_host::Result<Option<koord_host::CpuSet>>| {
+        errors.value_of(read).filter(|set| !set.is_empty())
     };
     let cpus = set(group.cpuset()).or_else(|| set(group.effective_cpuset()))?;
     let by_cpus = cpus.len() as i64 * 1000;
-    let quota = group.cfs_quota().ok().flatten()?;
-    let period = group.cfs_period().ok().flatten()?;
+    let quota = errors.value_of(group.cfs_quota())?;
+    let period = errors.value_of(group.cfs_period())?;
     let limit = if quota < 0 || period <= 0 {
         by_cpus
     } else {
@@ -81,22 +71,16 @@ mod tests {
         for tree in [Tree::v1("0-7").unwrap(), Tree::v2("0-7").unwrap()] {
             let group = tree.group("kubepods/besteffort").unwrap();
             let class = tree.root().cgroup(&group);
-            let mut collector = BatchCollector::default();
-            let mut sample = |limit: bool| {
-                let mut scratch = Scratch::new();
-                collector
-                    .sample(tree.root(), &group, 1, limit, &mut scratch)
-                    .real_limit
-            };
-            assert_eq!(sample(false), None, "nobody asks");
+            let mut errors = KernelErrors::default();
+            let mut limit = || real_limit(tree.root(), &group, &mut errors);
             class.set_cpuset(&"0-3".parse().unwrap()).unwrap();
-            assert_eq!(sample(true), Some(4000.0));
+            assert_eq!(limit(), Some(4000.0));
             class.set_cfs_quota(150_000).unwrap();
-            assert_eq!(sample(true), Some(1500.0));
+            assert_eq!(limit(), Some(1500.0));
             class.set_cfs_quota(900_000).unwrap();
-            assert_eq!(sample(true), Some(4000.0));
+            assert_eq!(limit(), Some(4000.0));
             tree.vanish(&group).unwrap();
-            assert_eq!(sample(true), None);
+            assert_eq!(limit(), None);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Pages that nobody touched of late, as kidled (Anolis) counts them (gate ColdPageCollector).
 
+use super::errors::KernelErrors;
 use super::slow::{Facts, Failure, Job};
 use crate::states::{Layout, States};
 use koord_host::procfs::MemInfo;
@@ -92,10 +93,10 @@ impl Job for ColdPages {
             pods: Vec::new(),
             apps: Vec::new(),
         };
-        // A group that is going away is no failure.
-        let cold_in = |group: &CgroupPath| {
+        let mut errors = KernelErrors::default();
+        let mut cold_in = |group: &CgroupPath| {
             let dir = self.root.cgroup(group).dir(Controller::Memory)?;
-            self.cold_of(dir.join(FILE)).ok().flatten()
+            errors.value_of(self.cold_of(dir.join(FILE)))
         };
         let pods = self.states.pods.load_full();
         for pod in pods.iter().flat_map(|pods| pods.iter()) {
@@ -105,13 +106,13 @@ impl Job for ColdPages {
         }
         let layout = self.states.layout_or(&self.layout);
         for app in self.states.slo.load().host_apps.iter() {
-            if let Some(bytes) = layout.host_app(app).ok().as_ref().and_then(cold_in) {
+            if let Some(bytes) = layout.host_app(app).ok().as_ref().and_then(&mut cold_in) {
                 cold.apps.push((app.name.clone(), bytes));
             }
         }
         self.rounds += 1;
         self.facts.cold.store(Some(Arc::new((self.rounds, cold))));
-        Ok(())
+        Ok(errors.finish()?)
     }
 }
 

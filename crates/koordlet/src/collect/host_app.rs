@@ -1,5 +1,6 @@
 //! CPU and memory of host applications: services outside Kubernetes that the NodeSLO names.
 
+use super::errors::KernelErrors;
 use super::pod::{GroupCollector, Wanted};
 use crate::store::{Metric, Store, Subject};
 use koord_host::{CgroupPath, Root, Scratch};
@@ -77,6 +78,7 @@ impl HostApps {
         page_cache: bool,
         scratch: &mut Scratch,
         store: &mut Store,
+        errors: &mut KernelErrors,
     ) -> (f64, f64) {
         let (mut all_cpu, mut all_memory) = (0.0, 0.0);
         let wanted = Wanted {
@@ -84,7 +86,7 @@ impl HostApps {
             throttling: false,
         };
         for app in &mut self.apps {
-            app.usage.sample(root, &app.group, now_ns, wanted, scratch);
+            (app.usage).sample(root, &app.group, now_ns, wanted, scratch, errors);
             let cpu = app.usage.cpu.map(|cores| cores * 1000.0);
             let with_cache = app.usage.memory_with_cache.filter(|_| page_cache);
             for (metric, value) in [
@@ -134,6 +136,7 @@ mod tests {
                 true,
                 &mut scratch,
                 store,
+                &mut KernelErrors::default(),
             )
         };
         feed(0);

@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod cold;
 pub mod cpi;
+pub mod errors;
 pub mod follow;
 pub mod host_app;
 pub mod machine;

@@ -1,7 +1,6 @@
 //! The node's CPU and memory.
 
 use super::Rate;
-use crate::log_on_change::LogOnChange;
 use koord_host::error::Malformed;
 use koord_host::procfs::{self, MemInfo};
 use koord_host::{Reader, Root, Scratch};
@@ -27,7 +26,6 @@ pub struct NodeCollector {
     stat: Option<Reader<u64>>,
     meminfo: Option<Reader<MemInfo>>,
     cpu: Rate,
-    log: LogOnChange,
 }
 
 impl NodeCollector {
@@ -40,31 +38,14 @@ impl NodeCollector {
             stat: None,
             meminfo: None,
             cpu: Rate::default(),
-            log: LogOnChange::default(),
         }
-    }
-
-    /// What failed last, while it stands.
-    #[must_use]
-    pub fn failing(&self) -> Option<&str> {
-        self.log.text("node")
     }
 
     /// Takes a sample at `now_ns` of a steady clock.
-    pub fn sample(&mut self, now_ns: u64, scratch: &mut Scratch) -> NodeSample {
-        match self.try_sample(now_ns, scratch) {
-            Ok(sample) => {
-                self.log.clear("node");
-                sample
-            }
-            Err(error) => {
-                self.log.log_failure("node", &error);
-                NodeSample::default()
-            }
-        }
-    }
-
-    fn try_sample(&mut self, now_ns: u64, scratch: &mut Scratch) -> koord_host::Result<NodeSample> {
+    ///
+    /// # Errors
+    /// When a file cannot be read or parsed.
+    pub fn sample(&mut self, now_ns: u64, scratch: &mut Scratch) -> koord_host::Result<NodeSample> {
         if self.stat.is_none() {
             self.stat = Reader::open(self.root.proc("stat"), used_ticks)?;
         }

@@ -1,6 +1,5 @@
 //! CPU and memory by NUMA node.
 
-use crate::log_on_change::LogOnChange;
 use koord_host::procfs::{self, CpuTicks, MemInfo, ProcStat};
 use koord_host::topology::CpuTopology;
 use koord_host::{Reader, Root, Scratch};
@@ -26,7 +25,6 @@ pub struct NumaCollector {
     node_of: FxHashMap<u32, u32>,
     stat: Option<Reader<ProcStat>>,
     last: Option<(u64, Vec<(u32, CpuTicks)>)>,
-    log: LogOnChange,
 }
 
 impl NumaCollector {
@@ -41,31 +39,14 @@ impl NumaCollector {
             node_of: cpus.map(|cpu| (cpu.cpu, cpu.node)).collect(),
             stat: None,
             last: None,
-            log: LogOnChange::default(),
         }
-    }
-
-    /// What failed last, while it stands.
-    #[must_use]
-    pub fn failing(&self) -> Option<&str> {
-        self.log.text("numa")
     }
 
     /// Takes a sample at `now_ns` of a steady clock, by node number.
-    pub fn sample(&mut self, now_ns: u64, scratch: &mut Scratch) -> Vec<NumaSample> {
-        match self.try_sample(now_ns, scratch) {
-            Ok(samples) => {
-                self.log.clear("numa");
-                samples
-            }
-            Err(error) => {
-                self.log.log_failure("numa", &error);
-                Vec::new()
-            }
-        }
-    }
-
-    fn try_sample(
+    ///
+    /// # Errors
+    /// When a file cannot be read or parsed.
+    pub fn sample(
         &mut self,
         now_ns: u64,
         scratch: &mut Scratch,
@@ -180,7 +161,7 @@ mod tests {
         let (tree, topology) = machine(&stat([0, 0, 0, 500]));
         let mut collector = NumaCollector::new(tree.root().clone(), &topology);
         let mut scratch = Scratch::new();
-        let first = collector.sample(SECOND, &mut scratch);
+        let first = collector.sample(SECOND, &mut scratch).unwrap();
         assert_eq!((first.len(), first[0].cpu), (2, None));
         assert_eq!(first[0].memory, Some(340.0 * 1024.0));
         assert_eq!(first[1].memory, Some(840.0 * 1024.0));
@@ -188,7 +169,7 @@ mod tests {
         let ticks = procfs::ticks_per_second();
         tree.put("proc/stat", &stat([ticks, 0, ticks * 2, 1]))
             .unwrap();
-        let second = collector.sample(3 * SECOND, &mut scratch);
+        let second = collector.sample(3 * SECOND, &mut scratch).unwrap();
         assert_eq!((second[0].cpu, second[1].cpu), (Some(500.0), Some(1000.0)));
         // What the system uses, and the pods' memory less.
         let system = system_of(&second, Some(600.0), &[(1, 800 * 1024), (0, 1 << 40)]);
@@ -204,8 +185,9 @@ mod tests {
     fn bad_files_cost_the_sample() {
         let (tree, topology) = machine("nonsense\n");
         let mut collector = NumaCollector::new(tree.root().clone(), &topology);
-        assert!(collector.sample(SECOND, &mut Scratch::new()).is_empty());
+        assert!(collector.sample(SECOND, &mut Scratch::new()).is_err());
         tree.put("proc/stat", &stat([0; 4])).unwrap();
-        assert_eq!(collector.sample(2 * SECOND, &mut Scratch::new()).len(), 2);
+        let samples = collector.sample(2 * SECOND, &mut Scratch::new());
+        assert_eq!(samples.unwrap().len(), 2);
     }
 }

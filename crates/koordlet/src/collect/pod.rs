@@ -1,6 +1,7 @@
 //! CPU and memory of pods, their containers and the BE class.
 
 use super::Rate;
+use super::errors::KernelErrors;
 use crate::states::PodInfo;
 use crate::store::{Store, Subject};
 use koord_host::cgroup::{CpuStat, MemoryStat};
@@ -42,7 +43,7 @@ pub struct Wanted {
 }
 
 impl GroupCollector {
-    /// Takes a sample at `now_ns`.
+    /// Takes a sample at `now_ns`; what the kernel refused to read goes to `errors`.
     pub fn sample(
         &mut self,
         root: &Root,
@@ -50,12 +51,13 @@ impl GroupCollector {
         now_ns: u64,
         wanted: Wanted,
         scratch: &mut Scratch,
+        errors: &mut KernelErrors,
     ) {
         if self.retry > 0 {
             self.retry -= 1;
             return;
         }
-        if self.cpu_file.is_none() && !self.open(root, group, wanted) {
+        if self.cpu_file.is_none() && !self.open(root, group, wanted, errors) {
             // A pod's group appears moments after its object; an ended one's never again.
             self.tries = (self.tries + 1).min(4);
             self.retry = if self.tries > 3 { RETRY_TICKS } else { 0 };
@@ -63,37 +65,32 @@ impl GroupCollector {
             return;
         }
         self.tries = 0;
-        let stat = self.read_stat(root, group, wanted.throttling, scratch);
+        let stat = self.read_stat(root, group, wanted.throttling, scratch, errors);
         // The second version has both in one file.
         let usage = match stat.and_then(|stat| stat.usage_ns) {
-            Some(usage) => Some(Ok(Some(usage))),
-            None => self.cpu_file.as_ref().map(|file| file.read(scratch)),
+            Some(usage) => Some(usage),
+            None => {
+                let read = self.cpu_file.as_ref().map(|file| file.read(scratch));
+                read.and_then(|read| errors.value_of(read))
+            }
         };
-        match usage {
-            Some(Ok(Some(usage))) => {
-                self.cpu = self.rate.update(now_ns, usage);
-            }
-            Some(Err(error)) => {
-                tracing::debug!(%group, %error, "CPU usage");
-                self.close();
-                return;
-            }
-            _ => {
-                self.close();
-                return;
-            }
-        }
+        let Some(usage) = usage else {
+            self.close();
+            return;
+        };
+        self.cpu = self.rate.update(now_ns, usage);
         self.update_throttling(now_ns, stat);
         if wanted.memory {
-            match self.memory_file.as_ref().map(|file| file.read(scratch)) {
-                Some(Ok(Some(stat))) => {
+            let read = self.memory_file.as_ref().map(|file| file.read(scratch));
+            match read.and_then(|read| errors.value_of(read)) {
+                Some(stat) => {
                     self.memory = Some(stat.without_page_cache() as f64);
                     self.memory_with_cache = Some(stat.with_page_cache() as f64);
                 }
-                _ => {
+                None => {
                     self.memory_file = None;
                     (self.memory, self.memory_with_cache) = (None, None);
-                    self.memory_file = root.cgroup(group).memory_stat_reader().ok().flatten();
+                    self.memory_file = errors.value_of(root.cgroup(group).memory_stat_reader());
                 }
             }
         }
@@ -106,15 +103,16 @@ impl GroupCollector {
         group: &CgroupPath,
         wanted: bool,
         scratch: &mut Scratch,
+        errors: &mut KernelErrors,
     ) -> Option<CpuStat> {
         if !wanted {
             self.stat_file = None;
             return None;
         }
         if self.stat_file.is_none() {
-            self.stat_file = root.cgroup(group).cpu_stat_reader().ok().flatten();
+            self.stat_file = errors.value_of(root.cgroup(group).cpu_stat_reader());
         }
-        let stat = self.stat_file.as_ref()?.read(scratch).ok().flatten();
+        let stat = errors.value_of(self.stat_file.as_ref()?.read(scratch));
         if stat.is_none() {
             self.stat_file = None;
         }
@@ -145,11 +143,17 @@ impl GroupCollector {
         (self.retry, self.tries) = (0, 0);
     }
 
-    fn open(&mut self, root: &Root, group: &CgroupPath, wanted: Wanted) -> bool {
+    fn open(
+        &mut self,
+        root: &Root,
+        group: &CgroupPath,
+        wanted: Wanted,
+        errors: &mut KernelErrors,
+    ) -> bool {
         let group = root.cgroup(group);
-        self.cpu_file = group.cpu_usage_reader().ok().flatten();
+        self.cpu_file = errors.value_of(group.cpu_usage_reader());
         if wanted.memory {
-            self.memory_file = group.memory_stat_reader().ok().flatten();
+            self.memory_file = errors.value_of(group.memory_stat_reader());
         }
         self.cpu_file.is_some()
     }
@@ -269,13 +273,14 @@ mod tests {
                 tree.feed(&group, Resource::CpuStat, &stat).unwrap();
             };
             let mut collector = GroupCollector::default();
-            let mut scratch = Scratch::new();
+            let (mut scratch, mut errors) = (Scratch::new(), KernelErrors::default());
             let mut sample = |second: u64, throttling: bool| {
                 let wanted = Wanted {
                     memory: false,
                     throttling,
                 };
-                collector.sample(tree.root(), &group, second * SECOND, wanted, &mut scratch);
+                let now = second * SECOND;
+                collector.sample(tree.root(), &group, now, wanted, &mut scratch, &mut errors);
                 (collector.cpu, collector.throttled)
             };
             feed(0, 100, 10);
@@ -299,7 +304,7 @@ mod tests {
                     throttling: true,
                 };
                 let (root, now) = (tree.root(), 7 * SECOND);
-                collector.sample(root, &group, now, wanted, &mut scratch);
+                collector.sample(root, &group, now, wanted, &mut scratch, &mut errors);
                 assert_eq!((collector.cpu, collector.throttled), (Some(0.5), Some(0.2)));
             }
         }
@@ -330,8 +335,10 @@ mod tests {
             throttling: false,
         };
         let (mut collector, mut scratch) = (GroupCollector::default(), Scratch::new());
-        let sample = |collector: &mut GroupCollector, scratch: &mut Scratch, second: u64| {
-            collector.sample(tree.root(), &group, second * SECOND, wanted, scratch);
+        let mut errors = KernelErrors::default();
+        let mut sample = |collector: &mut GroupCollector, scratch: &mut Scratch, second: u64| {
+            let now = second * SECOND;
+            collector.sample(tree.root(), &group, now, wanted, scratch, &mut errors);
             (collector.cpu, collector.memory)
         };
         for second in 1..=4 {
@@ -360,5 +367,7 @@ mod tests {
         // Another group of the same name, whose counter went further.
         feed(9000, stat);
         assert_eq!(sample(&mut collector, &mut scratch, 12), (None, Some(6.0)));
+        let error = errors.finish().unwrap_err();
+        assert_eq!(error.count(), 1, "the file of second 8: {error}");
     }
 }

@@ -5,6 +5,7 @@
 
 use super::cold::{Cold, ColdPages};
 use super::cpi::{self, CpiCollector};
+use super::errors::CollectError;
 use super::machine::MachineInfo;
 use super::psi::PsiCollector;
 use super::resctrl::ResctrlMonitor;
@@ -245,6 +246,8 @@ impl Rounds {
                         let told = (State::Failing, error.to_string());
                         trouble.lock().insert(job.name(), told);
                         self.metrics.failed(Part::Collector, job.name());
+                        let errors = error.downcast_ref().map_or(1, CollectError::count);
+                        self.metrics.collect_errors(job.name(), errors);
                     }
                 }
                 *due = now + job.every().max(SHORTEST);
@@ -368,7 +371,9 @@ mod tests {
             fake("hopeless", 3, 1, || Err(Unavailable::boxed("no PMU"))),
             fake("good", 3, 2, || Ok(())),
         ];
-        let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+        let registry = prometheus::Registry::new();
+        let metrics = Metrics::new(&registry).unwrap();
+        metrics.started("n1", 0);
         let facts: Arc<Facts> = Arc::default();
         let mut rounds = Rounds::new(jobs, facts.clone(), metrics);
         let mut now = Duration::ZERO;
@@ -382,6 +387,9 @@ mod tests {
         let gave_up = told(State::Unavailable, "no PMU");
         assert_eq!(facts.trouble("hopeless"), gave_up);
         assert_eq!(facts.trouble("good"), None);
+        let text = koord_app::metrics::encode(&registry).unwrap();
+        let count = r#"koordlet_collect_errors_total{collector="bad",node="n1"} 4"#;
+        assert!(text.contains(count), "{text}");
     }
 
     #[test]

@@ -215,6 +215,7 @@ struct Inner {
     runtime_asked: HistogramVec,
     tick: GaugeVec,
     bad_input: BadInput,
+    collect_errors: IntCounterVec,
     failures: IntCounterVec,
     guard: IntCounterVec,
     allocatable: GaugeVec,
@@ -325,6 +326,7 @@ impl Metrics {
             runtime_asked: histogram(t::RUNTIME_ASKED, WRITE_MS)?,
             tick: gauge(t::TICK)?,
             bad_input: BadInput::new(node.clone(), counter(t::BAD_INPUT)?),
+            collect_errors: counter(t::COLLECT_ERRORS)?,
             failures: counter(t::FAILURES)?,
             guard: counter(t::GUARD)?,
             allocatable: gauge(t::ALLOCATABLE)?,
@@ -364,10 +366,14 @@ impl Metrics {
     }
 
     fn count(&self, vector: &IntCounterVec, labels: &[&str]) {
+        self.count_many(vector, labels, 1);
+    }
+
+    fn count_many(&self, vector: &IntCounterVec, labels: &[&str], count: u64) {
         if let Some(all) = self.labels(labels)
             && let Ok(counter) = vector.get_metric_with_label_values(&all)
         {
-            counter.inc();
+            counter.inc_by(count);
         }
     }
 
@@ -628,6 +634,11 @@ impl Metrics {
     #[must_use]
     pub fn bad_input(&self) -> &BadInput {
         &self.0.bad_input
+    }
+
+    /// Counts kernel errors of a collector.
+    pub fn collect_errors(&self, collector: &str, count: u64) {
+        self.count_many(&self.0.collect_errors, &[collector], count);
     }
 
     /// Counts a round in which a part of the agent failed.

@@ -51,11 +51,12 @@ resctrl_memory_bandwidth g e node,cache_id,qos,mb_type
 ";
 
 /// What upstream does not have.
-const OURS: [&str; 5] = [
+const OURS: [&str; 6] = [
     "pressure_guard_events_total",
     "be_suppress_cap_percent",
     "tick_seconds",
     "bad_input_total",
+    "collect_errors_total",
     "failures_total",
 ];
 
@@ -117,6 +118,7 @@ fn record(metrics: &Metrics) {
     metrics
         .bad_input()
         .count("NodeSLO", "cpuSuppressThresholdPercent");
+    metrics.collect_errors("pods", 2);
     metrics.failed(Part::Collector, "Psi");
     metrics.allocatable(&NodeInfo {
         extended: BTreeMap::from([

@@ -326,28 +326,7 @@ impl Round {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    /// Counts what is logged as a warning or worse.
-    #[derive(Clone, Default)]
-    struct Warnings(Arc<AtomicU32>);
-
-    impl tracing::Subscriber for Warnings {
-        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-            *metadata.level() <= tracing::Level::WARN
-        }
-        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-            tracing::span::Id::from_u64(1)
-        }
-        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-        fn event(&self, _: &tracing::Event<'_>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-        fn enter(&self, _: &tracing::span::Id) {}
-        fn exit(&self, _: &tracing::span::Id) {}
-    }
+    use crate::log_on_change::tests::Warnings;
 
     #[test]
     fn unset_threshold_is_no_warning() {
@@ -358,7 +337,7 @@ mod tests {
             for _ in 0..2 {
                 round.settings::<()>("BECPUEvict", Err(ConfigError::Missing(field)));
             }
-            assert_eq!(warnings.0.load(Ordering::Relaxed), 0);
+            assert_eq!(warnings.targets(), [""; 0]);
             assert!(
                 round.unset[0].starts_with("BECPUEvict"),
                 "{:?}",

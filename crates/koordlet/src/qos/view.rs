@@ -1,5 +1,6 @@
 //! What a strategy sees: an immutable snapshot of one tick.
 
+use crate::collect::errors::KernelErrors;
 use crate::collect::pod::TrackedContainer;
 use crate::qos::Standings;
 use crate::settings::Settings;
@@ -12,6 +13,7 @@ use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root, Target};
 use koord_model::blkio::Storage;
 use koord_model::guard::Readings;
 use koord_model::suppress::{Processor, Usage};
+use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
 /// What is known before anything is measured.
@@ -106,19 +108,27 @@ pub struct PodView<'a> {
 
 /// The kernel's present values, read when asked for. Nothing is written through it.
 #[derive(Debug, Clone, Copy)]
-pub struct Kernel<'a>(&'a Root);
+pub struct Kernel<'a> {
+    root: &'a Root,
+    errors: &'a Mutex<KernelErrors>,
+}
 
 impl<'a> Kernel<'a> {
-    /// Reads from `root`.
+    /// Reads from `root`; what the kernel refuses to read goes to `errors`.
     #[must_use]
-    pub fn new(root: &'a Root) -> Self {
-        Self(root)
+    pub fn new(root: &'a Root, errors: &'a Mutex<KernelErrors>) -> Self {
+        Self { root, errors }
+    }
+
+    /// Returns the value that was read; the default when it could not be read.
+    fn value_of<T: Default>(&self, read: koord_host::Result<T>) -> T {
+        self.errors.lock().value_of(read)
     }
 
     /// A value in v1 units; `None` when it cannot be read or the group is gone.
     #[must_use]
     pub fn value(&self, group: &CgroupPath, file: Resource) -> Option<String> {
-        self.0.cgroup(group).value(file).ok().flatten()
+        self.value_of(self.root.cgroup(group).value(file))
     }
 
     /// A number in v1 units.
@@ -131,9 +141,9 @@ impl<'a> Kernel<'a> {
     /// first).
     #[must_use]
     pub fn cpus(&self, group: &CgroupPath) -> Option<CpuSet> {
-        let group = self.0.cgroup(group);
+        let group = self.root.cgroup(group);
         let set = |read: koord_host::Result<Option<CpuSet>>| {
-            read.ok().flatten().filter(|set| !set.is_empty())
+            self.value_of(read).filter(|set| !set.is_empty())
         };
         set(group.cpuset()).or_else(|| set(group.effective_cpuset()))
     }
@@ -141,8 +151,7 @@ impl<'a> Kernel<'a> {
     /// The groups directly in `group`, in the tree that carries `controller`.
     #[must_use]
     pub fn children(&self, group: &CgroupPath, controller: Controller) -> Vec<CgroupPath> {
-        let children = self.0.cgroup(group).children_in(controller);
-        children.unwrap_or_default()
+        self.value_of(self.root.cgroup(group).children_in(controller))
     }
 }
 
@@ -150,14 +159,14 @@ impl Kernel<'_> {
     /// Whether the machine has this knob.
     #[must_use]
     pub fn has_sysctl(&self, sysctl: Sysctl) -> bool {
-        sysctl.exists(self.0)
+        sysctl.exists(self.root)
     }
 
     /// Whether the scheduler has this feature, on or off.
     #[must_use]
     pub fn has_sched_feature(&self, feature: &SchedFeature) -> bool {
         let target = Target::SchedFeature(feature.clone());
-        matches!(self.0.read_target(&target), Ok(Some(_)))
+        self.target(&target).is_some()
     }
 
     /// What resctrl can do; `None` when it is not mounted.
@@ -165,33 +174,33 @@ impl Kernel<'_> {
     /// # Errors
     /// When a file cannot be read or understood.
     pub fn resctrl(&self) -> koord_host::Result<Option<resctrl::Info>> {
-        resctrl::info(self.0)
+        resctrl::info(self.root)
     }
 
     /// The resctrl groups below the root.
     #[must_use]
     pub fn resctrl_groups(&self) -> Vec<ResctrlGroup> {
-        resctrl::groups(self.0).unwrap_or_default()
+        self.value_of(resctrl::groups(self.root))
     }
 
     /// The threads in a resctrl group; none where there is no such group.
     #[must_use]
     pub fn resctrl_tasks(&self, group: &ResctrlGroup) -> FxHashSet<u32> {
-        let tasks = resctrl::tasks(self.0, group).ok().flatten();
+        let tasks = self.value_of(resctrl::tasks(self.root, group));
         tasks.unwrap_or_default().into_iter().collect()
     }
 
     /// A value in the kernel; `None` when it cannot be read or is gone.
     #[must_use]
     pub fn target(&self, target: &Target) -> Option<String> {
-        self.0.read_target(target).ok().flatten()
+        self.value_of(self.root.read_target(target))
     }
 
     /// The processes of a control group; none where there is no such group. Crun and programs that
     /// manage cgroups themselves, such as systemd, move all processes into groups below.
     #[must_use]
     pub fn processes(&self, group: &CgroupPath) -> Vec<u32> {
-        let direct = self.0.cgroup(group).processes().unwrap_or_default();
+        let direct = self.value_of(self.root.cgroup(group).processes());
         if !direct.is_empty() {
             return direct;
         }
@@ -205,7 +214,7 @@ impl Kernel<'_> {
     /// The threads of a control group, as [`Self::processes`]; none where there is no such group.
     #[must_use]
     pub fn threads(&self, group: &CgroupPath) -> Vec<u32> {
-        let direct = self.0.cgroup(group).tasks().unwrap_or_default();
+        let direct = self.value_of(self.root.cgroup(group).tasks());
         if !direct.is_empty() {
             return direct;
         }
@@ -271,5 +280,31 @@ impl<'a> View<'a> {
             }
         }
         Some(usage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_host::fake::Tree;
+
+    #[test]
+    fn kernel_value_that_is_unreadable_is_an_error() {
+        let tree = Tree::v2("0-3").unwrap();
+        let errors = Mutex::default();
+        let kernel = Kernel::new(tree.root(), &errors);
+        let gone = CgroupPath::new("kubepods/gone").unwrap();
+        assert_eq!(kernel.value(&gone, Resource::CfsQuota), None);
+        assert_eq!(
+            errors.lock().finish().map_err(|error| error.count()),
+            Ok(())
+        );
+        let group = tree.group("kubepods/a").unwrap();
+        tree.feed(&group, Resource::CfsQuota, "much\n").unwrap();
+        assert_eq!(kernel.value(&group, Resource::CfsQuota), None);
+        assert_eq!(
+            errors.lock().finish().map_err(|error| error.count()),
+            Err(1)
+        );
     }
 }

@@ -22,6 +22,7 @@
 mod threads;
 
 use super::Rate;
+use super::errors::{CollectError, KernelErrors};
 use koord_host::error::Malformed;
 use koord_host::{CgroupPath, Reader, Resource, Root, Scratch};
 use koord_model::guard::{Readings, Signal};
@@ -78,6 +79,8 @@ pub struct Pressure {
     /// Samples taken.
     samples: usize,
     work: Work,
+    /// Kernel errors since the sample before, the fast lane's included.
+    errors: KernelErrors,
 }
 
 /// The pod's other stalls.
@@ -126,6 +129,7 @@ impl Pressure {
             last_ns: None,
             samples: 0,
             work: Work::default(),
+            errors: KernelErrors::default(),
         }
     }
 
@@ -145,7 +149,10 @@ impl Pressure {
     }
 
     /// Takes a sample of every pod at `now_ns` of a steady clock.
-    pub fn sample(&mut self, now_ns: u64, scratch: &mut Scratch) {
+    ///
+    /// # Errors
+    /// When files could not be read or parsed; what could be read is the newest sample.
+    pub fn sample(&mut self, now_ns: u64, scratch: &mut Scratch) -> Result<(), CollectError> {
         let now_ms = now_ns / 1_000_000;
         const SECOND: u64 = 1_000_000_000;
         let since = self
@@ -157,9 +164,10 @@ impl Pressure {
         let turn = (self.pace() > 1).then_some(self.samples % OTHERS.len());
         self.samples = self.samples.wrapping_add(1);
         for pod in &mut self.pods {
-            pod.newest = pod.stalled(now_ns, scratch, &mut self.work);
+            pod.newest = pod.stalled(now_ns, scratch, &mut self.work, &mut self.errors);
             pod.newest_peak = pod.peak.take();
-            pod.sample_others(turn, now_ns, scratch, &mut self.work);
+            let counted = (&mut self.work, &mut self.errors);
+            pod.sample_others(turn, now_ns, scratch, counted);
         }
         // A second's worth per second, however often samples are taken.
         let budget = u64::from(self.limits.threads_per_second);
@@ -177,6 +185,7 @@ impl Pressure {
             kept,
             scratch,
             work: &mut self.work,
+            errors: &mut self.errors,
         };
         for pod in self.pods.iter_mut().filter(|pod| pod.psi.is_none()) {
             pod.newest = pod
@@ -184,6 +193,7 @@ impl Pressure {
                 .sample(&mut delays)
                 .map(|share| (share, Signal::RunQueue));
         }
+        self.errors.finish()
     }
 
     /// How many steps of the fast lane are to be taken in one: a wake-up begins with cold caches, so that
@@ -201,7 +211,7 @@ impl Pressure {
         for pod in &mut self.pods {
             let Some(file) = &pod.psi else { continue };
             self.work.reads += 1;
-            let Ok(Some(total_us)) = file.read(scratch) else {
+            let Some(total_us) = self.errors.value_of(file.read(scratch)) else {
                 continue;
             };
             pod.newest_fast = Some((now_ns / 1000, total_us));
@@ -276,22 +286,18 @@ impl Pressure {
             };
             pod.refreshed_ms = Some(now_ms);
             self.work.opens += 1;
-            let file = self.root.cgroup(&pod.group).file(Resource::CpuPressure);
-            // An error is no file, too: where PSI is switched off its files cannot be opened.
-            pod.psi = file
-                .ok()
-                .and_then(|path| Reader::open(path, some_total).ok().flatten());
+            // Where PSI is switched off its files are there and cannot be opened (EOPNOTSUPP).
+            let open = |file| Reader::open(self.root.cgroup(&pod.group).file(file)?, some_total);
+            pod.psi = self.errors.value_of(open(Resource::CpuPressure));
             if pod.psi.is_some() {
                 pod.threads = Threads::default();
                 for ((file, _), stall) in OTHERS.iter().zip(&mut pod.others) {
                     self.work.opens += 1;
-                    let path = self.root.cgroup(&pod.group).file(*file).ok();
-                    stall.file = path
-                        .and_then(|path| Reader::open(path, some_total).ok())
-                        .flatten();
+                    stall.file = self.errors.value_of(open(*file));
                 }
             } else {
-                pod.threads.list(&self.root, &pod.group, &mut self.work);
+                let counted = (&mut self.work, &mut self.errors);
+                pod.threads.list(&self.root, &pod.group, counted);
             }
         }
     }
@@ -322,7 +328,7 @@ impl Pod {
         turn: Option<usize>,
         now_ns: u64,
         scratch: &mut Scratch,
-        work: &mut Work,
+        (work, errors): (&mut Work, &mut KernelErrors),
     ) {
         for (n, stall) in self.others.iter_mut().enumerate() {
             if self.psi.is_some() && turn.is_some_and(|turn| turn != n) {
@@ -333,10 +339,8 @@ impl Pod {
                 continue;
             };
             work.reads += 1;
-            stall.newest = match file.read(scratch) {
-                Ok(Some(total_us)) => stall.rate.update(now_ns / 1000, total_us),
-                _ => None,
-            };
+            let total_us = errors.value_of(file.read(scratch));
+            stall.newest = total_us.and_then(|total_us| stall.rate.update(now_ns / 1000, total_us));
         }
     }
 
@@ -346,11 +350,12 @@ impl Pod {
         now_ns: u64,
         scratch: &mut Scratch,
         work: &mut Work,
+        errors: &mut KernelErrors,
     ) -> Option<(f64, Signal)> {
         let file = self.psi.as_ref()?;
         let newest = self.newest_fast.take().or_else(|| {
             work.reads += 1;
-            let total_us = file.read(scratch).ok().flatten()?;
+            let total_us = errors.value_of(file.read(scratch))?;
             Some((now_ns / 1000, total_us))
         });
         let Some((at_us, total_us)) = newest else {

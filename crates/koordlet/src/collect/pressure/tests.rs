@@ -55,7 +55,7 @@ impl Fixture {
     fn sample(&mut self) -> Work {
         self.now += SECOND;
         let before = self.pressure.work();
-        self.pressure.sample(self.now, &mut self.scratch);
+        self.pressure.sample(self.now, &mut self.scratch).unwrap();
         let after = self.pressure.work();
         Work {
             reads: after.reads - before.reads,

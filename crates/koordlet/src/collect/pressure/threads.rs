@@ -1,6 +1,6 @@
 //! The run-queue delay of one pod's threads.
 
-use super::Work;
+use super::{KernelErrors, Work};
 use koord_host::procfs::SchedStat;
 use koord_host::{CgroupPath, Controller, Reader, Root, Scratch};
 
@@ -39,6 +39,7 @@ pub(super) struct Round<'a> {
     pub(super) kept: usize,
     pub(super) scratch: &'a mut Scratch,
     pub(super) work: &'a mut Work,
+    pub(super) errors: &'a mut KernelErrors,
 }
 
 impl Threads {
@@ -48,9 +49,14 @@ impl Threads {
     }
 
     /// Reads the list of threads in and below `group`, from the tree of the cpu controller.
-    pub(super) fn list(&mut self, root: &Root, group: &CgroupPath, work: &mut Work) {
+    pub(super) fn list(
+        &mut self,
+        root: &Root,
+        group: &CgroupPath,
+        (work, errors): (&mut Work, &mut KernelErrors),
+    ) {
         let mut found = Vec::new();
-        collect(root, group, MAX_DEPTH, &mut found, work);
+        collect(root, group, MAX_DEPTH, &mut found, (work, errors));
         found.sort_unstable();
         found.dedup();
         found.truncate(MAX_THREADS);
@@ -134,13 +140,11 @@ impl Thread {
             round.work.opens += 1;
             // The kernel finds a thread here by its own number, too, though it lists processes only.
             let path = round.root.proc(&format!("{}/schedstat", self.id));
-            self.file = Reader::open(path, SchedStat::parse).ok().flatten();
+            self.file = (round.errors).value_of(Reader::open(path, SchedStat::parse));
         }
         round.work.reads += u64::from(self.file.is_some());
-        let now = self
-            .file
-            .as_ref()
-            .and_then(|file| file.read(round.scratch).ok().flatten());
+        let read = self.file.as_ref().map(|file| file.read(round.scratch));
+        let now = read.and_then(|read| round.errors.value_of(read));
         if !keep || now.is_none() {
             self.file = None;
         }
@@ -155,14 +159,20 @@ impl Thread {
     }
 }
 
-fn collect(root: &Root, group: &CgroupPath, depth: usize, into: &mut Vec<u32>, work: &mut Work) {
+fn collect(
+    root: &Root,
+    group: &CgroupPath,
+    depth: usize,
+    into: &mut Vec<u32>,
+    (work, errors): (&mut Work, &mut KernelErrors),
+) {
     let cgroup = root.cgroup(group);
     work.lists += 2;
-    into.extend(cgroup.tasks().unwrap_or_default());
+    into.extend(errors.value_of(cgroup.tasks()));
     if depth == 0 || into.len() >= MAX_THREADS {
         return;
     }
-    for child in cgroup.children_in(Controller::Cpu).unwrap_or_default() {
-        collect(root, &child, depth - 1, into, work);
+    for child in errors.value_of(cgroup.children_in(Controller::Cpu)) {
+        collect(root, &child, depth - 1, into, (&mut *work, &mut *errors));
     }
 }

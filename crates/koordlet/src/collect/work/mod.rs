@@ -9,8 +9,8 @@
 //! *Cost.* One system call per pod and sample, and some tens of nanoseconds per packet of these pods.
 
 use super::Rate;
+use super::errors::{CollectError, KernelErrors};
 use crate::health::State;
-use crate::log_on_change::LogOnChange;
 use koord_host::packets::{PacketCounter, PacketProgram};
 use koord_host::{Cgroup, CgroupPath, HostError, Root};
 use rustc_hash::FxHashMap;
@@ -74,7 +74,7 @@ pub struct Work {
     stage: Stage,
     pods: Vec<Pod>,
     at: FxHashMap<u64, usize>,
-    log: LogOnChange,
+    errors: KernelErrors,
 }
 
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Work {
             stage: if on { Stage::New } else { Stage::Off },
             pods: Vec::new(),
             at: FxHashMap::default(),
-            log: LogOnChange::default(),
+            errors: KernelErrors::default(),
         }
     }
 
@@ -122,7 +122,14 @@ impl Work {
 
     /// Takes a sample of every pod at `now_ns` of a steady clock; `cores` is what a pod used since the
     /// sample before, in cores.
-    pub fn sample(&mut self, now_ns: u64, cores: impl Fn(u64) -> Option<f64>) {
+    ///
+    /// # Errors
+    /// When the packets of a pod cannot be counted.
+    pub fn sample(
+        &mut self,
+        now_ns: u64,
+        cores: impl Fn(u64) -> Option<f64>,
+    ) -> Result<(), CollectError> {
         if matches!(self.stage, Stage::New) && !self.pods.is_empty() {
             match PacketProgram::load() {
                 Ok(program) => self.stage = Stage::Ready(Box::new(program)),
@@ -130,17 +137,11 @@ impl Work {
             }
         }
         self.attach(now_ns / 1_000_000);
-        let mut failure = None;
         for pod in &mut self.pods {
-            let packets = match pod.counter.as_ref().map(|counter| counter.packets()) {
-                Some(Ok(Some(packets))) => packets,
-                other => {
-                    if let Some(Err(error)) = other {
-                        failure.get_or_insert(error);
-                    }
-                    pod.close();
-                    continue;
-                }
+            let read = pod.counter.as_ref().map(|counter| counter.packets());
+            let Some(packets) = read.and_then(|read| self.errors.value_of(read)) else {
+                pod.close();
+                continue;
             };
             let per_second = pod.rate.update(now_ns, packets).map(|rate| rate * 1e9);
             pod.newest = per_second
@@ -148,9 +149,7 @@ impl Work {
                 .filter(|(rate, cores)| *rate >= FEWEST && *cores >= LEAST_CORES)
                 .map(|(rate, cores)| cores * 1e6 / rate);
         }
-        if let Some(error) = failure {
-            self.log.log_failure("packets", &error);
-        }
+        self.errors.finish()
     }
 
     /// Begins to count for pods that are new, and for those whose turn it is to be tried again. An even
@@ -167,17 +166,12 @@ impl Work {
         for pod in self.pods.iter_mut().filter(due).take(most) {
             pod.tried_ms = Some(now_ms);
             match source.attach(&self.root.cgroup(&pod.group)) {
-                Ok(counter) => {
-                    if counter.is_some() {
-                        self.log.clear("packets");
-                    }
-                    pod.counter = counter;
-                }
+                Ok(counter) => pod.counter = counter,
                 Err(error) if error.is_unsupported() => {
                     self.give_up(&error);
                     return;
                 }
-                Err(error) => self.log.log_failure("packets", &error),
+                Err(error) => self.errors.add(error),
             }
         }
     }
@@ -218,18 +212,15 @@ impl Work {
             )),
             Stage::Lacking(why) => Some((State::Unavailable, why.clone())),
             Stage::New => None,
-            Stage::Ready(_) => match self.log.text("packets") {
-                Some(error) => Some((State::Failing, error.to_owned())),
-                None if without() > 0 => {
-                    let why = format!(
-                        "{} of {} services have no group in the unified tree",
-                        without(),
-                        self.pods.len()
-                    );
-                    Some((State::Active, why))
-                }
-                None => None,
-            },
+            Stage::Ready(_) if without() > 0 => {
+                let why = format!(
+                    "{} of {} services have no group in the unified tree",
+                    without(),
+                    self.pods.len()
+                );
+                Some((State::Active, why))
+            }
+            Stage::Ready(_) => None,
         }
     }
 }

@@ -1,0 +1,80 @@
+//! Kernel errors of collectors, end to end.
+
+use super::*;
+use crate::health::State;
+use crate::log_on_change::tests::Warnings;
+
+impl Rig {
+    /// The samples of `koordlet_collect_errors_total`, without its name and the node.
+    fn collect_errors(&self) -> Vec<String> {
+        let text = koord_app::metrics::encode(&self.registry).unwrap();
+        let lines = text.lines().filter_map(|line| {
+            let sample = line.strip_prefix("koordlet_collect_errors_total{collector=")?;
+            Some(sample.replace(",node=\"n\"}", ""))
+        });
+        lines.collect()
+    }
+
+    fn collector(&self, name: &str) -> (State, String) {
+        let mut rows = self.agent.collectors().into_iter();
+        let row = rows.find(|row| row.name == name).unwrap();
+        (row.state, row.why)
+    }
+}
+
+#[test]
+fn readable_files_are_no_collect_errors() {
+    for tree in [Tree::v1("0-3"), Tree::hybrid("0-3"), Tree::v2("0-3")] {
+        let mut settings = Settings::default();
+        // Groups of a fake tree are no groups to eBPF.
+        settings.collectors.packets = false;
+        for gate in Gate::ALL {
+            settings.gates.set(*gate, true);
+        }
+        for gate in [
+            Gate::PSICollector,
+            Gate::CPICollector,
+            Gate::ColdPageCollector,
+        ] {
+            settings.gates.set(gate, false);
+        }
+        let mut rig = Rig::on(tree.unwrap(), settings);
+        rig.suppress("pressure");
+        for _ in 0..40 {
+            rig.step(BUSY);
+        }
+        assert_eq!(rig.collect_errors(), [""; 0]);
+    }
+}
+
+#[test]
+fn unreadable_file_is_counted_and_logged_once() {
+    let mut rig = Rig::new();
+    let group = rig.tree.group("kubepods/burstable/podother").unwrap();
+    let feed = |resource, text| rig.tree.feed(&group, resource, text).unwrap();
+    feed(Resource::CpuacctUsage, "1000\n");
+    feed(Resource::MemoryStat, "total_active_anon many\n");
+    rig.pods(vec![
+        pod("other", "LS", json!({"requests": {"cpu": "1"}})),
+        batch_pod(),
+    ]);
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    for _ in 0..10 {
+        rig.step(BUSY);
+    }
+    assert_eq!(rig.collect_errors(), ["\"pods\" 10"]);
+    let logged = warnings.targets().into_iter();
+    let logged = logged.filter(|target| target.ends_with("log_on_change"));
+    assert_eq!(logged.count(), 1);
+    let (state, why) = rig.collector("pods");
+    assert_eq!(state, State::Failing);
+    assert!(why.contains("podother/memory.stat"), "{why}");
+    // A group that vanishes is no error, and in the end none stands.
+    rig.tree.vanish(&group).unwrap();
+    for _ in 0..10 {
+        rig.step(BUSY);
+    }
+    assert_eq!(rig.collect_errors(), ["\"pods\" 10"]);
+    assert_eq!(rig.collector("pods"), (State::Active, String::new()));
+}
