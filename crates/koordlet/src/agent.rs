@@ -9,7 +9,8 @@ mod snapshots;
 
 use crate::audit;
 use crate::claims::ClaimError;
-use crate::collect::slow::{self, Worker};
+use crate::collect::slow::{self, SlowParts, Worker};
+use crate::collect::table;
 use crate::executor::Executor;
 use crate::gates::Gates;
 use crate::health::{Collector, Guard, State};
@@ -97,7 +98,14 @@ impl Agent {
         metrics: Metrics,
     ) -> Result<Self, AgentError> {
         let measure = Measure::new(root.clone(), &settings, &metrics)?;
-        let jobs = slow::jobs(&root, &settings, &states, &measure.facts, &metrics);
+        let mut jobs = table::slow_jobs(&SlowParts {
+            root: &root,
+            settings: &settings,
+            states: &states,
+            facts: &measure.facts,
+            metrics: &metrics,
+        });
+        jobs.extend(slow::save_job(&settings, &measure.facts));
         let worker = Worker::start(jobs, measure.facts.clone(), metrics.clone());
         if let Err(error) = &worker {
             tracing::warn!(%error, "there is no thread for slow collectors");

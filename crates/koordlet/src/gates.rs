@@ -178,7 +178,7 @@ impl fmt::Display for Gates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::table::{COLLECTORS, Readers};
+    use crate::collect::table::{COLLECTORS, Demand};
 
     #[test]
     fn names_win_over_groups() {
@@ -212,8 +212,8 @@ mod tests {
     #[test]
     fn what_strategies_and_collectors_ask_for_has_an_effect() {
         let strategies = crate::qos::STRATEGIES.iter().flat_map(|row| row.gates);
-        let collectors = COLLECTORS.iter().filter_map(|row| match &row.readers {
-            Readers::Gate(gate) => Some(gate),
+        let collectors = COLLECTORS.iter().filter_map(|row| match &row.demand {
+            Demand::Gate(gate) => Some(gate),
             _ => None,
         });
         for gate in strategies.chain(collectors) {

@@ -2,20 +2,17 @@
 
 use super::AgentError;
 use super::snapshots::Snapshots;
-use crate::collect::batch::{self, BatchCollector};
 use crate::collect::cpi;
-use crate::collect::errors::{CollectErrorLog, KernelErrors};
+use crate::collect::ctx::{CollectCtx, Collector, Samples};
+use crate::collect::errors::CollectErrorLog;
 use crate::collect::follow::Pods;
 use crate::collect::host_app::HostApps;
 use crate::collect::needs::Needs;
-use crate::collect::node::NodeCollector;
-use crate::collect::numa::{self, NumaCollector, NumaSample};
-use crate::collect::pod::{GroupCollector, Wanted};
 use crate::collect::pressure::{Limits, Pressure};
 use crate::collect::slow::Facts;
-use crate::collect::table;
+use crate::collect::table::{self, COLLECTORS, CollectorSpec, Lane};
 use crate::collect::work::Work;
-use crate::health::{Collector, State};
+use crate::health::{self, State};
 use crate::metrics::Metrics;
 use crate::qos::{Machine, PodView, guard};
 use crate::settings::Settings;
@@ -34,20 +31,19 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Containers' memory is sampled every so many ticks.
-const CONTAINER_MEMORY_EVERY: u64 = 5;
-/// NUMA nodes are sampled every so many ticks, and a pod's memory on them every so many samples.
-const NUMA_EVERY: u64 = 5;
-const NUMA_ROUND: u64 = 6;
-/// Samples within which every file of a group was read: some take turns, and a group that cannot be
-/// opened is left alone for a while.
-const GROUP_TURNS: u32 = 6;
-/// Samples within which a pod whose pressure or packets cannot be read is tried again.
-const RETRY_TURNS: u32 = 20;
-/// The unit of `memory.numa_stat`.
-const PAGE: u64 = 4096;
 /// Between two looks at pods that are missing, in ticks.
 const SWEEP_EVERY: u64 = 10;
+
+/// A row of the table of collectors that works on the loop.
+#[derive(Debug)]
+struct Running {
+    spec: &'static CollectorSpec,
+    collector: Box<dyn Collector>,
+    /// Ticks between two samples.
+    every: u64,
+    /// Whether it had demand in the tick before.
+    is_active: bool,
+}
 
 /// Everything that is read from the kernel to know how node and pods fare.
 #[derive(Debug)]
@@ -67,7 +63,9 @@ pub(crate) struct Measure {
     root: Root,
     layout: Layout,
     scratch: Scratch,
-    node: NodeCollector,
+    /// The collectors of the loop, in the order of the table.
+    running: Vec<Running>,
+    samples: Samples,
     pressure: Pressure,
     /// CPU time of services per unit of work.
     pub(crate) work: Work,
@@ -85,12 +83,6 @@ pub(crate) struct Measure {
     cpi: FxHashMap<u64, f64>,
     snapshots: Snapshots,
     ticks: u64,
-    batch_class: BatchCollector,
-    /// CPU in use by the BE class, in milli-cores.
-    batch_usage: Option<f64>,
-    numa: NumaCollector,
-    /// What pods have on each NUMA node, in bytes, by the pod's number.
-    numa_pages: FxHashMap<u64, Vec<(u32, u64)>>,
     pub(crate) errors: CollectErrorLog,
 }
 
@@ -139,14 +131,11 @@ impl Measure {
             cpi_round: 0,
             cpi: FxHashMap::default(),
             snapshots: Snapshots::new(settings.snapshot.clone()),
-            node: NodeCollector::new(root.clone()),
+            running: running(&root, settings, &topology),
+            samples: Samples::default(),
             layout: settings.layout.clone(),
             scratch: Scratch::new(),
             ticks: 0,
-            batch_class: BatchCollector::default(),
-            batch_usage: None,
-            numa: NumaCollector::new(root.clone(), &topology),
-            numa_pages: FxHashMap::default(),
             errors: CollectErrorLog::new(metrics.clone()),
             root,
         })
@@ -176,7 +165,7 @@ impl Measure {
 
     /// CPU in use by the BE class, in milli-cores.
     pub(crate) fn batch_cpu(&self) -> Option<i64> {
-        self.batch_usage.map(|milli| milli as i64)
+        self.samples.batch_cpu.map(|milli| milli as i64)
     }
 
     /// Follows a new list of pods. Returns the groups of pods that changed: their files may have
@@ -204,8 +193,6 @@ impl Measure {
         self.work.follow(groups);
         self.pressure.follow(services.into_iter());
         self.snapshots.give(&self.pods, &mut self.store);
-        let ids: FxHashSet<u64> = self.pods.iter().map(|(_, pod)| pod.id).collect();
-        self.numa_pages.retain(|id, _| ids.contains(id));
         changed
     }
 
@@ -215,10 +202,7 @@ impl Measure {
         if moved {
             self.layout = layout.clone();
             match layout.qos(KubeQos::BestEffort) {
-                Ok(batch) => {
-                    self.batch = batch;
-                    self.batch_class = BatchCollector::default();
-                }
+                Ok(batch) => self.batch = batch,
                 Err(error) => tracing::warn!(%error, "the group of the BE class"),
             }
         }
@@ -263,181 +247,56 @@ impl Measure {
         }
     }
 
-    /// Takes a sample of everything that is always needed, and of what `needs` asks for.
+    /// Runs the collectors of the loop that are due and have demand, in the order of the table.
     pub(crate) fn collect(&mut self, now: TickTime, needs: Needs) {
         self.ticks += 1;
-        let steady = now.steady_ns;
-        let mut errors = KernelErrors::default();
-        let node = errors.value_of(self.node.sample(steady, &mut self.scratch));
-        self.errors.record("node", 1, errors.finish());
-        if let Some(total) = node.memory_total {
-            self.machine.memory_total = total as i64;
-        }
-        let node_cpu = node.cpu.map(milli);
-        let (pods_cpu, pods_memory) = self.collect_pods(now, needs);
-        let (apps_cpu, apps_memory) = self.host_apps.sample(
-            &self.root,
-            steady,
-            self.with_page_cache(),
-            &mut self.scratch,
-            &mut self.store,
-            &mut errors,
-        );
-        let round = errors.finish();
-        self.errors.record("host applications", GROUP_TURNS, round);
-        let rest = |node: Option<f64>, others: f64| node.map(|node| (node - others).max(0.0));
-        let known = self.pods.list().is_some();
-        let system_cpu = rest(node_cpu, pods_cpu + apps_cpu).filter(|_| known);
-        let system_memory = rest(node.memory, pods_memory + apps_memory).filter(|_| known);
-        let (root, scratch) = (&self.root, &mut self.scratch);
-        let limit = needs.batch_limit;
-        self.batch_usage =
-            (self.batch_class).sample(root, &self.batch, steady, scratch, &mut errors);
-        self.errors.record("batch", 1, errors.finish());
-        let real_limit = limit.then(|| batch::real_limit(root, &self.batch, &mut errors));
-        self.errors.record("batch limit", 1, errors.finish());
-        let request =
-            (limit && known).then(|| batch::request(self.pods.iter().map(|(pod, _)| pod)));
-        let with_cache = node.memory_with_cache;
-        for (subject, metric, value) in [
-            (Subject::Node, Metric::CpuUsage, node_cpu),
-            (Subject::Node, Metric::MemoryUsage, node.memory),
-            (Subject::Node, Metric::MemoryUsageWithPageCache, with_cache),
-            (Subject::System, Metric::CpuUsage, system_cpu),
-            (Subject::System, Metric::MemoryUsage, system_memory),
-            (Subject::Batch, Metric::CpuUsage, self.batch_usage),
-            (Subject::Batch, Metric::CpuRealLimit, real_limit.flatten()),
-            (Subject::Batch, Metric::CpuRequest, request),
-        ] {
-            if let Some(value) = value {
-                self.store.push((subject, metric), now.ms(), value);
+        let page_cache = self.always_page_cache || self.memory == Memory::WithPageCache;
+        let mut ctx = CollectCtx {
+            now,
+            tick: self.ticks,
+            needs,
+            page_cache,
+            root: &self.root,
+            batch: &self.batch,
+            scratch: &mut self.scratch,
+            store: &mut self.store,
+            pods: &mut self.pods,
+            host_apps: &mut self.host_apps,
+            pressure: &mut self.pressure,
+            work: &mut self.work,
+            samples: &mut self.samples,
+            along: Vec::new(),
+        };
+        for running in &mut self.running {
+            let Running { spec, .. } = *running;
+            let was_active = running.is_active;
+            running.is_active = spec.demand.is_met(&needs);
+            if !running.is_active {
+                if was_active {
+                    running.collector.rest(&mut ctx);
+                }
+                continue;
+            }
+            if !self.ticks.is_multiple_of(running.every) {
+                continue;
+            }
+            let round = running.collector.collect(&mut ctx);
+            self.errors.record(spec.name, spec.turns, round);
+            for (name, round) in ctx.along.drain(..) {
+                self.errors.record(name, spec.turns, round);
             }
         }
-        if self.ticks.is_multiple_of(NUMA_EVERY) {
-            self.collect_numa(now, system_cpu);
+        if let Some(total) = self.samples.node.memory_total {
+            self.machine.memory_total = total as i64;
         }
         self.collect_hot(now);
         self.collect_counts(now);
         if let Some(bytes) = self.snapshots.due(now, &self.pods, &self.store) {
             *self.facts.to_save.lock() = Some(bytes);
         }
-        if needs.pressure {
-            let round = self.pressure.sample(steady, &mut self.scratch);
-            self.errors.record("pressure", RETRY_TURNS, round);
-            let used = self.pods.iter().map(|(_, pod)| (pod.id, pod.usage.cpu));
-            let used: FxHashMap<u64, Option<f64>> = used.collect();
-            let round = (self.work).sample(steady, |id| used.get(&id).copied().flatten());
-            self.errors.record("packets", RETRY_TURNS, round);
-        } else if self.needs.pressure {
-            self.pressure.rest();
-            self.work.rest();
-        }
         self.fast = needs.pressure && needs.fast_pressure;
         self.facts.watched.store(self.fast, Ordering::Relaxed);
         self.needs = needs;
-    }
-
-    fn with_page_cache(&self) -> bool {
-        self.always_page_cache || self.memory == Memory::WithPageCache
-    }
-
-    /// Samples pods and containers; returns what all pods use, in milli-cores and bytes.
-    fn collect_pods(&mut self, now: TickTime, needs: Needs) -> (f64, f64) {
-        let (ticks, page_cache) = (self.ticks, self.with_page_cache());
-        let (root, store, scratch) = (&self.root, &mut self.store, &mut self.scratch);
-        let (mut all_cpu, mut all_memory) = (0.0, 0.0);
-        let (mut errors, mut in_containers) = (KernelErrors::default(), KernelErrors::default());
-        self.pods.for_each(|info, pod| {
-            if !info.is_active() {
-                pod.usage = GroupCollector::default();
-                return;
-            }
-            let wanted = Wanted {
-                memory: true,
-                throttling: false,
-            };
-            let (steady, group) = (now.steady_ns, &info.cgroup);
-            (pod.usage).sample(root, group, steady, wanted, scratch, &mut errors);
-            let subject = Subject::Pod(pod.id);
-            push_usage(store, subject, &pod.usage, now.ms());
-            if page_cache && let Some(bytes) = pod.usage.memory_with_cache {
-                let key = (subject, Metric::MemoryUsageWithPageCache);
-                store.push(key, now.ms(), bytes);
-            }
-            for container in &mut pod.containers {
-                // What has no limit is not throttled.
-                let throttling = needs.throttling && container.limited;
-                if !needs.containers && !throttling {
-                    container.usage = GroupCollector::default();
-                    continue;
-                }
-                let wanted = Wanted {
-                    // In turns, so that every tick does the same work.
-                    memory: needs.containers
-                        && (ticks + container.id).is_multiple_of(CONTAINER_MEMORY_EVERY),
-                    throttling,
-                };
-                let (usage, group) = (&mut container.usage, &container.group);
-                usage.sample(root, group, steady, wanted, scratch, &mut in_containers);
-                push_usage(store, Subject::Container(container.id), usage, now.ms());
-            }
-            all_cpu += pod.usage.cpu.unwrap_or(0.0) * 1000.0;
-            all_memory += pod.usage.memory.unwrap_or(0.0);
-        });
-        let containers = match needs.containers {
-            true => "containers",
-            false => "throttling",
-        };
-        self.errors.record("pods", GROUP_TURNS, errors.finish());
-        self.errors
-            .record(containers, GROUP_TURNS, in_containers.finish());
-        (all_cpu, all_memory)
-    }
-
-    /// Samples the NUMA nodes; `system` is what no pod uses on the whole node, in milli-cores.
-    fn collect_numa(&mut self, now: TickTime, system: Option<f64>) {
-        let mut errors = KernelErrors::default();
-        let nodes = errors.value_of(self.numa.sample(now.steady_ns, &mut self.scratch));
-        // Of each pod once per round: its file is long, and its memory seldom moves.
-        let round = NUMA_EVERY * NUMA_ROUND;
-        let mut complete = self.pods.list().is_some();
-        let mut of_pods: Vec<(u32, u64)> = Vec::new();
-        for (info, pod) in self.pods.iter().filter(|(info, _)| info.is_active()) {
-            if (self.ticks + pod.id * NUMA_EVERY).is_multiple_of(round) {
-                let pages = self.root.cgroup(&info.cgroup).memory_numa_pages();
-                let pages = errors.value_of(pages).unwrap_or_default();
-                self.numa_pages.insert(pod.id, pages);
-            }
-            match self.numa_pages.get(&pod.id) {
-                None => complete = false,
-                Some(pages) => of_pods.extend(pages.iter().map(|(node, n)| (*node, n * PAGE))),
-            }
-        }
-        let round = errors.finish();
-        self.errors.record("numa", NUMA_ROUND as u32, round);
-        let mut sums: FxHashMap<u32, u64> = FxHashMap::default();
-        for (node, bytes) in of_pods {
-            *sums.entry(node).or_default() += bytes;
-        }
-        let sums: Vec<(u32, u64)> = sums.into_iter().collect();
-        let system = numa::system_of(&nodes, system, &sums);
-        let mut push = |subject, sample: &NumaSample, with_memory: bool| {
-            let memory = sample.memory.filter(|_| with_memory);
-            for (metric, value) in [
-                (Metric::CpuUsage, sample.cpu),
-                (Metric::MemoryUsage, memory),
-            ] {
-                if let Some(value) = value {
-                    self.store.push((subject, metric), now.ms(), value);
-                }
-            }
-        };
-        for sample in &nodes {
-            push(Subject::Numa(sample.node), sample, true);
-        }
-        for sample in &system {
-            push(Subject::NumaSystem(sample.node), sample, complete);
-        }
     }
 
     /// How many steps of the fast lane are one now; `None` while nobody asks for it.
@@ -523,7 +382,7 @@ impl Measure {
     }
 
     /// The table of collectors as it stands.
-    pub(crate) fn collectors(&self, settings: &Settings) -> Vec<Collector> {
+    pub(crate) fn collectors(&self, settings: &Settings) -> Vec<health::Collector> {
         table::shown(settings, self.needs, self.memory, |name| {
             let standing = self.errors.standing(name).map(failing);
             standing.or_else(|| match name {
@@ -544,19 +403,19 @@ fn failing(error: &str) -> (State, String) {
     (State::Failing, error.to_owned())
 }
 
-fn milli(cores: f64) -> f64 {
-    cores * 1000.0
-}
-
-fn push_usage(store: &mut Store, subject: Subject, usage: &GroupCollector, now_ms: u64) {
-    let samples = [
-        (Metric::CpuUsage, usage.cpu.map(milli)),
-        (Metric::MemoryUsage, usage.memory),
-        (Metric::CpuThrottled, usage.throttled),
-    ];
-    for (metric, value) in samples {
-        if let Some(value) = value {
-            store.push((subject, metric), now_ms, value);
-        }
-    }
+/// Returns the collectors of the loop, in the order of the table.
+fn running(root: &Root, settings: &Settings, topology: &CpuTopology) -> Vec<Running> {
+    let rows = COLLECTORS.iter().filter_map(|spec| {
+        let Lane::Tick(make) = spec.lane else {
+            return None;
+        };
+        let every = (spec.every_ms)(settings) / settings.interval_ms.max(1);
+        Some(Running {
+            spec,
+            collector: make(root, topology),
+            every: every.max(1),
+            is_active: false,
+        })
+    });
+    rows.collect()
 }

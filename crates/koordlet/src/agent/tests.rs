@@ -1,5 +1,6 @@
 mod be_pools;
 mod blkio;
+mod collectors;
 mod cpu;
 mod drills;
 mod errors;

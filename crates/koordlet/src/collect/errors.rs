@@ -99,6 +99,12 @@ impl CollectErrorLog {
         }
     }
 
+    /// Whether a round of `collector` was recorded.
+    #[cfg(test)]
+    pub(crate) fn has_run(&self, collector: &str) -> bool {
+        self.clean.contains_key(collector)
+    }
+
     /// Returns the error of `collector` that stands.
     #[must_use]
     pub fn standing(&self, collector: &str) -> Option<&str> {

@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod cold;
 pub mod cpi;
+pub mod ctx;
 pub mod errors;
 pub mod follow;
 pub mod host_app;
@@ -10,6 +11,7 @@ pub mod machine;
 pub mod needs;
 pub mod node;
 pub mod numa;
+pub mod on_tick;
 pub mod pod;
 pub mod pressure;
 pub mod psi;

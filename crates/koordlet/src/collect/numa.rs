@@ -1,9 +1,18 @@
 //! CPU and memory by NUMA node.
 
+use super::ctx::{CollectCtx, Collector};
+use super::errors::{CollectError, KernelErrors};
+use crate::store::{Metric, Subject};
 use koord_host::procfs::{self, CpuTicks, MemInfo, ProcStat};
 use koord_host::topology::CpuTopology;
 use koord_host::{Reader, Root, Scratch};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// NUMA nodes are sampled every so many ticks, and a pod's memory on them every so many samples.
+pub(super) const EVERY: u64 = 5;
+pub(super) const ROUND: u32 = 6;
+/// The unit of `memory.numa_stat`.
+const PAGE: u64 = 4096;
 
 /// One NUMA node's use.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -96,6 +105,67 @@ impl NumaCollector {
             });
         }
         Ok(samples)
+    }
+}
+
+/// Samples NUMA nodes and what pods have on them.
+#[derive(Debug)]
+pub struct NumaUsageCollector {
+    nodes: NumaCollector,
+    /// Bytes on each NUMA node, by the pod's number.
+    pages: FxHashMap<u64, Vec<(u32, u64)>>,
+}
+
+impl NumaUsageCollector {
+    /// A collector for the machine `topology`.
+    #[must_use]
+    pub fn new(root: Root, topology: &CpuTopology) -> Self {
+        Self {
+            nodes: NumaCollector::new(root, topology),
+            pages: FxHashMap::default(),
+        }
+    }
+}
+
+impl Collector for NumaUsageCollector {
+    fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
+        let mut errors = KernelErrors::default();
+        let nodes = errors.value_of(self.nodes.sample(ctx.now.steady_ns, ctx.scratch));
+        let ids: FxHashSet<u64> = ctx.pods.iter().map(|(_, pod)| pod.id).collect();
+        self.pages.retain(|id, _| ids.contains(id));
+        // Of each pod once per round: its file is long, and its memory seldom moves.
+        let round = EVERY * u64::from(ROUND);
+        let mut complete = ctx.pods.list().is_some();
+        let mut of_pods: Vec<(u32, u64)> = Vec::new();
+        for (info, pod) in ctx.pods.iter().filter(|(info, _)| info.is_active()) {
+            if (ctx.tick + pod.id * EVERY).is_multiple_of(round) {
+                let pages = ctx.root.cgroup(&info.cgroup).memory_numa_pages();
+                let pages = errors.value_of(pages).unwrap_or_default();
+                self.pages.insert(pod.id, pages);
+            }
+            match self.pages.get(&pod.id) {
+                None => complete = false,
+                Some(pages) => of_pods.extend(pages.iter().map(|(node, n)| (*node, n * PAGE))),
+            }
+        }
+        let mut sums: FxHashMap<u32, u64> = FxHashMap::default();
+        for (node, bytes) in of_pods {
+            *sums.entry(node).or_default() += bytes;
+        }
+        let sums: Vec<(u32, u64)> = sums.into_iter().collect();
+        let system = system_of(&nodes, ctx.samples.system_cpu, &sums);
+        let mut push = |subject, sample: &NumaSample, with_memory: bool| {
+            let memory = sample.memory.filter(|_| with_memory);
+            ctx.push(subject, Metric::CpuUsage, sample.cpu);
+            ctx.push(subject, Metric::MemoryUsage, memory);
+        };
+        for sample in &nodes {
+            push(Subject::Numa(sample.node), sample, true);
+        }
+        for sample in &system {
+            push(Subject::NumaSystem(sample.node), sample, complete);
+        }
+        errors.finish()
     }
 }
 

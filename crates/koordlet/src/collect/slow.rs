@@ -4,12 +4,11 @@
 //! the reporter read. One that hangs in the kernel delays the others here, and nobody else.
 
 use super::cold::{Cold, ColdPages};
-use super::cpi::{self, CpiCollector};
+use super::cpi::{ByGroup, CpiCollector};
 use super::errors::CollectError;
 use super::machine::MachineInfo;
 use super::psi::PsiCollector;
 use super::resctrl::ResctrlMonitor;
-use super::storage;
 use crate::gates::Gate;
 use crate::health::State;
 use crate::log_on_change::LogOnChange;
@@ -38,7 +37,7 @@ pub struct Facts {
     /// What nobody touched of late, with a number that grows with each round.
     pub cold: ArcSwapOption<(u64, Cold)>,
     /// What containers did in their newest windows, likewise.
-    pub cpi: ArcSwapOption<(u64, cpi::ByGroup)>,
+    pub cpi: ArcSwapOption<(u64, ByGroup)>,
     /// Whether the pressure guard watches services now, and newer counts are of use.
     pub watched: AtomicBool,
     /// Samples to be saved over a restart.
@@ -89,72 +88,83 @@ pub trait Job: Send {
     fn round(&mut self) -> Result<(), Failure>;
 }
 
-/// The collectors that `settings` switch on.
+/// What slow collectors are made from.
+#[derive(Debug, Clone, Copy)]
+pub struct SlowParts<'a> {
+    /// The machine.
+    pub root: &'a Root,
+    /// The settings of the loop.
+    pub settings: &'a Settings,
+    /// The cluster's view.
+    pub states: &'a Arc<States>,
+    /// Where results go.
+    pub facts: &'a Arc<Facts>,
+    /// Where results go that are metrics.
+    pub metrics: &'a Metrics,
+}
+
+pub(super) fn machine(parts: &SlowParts<'_>) -> Box<dyn Job> {
+    Box::new(MachineJob {
+        root: parts.root.clone(),
+        every: Duration::from_millis(parts.settings.collectors.cpu_info_ms),
+        huge_pages: parts.settings.gates.is_on(Gate::HugePageReport),
+        facts: parts.facts.clone(),
+        metrics: parts.metrics.clone(),
+    })
+}
+
+pub(super) fn storage(parts: &SlowParts<'_>) -> Box<dyn Job> {
+    Box::new(StorageJob {
+        root: parts.root.clone(),
+        every: Duration::from_millis(parts.settings.collectors.storage_info_ms),
+        facts: parts.facts.clone(),
+        metrics: parts.metrics.clone(),
+    })
+}
+
+pub(super) fn psi(parts: &SlowParts<'_>) -> Box<dyn Job> {
+    Box::new(PsiCollector::new(
+        parts.root.clone(),
+        parts.states.clone(),
+        parts.metrics.clone(),
+        Duration::from_millis(parts.settings.collectors.psi_ms),
+    ))
+}
+
+pub(super) fn cpi(parts: &SlowParts<'_>) -> Box<dyn Job> {
+    Box::new(CpiCollector::new(
+        parts.root.clone(),
+        parts.states.clone(),
+        parts.facts.clone(),
+        parts.metrics.clone(),
+        Duration::from_millis(parts.settings.collectors.cpi_ms),
+        Duration::from_millis(parts.settings.collectors.cpi_window_ms),
+    ))
+}
+
+pub(super) fn cold_pages(parts: &SlowParts<'_>) -> Box<dyn Job> {
+    Box::new(ColdPages::new(
+        parts.root.clone(),
+        parts.states.clone(),
+        parts.facts.clone(),
+        parts.settings.layout.clone(),
+    ))
+}
+
+pub(super) fn resctrl(parts: &SlowParts<'_>) -> Box<dyn Job> {
+    Box::new(ResctrlMonitor::new(
+        parts.root.clone(),
+        parts.metrics.clone(),
+        Duration::from_millis(parts.settings.collectors.resctrl_ms),
+    ))
+}
+
+/// Returns what writes samples for the next run; `None` where they are kept in memory only.
 #[must_use]
-pub fn jobs(
-    root: &Root,
-    settings: &Settings,
-    states: &Arc<States>,
-    facts: &Arc<Facts>,
-    metrics: &Metrics,
-) -> Vec<Box<dyn Job>> {
-    let on = |gate| settings.gates.is_on(gate);
-    let told = &settings.collectors;
-    let mut jobs: Vec<Box<dyn Job>> = vec![Box::new(MachineJob {
-        root: root.clone(),
-        every: Duration::from_millis(told.cpu_info_ms),
-        huge_pages: on(Gate::HugePageReport),
-        facts: facts.clone(),
-        metrics: metrics.clone(),
-    })];
-    if on(Gate::BlkIOReconcile) {
-        jobs.push(Box::new(StorageJob {
-            root: root.clone(),
-            every: Duration::from_millis(told.storage_info_ms),
-            facts: facts.clone(),
-            metrics: metrics.clone(),
-        }));
-    }
-    if on(Gate::PSICollector) {
-        jobs.push(Box::new(PsiCollector::new(
-            root.clone(),
-            states.clone(),
-            metrics.clone(),
-            Duration::from_millis(told.psi_ms),
-        )));
-    }
-    if on(Gate::CPICollector) {
-        jobs.push(Box::new(CpiCollector::new(
-            root.clone(),
-            states.clone(),
-            facts.clone(),
-            metrics.clone(),
-            Duration::from_millis(told.cpi_ms),
-            Duration::from_millis(told.cpi_window_ms),
-        )));
-    }
-    if on(Gate::ColdPageCollector) {
-        jobs.push(Box::new(ColdPages::new(
-            root.clone(),
-            states.clone(),
-            facts.clone(),
-            settings.layout.clone(),
-        )));
-    }
-    if on(Gate::ResctrlCollector) && told.resctrl {
-        jobs.push(Box::new(ResctrlMonitor::new(
-            root.clone(),
-            metrics.clone(),
-            Duration::from_millis(told.resctrl_ms),
-        )));
-    }
-    if let Some(path) = &settings.snapshot {
-        jobs.push(Box::new(SaveJob {
-            path: path.clone(),
-            facts: facts.clone(),
-        }));
-    }
-    jobs
+pub fn save_job(settings: &Settings, facts: &Arc<Facts>) -> Option<Box<dyn Job>> {
+    let path = settings.snapshot.clone()?;
+    let facts = facts.clone();
+    Some(Box::new(SaveJob { path, facts }))
 }
 
 /// The thread. Dropping it asks the thread to end and does not wait.
@@ -302,7 +312,7 @@ impl Job for StorageJob {
     }
 
     fn round(&mut self) -> Result<(), Failure> {
-        let found = storage::read(&self.root);
+        let found = super::storage::read(&self.root);
         self.metrics
             .collected(NodeFact::LocalStorage, found.is_ok());
         self.facts.storage.store(Some(Arc::new(found?)));

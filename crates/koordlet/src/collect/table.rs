@@ -1,171 +1,261 @@
-//! The table of collectors: what is measured, how often, from where, and for whom.
+//! The table of collectors: what is measured, how often, from where, and for which demand.
 //!
-//! It is printed at start and served at `/debug/collectors`. Each starts and fails alone.
+//! It is what runs: the loop and the thread of slow collectors go through it in its order. It is printed
+//! at start and served at `/debug/collectors`. Each row starts and fails alone.
 
+use super::ctx::Collector;
 use super::needs::Needs;
+use super::node::NodeCollector;
+use super::numa::{self, NumaUsageCollector};
+use super::on_tick::{
+    BatchLimitCollector, BatchUsageCollector, HostAppCollector, PacketCollector, PodCollector,
+    PressureCollector, SystemCollector,
+};
+use super::slow::{self, Job, SlowParts};
 use crate::gates::Gate;
 use crate::health::{self, State};
 use crate::settings::Settings;
 use crate::states::metric_policy::Memory;
+use koord_host::Root;
+use koord_host::topology::CpuTopology;
 
-/// For whom a collector works.
+/// What a collector works for.
 #[derive(Debug, Clone, Copy)]
-pub enum Readers {
-    /// For the reporter, the predictor or several strategies: always.
+pub enum Demand {
+    /// The reporter, the predictor or several strategies: always.
     Always,
-    /// While a strategy that runs needs it.
+    /// A strategy that runs and needs it.
     Strategies(fn(&Needs) -> bool),
-    /// While the NodeMetric's memory policy wants it.
+    /// The NodeMetric's memory policy.
     Policy(Memory),
-    /// For metrics or a strategy behind this gate.
+    /// Metrics or a strategy behind this gate.
     Gate(Gate),
+}
+
+impl Demand {
+    /// Whether a collector of the loop has demand while strategies have these `needs`.
+    #[must_use]
+    pub fn is_met(&self, needs: &Needs) -> bool {
+        match self {
+            Self::Strategies(is_needed) => is_needed(needs),
+            Self::Always | Self::Policy(_) | Self::Gate(_) => true,
+        }
+    }
+
+    /// Why a collector is switched off by `settings`; `None` when it is on.
+    fn switched_off(&self, settings: &Settings) -> Option<String> {
+        match self {
+            Self::Gate(Gate::ResctrlCollector) if !settings.collectors.resctrl => {
+                Some("flag --enable-resctrl-collector is not set".to_owned())
+            }
+            Self::Gate(gate) if !settings.gates.is_on(*gate) => {
+                Some(format!("gate {} is closed", gate.name()))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Where a collector runs, and what makes it.
+#[derive(Debug, Clone, Copy)]
+pub enum Lane {
+    /// On the loop, in a tick.
+    Tick(fn(&Root, &CpuTopology) -> Box<dyn Collector>),
+    /// Along with the collector of this name, which reads the same groups.
+    Along(&'static str),
+    /// On the thread of slow collectors.
+    Slow(fn(&SlowParts<'_>) -> Box<dyn Job>),
 }
 
 /// One collector.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
+pub struct CollectorSpec {
     /// Its name in logs, metrics and the status.
     pub name: &'static str,
-    /// For whom it works.
-    pub readers: Readers,
+    /// Where it runs, and what makes it.
+    pub lane: Lane,
     /// Milliseconds between two samples.
     pub every_ms: fn(&Settings) -> u64,
+    /// Samples within which each of its files was read: in turns, or again after a failure.
+    pub turns: u32,
+    /// What it works for.
+    pub demand: Demand,
     /// What it reads.
     pub source: &'static str,
-    /// Whether it runs on the thread of slow collectors.
-    pub slow: bool,
 }
 
 const fn tick(settings: &Settings) -> u64 {
     settings.interval_ms
 }
 
-const fn five_ticks(settings: &Settings) -> u64 {
-    settings.interval_ms.saturating_mul(5)
+const fn numa_ticks(settings: &Settings) -> u64 {
+    settings.interval_ms.saturating_mul(numa::EVERY)
 }
 
-/// Every collector.
-pub const COLLECTORS: &[Row] = &[
-    row("node", Readers::Always, tick, "/proc/stat, /proc/meminfo"),
-    row(
-        "numa",
-        Readers::Always,
-        five_ticks,
-        "/proc/stat, node*/meminfo, memory.numa_stat",
-    ),
-    row("pods", Readers::Always, tick, "cpu usage, memory.stat"),
-    row(
-        "containers",
-        Readers::Strategies(|needs| needs.containers || needs.throttling),
-        tick,
-        "cpu usage, memory.stat",
-    ),
-    row(
-        "throttling",
-        Readers::Strategies(|needs| needs.throttling),
-        tick,
-        "cpu.stat",
-    ),
-    row(
-        "pressure",
-        Readers::Strategies(|needs| needs.pressure || needs.fast_pressure),
-        tick,
-        "cpu, memory and io.pressure, else schedstat of threads",
-    ),
-    row(
-        "packets",
-        Readers::Strategies(|needs| needs.pressure),
-        tick,
-        "packets of services, by eBPF",
-    ),
-    row("batch", Readers::Always, tick, "cpu usage of the BE class"),
-    row(
-        "batch limit",
-        Readers::Strategies(|needs| needs.batch_limit),
-        tick,
-        "cpuset and quota of the BE class",
-    ),
-    row(
-        "host applications",
-        Readers::Always,
-        tick,
-        "cpu usage, memory.stat",
-    ),
-    row(
-        "system",
-        Readers::Always,
-        tick,
-        "node less pods and host applications",
-    ),
-    row(
-        "page cache",
-        Readers::Policy(Memory::WithPageCache),
-        tick,
-        "memory.stat",
-    ),
-    slow(
-        "machine",
-        Readers::Always,
-        |s| s.collectors.cpu_info_ms,
-        "cpuinfo, topology, huge pages",
-    ),
-    slow(
-        "storage",
-        Readers::Gate(Gate::BlkIOReconcile),
-        |s| s.collectors.storage_info_ms,
-        "/sys/class/block, mountinfo",
-    ),
-    slow(
-        "psi",
-        Readers::Gate(Gate::PSICollector),
-        |s| s.collectors.psi_ms,
-        "cpu, memory and io.pressure",
-    ),
-    slow(
-        "cpi",
-        Readers::Gate(Gate::CPICollector),
-        |s| s.collectors.cpi_ms,
-        "perf events of containers",
-    ),
-    slow(
-        "cold pages",
-        Readers::Gate(Gate::ColdPageCollector),
-        |_| 5_000,
-        "kidled, memory.idle_page_stats",
-    ),
-    slow(
-        "resctrl",
-        Readers::Gate(Gate::ResctrlCollector),
-        |s| s.collectors.resctrl_ms,
-        "mon_data of LSR, LS and BE",
-    ),
+/// Turns of collectors of groups: the memory of containers is read in turns, and a group that cannot be
+/// opened is left alone for a while.
+const GROUPS: u32 = 6;
+/// Turns of pressure and packets: a pod without a file is looked at again every ten seconds.
+const SERVICES: u32 = 20;
+
+/// Every collector, in the order in which they run.
+pub const COLLECTORS: &[CollectorSpec] = &[
+    CollectorSpec {
+        name: "node",
+        lane: Lane::Tick(|root, _| Box::new(NodeCollector::new(root.clone()))),
+        every_ms: tick,
+        turns: 1,
+        demand: Demand::Always,
+        source: "/proc/stat, /proc/meminfo",
+    },
+    CollectorSpec {
+        name: "pods",
+        lane: Lane::Tick(|_, _| Box::new(PodCollector)),
+        every_ms: tick,
+        turns: GROUPS,
+        demand: Demand::Always,
+        source: "cpu usage, memory.stat",
+    },
+    CollectorSpec {
+        name: "containers",
+        lane: Lane::Along("pods"),
+        every_ms: tick,
+        turns: GROUPS,
+        demand: Demand::Strategies(|needs| needs.containers || needs.throttling),
+        source: "cpu usage, memory.stat",
+    },
+    CollectorSpec {
+        name: "throttling",
+        lane: Lane::Along("pods"),
+        every_ms: tick,
+        turns: GROUPS,
+        demand: Demand::Strategies(|needs| needs.throttling),
+        source: "cpu.stat",
+    },
+    CollectorSpec {
+        name: "page cache",
+        lane: Lane::Along("pods"),
+        every_ms: tick,
+        turns: GROUPS,
+        demand: Demand::Policy(Memory::WithPageCache),
+        source: "memory.stat",
+    },
+    CollectorSpec {
+        name: "host applications",
+        lane: Lane::Tick(|_, _| Box::new(HostAppCollector)),
+        every_ms: tick,
+        turns: GROUPS,
+        demand: Demand::Always,
+        source: "cpu usage, memory.stat",
+    },
+    CollectorSpec {
+        name: "system",
+        lane: Lane::Tick(|_, _| Box::new(SystemCollector)),
+        every_ms: tick,
+        turns: 1,
+        demand: Demand::Always,
+        source: "node less pods and host applications",
+    },
+    CollectorSpec {
+        name: "batch",
+        lane: Lane::Tick(|_, _| Box::new(BatchUsageCollector::default())),
+        every_ms: tick,
+        turns: 1,
+        demand: Demand::Always,
+        source: "cpu usage of the BE class",
+    },
+    CollectorSpec {
+        name: "batch limit",
+        lane: Lane::Tick(|_, _| Box::new(BatchLimitCollector)),
+        every_ms: tick,
+        turns: 1,
+        demand: Demand::Strategies(|needs| needs.batch_limit),
+        source: "cpuset and quota of the BE class",
+    },
+    CollectorSpec {
+        name: "numa",
+        lane: Lane::Tick(|root, cpus| Box::new(NumaUsageCollector::new(root.clone(), cpus))),
+        every_ms: numa_ticks,
+        turns: numa::ROUND,
+        demand: Demand::Always,
+        source: "/proc/stat, node*/meminfo, memory.numa_stat",
+    },
+    CollectorSpec {
+        name: "pressure",
+        lane: Lane::Tick(|_, _| Box::new(PressureCollector)),
+        every_ms: tick,
+        turns: SERVICES,
+        demand: Demand::Strategies(|needs| needs.pressure),
+        source: "cpu, memory and io.pressure, else schedstat of threads",
+    },
+    CollectorSpec {
+        name: "packets",
+        lane: Lane::Tick(|_, _| Box::new(PacketCollector)),
+        every_ms: tick,
+        turns: SERVICES,
+        demand: Demand::Strategies(|needs| needs.pressure),
+        source: "packets of services, by eBPF",
+    },
+    CollectorSpec {
+        name: "machine",
+        lane: Lane::Slow(slow::machine),
+        every_ms: |s| s.collectors.cpu_info_ms,
+        turns: 1,
+        demand: Demand::Always,
+        source: "cpuinfo, topology, huge pages",
+    },
+    CollectorSpec {
+        name: "storage",
+        lane: Lane::Slow(slow::storage),
+        every_ms: |s| s.collectors.storage_info_ms,
+        turns: 1,
+        demand: Demand::Gate(Gate::BlkIOReconcile),
+        source: "/sys/class/block, mountinfo",
+    },
+    CollectorSpec {
+        name: "psi",
+        lane: Lane::Slow(slow::psi),
+        every_ms: |s| s.collectors.psi_ms,
+        turns: 1,
+        demand: Demand::Gate(Gate::PSICollector),
+        source: "cpu, memory and io.pressure",
+    },
+    CollectorSpec {
+        name: "cpi",
+        lane: Lane::Slow(slow::cpi),
+        every_ms: |s| s.collectors.cpi_ms,
+        turns: 1,
+        demand: Demand::Gate(Gate::CPICollector),
+        source: "perf events of containers",
+    },
+    CollectorSpec {
+        name: "cold pages",
+        lane: Lane::Slow(slow::cold_pages),
+        every_ms: |_| 5_000,
+        turns: 1,
+        demand: Demand::Gate(Gate::ColdPageCollector),
+        source: "kidled, memory.idle_page_stats",
+    },
+    CollectorSpec {
+        name: "resctrl",
+        lane: Lane::Slow(slow::resctrl),
+        every_ms: |s| s.collectors.resctrl_ms,
+        turns: 1,
+        demand: Demand::Gate(Gate::ResctrlCollector),
+        source: "mon_data of LSR, LS and BE",
+    },
 ];
 
-const fn row(
-    name: &'static str,
-    readers: Readers,
-    every_ms: fn(&Settings) -> u64,
-    source: &'static str,
-) -> Row {
-    Row {
-        name,
-        readers,
-        every_ms,
-        source,
-        slow: false,
-    }
-}
-
-const fn slow(
-    name: &'static str,
-    readers: Readers,
-    every_ms: fn(&Settings) -> u64,
-    source: &'static str,
-) -> Row {
-    Row {
-        slow: true,
-        ..row(name, readers, every_ms, source)
-    }
+/// Returns the slow collectors that the settings switch on, in the order of the table.
+#[must_use]
+pub fn slow_jobs(parts: &SlowParts<'_>) -> Vec<Box<dyn Job>> {
+    let on = COLLECTORS.iter();
+    let on = on.filter(|spec| spec.demand.switched_off(parts.settings).is_none());
+    let jobs = on.filter_map(|spec| match spec.lane {
+        Lane::Slow(make) => Some(make(parts)),
+        Lane::Tick(_) | Lane::Along(_) => None,
+    });
+    jobs.collect()
 }
 
 /// The table as it stands: `needs` and `memory` are what was asked for last, and `trouble` tells
@@ -178,18 +268,15 @@ pub fn shown(
     trouble: impl Fn(&str) -> Option<(State, String)>,
 ) -> Vec<health::Collector> {
     let rows = COLLECTORS.iter().map(|row| {
-        let (state, why) = match row.readers {
-            Readers::Always => (State::Active, String::new()),
-            Readers::Strategies(wants) if wants(&needs) => (State::Active, String::new()),
-            Readers::Strategies(_) => (State::Idle, "no strategy reads it".to_owned()),
-            Readers::Policy(policy) if policy == memory => (State::Active, String::new()),
-            Readers::Policy(_) => (State::Idle, "the memory policy is another".to_owned()),
-            Readers::Gate(Gate::ResctrlCollector) if !settings.collectors.resctrl => {
-                let why = "flag --enable-resctrl-collector is not set".to_owned();
-                (State::Off, why)
+        let (state, why) = match (row.demand, row.demand.switched_off(settings)) {
+            (_, Some(why)) => (State::Off, why),
+            (Demand::Strategies(is_needed), _) if !is_needed(&needs) => {
+                (State::Idle, "no strategy reads it".to_owned())
             }
-            Readers::Gate(gate) if settings.gates.is_on(gate) => (State::Active, String::new()),
-            Readers::Gate(gate) => (State::Off, format!("gate {} is closed", gate.name())),
+            (Demand::Policy(policy), _) if policy != memory => {
+                (State::Idle, "the memory policy is another".to_owned())
+            }
+            _ => (State::Active, String::new()),
         };
         let trouble = trouble(row.name).filter(|_| state == State::Active);
         let (state, why) = trouble.unwrap_or((state, why));

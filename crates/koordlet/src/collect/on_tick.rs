@@ -1,0 +1,223 @@
+//! The collectors of the loop that need nothing but the shared context.
+
+use super::batch::{self, BatchCollector};
+use super::ctx::{CollectCtx, Collector};
+use super::errors::{CollectError, KernelErrors};
+use super::node::NodeCollector;
+use super::pod::{GroupCollector, Wanted};
+use crate::store::{Metric, Store, Subject};
+use koord_host::CgroupPath;
+use rustc_hash::FxHashMap;
+
+/// Containers' memory is sampled every so many ticks.
+const CONTAINER_MEMORY_EVERY: u64 = 5;
+
+impl Collector for NodeCollector {
+    fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
+        let mut errors = KernelErrors::default();
+        let node = errors.value_of(self.sample(ctx.now.steady_ns, ctx.scratch));
+        ctx.samples.node = node;
+        ctx.push(Subject::Node, Metric::CpuUsage, node.cpu.map(milli));
+        ctx.push(Subject::Node, Metric::MemoryUsage, node.memory);
+        let metric = Metric::MemoryUsageWithPageCache;
+        ctx.push(Subject::Node, metric, node.memory_with_cache);
+        errors.finish()
+    }
+}
+
+/// Samples pods, and along with each its containers.
+#[derive(Debug)]
+pub struct PodCollector;
+
+impl Collector for PodCollector {
+    fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
+        let (now, tick, needs, page_cache) = (ctx.now, ctx.tick, ctx.needs, ctx.page_cache);
+        let (root, store, scratch) = (ctx.root, &mut *ctx.store, &mut *ctx.scratch);
+        let (mut all_cpu, mut all_memory) = (0.0, 0.0);
+        let (mut errors, mut in_containers) = (KernelErrors::default(), KernelErrors::default());
+        ctx.pods.for_each(|info, pod| {
+            if !info.is_active() {
+                pod.usage = GroupCollector::default();
+                return;
+            }
+            let wanted = Wanted {
+                memory: true,
+                throttling: false,
+            };
+            let (steady, group) = (now.steady_ns, &info.cgroup);
+            (pod.usage).sample(root, group, steady, wanted, scratch, &mut errors);
+            let subject = Subject::Pod(pod.id);
+            push_usage(store, subject, &pod.usage, now.ms());
+            if page_cache && let Some(bytes) = pod.usage.memory_with_cache {
+                let key = (subject, Metric::MemoryUsageWithPageCache);
+                store.push(key, now.ms(), bytes);
+            }
+            for container in &mut pod.containers {
+                // What has no limit is not throttled.
+                let throttling = needs.throttling && container.limited;
+                if !needs.containers && !throttling {
+                    container.usage = GroupCollector::default();
+                    continue;
+                }
+                let wanted = Wanted {
+                    // In turns, so that every tick does the same work.
+                    memory: needs.containers
+                        && (tick + container.id).is_multiple_of(CONTAINER_MEMORY_EVERY),
+                    throttling,
+                };
+                let (usage, group) = (&mut container.usage, &container.group);
+                usage.sample(root, group, steady, wanted, scratch, &mut in_containers);
+                push_usage(store, Subject::Container(container.id), usage, now.ms());
+            }
+            all_cpu += pod.usage.cpu.unwrap_or(0.0) * 1000.0;
+            all_memory += pod.usage.memory.unwrap_or(0.0);
+        });
+        ctx.samples.pods = (all_cpu, all_memory);
+        let in_containers = in_containers.finish();
+        if needs.containers {
+            ctx.along.push(("containers", in_containers));
+            if needs.throttling {
+                ctx.along.push(("throttling", Ok(())));
+            }
+        } else if needs.throttling {
+            ctx.along.push(("containers", Ok(())));
+            ctx.along.push(("throttling", in_containers));
+        }
+        if page_cache {
+            ctx.along.push(("page cache", Ok(())));
+        }
+        errors.finish()
+    }
+}
+
+/// Samples host applications.
+#[derive(Debug)]
+pub struct HostAppCollector;
+
+impl Collector for HostAppCollector {
+    fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
+        let mut errors = KernelErrors::default();
+        ctx.samples.host_apps = ctx.host_apps.sample(
+            ctx.root,
+            ctx.now.steady_ns,
+            ctx.page_cache,
+            ctx.scratch,
+            ctx.store,
+            &mut errors,
+        );
+        errors.finish()
+    }
+}
+
+/// Samples the use of the BE class.
+#[derive(Debug, Default)]
+pub struct BatchUsageCollector {
+    group: Option<CgroupPath>,
+    class: BatchCollector,
+}
+
+impl Collector for BatchUsageCollector {
+    fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
+        if self.group.as_ref() != Some(ctx.batch) {
+            *self = Self {
+                group: Some(ctx.batch.clone()),
+                class: BatchCollector::default(),
+            };
+        }
+        let mut errors = KernelErrors::default();
+        let steady = ctx.now.steady_ns;
+        ctx.samples.batch_cpu =
+            (self.class).sample(ctx.root, ctx.batch, steady, ctx.scratch, &mut errors);
+        ctx.push(Subject::Batch, Metric::CpuUsage, ctx.samples.batch_cpu);
+        errors.finish()
+    }
+}
+
+/// Reads what the BE class can get, and sums up what it requests.
+#[derive(Debug)]
+pub struct BatchLimitCollector;
+
+impl Collector for BatchLimitCollector {
+    fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
+        let mut errors = KernelErrors::default();
+        let limit = batch::real_limit(ctx.root, ctx.batch, &mut errors);
+        ctx.push(Subject::Batch, Metric::CpuRealLimit, limit);
+        let listed = ctx.pods.list().is_some();
+        let request = listed.then(|| batch::request(ctx.pods.iter().map(|(pod, _)| pod)));
+        ctx.push(Subject::Batch, Metric::CpuRequest, request);
+        errors.finish()
+    }
+}
+
+/// Computes what neither pods nor host applications use; it reads no file.
+#[derive(Debug)]
+pub struct SystemCollector;
+
+impl Collector for SystemCollector {
+    fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
+        let samples = &*ctx.samples;
+        let listed = ctx.pods.list().is_some();
+        let rest = |node: Option<f64>, pods: f64, apps: f64| {
+            let rest = node.map(|node| (node - (pods + apps)).max(0.0));
+            rest.filter(|_| listed)
+        };
+        let cpu = rest(
+            samples.node.cpu.map(milli),
+            samples.pods.0,
+            samples.host_apps.0,
+        );
+        let memory = rest(samples.node.memory, samples.pods.1, samples.host_apps.1);
+        ctx.samples.system_cpu = cpu;
+        ctx.push(Subject::System, Metric::CpuUsage, cpu);
+        ctx.push(Subject::System, Metric::MemoryUsage, memory);
+        Ok(())
+    }
+}
+
+/// Samples the pressure of services.
+#[derive(Debug)]
+pub struct PressureCollector;
+
+impl Collector for PressureCollector {
+    fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
+        ctx.pressure.sample(ctx.now.steady_ns, ctx.scratch)
+    }
+
+    fn rest(&mut self, ctx: &mut CollectCtx<'_>) {
+        ctx.pressure.rest();
+    }
+}
+
+/// Counts the packets of services.
+#[derive(Debug)]
+pub struct PacketCollector;
+
+impl Collector for PacketCollector {
+    fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
+        let used = ctx.pods.iter().map(|(_, pod)| (pod.id, pod.usage.cpu));
+        let used: FxHashMap<u64, Option<f64>> = used.collect();
+        let cores = |id| used.get(&id).copied().flatten();
+        ctx.work.sample(ctx.now.steady_ns, cores)
+    }
+
+    fn rest(&mut self, ctx: &mut CollectCtx<'_>) {
+        ctx.work.rest();
+    }
+}
+
+fn milli(cores: f64) -> f64 {
+    cores * 1000.0
+}
+
+fn push_usage(store: &mut Store, subject: Subject, usage: &GroupCollector, now_ms: u64) {
+    let samples = [
+        (Metric::CpuUsage, usage.cpu.map(milli)),
+        (Metric::MemoryUsage, usage.memory),
+        (Metric::CpuThrottled, usage.throttled),
+    ];
+    for (metric, value) in samples {
+        if let Some(value) = value {
+            store.push((subject, metric), now_ms, value);
+        }
+    }
+}
