@@ -10,14 +10,16 @@
 //! Pods that ask the same extender go one after another, the more important first: when an extender is
 //! asked about a pod, those before it are placed, as in kube-scheduler.
 
+use super::cluster::ClusterState;
 use super::cycle::Stop;
 use super::opinion::{Opinion, cut};
+use super::plugin_table::PluginTable;
 use super::preempt::Plan;
 use super::{Engine, Output};
 use crate::config::Extender;
 use crate::framework::{Advice, Agreed, Diagnosis, Instance};
-use crate::queue::QueuedPod;
-use crate::state::{NodeIndex, NodeInfo, PodInfo};
+use crate::queue::{Queue, QueuedPod};
+use crate::state::{NodeIndex, NodeInfo, NodeStore, PodInfo};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
 use rustc_hash::FxHashMap;
@@ -42,7 +44,7 @@ pub struct Consultation {
     pub ticket: u64,
     /// The pod it is about.
     pub pod: Arc<PodInfo>,
-    /// Who is asked: positions in the order of [`Engine::extenders`].
+    /// Who is asked: positions in the order of the configuration.
     pub extenders: Vec<usize>,
     /// What.
     pub question: Question,
@@ -104,7 +106,10 @@ struct UnderWay {
 /// By importance, then by age: who waits to ask.
 type Parked = (Reverse<i32>, u64, Arc<str>);
 
-/// Who asks extenders, and who waits to.
+/// Questions to extenders, and the pods that wait to ask.
+///
+/// Invariant: `busy` holds the extenders of all questions in `under_way`, no extender is asked about two pods at a
+/// time, and only one group has a `member`.
 #[derive(Debug, Default)]
 pub(super) struct ExtenderCalls {
     extenders: Vec<Extender>,
@@ -139,7 +144,7 @@ impl ExtenderCalls {
     }
 
     /// The extender that binds `pod`.
-    fn binder(&self, pod: &PodInfo) -> Option<usize> {
+    pub(super) fn binder(&self, pod: &PodInfo) -> Option<usize> {
         if pod.is_holder() {
             return None;
         }
@@ -210,6 +215,60 @@ fn is_interested(extender: &Extender, pod: &PodInfo) -> bool {
     spec.containers.iter().chain(init).any(wants)
 }
 
+/// The cheapest of the plans that are left, with the victims that the extenders agreed with.
+fn agreed(
+    nodes: &NodeStore,
+    pod: &Arc<PodInfo>,
+    plans: &[Arc<Plan>],
+    agreed: &[Agreed],
+) -> Result<Option<Plan>, String> {
+    let mut best: Option<Plan> = None;
+    for Agreed {
+        extender,
+        node,
+        victims,
+        violations,
+    } in agreed
+    {
+        let is_there = |plan: &&Arc<Plan>| nodes.name(plan.node) == node;
+        let Some(plan) = plans.iter().find(is_there) else {
+            return Err(format!(
+                "extender {extender:?} names node {node:?}, which it was not asked about"
+            ));
+        };
+        let mut going = Vec::with_capacity(victims.len());
+        for uid in victims {
+            let there = nodes.pods(plan.node).find(|pod| *pod.uid == **uid);
+            let Some(victim) = there else {
+                // Asked about, it may have gone by itself meanwhile.
+                if plan.victims.iter().any(|pod| *pod.uid == **uid) {
+                    continue;
+                }
+                return Err(format!(
+                    "extender {extender:?} claims to preempt pod (UID: {uid}) on node: {node}, but \
+                     the pod is not found on that node"
+                ));
+            };
+            if victim.priority >= pod.priority || victim.is_holder() {
+                return Err(format!(
+                    "extender {extender:?} claims to preempt pod {victim} on node {node}, which \
+                     is not less important"
+                ));
+            }
+            going.push(victim.clone());
+        }
+        if going.is_empty() {
+            continue;
+        }
+        let violations = usize::try_from(*violations).unwrap_or(0);
+        let plan = Plan::new(plan.node, going, violations);
+        if best.as_ref().is_none_or(|best| plan.cost < best.cost) {
+            best = Some(plan);
+        }
+    }
+    Ok(best)
+}
+
 /// How the first half of a cycle goes on.
 pub(super) enum Turn {
     /// No extender is concerned with nodes for this pod.
@@ -221,227 +280,9 @@ pub(super) enum Turn {
 }
 
 impl Engine {
-    /// The extenders, in the order in which they are asked.
-    #[must_use]
-    pub fn extenders(&self) -> &[Extender] {
-        &self.calls.extenders
-    }
-
     /// An answer to the question with that ticket.
     pub fn consulted(&mut self, uid: &str, ticket: u64, advice: Advice) {
-        let known = self.calls.under_way.get_key_value(uid);
-        let Some((uid, _)) = known.filter(|(_, it)| it.ticket == ticket) else {
-            return;
-        };
-        let answer = (uid.clone(), advice);
-        self.calls.answered.push_back(answer);
-    }
-
-    /// How many pods ask extenders, and how many wait to.
-    #[must_use]
-    pub fn consulting(&self) -> (usize, usize) {
-        let all = &self.calls;
-        let parked: usize = all.parked.values().map(BTreeSet::len).sum();
-        let member = usize::from(all.member_waits.is_some());
-        (all.under_way.len(), parked + member)
-    }
-
-    /// Who binds `pod`, if an extender does.
-    pub(super) fn binder_of(&self, pod: &PodInfo) -> Option<usize> {
-        self.calls.binder(pod)
-    }
-
-    /// Whether `pod` may go on, as far as extenders are concerned.
-    pub(super) fn turn(&mut self, pod: &Arc<PodInfo>) -> Turn {
-        let all = &mut self.calls;
-        if all.extenders.is_empty() {
-            return Turn::Decide;
-        }
-        let set = set_of(&all.concerned(pod, |it| judges_nodes(it) || judges_victims(it)));
-        let mut groupings = self.table.plugins.iter_mut().filter_map(|it| it.grouping());
-        let grouped = groupings.any(|grouping| grouping.is_grouped(pod));
-        let behind = |member: &Arc<str>| *member != pod.uid;
-        if grouped && all.member.as_ref().is_some_and(behind) {
-            all.park(pod, set | GROUPED);
-            return Turn::Parked;
-        }
-        if grouped && set != 0 {
-            all.member = Some(pod.uid.clone());
-        }
-        if set & all.busy != 0 {
-            if grouped {
-                all.member_waits = Some(set);
-            } else {
-                all.park(pod, set);
-            }
-            return Turn::Parked;
-        }
-        if all.concerned(pod, judges_nodes).is_empty() {
-            return Turn::Decide;
-        }
-        Turn::Ask
-    }
-
-    /// A pod that was kept waiting by others that ask the same extenders and need not any more.
-    pub(super) fn next_parked(&mut self) -> Option<QueuedPod> {
-        let all = &mut self.calls;
-        if all.member_waits.is_some_and(|set| set & all.busy == 0) {
-            all.member_waits = None;
-            let member = all.member.as_ref();
-            match member.and_then(|uid| self.queue.in_flight(uid)) {
-                Some(queued) => return Some(queued.clone()),
-                None => all.member = None,
-            }
-        }
-        loop {
-            let all = &mut self.calls;
-            let kept = if all.member.is_some() {
-                all.busy | GROUPED
-            } else {
-                all.busy
-            };
-            let free = all.parked.iter_mut().filter(|(set, _)| *set & kept == 0);
-            let (_, parked) = free.min_by(|(_, a), (_, b)| a.first().cmp(&b.first()))?;
-            let (_, _, uid) = parked.pop_first()?;
-            all.parked.retain(|_, parked| !parked.is_empty());
-            // One that has its place since is on its way to be bound.
-            if self.cluster.pods.contains_key(&uid) {
-                continue;
-            }
-            if let Some(queued) = self.queue.in_flight(&uid) {
-                return Some(queued.clone());
-            }
-        }
-    }
-
-    /// An answer, with the pod that it is about; those about pods that are gone are dropped.
-    pub(super) fn next_answer(&mut self) -> Option<(QueuedPod, Purpose, Advice)> {
-        while let Some((uid, advice)) = self.calls.answered.pop_front() {
-            let Some(under_way) = self.calls.under_way.remove(&uid) else {
-                continue;
-            };
-            let is_free = !self.cluster.pods.contains_key(&uid);
-            if is_free && let Some(queued) = self.queue.in_flight(&uid) {
-                let queued = queued.clone();
-                // Still under way: whatever happens is to be noted, and nobody else may ask.
-                let noted = UnderWay {
-                    purpose: Purpose::Nodes {
-                        asked: Vec::new(),
-                        rounds: 0,
-                    },
-                    ..under_way
-                };
-                let purpose = under_way.purpose;
-                self.calls.under_way.insert(uid, noted);
-                return Some((queued, purpose, advice));
-            }
-            self.member_is_done(&uid);
-            self.free(under_way.set);
-        }
-        None
-    }
-
-    fn member_is_done(&mut self, uid: &str) {
-        let member = &mut self.calls.member;
-        *member = member.take().filter(|member| **member != *uid);
-    }
-
-    /// Whether a member of a group asks, or waits to.
-    pub(super) fn is_member_asking(&self) -> bool {
-        self.calls.member.is_some()
-    }
-
-    fn free(&mut self, set: Set) {
-        let all = &mut self.calls;
-        all.busy &= !set;
-    }
-
-    /// The pod does not ask any more. Returns the event that it missed meanwhile.
-    pub(super) fn stop_asking(&mut self, uid: &str) -> Option<&'static str> {
-        self.member_is_done(uid);
-        let under_way = self.calls.under_way.remove(uid)?;
-        self.free(under_way.set);
-        under_way.missed
-    }
-
-    /// The pods that ask, for events to be noted.
-    pub(super) fn asking(&self) -> impl Iterator<Item = &Arc<str>> {
-        let all = self.calls.under_way.iter();
-        all.filter(|(_, it)| it.missed.is_none())
-            .map(|(uid, _)| uid)
-    }
-
-    /// An event that might have helped these pods.
-    pub(super) fn missed(&mut self, uids: &[Arc<str>], event: &'static str) {
-        for uid in uids {
-            if let Some(under_way) = self.calls.under_way.get_mut(uid) {
-                under_way.missed = Some(event);
-            }
-        }
-    }
-
-    /// Asks about `nodes`, for the `rounds`-th time.
-    pub(super) fn ask_about_nodes(&mut self, pod: &Arc<PodInfo>, nodes: &[NodeIndex], rounds: u8) {
-        let infos = nodes
-            .iter()
-            .filter_map(|node| self.cluster.nodes.info(*node));
-        let infos: Vec<Arc<NodeInfo>> = infos.cloned().collect();
-        let asked = infos.iter().map(|info| info.name.clone()).collect();
-        let extenders = self.calls.concerned(pod, judges_nodes);
-        let purpose = Purpose::Nodes { asked, rounds };
-        self.ask(pod, extenders, purpose, Question::Nodes(infos));
-    }
-
-    /// Asks about victims, if an extender wants to be asked about them. Gives back what is needed to go
-    /// on without.
-    pub(super) fn ask_about_victims(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        plans: Vec<Arc<Plan>>,
-        diagnosis: Box<Diagnosis>,
-        resume: Resume,
-    ) {
-        let extenders = self.calls.concerned(pod, judges_victims);
-        let proposal = |plan: &Arc<Plan>| Proposal {
-            node: self.cluster.nodes.name(plan.node).clone(),
-            victims: plan.victims.clone(),
-            violations: i64::try_from(plan.cost.0).unwrap_or(i64::MAX),
-        };
-        let question = Question::Victims(plans.iter().map(proposal).collect());
-        let purpose = Purpose::Victims {
-            plans,
-            diagnosis,
-            resume,
-        };
-        self.ask(pod, extenders, purpose, question);
-    }
-
-    /// Whether an extender has a say in who goes for `pod`.
-    pub(super) fn shows_victims(&self, pod: &PodInfo) -> bool {
-        let all = &self.calls;
-        !all.extenders.is_empty() && !all.concerned(pod, judges_victims).is_empty()
-    }
-
-    fn ask(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        extenders: Vec<usize>,
-        purpose: Purpose,
-        question: Question,
-    ) {
-        let all = &mut self.calls;
-        let missed = all.under_way.get(&pod.uid).and_then(|it| it.missed);
-        let set = set_of(&all.concerned(pod, |it| judges_nodes(it) || judges_victims(it)));
-        let ticket = all.begin(&pod.uid, set, purpose);
-        if let Some(under_way) = all.under_way.get_mut(&pod.uid) {
-            under_way.missed = missed;
-        }
-        self.outbox.push(Output::Consult(Consultation {
-            ticket,
-            pod: pod.clone(),
-            extenders,
-            question,
-        }));
+        self.calls.answer(uid, ticket, advice);
     }
 
     /// The second half of a cycle. `None` when the pod asks once more.
@@ -466,7 +307,9 @@ impl Engine {
                     && let Stop::Refused(_) = &stop
                     && let Ok(choice) = self.select_by(pod, profile, now, Some(&opinion), true)
                 {
-                    self.ask_about_nodes(pod, &choice.offers(), rounds + 1);
+                    let (nodes, offers) = (&self.cluster.nodes, choice.offers());
+                    let question = self.calls.ask_about_nodes(pod, nodes, &offers, rounds + 1);
+                    self.outbox.push(question);
                     return Ok(None);
                 }
                 self.look_for_room(pod, profile, stop, now)
@@ -479,7 +322,8 @@ impl Engine {
                 },
                 Advice::Victims(agreed),
             ) => {
-                let agreed = agreed.and_then(|agreed| self.agreed(pod, &plans, &agreed));
+                let agreed = agreed
+                    .and_then(|agreed| self::agreed(&self.cluster.nodes, pod, &plans, &agreed));
                 match agreed {
                     Ok(Some(plan)) => {
                         let by = self.table.names[resume.after.unwrap_or_default()];
@@ -502,63 +346,219 @@ impl Engine {
             _ => Err(Stop::Failed("an extender's answer was mixed up".to_owned())),
         }
     }
+}
 
-    /// The cheapest of the plans that are left, with the victims that the extenders agreed with.
-    fn agreed(
-        &self,
-        pod: &Arc<PodInfo>,
-        plans: &[Arc<Plan>],
-        agreed: &[Agreed],
-    ) -> Result<Option<Plan>, String> {
-        let mut best: Option<Plan> = None;
-        for Agreed {
-            extender,
-            node,
-            victims,
-            violations,
-        } in agreed
-        {
-            let is_there = |plan: &&Arc<Plan>| self.cluster.nodes.name(plan.node) == node;
-            let Some(plan) = plans.iter().find(is_there) else {
-                return Err(format!(
-                    "extender {extender:?} names node {node:?}, which it was not asked about"
-                ));
-            };
-            let mut going = Vec::with_capacity(victims.len());
-            for uid in victims {
-                let there = self
-                    .cluster
-                    .nodes
-                    .pods(plan.node)
-                    .find(|pod| *pod.uid == **uid);
-                let Some(victim) = there else {
-                    // Asked about, it may have gone by itself meanwhile.
-                    if plan.victims.iter().any(|pod| *pod.uid == **uid) {
-                        continue;
-                    }
-                    return Err(format!(
-                        "extender {extender:?} claims to preempt pod (UID: {uid}) on node: {node}, but \
-                         the pod is not found on that node"
-                    ));
-                };
-                if victim.priority >= pod.priority || victim.is_holder() {
-                    return Err(format!(
-                        "extender {extender:?} claims to preempt pod {victim} on node {node}, which \
-                         is not less important"
-                    ));
-                }
-                going.push(victim.clone());
+impl ExtenderCalls {
+    /// Whether `pod` may go on, as far as extenders are concerned.
+    pub(super) fn turn(&mut self, pod: &Arc<PodInfo>, table: &mut PluginTable) -> Turn {
+        let all = &mut *self;
+        if all.extenders.is_empty() {
+            return Turn::Decide;
+        }
+        let set = set_of(&all.concerned(pod, |it| judges_nodes(it) || judges_victims(it)));
+        let mut groupings = table.plugins.iter_mut().filter_map(|it| it.grouping());
+        let grouped = groupings.any(|grouping| grouping.is_grouped(pod));
+        let behind = |member: &Arc<str>| *member != pod.uid;
+        if grouped && all.member.as_ref().is_some_and(behind) {
+            all.park(pod, set | GROUPED);
+            return Turn::Parked;
+        }
+        if grouped && set != 0 {
+            all.member = Some(pod.uid.clone());
+        }
+        if set & all.busy != 0 {
+            if grouped {
+                all.member_waits = Some(set);
+            } else {
+                all.park(pod, set);
             }
-            if going.is_empty() {
-                continue;
-            }
-            let violations = usize::try_from(*violations).unwrap_or(0);
-            let plan = Plan::new(plan.node, going, violations);
-            if best.as_ref().is_none_or(|best| plan.cost < best.cost) {
-                best = Some(plan);
+            return Turn::Parked;
+        }
+        if all.concerned(pod, judges_nodes).is_empty() {
+            return Turn::Decide;
+        }
+        Turn::Ask
+    }
+
+    /// A pod that was kept waiting by others that ask the same extenders and need not any more.
+    pub(super) fn next_parked(
+        &mut self,
+        cluster: &ClusterState,
+        queue: &Queue,
+    ) -> Option<QueuedPod> {
+        let all = &mut *self;
+        if all.member_waits.is_some_and(|set| set & all.busy == 0) {
+            all.member_waits = None;
+            let member = all.member.as_ref();
+            match member.and_then(|uid| queue.in_flight(uid)) {
+                Some(queued) => return Some(queued.clone()),
+                None => all.member = None,
             }
         }
-        Ok(best)
+        loop {
+            let all = &mut *self;
+            let kept = if all.member.is_some() {
+                all.busy | GROUPED
+            } else {
+                all.busy
+            };
+            let free = all.parked.iter_mut().filter(|(set, _)| *set & kept == 0);
+            let (_, parked) = free.min_by(|(_, a), (_, b)| a.first().cmp(&b.first()))?;
+            let (_, _, uid) = parked.pop_first()?;
+            all.parked.retain(|_, parked| !parked.is_empty());
+            // One that has its place since is on its way to be bound.
+            if cluster.pods.contains_key(&uid) {
+                continue;
+            }
+            if let Some(queued) = queue.in_flight(&uid) {
+                return Some(queued.clone());
+            }
+        }
+    }
+
+    /// An answer, with the pod that it is about; those about pods that are gone are dropped.
+    pub(super) fn next_answer(
+        &mut self,
+        cluster: &ClusterState,
+        queue: &Queue,
+    ) -> Option<(QueuedPod, Purpose, Advice)> {
+        while let Some((uid, advice)) = self.answered.pop_front() {
+            let Some(under_way) = self.under_way.remove(&uid) else {
+                continue;
+            };
+            let is_free = !cluster.pods.contains_key(&uid);
+            if is_free && let Some(queued) = queue.in_flight(&uid) {
+                let queued = queued.clone();
+                // Still under way: whatever happens is to be noted, and nobody else may ask.
+                let noted = UnderWay {
+                    purpose: Purpose::Nodes {
+                        asked: Vec::new(),
+                        rounds: 0,
+                    },
+                    ..under_way
+                };
+                let purpose = under_way.purpose;
+                self.under_way.insert(uid, noted);
+                return Some((queued, purpose, advice));
+            }
+            self.member_is_done(&uid);
+            self.free(under_way.set);
+        }
+        None
+    }
+
+    fn member_is_done(&mut self, uid: &str) {
+        let member = &mut self.member;
+        *member = member.take().filter(|member| **member != *uid);
+    }
+
+    fn free(&mut self, set: Set) {
+        self.busy &= !set;
+    }
+
+    /// The pod does not ask any more. Returns the event that it missed meanwhile.
+    pub(super) fn stop_asking(&mut self, uid: &str) -> Option<&'static str> {
+        self.member_is_done(uid);
+        let under_way = self.under_way.remove(uid)?;
+        self.free(under_way.set);
+        under_way.missed
+    }
+
+    /// Whether a member of a group asks, or waits to.
+    pub(super) fn is_member_asking(&self) -> bool {
+        self.member.is_some()
+    }
+
+    /// Takes the answer to the question with that ticket.
+    pub(super) fn answer(&mut self, uid: &str, ticket: u64, advice: Advice) {
+        let known = self.under_way.get_key_value(uid);
+        let Some((uid, _)) = known.filter(|(_, it)| it.ticket == ticket) else {
+            return;
+        };
+        let answer = (uid.clone(), advice);
+        self.answered.push_back(answer);
+    }
+
+    /// The pods that ask, for events to be noted.
+    pub(super) fn asking(&self) -> impl Iterator<Item = &Arc<str>> {
+        let all = self.under_way.iter();
+        all.filter(|(_, it)| it.missed.is_none())
+            .map(|(uid, _)| uid)
+    }
+
+    /// An event that might have helped these pods.
+    pub(super) fn missed(&mut self, uids: &[Arc<str>], event: &'static str) {
+        for uid in uids {
+            if let Some(under_way) = self.under_way.get_mut(uid) {
+                under_way.missed = Some(event);
+            }
+        }
+    }
+
+    /// Returns a question about the nodes `among`, the `rounds`-th of the pod.
+    pub(super) fn ask_about_nodes(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        nodes: &NodeStore,
+        among: &[NodeIndex],
+        rounds: u8,
+    ) -> Output {
+        let infos = among.iter().filter_map(|node| nodes.info(*node));
+        let infos: Vec<Arc<NodeInfo>> = infos.cloned().collect();
+        let asked = infos.iter().map(|info| info.name.clone()).collect();
+        let extenders = self.concerned(pod, judges_nodes);
+        let purpose = Purpose::Nodes { asked, rounds };
+        self.ask(pod, extenders, purpose, Question::Nodes(infos))
+    }
+
+    /// Returns a question about the victims of `plans`.
+    pub(super) fn ask_about_victims(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        nodes: &NodeStore,
+        plans: Vec<Arc<Plan>>,
+        (diagnosis, resume): (Box<Diagnosis>, Resume),
+    ) -> Output {
+        let extenders = self.concerned(pod, judges_victims);
+        let proposal = |plan: &Arc<Plan>| Proposal {
+            node: nodes.name(plan.node).clone(),
+            victims: plan.victims.clone(),
+            violations: i64::try_from(plan.cost.0).unwrap_or(i64::MAX),
+        };
+        let question = Question::Victims(plans.iter().map(proposal).collect());
+        let purpose = Purpose::Victims {
+            plans,
+            diagnosis,
+            resume,
+        };
+        self.ask(pod, extenders, purpose, question)
+    }
+
+    /// Whether an extender has a say in who goes for `pod`.
+    pub(super) fn shows_victims(&self, pod: &PodInfo) -> bool {
+        !self.extenders.is_empty() && !self.concerned(pod, judges_victims).is_empty()
+    }
+
+    fn ask(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        extenders: Vec<usize>,
+        purpose: Purpose,
+        question: Question,
+    ) -> Output {
+        let all = &mut *self;
+        let missed = all.under_way.get(&pod.uid).and_then(|it| it.missed);
+        let set = set_of(&all.concerned(pod, |it| judges_nodes(it) || judges_victims(it)));
+        let ticket = all.begin(&pod.uid, set, purpose);
+        if let Some(under_way) = all.under_way.get_mut(&pod.uid) {
+            under_way.missed = missed;
+        }
+        Output::Consult(Consultation {
+            ticket,
+            pod: pod.clone(),
+            extenders,
+            question,
+        })
     }
 }
 

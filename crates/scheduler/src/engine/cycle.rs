@@ -50,7 +50,7 @@ impl Engine {
                 return None;
             };
             let Some(profile) = self.table.profile_of(&queued.info) else {
-                self.stop_asking(&queued.info.uid);
+                self.calls.stop_asking(&queued.info.uid);
                 self.queue.remove(&queued.info.uid);
                 continue;
             };
@@ -92,7 +92,7 @@ impl Engine {
                     Outcome { error, ..base }
                 }
             };
-            if let Some(event) = self.stop_asking(&pod.uid)
+            if let Some(event) = self.calls.stop_asking(&pod.uid)
                 && outcome.node.is_none()
             {
                 self.queue.wake(&pod.uid, event, now);
@@ -103,15 +103,16 @@ impl Engine {
 
     /// What is to be done next: an answer first, as others may wait for who asked.
     fn next_half(&mut self, now: Timestamp) -> Option<(QueuedPod, Half)> {
-        if let Some((queued, purpose, advice)) = self.next_answer() {
+        if let Some((queued, purpose, advice)) = self.calls.next_answer(&self.cluster, &self.queue)
+        {
             return Some((queued, Half::Second(purpose, advice)));
         }
-        if !self.is_member_asking()
+        if !self.calls.is_member_asking()
             && let Some(queued) = self.next_of_group(now)
         {
             return Some((queued, Half::First));
         }
-        if let Some(queued) = self.next_parked() {
+        if let Some(queued) = self.calls.next_parked(&self.cluster, &self.queue) {
             return Some((queued, Half::First));
         }
         let queued = self.queue.pop(now)?;
@@ -156,7 +157,7 @@ impl Engine {
         now: Timestamp,
     ) -> Result<Option<Arc<str>>, Stop> {
         let pod = &queued.info;
-        let asks = match self.turn(pod) {
+        let asks = match self.calls.turn(pod, &mut self.table) {
             Turn::Parked => return Ok(None),
             Turn::Ask => true,
             Turn::Decide => false,
@@ -176,7 +177,9 @@ impl Engine {
         }
         match self.select_by(pod, profile, now, None, asks) {
             Ok(choice) if asks => {
-                self.ask_about_nodes(pod, &choice.offers(), 0);
+                let (nodes, offers) = (&self.cluster.nodes, choice.offers());
+                let question = self.calls.ask_about_nodes(pod, nodes, &offers, 0);
+                self.outbox.push(question);
                 Ok(None)
             }
             Ok(choice) => self.place(pod, profile, &choice, now).map(Some),
@@ -414,7 +417,7 @@ impl Engine {
             plan,
             profile,
             binder: self.table.names[binder],
-            extender: self.binder_of(pod),
+            extender: self.calls.binder(pod),
         }));
         Ok(())
     }

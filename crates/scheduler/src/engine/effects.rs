@@ -138,9 +138,9 @@ impl Engine {
             }
         }
         // Of who asks extenders it is not known who will refuse it.
-        let asking: Vec<Arc<str>> = self.asking().cloned().collect();
+        let asking: Vec<Arc<str>> = self.calls.asking().cloned().collect();
         let label = self.table.event_name(event);
-        self.missed(&asking, label);
+        self.calls.missed(&asking, label);
         for uid in missed {
             if let Some(wait) = self.waits.pods.get_mut(&uid) {
                 wait.missed = Some(label);

@@ -47,7 +47,7 @@ impl Engine {
             mut waits,
         } = resume;
         let (mut room, mut shown, mut together) = (None, None, None);
-        let shows = self.shows_victims(pod);
+        let shows = self.calls.shows_victims(pod);
         let mut company = self.prepare_company(pod, profile, now);
         self.table
             .prepare_books(pod, profile, self.cluster.view(now));
@@ -165,7 +165,11 @@ impl Engine {
                 messages,
                 waits,
             };
-            self.ask_about_victims(pod, plans, diagnosis, resume);
+            let nodes = &self.cluster.nodes;
+            let question = self
+                .calls
+                .ask_about_victims(pod, nodes, plans, (diagnosis, resume));
+            self.outbox.push(question);
             return None;
         }
         if let Some((instance, plan)) = room {
