@@ -13,7 +13,6 @@ use crate::guard::{attempted, guarded};
 use crate::queue::{PluginSet, QueuedPod, Refusal};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::{SignedDuration, Timestamp};
-use std::cmp::Reverse;
 use std::sync::Arc;
 
 /// The longest a pod may wait for permission.
@@ -198,7 +197,9 @@ impl Engine {
         let node = choice.node;
         self.telemetry.meter.compared = choice.compared;
         let name = self.cluster.nodes.name(node).clone();
-        self.denominate(&pod.uid);
+        self.preemptor
+            .nominator
+            .denominate(&mut self.cluster.nodes, &pod.uid);
         self.assume(pod, &name, now);
         if self.telemetry.decisions.open() {
             let table = choice.table.as_deref().cloned();
@@ -426,9 +427,17 @@ impl Engine {
     pub(super) fn refuse(&mut self, pod: &Arc<PodInfo>, stop: Stop, now: Timestamp) -> bool {
         match &stop {
             Stop::Refused(diagnosis) => {
-                self.settle_nomination(pod, diagnosis.nominated.as_deref());
+                self.preemptor.nominator.settle_nomination(
+                    &mut self.cluster.nodes,
+                    pod,
+                    diagnosis.nominated.as_deref(),
+                );
             }
-            Stop::Failed(_) => self.settle_nomination(pod, Some("")),
+            Stop::Failed(_) => {
+                self.preemptor
+                    .nominator
+                    .settle_nomination(&mut self.cluster.nodes, pod, Some(""))
+            }
         }
         let (failure, refusal, error) = match stop {
             Stop::Refused(diagnosis) => {
@@ -443,7 +452,7 @@ impl Engine {
                     message,
                     // Said nothing, it keeps what it has: the binder is not to take that back.
                     nominated: diagnosis.nominated.clone().or_else(|| {
-                        let node = self.nominated_node(&pod.uid);
+                        let node = self.preemptor.nominator.node_of(&pod.uid);
                         node.map(|node| node.to_string())
                     }),
                     diagnosis: Some(diagnosis),
@@ -528,17 +537,7 @@ impl Engine {
         if !sound {
             self.forget_shared();
         }
-        while let Some(Reverse((until, _))) = self.waits.deadlines.peek() {
-            if *until > now {
-                break;
-            }
-            let Some(Reverse((until, uid))) = self.waits.deadlines.pop() else {
-                break;
-            };
-            let waiting = self.waits.pods.get(&uid).filter(|w| w.until == until);
-            let Some((plugin, longest)) = waiting.map(|w| w.patience) else {
-                continue;
-            };
+        while let Some((uid, plugin, longest)) = self.waits.next_expired(now) {
             let longest = koord_api::GoDuration::from_nanos(
                 i64::try_from(longest.as_nanos()).unwrap_or(i64::MAX),
             );
@@ -550,34 +549,22 @@ impl Engine {
 
     /// Keeps a booked pod until all plugins have permitted it or its time is over.
     fn wait(&mut self, wait: Waiting) {
-        let uid = wait.pod.uid.clone();
-        self.waits
-            .deadlines
-            .push(Reverse((wait.until, uid.clone())));
-        if let Some(record) = self.cluster.pods.get(&uid)
+        let uid = &wait.pod.uid;
+        if let Some(record) = self.cluster.pods.get(uid)
             && !wait.pod.is_holder()
         {
             let node = self.cluster.nodes.name(record.node).clone();
             // What its status says already was a promise, before it was placed.
             if wait.pod.nominated.as_ref() != Some(&node) {
-                self.preemptor.nominator.expect(&uid, &node);
+                self.preemptor.nominator.expect(uid, &node);
             }
             self.outbox.push(Output::Expect {
                 pod: wait.pod.clone(),
                 node,
             });
         }
-        if self.waits.pods.is_empty() {
-            self.waits.awaited = 0;
-        }
-        self.waits.awaited |= self.table.named(&wait.on);
-        self.waits.pods.insert(uid, wait);
-        if self.waits.deadlines.len() > 2 * self.waits.pods.len() + 64 {
-            let waiting = &self.waits.pods;
-            self.waits.deadlines.retain(|Reverse((until, uid))| {
-                waiting.get(uid).is_some_and(|w| w.until == *until)
-            });
-        }
+        let on = self.table.named(&wait.on);
+        self.waits.add(wait, on);
     }
 }
 

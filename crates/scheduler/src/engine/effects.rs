@@ -1,7 +1,6 @@
 //! What follows from an event: who is woken, and what plugins asked for.
 
-use super::measure::{Measured, Point};
-use super::{Engine, Output, REFUSED, Waiting, cycle, measure};
+use super::{Engine, Output, REFUSED, Waiting, cycle};
 use crate::framework::{
     Action, ClusterEvent, Diagnosis, Effects, Instance, Interest, NodeRefusal, Subject,
 };
@@ -151,30 +150,6 @@ impl Engine {
         }
     }
 
-    /// Ends the wait of a pod, if it waits.
-    pub(super) fn stop_waiting(
-        &mut self,
-        uid: &str,
-        result: &'static str,
-        now: Timestamp,
-    ) -> Option<Waiting> {
-        let waiting = self.waits.pods.remove(uid)?;
-        let waited = now.duration_since(waiting.since);
-        self.telemetry.meter.note(match waiting.point {
-            Point::Permit => Measured::Permit {
-                result,
-                seconds: waited.as_secs_f64().max(0.0),
-            },
-            point => Measured::Point {
-                profile: waiting.profile,
-                point,
-                status: result,
-                nanos: measure::nanos_of(waited),
-            },
-        });
-        Some(waiting)
-    }
-
     /// Does what plugins asked for.
     pub(super) fn apply(&mut self, fx: Effects, now: Timestamp) {
         if fx.is_empty() {
@@ -188,7 +163,9 @@ impl Engine {
         }
         self.cluster.touched = touched;
         for uid in fx.imagined {
-            self.touch_promised(&uid);
+            self.preemptor
+                .nominator
+                .touch_promised(&mut self.cluster.nodes, &uid);
         }
         if fx.touch_all {
             self.forget_shared();
@@ -227,7 +204,7 @@ impl Engine {
             self.reject_waiting(&uid, plugin, reason.as_str(), now);
         }
         for (uid, plugin, reason) in fx.rollback {
-            if let Some(wait) = self.stop_waiting(&uid, REFUSED, now) {
+            if let Some(wait) = self.waits.stop(&uid, REFUSED, now, &self.telemetry.meter) {
                 self.unbook(&uid, now);
                 self.refuse_waiting(&wait, plugin, reason.as_str(), now);
             }
@@ -253,7 +230,9 @@ impl Engine {
         if !waiting.on.is_empty() {
             return;
         }
-        let Some(Waiting { pod, profile, .. }) = self.stop_waiting(uid, "Success", now) else {
+        let Some(Waiting { pod, profile, .. }) =
+            self.waits.stop(uid, "Success", now, &self.telemetry.meter)
+        else {
             return;
         };
         let Some(node) = self.cluster.pods.get(uid).map(|record| record.node) else {
@@ -273,7 +252,7 @@ impl Engine {
         reason: &str,
         now: Timestamp,
     ) {
-        let Some(wait) = self.stop_waiting(uid, REFUSED, now) else {
+        let Some(wait) = self.waits.stop(uid, REFUSED, now, &self.telemetry.meter) else {
             return;
         };
         self.undo(uid, now);

@@ -95,9 +95,13 @@ impl Engine {
 
     pub(super) fn pod_gone(&mut self, uid: &str, now: Timestamp) {
         let queued = self.queue.remove(uid);
-        self.stop_waiting(uid, super::REFUSED, now);
+        self.waits
+            .stop(uid, super::REFUSED, now, &self.telemetry.meter);
         self.preemptor.nominator.settled(uid);
-        let promised = self.denominate(uid);
+        let promised = self
+            .preemptor
+            .nominator
+            .denominate(&mut self.cluster.nodes, uid);
         if let Some(pod) = self.unbook(uid, now) {
             self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
         } else if let Some(queued) = queued.filter(|_| promised) {
@@ -109,7 +113,9 @@ impl Engine {
         self.queue.remove(&info.uid);
         self.waits.pods.remove(&info.uid);
         self.preemptor.nominator.settled(&info.uid);
-        self.denominate(&info.uid);
+        self.preemptor
+            .nominator
+            .denominate(&mut self.cluster.nodes, &info.uid);
         let Some(record) = self.cluster.pods.get_mut(&info.uid) else {
             self.book(info.clone(), node, false, now);
             return self.pod_event(Subject::AssignedPod, Action::ADD, &info, now);
@@ -186,7 +192,9 @@ impl Engine {
         };
         let gates = self.table.gates_of(&info, profile);
         let old = self.queue.get(&info.uid).map(|queued| queued.info.clone());
-        self.nomination_seen(old.as_deref(), &info);
+        self.preemptor
+            .nominator
+            .nomination_seen(&mut self.cluster.nodes, old.as_deref(), &info);
         let matters = old
             .as_ref()
             .is_none_or(|old| old.differs_for_scheduling(&info));
@@ -194,7 +202,7 @@ impl Engine {
             self.queue.add(info.clone(), gates, now);
             return self.read_early(&info, profile);
         };
-        if self.promise_is_over(&old, &info) {
+        if self.preemptor.nominator.promise_is_over(&old, &info) {
             self.promise_ended(&old, now);
         }
         let uid = info.uid.clone();

@@ -237,7 +237,7 @@ impl Engine {
             "uid": &*pod.uid,
             "priority": pod.priority,
             "schedulerName": pod.scheduler_name(),
-            "nominatedNode": self.nominated_node(&pod.uid),
+            "nominatedNode": self.preemptor.nominator.node_of(&pod.uid),
             "plugins": plugins,
         });
         let Some((_, node, assumed)) = booked else {

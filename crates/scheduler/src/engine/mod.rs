@@ -60,7 +60,6 @@ use koord_model::resources::ResourceTable;
 use plugin_table::PluginTable;
 use preemptor::Preemptor;
 use rustc_hash::FxHashMap;
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use telemetry::Telemetry;
@@ -309,11 +308,7 @@ impl Engine {
     /// When time alone will make a pod ready or end a wait, as far as is known.
     #[must_use]
     pub fn next_deadline(&mut self) -> Option<Timestamp> {
-        let waits = self
-            .waits
-            .deadlines
-            .peek()
-            .map(|Reverse((until, _))| *until);
+        let waits = self.waits.next_deadline();
         let books = self.table.books_of(PluginSet::MAX);
         let ticks = books.filter_map(|books| guarded("over time", || books.next_tick())?);
         let queue = self.queue.next_deadline().into_iter();

@@ -2,11 +2,13 @@
 //! say. Pods of the same or a lower priority must leave that room alone.
 
 use super::Engine;
-use crate::state::{NodeIndex, PodInfo};
+use crate::state::{NodeIndex, NodeStore, PodInfo};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// See the module documentation. Nodes are known by name: a nomination may precede its node.
+///
+/// Invariant: `on` and `of` hold the same nominations, and a node whose nominations change is touched.
 #[derive(Debug, Default)]
 pub(super) struct Nominator {
     on: FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>,
@@ -76,44 +78,51 @@ impl Engine {
     pub fn nominated_node(&self, uid: &str) -> Option<&Arc<str>> {
         self.preemptor.nominator.node_of(uid)
     }
+}
 
+impl Nominator {
     /// Sets aside room for `pod` on `node`, in place of where it was nominated before.
-    pub(super) fn nominate(&mut self, pod: &Arc<PodInfo>, node: &Arc<str>) {
-        self.denominate(&pod.uid);
-        if self.preemptor.nominator.is_expected(&pod.uid, node) {
-            self.preemptor.nominator.settled(&pod.uid);
+    pub(super) fn nominate(&mut self, nodes: &mut NodeStore, pod: &Arc<PodInfo>, node: &Arc<str>) {
+        self.denominate(nodes, &pod.uid);
+        if self.is_expected(&pod.uid, node) {
+            self.settled(&pod.uid);
         }
-        self.preemptor.nominator.insert(pod, node);
-        self.touch_named(node);
+        self.insert(pod, node);
+        touch(nodes, node);
     }
 
     /// Withdraws a nomination. Returns whether there was one.
-    pub(super) fn denominate(&mut self, uid: &str) -> bool {
-        if self.preemptor.nominator.is_empty() {
+    pub(super) fn denominate(&mut self, nodes: &mut NodeStore, uid: &str) -> bool {
+        if self.is_empty() {
             return false;
         }
-        let node = self.preemptor.nominator.remove(uid);
+        let node = self.remove(uid);
         if let Some(node) = &node {
-            self.touch_named(node);
+            touch(nodes, node);
         }
         node.is_some()
     }
 
     /// A waiting pod appeared or changed. Its status counts where it says something new: what was
     /// decided here may not have reached the API yet.
-    pub(super) fn nomination_seen(&mut self, old: Option<&PodInfo>, new: &Arc<PodInfo>) {
+    pub(super) fn nomination_seen(
+        &mut self,
+        nodes: &mut NodeStore,
+        old: Option<&PodInfo>,
+        new: &Arc<PodInfo>,
+    ) {
         let before = old.and_then(|old| old.nominated.as_ref());
         if before == new.nominated.as_ref() && old.is_some() {
-            if let Some(node) = self.preemptor.nominator.node_of(&new.uid).cloned() {
-                self.nominate(new, &node);
+            if let Some(node) = self.node_of(&new.uid).cloned() {
+                self.nominate(nodes, new, &node);
             }
             return;
         }
         match &new.nominated {
-            Some(node) if self.preemptor.nominator.is_expected(&new.uid, node) => {}
-            Some(node) => self.nominate(new, node),
+            Some(node) if self.is_expected(&new.uid, node) => {}
+            Some(node) => self.nominate(nodes, new, node),
             None => {
-                self.denominate(&new.uid);
+                self.denominate(nodes, &new.uid);
             }
         }
     }
@@ -124,42 +133,47 @@ impl Engine {
     pub(super) fn promise_is_over(&self, old: &PodInfo, new: &PodInfo) -> bool {
         let before = old.nominated.as_ref();
         before != new.nominated.as_ref()
-            && before.is_some_and(|node| !self.preemptor.nominator.is_expected(&old.uid, node))
+            && before.is_some_and(|node| !self.is_expected(&old.uid, node))
     }
 
     /// What becomes of the nomination of a pod that was refused: `said` is its new node, nothing
     /// when it keeps the one it has, and empty when it has none any more. It keeps it only where
     /// plugins that make room had their say, and left it.
-    pub(super) fn settle_nomination(&mut self, pod: &Arc<PodInfo>, said: Option<&str>) {
-        let known = self.nominated_node(&pod.uid);
+    pub(super) fn settle_nomination(
+        &mut self,
+        nodes: &mut NodeStore,
+        pod: &Arc<PodInfo>,
+        said: Option<&str>,
+    ) {
+        let known = self.node_of(&pod.uid);
         match said {
             Some("") => {
-                self.denominate(&pod.uid);
+                self.denominate(nodes, &pod.uid);
             }
             Some(node) if known.is_some_and(|known| **known == *node) => {}
-            Some(node) => self.nominate(pod, &Arc::from(node)),
+            Some(node) => self.nominate(nodes, pod, &Arc::from(node)),
             None => {}
         }
     }
 
     /// What the pod with this uid takes changed: others are judged beside it where it is nominated.
-    pub(super) fn touch_promised(&mut self, uid: &str) {
-        if let Some(node) = self.preemptor.nominator.node_of(uid).cloned() {
-            self.touch_named(&node);
+    pub(super) fn touch_promised(&self, nodes: &mut NodeStore, uid: &str) {
+        if let Some(node) = self.node_of(uid).cloned() {
+            touch(nodes, &node);
         }
     }
+}
 
-    fn touch_named(&mut self, node: &str) {
-        if let Some(index) = self.cluster.nodes.find(node) {
-            self.cluster.nodes.touch(index);
-        }
+fn touch(nodes: &mut NodeStore, node: &str) {
+    if let Some(index) = nodes.find(node) {
+        nodes.touch(index);
     }
 }
 
 /// The pods nominated to `node` that pods of the priority of `pod` must leave room for.
 pub(super) fn ahead_of(
     nominator: &Nominator,
-    nodes: &crate::state::NodeStore,
+    nodes: &NodeStore,
     pod: &PodInfo,
     node: NodeIndex,
 ) -> Vec<Arc<PodInfo>> {

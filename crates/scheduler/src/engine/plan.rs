@@ -95,11 +95,13 @@ impl Engine {
     /// its node.
     fn follow(&mut self, members: &[Arc<PodInfo>], nodes: &[Arc<str>]) {
         for (pod, node) in members.iter().zip(nodes) {
-            let promised = self.nominated_node(&pod.uid);
+            let promised = self.preemptor.nominator.node_of(&pod.uid);
             if promised.is_none_or(|promised| promised == node) {
                 continue;
             }
-            self.nominate(pod, node);
+            self.preemptor
+                .nominator
+                .nominate(&mut self.cluster.nodes, pod, node);
             self.outbox.push(Output::Expect {
                 pod: pod.clone(),
                 node: node.clone(),

@@ -92,7 +92,7 @@ impl Engine {
         let shared = is_stable
             && self.classes.enabled
             // One that has been promised room is refused its own node for another reason.
-            && self.nominated_node(&asked.pod.uid).is_none()
+            && self.preemptor.nominator.node_of(&asked.pod.uid).is_none()
             && self.table.sign(asked.pod, asked.profile, view, &mut shape) == Signable::Yes;
         shared.then(|| {
             let key = MemoKey {
@@ -165,7 +165,7 @@ impl Engine {
         if !anyone
             && !before_filters
             && diagnosis.helpable > 0
-            && self.nominated_node(&pod.uid).is_none()
+            && self.preemptor.nominator.node_of(&pod.uid).is_none()
         {
             return nobody();
         }
@@ -200,7 +200,7 @@ impl Engine {
             seed: self.options.seed,
             parallel_rows: self.options.parallel_rows,
         };
-        if let Some(node) = self.nominated_node(&pod.uid)
+        if let Some(node) = self.preemptor.nominator.node_of(&pod.uid)
             && let Some(node) = self.cluster.nodes.find(node)
             && !never_fits(&scope.judge(node))
             && self
@@ -404,7 +404,9 @@ impl Engine {
     ) -> Arc<str> {
         let node = self.cluster.nodes.name(plan.node).clone();
         self.outrank(&node, pod.priority, &FxHashSet::default());
-        self.nominate(pod, &node);
+        self.preemptor
+            .nominator
+            .nominate(&mut self.cluster.nodes, pod, &node);
         self.send_away(pod, &node, plan.victims.clone(), plugin, now);
         node
     }
@@ -420,7 +422,9 @@ impl Engine {
             .cloned()
             .collect();
         for other in outranked {
-            self.denominate(&other.uid);
+            self.preemptor
+                .nominator
+                .denominate(&mut self.cluster.nodes, &other.uid);
             if other.is_holder() {
                 continue;
             }

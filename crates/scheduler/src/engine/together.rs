@@ -206,7 +206,7 @@ impl Engine {
                 .as_ref()
                 .is_some_and(|it| it.moving.is_empty() && it.only.is_none())
                 // One that has been promised room is refused its own node for another reason.
-                && self.nominated_node(&pod.uid).is_none()
+                && self.preemptor.nominator.node_of(&pod.uid).is_none()
                 && self.table.sign(&pod, profile, view, &mut shape) == Signable::Yes;
             let kind = match shares {
                 true => *kinds
@@ -313,7 +313,9 @@ impl Engine {
                 continue;
             };
             let node = self.cluster.nodes.name(*node).clone();
-            self.nominate(member, &node);
+            self.preemptor
+                .nominator
+                .nominate(&mut self.cluster.nodes, member, &node);
             if member.uid == pod.uid {
                 own = Some(node);
             } else {
@@ -330,8 +332,10 @@ impl Engine {
 
     /// Takes back what a pod that waits was promised. Returns the pod, if it was promised anything.
     pub(super) fn withdraw(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
-        let node = self.nominated_node(uid).cloned()?;
-        self.denominate(uid);
+        let node = self.preemptor.nominator.node_of(uid).cloned()?;
+        self.preemptor
+            .nominator
+            .denominate(&mut self.cluster.nodes, uid);
         let pod = self.queue.get(uid)?.info.clone();
         self.preemptor.nominator.expect(&pod.uid, &node);
         self.outbox.push(Output::Expect {

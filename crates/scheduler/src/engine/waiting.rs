@@ -1,6 +1,6 @@
 //! Pods that keep their place while they wait for permission.
 
-use super::measure::Point;
+use super::measure::{self, Measured, Meter, Point};
 use crate::queue::PluginSet;
 use crate::state::PodInfo;
 use jiff::{SignedDuration, Timestamp};
@@ -35,4 +35,141 @@ pub(super) struct WaitingPods {
     pub(super) awaited: PluginSet,
     /// When waits end; entries of pods that do not wait any more are dropped when they come up.
     pub(super) deadlines: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
+}
+
+impl WaitingPods {
+    /// Adds a pod that waits for the plugins `on`.
+    pub(super) fn add(&mut self, wait: Waiting, on: PluginSet) {
+        let uid = wait.pod.uid.clone();
+        self.deadlines.push(Reverse((wait.until, uid.clone())));
+        if self.pods.is_empty() {
+            self.awaited = 0;
+        }
+        self.awaited |= on;
+        self.pods.insert(uid, wait);
+        if self.deadlines.len() > 2 * self.pods.len() + 64 {
+            let waiting = &self.pods;
+            self.deadlines.retain(|Reverse((until, uid))| {
+                waiting.get(uid).is_some_and(|w| w.until == *until)
+            });
+        }
+    }
+
+    /// Returns when the next wait ends, as far as is known.
+    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
+        self.deadlines.peek().map(|Reverse((until, _))| *until)
+    }
+
+    /// Returns the next pod whose wait is over by `now`, with the plugin that gave it the least time and how long
+    /// that was. The pod waits until it is stopped.
+    pub(super) fn next_expired(
+        &mut self,
+        now: Timestamp,
+    ) -> Option<(Arc<str>, &'static str, SignedDuration)> {
+        while self.next_deadline().is_some_and(|until| until <= now) {
+            let Reverse((until, uid)) = self.deadlines.pop()?;
+            let waiting = self.pods.get(&uid).filter(|w| w.until == until);
+            if let Some((plugin, longest)) = waiting.map(|w| w.patience) {
+                return Some((uid, plugin, longest));
+            }
+        }
+        None
+    }
+
+    /// Ends the wait of a pod, if it waits.
+    pub(super) fn stop(
+        &mut self,
+        uid: &str,
+        result: &'static str,
+        now: Timestamp,
+        meter: &Meter,
+    ) -> Option<Waiting> {
+        let waiting = self.pods.remove(uid)?;
+        let waited = now.duration_since(waiting.since);
+        meter.note(match waiting.point {
+            Point::Permit => Measured::Permit {
+                result,
+                seconds: waited.as_secs_f64().max(0.0),
+            },
+            point => Measured::Point {
+                profile: waiting.profile,
+                point,
+                status: result,
+                nanos: measure::nanos_of(waited),
+            },
+        });
+        Some(waiting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_model::resources::ResourceTable;
+    use serde_json::json;
+
+    const NEVER: Timestamp = Timestamp::MAX;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn wait(name: &str, until: Timestamp) -> Waiting {
+        let pod = json!({"metadata": {"name": name, "namespace": "ns", "uid": name},
+            "spec": {"containers": []}});
+        let pod = Arc::new(serde_json::from_value(pod).unwrap());
+        Waiting {
+            pod: Arc::new(PodInfo::new(pod, &ResourceTable::new()).unwrap()),
+            profile: 0,
+            on: vec!["Gate"],
+            since: at(0),
+            point: Point::Permit,
+            until,
+            patience: ("Gate", SignedDuration::from_secs(9)),
+            missed: None,
+        }
+    }
+
+    #[test]
+    fn expired_waits_come_up_in_order_and_once() {
+        let mut waits = WaitingPods::default();
+        for (name, second) in [("late", 9), ("early", 3), ("gone", 5), ("again", 2)] {
+            waits.add(wait(name, at(second)), 1);
+        }
+        waits.pods.remove("gone");
+        // Waits once more, for longer.
+        waits.add(wait("again", at(7)), 1);
+        assert_eq!(waits.next_deadline(), Some(at(2)));
+        let mut expired = |now| waits.next_expired(at(now)).map(|(uid, ..)| uid.to_string());
+        assert_eq!(expired(2), None);
+        assert_eq!(expired(8).as_deref(), Some("early"));
+        assert_eq!(expired(8).as_deref(), Some("again"));
+        assert_eq!(expired(8), None);
+        assert_eq!(expired(9).as_deref(), Some("late"));
+        assert_eq!((expired(99), waits.next_deadline()), (None, None));
+    }
+
+    #[test]
+    fn awaited_plugins_start_afresh_when_no_pod_waits() {
+        let meter = Meter::new(1, 1);
+        let mut waits = WaitingPods::default();
+        waits.add(wait("a", NEVER), 0b01);
+        waits.add(wait("b", NEVER), 0b10);
+        assert!(waits.stop("a", "Success", at(1), &meter).is_some());
+        assert!(waits.stop("a", "Success", at(1), &meter).is_none());
+        assert_eq!(waits.awaited, 0b11);
+        waits.stop("b", "Success", at(1), &meter);
+        waits.add(wait("c", NEVER), 0b100);
+        assert_eq!(waits.awaited, 0b100);
+    }
+
+    #[test]
+    fn stale_deadlines_are_dropped_before_they_pile_up() {
+        let mut waits = WaitingPods::default();
+        for second in 0..1000 {
+            waits.add(wait("a", at(second)), 1);
+            waits.pods.remove("a");
+        }
+        assert!(waits.deadlines.len() < 100, "{}", waits.deadlines.len());
+    }
 }

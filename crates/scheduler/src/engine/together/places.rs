@@ -51,7 +51,7 @@ impl<'a> Planner<'a> {
         let mut holds = false;
         let awaits = (0..self.members.len()).any(|at| {
             let pod = &self.members[at].pod;
-            let node = self.engine.nominated_node(&pod.uid);
+            let node = self.engine.preemptor.nominator.node_of(&pod.uid);
             let node = node.and_then(|node| self.engine.cluster.nodes.find(node));
             let Some((node, scope)) = node.zip(self.scope(at)) else {
                 return false;
