@@ -196,7 +196,7 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         pods_bound_before: options.bound,
         attempts: run.attempts,
-        mismatches: run.engine.mismatches(),
+        mismatches: run.engine.classes().mismatches(),
         cpu_seconds_per_1000_pods: 1000.0 * cpu / as_f64(placed.max(1)),
         rss_mib: rss,
         ..Report::default()
@@ -290,8 +290,8 @@ impl Run {
         }
         for object in &fixture.objects {
             let object = match &mut exporters {
-                Some(exporters) => exporters.report(object, |change| engine.kept(change)),
-                None => engine.kept(object.clone()),
+                Some(exporters) => exporters.report(object, |change| engine.plugins().kept(change)),
+                None => engine.plugins().kept(object.clone()),
             };
             engine.object_changed(&object, now);
         }
@@ -418,8 +418,10 @@ impl Run {
         let now = self.now;
         // Not the engine's work: informers do it.
         let change = match &mut self.exporters {
-            Some(exporters) => exporters.report(change, |change| self.engine.kept(change)),
-            None => self.engine.kept(change.clone()),
+            Some(exporters) => {
+                exporters.report(change, |change| self.engine.plugins().kept(change))
+            }
+            None => self.engine.plugins().kept(change.clone()),
         };
         self.timed(|engine| engine.object_changed(&change, now));
     }

@@ -87,18 +87,24 @@ impl Placement for Targets {
         let Some((engine, now)) = &mut self.engine else {
             return unknown("not all is known yet that the scheduler would judge by");
         };
-        let Some(known) = engine.booked_pod(&pod.uid) else {
+        let Some(known) = engine.cluster().booked_pod(&pod.uid) else {
             return unknown("the pod is on no node as far as the scheduler would know");
         };
         let mut next = object(pod, known);
-        let ours = |name: &str| engine.profiles().iter().any(|profile| profile.name == name);
+        let ours = |name: &str| {
+            engine
+                .plugins()
+                .profiles()
+                .iter()
+                .any(|profile| profile.name == name)
+        };
         // Other schedulers' rules are not known; ours are the nearest there is.
         if let Some(spec) = next
             .spec
             .as_mut()
             .filter(|_| !ours(&pod.shape.scheduler_name))
         {
-            let first = engine.profiles().first();
+            let first = engine.plugins().profiles().first();
             spec.scheduler_name = first.map(|profile| profile.name.clone());
         }
         let next = Arc::new(known.without_node(Arc::new(next)));

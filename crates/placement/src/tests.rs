@@ -139,7 +139,7 @@ fn add(engine: &mut Engine, kind: &'static str, new: Arc<dyn std::any::Any + Sen
         old: None,
         new,
     };
-    let change = engine.kept(change);
+    let change = engine.plugins().kept(change);
     engine.object_changed(&change, now());
 }
 

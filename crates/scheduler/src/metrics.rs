@@ -560,7 +560,7 @@ impl Metrics {
         self.inflight
             .with_label_values(&["PodPopped"])
             .set(float(pending.in_flight));
-        let (pods, assumed) = engine.booked();
+        let (pods, assumed) = engine.cluster().booked();
         for (kind, n) in [
             ("nodes", engine.nodes().len()),
             ("pods", pods),
@@ -571,6 +571,7 @@ impl Metrics {
         self.unschedulable.reset();
         for ((profile, plugin), n) in engine.refused_by_plugin() {
             let profile = engine
+                .plugins()
                 .profiles()
                 .get(profile)
                 .map_or("", |p| p.name.as_str());
@@ -583,7 +584,7 @@ impl Metrics {
             .inc_by(engine.preemptions().0.saturating_sub(seen));
         let seen = self.mismatches.get();
         self.mismatches
-            .inc_by(engine.mismatches().saturating_sub(seen));
+            .inc_by(engine.classes().mismatches().saturating_sub(seen));
     }
 }
 

@@ -140,7 +140,7 @@ fn a_refused_pod_is_tried_when_the_node_is_opened() {
     let later = later + jiff::SignedDuration::from_secs(20);
     assert!(engine.schedule_one(later).is_some());
     assert_eq!(
-        engine.placement("p").map(|(node, _)| &**node),
+        engine.cluster().placement("p").map(|(node, _)| &**node),
         Some("cordoned")
     );
 }
@@ -237,7 +237,7 @@ fn pod_of_a_workload_waits_with_a_reason() {
         assert!(engine.schedule_one(later).is_none());
         engine.pod_applied(pod("p", json!({})), later);
         assert!(engine.schedule_one(later).is_some());
-        assert!(engine.placement("p").is_some());
+        assert!(engine.cluster().placement("p").is_some());
         engine.node_deleted("new", later);
         for uid in ["p", "other"] {
             engine.pod_left(uid, later);

@@ -312,7 +312,7 @@ impl World {
 
     /// How many pods are booked, and how many of them only assumed.
     fn booked(&self) -> (usize, usize) {
-        self.engine.booked()
+        self.engine.cluster().booked()
     }
 
     fn bound(&self) -> Vec<&str> {

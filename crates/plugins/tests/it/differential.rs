@@ -65,7 +65,7 @@ fn engine(cached: bool, aggregated: bool) -> Engine {
             old: None,
             new: Arc::new(service),
         };
-        let change = engine.kept(change);
+        let change = engine.plugins().kept(change);
         engine.object_changed(&change, Timestamp::UNIX_EPOCH);
     }
     engine
@@ -348,7 +348,7 @@ proptest! {
                     Step::BindFails(n) => if let Some(at) = pick(n, placed) {
                         let (pod, _) = placed[at].clone();
                         let uid = pod.metadata.uid.unwrap_or_default();
-                        if engine.placement(&uid).is_some_and(|(_, assumed)| assumed) {
+                        if engine.cluster().placement(&uid).is_some_and(|(_, assumed)| assumed) {
                             let message = "conflict".to_owned();
                             engine.bind_finished(&uid, Err(BindError { message, gone: false }), now);
                             placed.swap_remove(at);
@@ -368,9 +368,9 @@ proptest! {
             let [pa, pb] = &mut placed;
             prop_assert_eq!(drain(a, now, pa), drain(b, now, pb));
             prop_assert!(a.nodes().books_balance() && b.nodes().books_balance());
-            prop_assert!(a.memory_balances());
+            prop_assert!(a.classes().memory_balances());
         }
-        prop_assert_eq!(engines[0].mismatches(), 0, "every signature is complete");
+        prop_assert_eq!(engines[0].classes().mismatches(), 0, "every signature is complete");
     }
 }
 

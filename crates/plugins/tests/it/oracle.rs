@@ -247,12 +247,12 @@ impl Run {
                 best,
                 "{}: {pod:?} on {node} of {scores:?} by {:?} in {:#?}",
                 self.what,
-                self.engine.decision(name),
+                self.engine.telemetry().decision(name),
                 self.cluster
             );
             self.reached.best += u32::from(scores.values().any(|score| score < best));
         }
-        if let Some(decision) = self.engine.decision(name)
+        if let Some(decision) = self.engine.telemetry().decision(name)
             && let Some(table) = &decision.table
             && decision.time == self.now()
         {
@@ -334,7 +334,7 @@ impl Run {
         let gone: Vec<String> = self
             .assumed
             .keys()
-            .filter(|name| self.engine.placement(name).is_none())
+            .filter(|name| self.engine.cluster().placement(name).is_none())
             .cloned()
             .collect();
         for name in gone {
@@ -484,7 +484,11 @@ fn run(seed: u64, cached: bool, shows: bool) -> Reached {
         run.decide();
         assert!(run.engine.nodes().books_balance(), "{}", run.what);
     }
-    assert_eq!(run.engine.mismatches(), 0, "every signature is complete");
+    assert_eq!(
+        run.engine.classes().mismatches(),
+        0,
+        "every signature is complete"
+    );
     run.reached
 }
 

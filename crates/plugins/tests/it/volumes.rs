@@ -67,7 +67,7 @@ fn set(engine: &mut Engine, kind: &str, value: Value) {
         old: None,
         new,
     };
-    let change = engine.kept(change);
+    let change = engine.plugins().kept(change);
     engine.object_changed(&change, at(0));
 }
 
@@ -481,7 +481,7 @@ fn a_pod_that_leaves_while_it_waits_is_not_bound_and_holds_nothing() {
         let mut left = (*waiting).clone();
         leave(&mut left);
         engine.pod_applied(Arc::new(left), at(1));
-        assert_eq!(engine.booked(), (0, 0));
+        assert_eq!(engine.cluster().booked(), (0, 0));
         let other = place(&mut engine, pod("q", uses(&["d"]), None));
         assert!(other[0].starts_with("persistentvolumes/v"), "{other:?}");
     }

@@ -56,7 +56,7 @@ async fn services(State(handle): State<DebugHandle>) -> Response {
     let answer = handle
         .ask(|engine, _| {
             let mut paths = vec![SERVICES.to_owned(), NODE.to_owned()];
-            paths.extend(engine.inspections());
+            paths.extend(engine.plugins().inspections());
             paths.sort_unstable();
             json!({"GET": paths})
         })
@@ -74,7 +74,7 @@ async fn pending(State(handle): State<DebugHandle>) -> Response {
 
 async fn decisions(State(handle): State<DebugHandle>) -> Response {
     let answer = handle
-        .ask(|engine, _| json!(engine.decisions().take(100).collect::<Vec<_>>()))
+        .ask(|engine, _| json!(engine.telemetry().decisions().take(100).collect::<Vec<_>>()))
         .await;
     found(answer, String::new)
 }

@@ -1,6 +1,6 @@
 //! Evaluations that pods of one shape share.
 
-use super::class::Evaluation;
+use super::class::{Evaluation, mix};
 use crate::framework::ShapeId;
 use rustc_hash::FxHashMap;
 
@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 ///
 /// Invariant: `bytes` is the sum of what the evaluations were counted with, and each was counted after its last use.
 #[derive(Debug)]
-pub(super) struct ClassCache {
+pub struct ClassCache {
     /// Whether pods may share evaluations.
     pub(super) enabled: bool,
     pub(super) by_shape: FxHashMap<(usize, ShapeId), Evaluation>,
@@ -28,6 +28,50 @@ impl Default for ClassCache {
             bytes: 0,
             uses: 0,
             mismatches: 0,
+        }
+    }
+}
+
+impl ClassCache {
+    /// Drops all evaluations.
+    pub(super) fn clear(&mut self) {
+        self.by_shape.clear();
+        self.bytes = 0;
+    }
+
+    /// What is counted of shared answers must be what they take; for tests.
+    #[must_use]
+    pub fn memory_balances(&self) -> bool {
+        let counted: usize = self.by_shape.values().map(|class| class.counted).sum();
+        let mut classes = self.by_shape.values();
+        counted == self.bytes && classes.all(|class| class.counted == class.bytes())
+    }
+
+    /// How often a shared evaluation named a node that the pod's own check refused.
+    #[must_use]
+    pub fn mismatches(&self) -> u64 {
+        self.mismatches
+    }
+
+    /// Drops evaluations beyond `max_classes` and `budget` bytes; one stays whatever it takes.
+    pub(super) fn evict(&mut self, max_classes: usize, budget: usize) {
+        while self.by_shape.len() > 1 && (self.by_shape.len() > max_classes || self.bytes > budget)
+        {
+            // The older one of two at random: where more shapes take turns than have room, the oldest
+            // is the one that comes next.
+            let draw = |turn: u64| {
+                let number = mix(self.uses ^ (turn << 63)) % self.by_shape.len() as u64;
+                let mut classes = self.by_shape.iter();
+                classes.nth(usize::try_from(number).unwrap_or(0))
+            };
+            let drawn = [draw(0), draw(1)].into_iter().flatten();
+            let oldest = drawn.min_by_key(|(_, class)| class.used);
+            let Some(key) = oldest.map(|(key, _)| *key) else {
+                return;
+            };
+            if let Some(class) = self.by_shape.remove(&key) {
+                self.bytes -= class.counted;
+            }
         }
     }
 }

@@ -21,7 +21,8 @@ pub(super) struct Record {
 ///
 /// Invariant: each record's pod is on its node in `nodes`, `assumed` counts the records that are only assumed, and
 /// `priorities` counts the pods of records by priority, holders excepted.
-pub(super) struct ClusterState {
+#[derive(Debug)]
+pub struct ClusterState {
     pub(super) resources: Arc<ResourceTable>,
     pub(super) nodes: NodeStore,
     pub(super) indexes: Indexes,
@@ -78,5 +79,25 @@ impl ClusterState {
         if *count == 0 {
             self.priorities.remove(&pod.priority);
         }
+    }
+
+    /// How many pods are booked, and how many of them are not confirmed by the informer yet.
+    #[must_use]
+    pub fn booked(&self) -> (usize, usize) {
+        (self.pods.len(), self.assumed)
+    }
+
+    /// The node on which the pod with this uid is booked, and whether that is only assumed.
+    #[must_use]
+    pub fn placement(&self, uid: &str) -> Option<(&Arc<str>, bool)> {
+        self.pods
+            .get(uid)
+            .map(|record| (self.nodes.name(record.node), record.assumed))
+    }
+
+    /// The pod with this uid that is booked on a node, as it is known.
+    #[must_use]
+    pub fn booked_pod(&self, uid: &str) -> Option<&Arc<PodInfo>> {
+        self.pods.get(uid).map(|record| &record.info)
     }
 }

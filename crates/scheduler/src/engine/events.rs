@@ -311,20 +311,6 @@ impl Engine {
         self.wake_for(&event, now);
     }
 
-    /// A change of an object as it is seen once informers have taken it in.
-    #[must_use]
-    pub fn kept(&self, change: ObjectChange) -> ObjectChange {
-        let mut watches = self
-            .table
-            .plugins
-            .iter()
-            .flat_map(|plugin| plugin.watches());
-        match watches.find(|watch| watch.kind() == change.kind) {
-            Some(watch) => watch.kept(change),
-            None => change,
-        }
-    }
-
     /// An object of a kind that a plugin watches changed.
     pub fn object_changed(&mut self, change: &ObjectChange, now: Timestamp) {
         let mut fx = Effects {

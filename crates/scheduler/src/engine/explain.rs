@@ -2,9 +2,10 @@
 
 use super::Engine;
 use super::class::{Column, Evaluation, normal};
+use super::plugin_table::PluginTable;
 use super::scope::Scope;
 use crate::framework::{Code, Cycle, Lacks, Normalize, Rejection, RowVerdict};
-use crate::queue::PluginSet;
+use crate::queue::{PluginSet, Queue};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use rayon::prelude::*;
@@ -69,7 +70,7 @@ pub struct Decision {
     /// `namespace/name`.
     pub pod: String,
     #[serde(skip)]
-    uid: Arc<str>,
+    pub(super) uid: Arc<str>,
     /// Where it went.
     pub node: Arc<str>,
     /// When.
@@ -82,7 +83,7 @@ pub struct Decision {
 /// The latest decisions.
 #[derive(Debug, Default)]
 pub(super) struct Decisions {
-    ring: VecDeque<Decision>,
+    pub(super) ring: VecDeque<Decision>,
     second: i64,
     noted: u32,
 }
@@ -135,22 +136,6 @@ pub struct Near {
 }
 
 impl Engine {
-    /// The latest decision about the pod with this uid, if it is remembered.
-    #[must_use]
-    pub fn decision(&self, uid: &str) -> Option<&Decision> {
-        self.telemetry
-            .decisions
-            .ring
-            .iter()
-            .rev()
-            .find(|it| *it.uid == *uid)
-    }
-
-    /// The latest decisions, newest first.
-    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
-        self.telemetry.decisions.ring.iter().rev()
-    }
-
     /// The nodes that come closest to taking `pod`, nearest first. Empty when the pod is refused
     /// before any node is looked at. Costs one look at every node.
     #[must_use]
@@ -242,12 +227,12 @@ impl Engine {
         });
         let Some((_, node, assumed)) = booked else {
             out["state"] = json!("pending");
-            out["queue"] = self.queue_state(&pod, now);
+            out["queue"] = queue_state(&self.table, &self.queue, &pod, now);
             out["nearest"] = json!(self.nearest(&pod, 3, now));
             return Some(out);
         };
         out["node"] = json!(self.cluster.nodes.name(node));
-        out["decision"] = json!(self.decision(&pod.uid));
+        out["decision"] = json!(self.telemetry.decision(&pod.uid));
         out["state"] = match (self.waits.pods.get(&pod.uid), assumed) {
             (Some(waiting), _) => {
                 out["waitsFor"] = json!({"plugins": waiting.on, "until": waiting.until});
@@ -259,44 +244,6 @@ impl Engine {
         Some(out)
     }
 
-    fn queue_state(&self, pod: &PodInfo, now: Timestamp) -> Value {
-        let names = |set: PluginSet| -> Vec<&str> {
-            let named = self.table.names.iter().enumerate();
-            named
-                .filter(|(instance, _)| set & (1 << instance) != 0)
-                .map(|(_, name)| *name)
-                .collect()
-        };
-        let Some(state) = self.queue.describe(&pod.uid) else {
-            return Value::Null;
-        };
-        let mut out = json!({
-            "place": state.place,
-            "attempts": state.attempts,
-            "firstSeen": state.first_seen,
-        });
-        if let Some(until) = state.until.filter(|until| *until > now) {
-            out["backoffUntil"] = json!(until);
-        }
-        if state.by != 0 {
-            out[if state.place == "gated" {
-                "gatedBy"
-            } else {
-                "refusedBy"
-            }] = json!(names(state.by));
-        }
-        if state.place == "gated" {
-            let reasons: Vec<String> = self
-                .table
-                .plugins
-                .iter()
-                .filter_map(|plugin| Some(plugin.pre_enqueue(pod).err()?.message()))
-                .collect();
-            out["reasons"] = json!(reasons);
-        }
-        out
-    }
-
     /// All pods that are known, with the node of those that have one, in no particular order.
     pub(crate) fn known_pods(&self) -> impl Iterator<Item = (&PodInfo, &str)> {
         let booked = self.cluster.pods.values();
@@ -305,24 +252,44 @@ impl Engine {
         let waiting = waiting.filter(|pod| !self.cluster.pods.contains_key(&pod.uid));
         booked.chain(waiting.map(|pod| (&**pod, "")))
     }
+}
 
-    /// The paths of [`Engine::inspect`], with their prefix.
-    #[must_use]
-    pub fn inspections(&self) -> Vec<String> {
-        let mut out: Vec<String> = self
-            .table
+/// Describes where a pending pod is in the queue, and since when.
+fn queue_state(table: &PluginTable, queue: &Queue, pod: &PodInfo, now: Timestamp) -> Value {
+    let names = |set: PluginSet| -> Vec<&str> {
+        let named = table.names.iter().enumerate();
+        named
+            .filter(|(instance, _)| set & (1 << instance) != 0)
+            .map(|(_, name)| *name)
+            .collect()
+    };
+    let Some(state) = queue.describe(&pod.uid) else {
+        return Value::Null;
+    };
+    let mut out = json!({
+        "place": state.place,
+        "attempts": state.attempts,
+        "firstSeen": state.first_seen,
+    });
+    if let Some(until) = state.until.filter(|until| *until > now) {
+        out["backoffUntil"] = json!(until);
+    }
+    if state.by != 0 {
+        out[if state.place == "gated" {
+            "gatedBy"
+        } else {
+            "refusedBy"
+        }] = json!(names(state.by));
+    }
+    if state.place == "gated" {
+        let reasons: Vec<String> = table
             .plugins
             .iter()
-            .filter_map(|plugin| Some((plugin.name(), plugin.insight()?)))
-            .flat_map(|(name, insight)| {
-                let paths = insight.inspections().iter();
-                paths.map(move |path| format!("/apis/v1/plugins/{name}/{path}"))
-            })
+            .filter_map(|plugin| Some(plugin.pre_enqueue(pod).err()?.message()))
             .collect();
-        out.sort_unstable();
-        out.dedup();
-        out
+        out["reasons"] = json!(reasons);
     }
+    out
 }
 
 impl Scope<'_> {

@@ -39,30 +39,31 @@ mod tree;
 mod verdicts;
 mod waiting;
 
+pub use class_cache::ClassCache;
+pub use cluster::ClusterState;
 pub use consult::{Consultation, Proposal, Question};
 pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
 pub use measure::{Measured, Measures, Point};
 pub use output::{BindRequest, Failure, Observer, Outcome, Output, Started};
+pub use plugin_table::PluginTable;
+pub use telemetry::Telemetry;
 
 pub use crate::framework::{Advice, Advised, Agreed, BindError};
 
 use crate::config::Configuration;
 use crate::framework::{
-    Action, Cycle, Effects, Indexes, Instance, NotShown, Profile, Profiles, Readings, Subject, View,
+    Action, Cycle, Effects, Indexes, NotShown, Profiles, Readings, Subject, View,
 };
 use crate::guard::guarded;
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeStore, PodInfo};
-use class_cache::ClassCache;
-use cluster::{ClusterState, Record};
+use cluster::Record;
 use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
-use plugin_table::PluginTable;
 use preemptor::Preemptor;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use telemetry::Telemetry;
 use waiting::{Waiting, WaitingPods};
 
 /// How upstream's metrics call a pod that was not permitted.
@@ -160,9 +161,33 @@ impl Engine {
         self.cluster.view(now)
     }
 
-    /// The plugins.
-    pub(crate) fn plugins(&self) -> &PluginTable {
+    /// Returns the nodes and what is booked on them.
+    #[must_use]
+    pub fn cluster(&self) -> &ClusterState {
+        &self.cluster
+    }
+
+    /// Returns the plugins.
+    #[must_use]
+    pub fn plugins(&self) -> &PluginTable {
         &self.table
+    }
+
+    /// Returns what pods of one shape share.
+    #[must_use]
+    pub fn classes(&self) -> &ClassCache {
+        &self.classes
+    }
+
+    /// Returns what the engine reports of its work.
+    #[must_use]
+    pub fn telemetry(&self) -> &Telemetry {
+        &self.telemetry
+    }
+
+    /// Returns what the engine reports of its work, to be observed or emptied.
+    pub fn telemetry_mut(&mut self) -> &mut Telemetry {
+        &mut self.telemetry
     }
 
     /// Resource names and numbers.
@@ -171,47 +196,10 @@ impl Engine {
         &self.cluster.resources
     }
 
-    /// The profiles, with plugin positions resolved by [`Engine::plugin_name`].
-    #[must_use]
-    pub fn profiles(&self) -> &[Profile] {
-        &self.table.profiles
-    }
-
-    /// The name of plugin instance `instance`.
-    #[must_use]
-    pub fn plugin_name(&self, instance: Instance) -> &'static str {
-        self.table.names.get(instance).copied().unwrap_or_default()
-    }
-
     /// How many pods wait where.
     #[must_use]
     pub fn pending(&self) -> Pending {
         self.queue.pending()
-    }
-
-    /// How many pods are booked, and how many of them are not confirmed by the informer yet.
-    #[must_use]
-    pub fn booked(&self) -> (usize, usize) {
-        (self.cluster.pods.len(), self.cluster.assumed)
-    }
-
-    /// What is counted of shared answers must be what they take; for tests.
-    #[must_use]
-    pub fn memory_balances(&self) -> bool {
-        let counted: usize = self
-            .classes
-            .by_shape
-            .values()
-            .map(|class| class.counted)
-            .sum();
-        let mut classes = self.classes.by_shape.values();
-        counted == self.classes.bytes && classes.all(|class| class.counted == class.bytes())
-    }
-
-    /// How often a shared evaluation named a node that the pod's own check refused.
-    #[must_use]
-    pub fn mismatches(&self) -> u64 {
-        self.classes.mismatches
     }
 
     /// How many pods entered which queue because of which event, since the last call.
@@ -219,19 +207,9 @@ impl Engine {
         self.queue.take_incoming()
     }
 
-    /// Has `observer` told of every cycle before it begins.
-    pub fn observe(&mut self, observer: Observer) {
-        self.telemetry.observer = Some(observer);
-    }
-
     /// What was measured since the last call.
     pub fn take_measures(&mut self) -> Measures {
         self.telemetry.meter.take(&self.table.names)
-    }
-
-    /// Whether so much was measured that it should be taken now.
-    pub fn has_measured_much(&mut self) -> bool {
-        self.telemetry.meter.is_full()
     }
 
     /// What plugins measure of themselves.
@@ -261,15 +239,6 @@ impl Engine {
             }
         }
         out
-    }
-
-    /// The node on which the pod with this uid is booked, and whether that is only assumed.
-    #[must_use]
-    pub fn placement(&self, uid: &str) -> Option<(&Arc<str>, bool)> {
-        self.cluster
-            .pods
-            .get(uid)
-            .map(|record| (self.cluster.nodes.name(record.node), record.assumed))
     }
 
     /// A pod that waits in the queue, by uid.

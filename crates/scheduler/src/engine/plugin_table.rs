@@ -17,7 +17,7 @@ use std::time::Instant;
 ///
 /// Invariant: `names` has one more entry than `plugins`, that of all extenders together; instances in `profiles`,
 /// `signers`, `protectors` and in the sets are positions in `plugins`.
-pub(crate) struct PluginTable {
+pub struct PluginTable {
     pub(super) profiles: Vec<Profile>,
     pub(super) plugins: Vec<Box<dyn Plugin>>,
     /// By instance; the last is that of all extenders together.
@@ -188,6 +188,39 @@ impl PluginTable {
         }
         helps
     }
+
+    /// The profiles.
+    #[must_use]
+    pub fn profiles(&self) -> &[Profile] {
+        &self.profiles
+    }
+
+    /// A change of an object as it is seen once informers have taken it in.
+    #[must_use]
+    pub fn kept(&self, change: ObjectChange) -> ObjectChange {
+        let mut watches = self.plugins.iter().flat_map(|plugin| plugin.watches());
+        match watches.find(|watch| watch.kind() == change.kind) {
+            Some(watch) => watch.kept(change),
+            None => change,
+        }
+    }
+
+    /// The paths of [`super::Engine::inspect`], with their prefix.
+    #[must_use]
+    pub fn inspections(&self) -> Vec<String> {
+        let mut out: Vec<String> = self
+            .plugins
+            .iter()
+            .filter_map(|plugin| Some((plugin.name(), plugin.insight()?)))
+            .flat_map(|(name, insight)| {
+                let paths = insight.inspections().iter();
+                paths.map(move |path| format!("/apis/v1/plugins/{name}/{path}"))
+            })
+            .collect();
+        out.sort_unstable();
+        out.dedup();
+        out
+    }
 }
 
 /// The plugins whose answers pods share, each once.
@@ -206,4 +239,12 @@ fn signers(profile: &Profile, plugins: &[Box<dyn Plugin>]) -> Vec<Instance> {
     out.dedup();
     debug_assert!(out.iter().all(|at| plugins[*at].points() != Points(0)));
     out
+}
+
+impl std::fmt::Debug for PluginTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PluginTable")
+            .field("names", &self.names)
+            .finish_non_exhaustive()
+    }
 }

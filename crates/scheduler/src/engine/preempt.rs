@@ -73,8 +73,7 @@ pub(super) struct Asked<'a> {
 impl Engine {
     /// Verdicts may have changed in ways that no row's version tells.
     pub(crate) fn forget_shared(&mut self) {
-        self.classes.by_shape.clear();
-        self.classes.bytes = 0;
+        self.classes.clear();
         self.preemptor.memo = Memo::default();
     }
 

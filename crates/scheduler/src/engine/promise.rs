@@ -30,12 +30,6 @@ pub(super) struct Promise {
 }
 
 impl Engine {
-    /// The pod with this uid that is booked on a node, as it is known.
-    #[must_use]
-    pub fn booked_pod(&self, uid: &str) -> Option<&Arc<PodInfo>> {
-        self.cluster.pods.get(uid).map(|record| &record.info)
-    }
-
     /// Finds a node for what will replace a pod that runs, beside all that was promised before, and promises it.
     /// `pod` is that pod with all that decides where it goes, and without a node. It is judged as if it had left
     /// already, but for the room that it takes, and does not go back to its own node. Nobody is evicted for it, and

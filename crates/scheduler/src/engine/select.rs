@@ -1,6 +1,6 @@
 //! The node for one pod: shared, confirmed, or looked for from scratch.
 
-use super::class::{Evaluation, mix};
+use super::class::Evaluation;
 use super::cycle::Stop;
 use super::few::{self, Few};
 use super::measure::{self, Meter, Point, Served};
@@ -277,7 +277,8 @@ impl Engine {
                 );
                 let answer = answer.map(|choice| choice.with(class, &scope, noted));
                 let answer = answer.map(|choice| choice.listing(class, &scope, lists));
-                self.evict_classes();
+                let budget = self.preemptor.memo.leaves(self.options.class_bytes);
+                self.classes.evict(self.options.max_classes, budget);
                 return answer;
             }
             if !confirmed {
@@ -316,32 +317,6 @@ impl Engine {
         let answer = answer(&fresh, best, &scope, &self.table.names, None, victims);
         let answer = answer.map(|choice| choice.with(&fresh, &scope, noted));
         answer.map(|choice| choice.listing(&fresh, &scope, lists))
-    }
-
-    /// Forgets shapes beyond what may be remembered.
-    fn evict_classes(&mut self) {
-        let options = &self.options;
-        let budget = self.preemptor.memo.leaves(options.class_bytes);
-        while self.classes.by_shape.len() > 1
-            && (self.classes.by_shape.len() > options.max_classes || self.classes.bytes > budget)
-        {
-            // The older one of two at random: where more shapes take turns than have room, the oldest
-            // is the one that comes next.
-            let draw = |turn: u64| {
-                let number =
-                    mix(self.classes.uses ^ (turn << 63)) % self.classes.by_shape.len() as u64;
-                let mut classes = self.classes.by_shape.iter();
-                classes.nth(usize::try_from(number).unwrap_or(0))
-            };
-            let drawn = [draw(0), draw(1)].into_iter().flatten();
-            let oldest = drawn.min_by_key(|(_, class)| class.used);
-            let Some(key) = oldest.map(|(key, _)| *key) else {
-                return;
-            };
-            if let Some(class) = self.classes.by_shape.remove(&key) {
-                self.classes.bytes -= class.counted;
-            }
-        }
     }
 }
 

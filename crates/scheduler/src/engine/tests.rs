@@ -342,10 +342,10 @@ fn a_shared_evaluation_that_is_wrong_costs_time_not_correctness() {
     assert!(schedule(&mut engine, 0)[0].1.is_some());
     engine.pod_applied(pod("p-never", "1"), at(1));
     assert_eq!(schedule(&mut engine, 1), [("p-never".to_owned(), None)]);
-    assert_eq!(engine.mismatches(), 1);
+    assert_eq!(engine.classes().mismatches(), 1);
     engine.pod_applied(pod("p-again", "1"), at(2));
     assert!(schedule(&mut engine, 2)[0].1.is_some());
-    assert_eq!(engine.booked(), (2, 2));
+    assert_eq!(engine.cluster().booked(), (2, 2));
 }
 
 /// With thousands that wait for a claim each, their claims come one after another.

@@ -266,7 +266,9 @@ impl Daemon {
         // This future is dropped when the leadership is lost.
         let _closed = gate.guard();
         let told = monitor.clone();
-        engine.observe(Box::new(move |started| told.begin(Attempt::new(started))));
+        engine
+            .telemetry_mut()
+            .observe(Box::new(move |started| told.begin(Attempt::new(started))));
         let plugin_metrics = PluginMetrics::new(&ctx.metrics, metrics.resets());
         let questions = options.debug.attach();
         let debug = options.debug.clone();

@@ -85,7 +85,7 @@ impl Owner {
             if Instant::now() >= next_gauges {
                 self.measure();
                 next_gauges = Instant::now() + self.gauge_period;
-            } else if self.engine.has_measured_much() {
+            } else if self.engine.telemetry_mut().has_measured_much() {
                 self.metrics
                     .measured(self.engine.take_measures(), &self.names);
             }
@@ -280,6 +280,7 @@ impl Owner {
         if top > 0
             && let Some(table) = self
                 .engine
+                .telemetry()
                 .decision(&outcome.pod.uid)
                 .and_then(|decision| decision.table.as_ref())
         {

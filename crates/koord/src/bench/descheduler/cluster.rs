@@ -331,7 +331,7 @@ impl Cluster {
         }
         for (node, pods) in pods.into_iter().enumerate() {
             let metric = self.metric(node, &pods);
-            let change = engine.kept(ObjectChange {
+            let change = engine.plugins().kept(ObjectChange {
                 kind: NODE_METRICS,
                 action: Action::UPDATE,
                 old: None,

@@ -274,7 +274,7 @@ fn walk(plugin: &str, steps: Vec<Step>) {
                         message,
                         gone: true,
                     };
-                    let assumed = cluster.engine.placement(&known[at].0);
+                    let assumed = cluster.engine.cluster().placement(&known[at].0);
                     if assumed.is_some_and(|(_, assumed)| assumed) {
                         let (name, ..) = known.swap_remove(at);
                         cluster.engine.bind_finished(&name, Err(error), cluster.now);

@@ -260,16 +260,19 @@ impl Api {
         let booked: Vec<&String> = self
             .pods
             .keys()
-            .filter(|name| engine.placement(name).is_some())
+            .filter(|name| engine.cluster().placement(name).is_some())
             .collect();
         assert_eq!(
             booked.len(),
-            engine.booked().0,
+            engine.cluster().booked().0,
             "only what exists is booked"
         );
         for (name, (_, node)) in &self.pods {
             if let Some(node) = node {
-                let placed = engine.placement(name).map(|(node, _)| node.to_string());
+                let placed = engine
+                    .cluster()
+                    .placement(name)
+                    .map(|(node, _)| node.to_string());
                 assert_eq!(
                     placed.as_ref(),
                     Some(node),
@@ -303,7 +306,7 @@ impl Api {
         }
         let going = self.on_the_way();
         for (name, (_, node)) in &self.pods {
-            let booked = self.world.engine.placement(name).is_some();
+            let booked = self.world.engine.cluster().placement(name).is_some();
             let reason = node.is_some() || going.contains(name);
             assert_eq!(booked, reason, "{name} waits for nothing");
         }

@@ -438,7 +438,7 @@ fn run(steps: &[Step]) -> Result<Reached, TestCaseError> {
     for (number, step) in steps.iter().enumerate() {
         twins.run(step, number);
     }
-    prop_assert_eq!(twins.cached.mismatches(), 0);
+    prop_assert_eq!(twins.cached.classes().mismatches(), 0);
     // Everybody leaves, in two ways; then the nodes are as good as new.
     for name in twins.waiting.clone() {
         let pod = object(gpu(&name, 1));

@@ -391,7 +391,13 @@ fn nodes_score_by_what_is_left() {
     for (name, mut engine, asked, expected) in rows {
         engine.pod_applied(object(pod("p", requests(asked), json!({}))), now());
         decide(&mut engine).unwrap();
-        let table = engine.decision("p").unwrap().table.clone().unwrap();
+        let table = engine
+            .telemetry()
+            .decision("p")
+            .unwrap()
+            .table
+            .clone()
+            .unwrap();
         let own = table.ranking[0]
             .scores
             .iter()

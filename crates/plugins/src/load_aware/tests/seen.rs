@@ -62,7 +62,7 @@ fn a_report_is_read_by_name() {
 fn informers_keep_what_is_read_and_the_plugin_takes_either() {
     let mut engine = engine(json!({}));
     let change = metric("n", "60", json!({}));
-    let kept = engine.kept(change.clone());
+    let kept = engine.plugins().kept(change.clone());
     let seen = kept.new_as::<SeenMetric>().unwrap();
     assert_eq!(
         *seen,

@@ -460,7 +460,7 @@ fn run(steps: Vec<Step>, reached: &mut Reached) -> Result<(), TestCaseError> {
             Step::Fail(n) => {
                 if let Some(at) = pick(n) {
                     let uid = on_nodes[at].pod.uid.clone();
-                    let placed = engines[0].placement(&uid);
+                    let placed = engines[0].cluster().placement(&uid);
                     if placed.is_some_and(|(_, assumed)| assumed) {
                         let error = BindError {
                             message: String::new(),
@@ -508,7 +508,13 @@ fn run(steps: Vec<Step>, reached: &mut Reached) -> Result<(), TestCaseError> {
             prop_assert_eq!(owners(&table(&mut engines[0], name)), expected, "{}", name);
         }
     }
-    prop_assert_eq!((engines[0].mismatches(), engines[1].mismatches()), (0, 0));
+    prop_assert_eq!(
+        (
+            engines[0].classes().mismatches(),
+            engines[1].classes().mismatches()
+        ),
+        (0, 0)
+    );
     let [engine, _] = &mut engines;
     for bind in &on_nodes {
         engine.pod_deleted(&bound(bind), now());

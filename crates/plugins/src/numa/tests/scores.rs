@@ -93,7 +93,13 @@ fn scores(engine: &mut Engine, pod: Pod) -> String {
     if let Err(message) = try_bind(engine, pod) {
         return reason(&message);
     }
-    let table = engine.decision(&uid).unwrap().table.clone().unwrap();
+    let table = engine
+        .telemetry()
+        .decision(&uid)
+        .unwrap()
+        .table
+        .clone()
+        .unwrap();
     let mut all: Vec<String> = Vec::new();
     for node in &table.ranking {
         let own = node.scores.iter().find(|score| score.plugin == NAME);

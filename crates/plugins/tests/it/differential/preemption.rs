@@ -584,6 +584,6 @@ proptest! {
             }
             prop_assert!(remembers.nodes().books_balance() && looks.nodes().books_balance());
         }
-        prop_assert_eq!(engines[0].mismatches(), 0, "every signature is complete");
+        prop_assert_eq!(engines[0].classes().mismatches(), 0, "every signature is complete");
     }
 }

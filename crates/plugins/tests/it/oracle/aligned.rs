@@ -440,7 +440,11 @@ fn run(seed: u64, cached: bool) -> Reached {
         run.step();
         run.decide();
     }
-    assert_eq!(run.engine.mismatches(), 0, "every signature is complete");
+    assert_eq!(
+        run.engine.classes().mismatches(),
+        0,
+        "every signature is complete"
+    );
     run.reached
 }
 

@@ -17,7 +17,7 @@ proptest! {
     ) {
         let (engines, [shared, alone]) = run(&steps);
         prop_assert_eq!(shared, alone);
-        prop_assert_eq!(engines[0].mismatches(), 0, "every signature is complete");
+        prop_assert_eq!(engines[0].classes().mismatches(), 0, "every signature is complete");
     }
 
     /// What is counted as pods and attachments come and go is what somebody counts who is shown the
@@ -103,7 +103,7 @@ fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
     assert_eq!(said, alone);
     let placed = |said: &[String]| said.iter().filter(|text| text.contains("->")).count();
     assert_eq!(placed(&said), 2, "{said:?}");
-    assert_eq!(engines[0].mismatches(), 0);
+    assert_eq!(engines[0].classes().mismatches(), 0);
 
     // A claim is bound, elsewhere than others of its class can be, between two pods.
     let late = |name| Step::Claim {
@@ -135,7 +135,7 @@ fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
         said.iter()
             .any(|text| text.contains("exceed max volume count"))
     );
-    assert_eq!(engines[0].mismatches(), 0);
+    assert_eq!(engines[0].classes().mismatches(), 0);
 }
 
 /// What changes on nodes while pods of one kind come, and what must be said then.
@@ -233,7 +233,7 @@ fn what_changes_on_a_node_is_seen_by_all_pods_of_a_kind() {
         assert_eq!(said, alone, "{case}");
         let found = said.iter().filter(|text| text.starts_with(expected));
         assert_eq!(found.count(), 1, "{case}: {said:?}");
-        assert_eq!(engines[0].mismatches(), 0, "{case}");
+        assert_eq!(engines[0].classes().mismatches(), 0, "{case}");
     }
 }
 
@@ -308,6 +308,6 @@ fn what_becomes_of_the_volumes_of_a_nominated_pod_is_seen_by_all_pods_of_a_kind(
             .iter()
             .filter(|said| *said == "p3 -> n1" || *said == "p4 -> n1");
         assert_eq!(taken.count(), 1, "{case}: {said:?}");
-        assert_eq!(engines[0].mismatches(), 0, "{case}");
+        assert_eq!(engines[0].classes().mismatches(), 0, "{case}");
     }
 }

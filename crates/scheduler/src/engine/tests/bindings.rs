@@ -12,15 +12,15 @@ fn a_pod_is_booked_bound_and_confirmed() {
         [("a".to_owned(), Some("n".to_owned()))]
     );
     assert_eq!(messages(&mut engine), ["bind a n"]);
-    assert_eq!(engine.booked(), (1, 1));
+    assert_eq!(engine.cluster().booked(), (1, 1));
     engine.bind_finished("a", Ok(()), at(1));
     // An update that was on its way before the binding changes nothing.
     engine.pod_applied(pod("a", "1"), at(1));
-    assert_eq!(engine.booked(), (1, 1));
+    assert_eq!(engine.cluster().booked(), (1, 1));
     engine.pod_applied(bound("a", "1", "n"), at(2));
-    assert_eq!(engine.booked(), (1, 0));
+    assert_eq!(engine.cluster().booked(), (1, 0));
     engine.pod_deleted(&bound("a", "1", "n"), at(3));
-    assert_eq!(engine.booked(), (0, 0));
+    assert_eq!(engine.cluster().booked(), (0, 0));
     assert!(engine.nodes().books_balance());
 }
 
@@ -40,7 +40,7 @@ fn a_failed_binding_gives_the_room_back_and_is_retried_after_backoff() {
         gone: false,
     };
     engine.bind_finished("a", Err(conflict), at(2));
-    assert_eq!(engine.booked(), (0, 0));
+    assert_eq!(engine.cluster().booked(), (0, 0));
     assert_eq!(
         schedule(&mut engine, 2),
         [("b".to_owned(), Some("n".to_owned()))]
@@ -57,7 +57,7 @@ fn a_failed_binding_gives_the_room_back_and_is_retried_after_backoff() {
         gone: true,
     };
     engine.bind_finished("b", Err(gone), at(4));
-    assert_eq!(engine.booked(), (0, 0));
+    assert_eq!(engine.cluster().booked(), (0, 0));
     assert!(engine.queued("b").is_none() && engine.queued("a").is_some());
 }
 
@@ -111,7 +111,7 @@ fn a_pod_that_begins_to_go_while_it_is_bound_is_not_tried_again() {
         gone: false,
     };
     engine.bind_finished("a", Err(failed), at(3));
-    assert_eq!(engine.booked(), (0, 0));
+    assert_eq!(engine.cluster().booked(), (0, 0));
     assert_eq!(schedule(&mut engine, 600), []);
 }
 
@@ -121,7 +121,7 @@ fn a_refused_reservation_is_undone() {
     engine.node_applied(node("n", "2"), at(0));
     engine.pod_applied(pod("unreservable", "1"), at(0));
     assert_eq!(schedule(&mut engine, 0)[0].1, None);
-    assert_eq!(engine.booked(), (0, 0));
+    assert_eq!(engine.cluster().booked(), (0, 0));
     assert!(engine.nodes().books_balance());
     assert_eq!(
         messages(&mut engine),
@@ -142,18 +142,25 @@ fn a_pod_bound_elsewhere_moves_and_a_finished_one_frees_its_room() {
         "n"
     };
     engine.pod_applied(bound("a", "1", other), at(1));
-    assert_eq!(engine.placement("a").map(|(node, _)| &**node), Some(other));
+    assert_eq!(
+        engine.cluster().placement("a").map(|(node, _)| &**node),
+        Some(other)
+    );
     let conflict = BindError {
         message: "already bound".to_owned(),
         gone: false,
     };
     engine.bind_finished("a", Err(conflict), at(2));
-    assert_eq!(engine.booked(), (1, 0), "the informer knew better");
+    assert_eq!(
+        engine.cluster().booked(),
+        (1, 0),
+        "the informer knew better"
+    );
     let done = pod_with("a", "1", |value| {
         value["spec"]["nodeName"] = json!(other);
         value["status"] = json!({"phase": "Succeeded"});
     });
     engine.pod_applied(done, at(3));
-    assert_eq!(engine.booked(), (0, 0));
+    assert_eq!(engine.cluster().booked(), (0, 0));
     assert!(engine.nodes().books_balance());
 }

@@ -47,7 +47,7 @@ fn who_waits_for_others_to_ask_has_not_begun() {
     let heard = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let mut engine = asking();
     let hears = heard.clone();
-    engine.observe(Box::new(move |started| {
+    engine.telemetry_mut().observe(Box::new(move |started| {
         hears.lock().push(started.pod.name.to_string());
     }));
     engine.node_applied(node("n", "2"), at(0));
@@ -86,7 +86,13 @@ fn what_extenders_add_is_explained_and_ranks_the_next_best() {
     engine.consulted("p", asked[0].ticket, Advice::Nodes(Ok(advised)));
     let outcome = engine.schedule_one(at(0)).unwrap();
     assert_eq!(outcome.node.as_deref(), Some("b"));
-    let table = engine.decision("p").unwrap().table.clone().unwrap();
+    let table = engine
+        .telemetry()
+        .decision("p")
+        .unwrap()
+        .table
+        .clone()
+        .unwrap();
     assert_eq!((table.nodes, table.feasible), (5, 4));
     let ranking = table.ranking.iter().map(|it| (&*it.node, it.total));
     assert_eq!(ranking.collect::<Vec<_>>(), [("b", 50), ("e", 7), ("a", 3)]);

@@ -71,7 +71,10 @@ fn run(steps: &[(Step, usize)]) -> [usize; 2] {
                 },
             )
         };
-        let placed = engine.placement(&name).map(|(node, _)| node.to_string());
+        let placed = engine
+            .cluster()
+            .placement(&name)
+            .map(|(node, _)| node.to_string());
         match *step {
             Step::Pod { large, waits } => {
                 // A pod that has a node stays there.
@@ -98,7 +101,7 @@ fn run(steps: &[(Step, usize)]) -> [usize; 2] {
             Step::NodeDeleted => engine.node_deleted(&format!("n{}", number % 3), at(now)),
             Step::Later => now += 40,
         }
-        let (pods, assumed) = engine.booked();
+        let (pods, assumed) = engine.cluster().booked();
         let refused = engine.refused_by_plugin();
         most = [
             most[0].max(assumed),

@@ -123,7 +123,7 @@ fn an_observer_hears_of_every_cycle_before_it_begins() {
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));
     let hears = heard.clone();
-    engine.observe(Box::new(move |started| {
+    engine.telemetry_mut().observe(Box::new(move |started| {
         let Started {
             pod,
             attempts,

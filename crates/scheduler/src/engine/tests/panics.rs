@@ -97,7 +97,11 @@ fn a_pod_over_which_a_plugin_panics_when_its_wait_ends_is_tried_again() {
         assert!(engine.nodes().books_balance(), "{place}");
         engine.node_applied(node("m", "1"), at(31));
         schedule(&mut engine, 31);
-        assert_eq!(engine.booked(), (1, 1), "{place}: it waits once more");
+        assert_eq!(
+            engine.cluster().booked(),
+            (1, 1),
+            "{place}: it waits once more"
+        );
         assert_eq!(engine.pending().in_flight, 1, "{place}");
     }
 }

@@ -16,7 +16,7 @@ fn cluster() -> Engine {
 }
 
 fn next(engine: &Engine, name: &str) -> Arc<PodInfo> {
-    let known = engine.booked_pod(name).unwrap();
+    let known = engine.cluster().booked_pod(name).unwrap();
     Arc::new(known.without_node(pod(name, "1")))
 }
 
@@ -36,11 +36,11 @@ fn a_promise_is_booked_until_it_is_withdrawn_and_the_room_at_home_stays_taken() 
         assert_eq!(promise(&mut engine, "a"), Ok("n2".to_owned()));
         assert_eq!(promise(&mut engine, "b"), Ok("n2".to_owned()));
         assert_eq!(free(&engine), [0, 0, 0]);
-        assert_eq!(engine.placement("a").unwrap().0.as_ref(), "n2");
+        assert_eq!(engine.cluster().placement("a").unwrap().0.as_ref(), "n2");
         engine.withdraw_promises(at(2));
         assert_eq!(format!("{:?}", free(&engine)), before);
-        assert_eq!(engine.placement("a").unwrap().0.as_ref(), "n1");
-        assert_eq!(engine.booked(), (3, 0));
+        assert_eq!(engine.cluster().placement("a").unwrap().0.as_ref(), "n1");
+        assert_eq!(engine.cluster().booked(), (3, 0));
         assert!(engine.nodes().books_balance());
     }
     let nowhere = |engine: &mut Engine| promise(engine, "full").unwrap_err();
@@ -78,8 +78,8 @@ fn who_cannot_be_promised_anything_stays_as_it_was() {
         .message();
     assert!(said.contains("the pod is on no node"), "{said}");
     assert_eq!(free(&engine), before);
-    assert_eq!(engine.booked(), (6, 0));
+    assert_eq!(engine.cluster().booked(), (6, 0));
     engine.withdraw_promises(at(2));
-    assert_eq!(engine.booked(), (6, 0));
+    assert_eq!(engine.cluster().booked(), (6, 0));
     assert!(engine.nodes().books_balance());
 }

@@ -22,7 +22,10 @@ fn an_edit_of_a_pod_that_waits_counts_when_it_has_waited_in_vain() {
     });
     engine.pod_applied(gated, at(31));
     assert_eq!(schedule(&mut engine, 600), []);
-    assert_eq!((engine.pending().gated, engine.booked()), (1, (0, 0)));
+    assert_eq!(
+        (engine.pending().gated, engine.cluster().booked()),
+        (1, (0, 0))
+    );
 }
 
 #[test]
@@ -37,7 +40,7 @@ fn a_pod_that_waits_for_permission_holds_its_room_until_allowed_or_late() {
         messages(&mut engine),
         ["expect wait-a n", "expect wait-b n"]
     );
-    assert_eq!(engine.booked(), (2, 2));
+    assert_eq!(engine.cluster().booked(), (2, 2));
     let allow = ObjectChange {
         kind: "tests",
         action: Action::UPDATE,
@@ -48,7 +51,11 @@ fn a_pod_that_waits_for_permission_holds_its_room_until_allowed_or_late() {
     assert_eq!(messages(&mut engine), ["bind wait-a n"]);
     assert_eq!(engine.next_deadline(), Some(at(30)));
     engine.schedule_one(at(30));
-    assert_eq!(engine.booked().0, 1, "the other one gave its room back");
+    assert_eq!(
+        engine.cluster().booked().0,
+        1,
+        "the other one gave its room back"
+    );
     assert!(messages(&mut engine)[0].contains(
         "0/1 nodes are available: 1 rejected due to timeout after waiting 30s at plugin Knobs."
     ));
@@ -81,7 +88,7 @@ fn a_late_echo_of_a_place_that_was_given_back_keeps_nobody_out() {
     assert_eq!(schedule(&mut engine, 0).len(), 1);
     assert_eq!(messages(&mut engine), ["expect wait-a n"]);
     engine.schedule_one(at(30));
-    assert_eq!(engine.booked().0, 0, "it waited in vain");
+    assert_eq!(engine.cluster().booked().0, 0, "it waited in vain");
     let echo = pod_with("wait-a", "1", |value| {
         value["status"] = json!({"nominatedNodeName": "n"});
     });
@@ -109,7 +116,11 @@ fn echoes_of_a_place_that_was_given_back_wake_nobody() {
     assert_eq!(schedule(&mut engine, 0).len(), 1, "refused");
     engine.pod_deleted(&pod("b", "1"), at(1));
     let tried = schedule(&mut engine, 30);
-    assert_eq!(engine.booked().0, 0, "it waited in vain: {tried:?}");
+    assert_eq!(
+        engine.cluster().booked().0,
+        0,
+        "it waited in vain: {tried:?}"
+    );
     let echo = pod_with("wait-a", "1", |value| {
         value["status"] = json!({"nominatedNodeName": "n"});
     });

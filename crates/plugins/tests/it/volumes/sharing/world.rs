@@ -216,7 +216,7 @@ impl World {
             new,
         };
         for engine in engines {
-            let change = engine.kept(change.clone());
+            let change = engine.plugins().kept(change.clone());
             engine.object_changed(&change, now);
         }
     }
@@ -233,7 +233,7 @@ impl World {
             new,
         };
         for engine in engines {
-            let change = engine.kept(change.clone());
+            let change = engine.plugins().kept(change.clone());
             engine.object_changed(&change, now);
         }
     }
@@ -519,7 +519,11 @@ pub(super) fn run(steps: &[Step]) -> (Vec<Engine>, [Vec<String>; 2]) {
                         continue;
                     };
                     let uid = side.placed[at].0.metadata.uid.clone().unwrap();
-                    if engine.placement(&uid).is_some_and(|(_, assumed)| assumed) {
+                    if engine
+                        .cluster()
+                        .placement(&uid)
+                        .is_some_and(|(_, assumed)| assumed)
+                    {
                         let message = "conflict".to_owned();
                         engine.bind_finished(
                             &uid,
