@@ -152,17 +152,8 @@ impl Engine {
         else {
             return Vec::new();
         };
-        let scope = Scope {
-            cycle,
-            plugins: &self.table.plugins,
-            prepared: &prepared,
-            nominator: &self.preemptor.nominator,
-            opinion: None,
-            shared: false,
-            bare: false,
-            parallel_rows: self.options.parallel_rows,
-            seed: self.options.seed,
-        };
+        let nominator = &self.preemptor.nominator;
+        let scope = Scope::new(cycle, &self.table, &prepared, nominator, &self.options);
         let far = |node: NodeIndex| {
             let mut lacks = Lacks::default();
             scope.lacks(node, &mut lacks);

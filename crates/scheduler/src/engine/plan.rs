@@ -43,11 +43,16 @@ impl Engine {
         planning.arrange(&mut pods);
         let members = self.prepare_members(pods, now)?;
         let view = self.cluster.view(now);
+        let nominator = &self.preemptor.nominator;
         let mut tally = Tally::default();
         let mut helpable = Vec::new();
         let mut offers = Vec::with_capacity(self.cluster.nodes.len());
         for node in self.cluster.nodes.indices() {
-            let scope = |at: usize| self.member_scope(&members, at, view);
+            let scope = |at: usize| {
+                let cycle = Cycle::new(&members.pods[at], view);
+                let prepared = &members.prepared[at];
+                Scope::new(cycle, &self.table, prepared, nominator, &self.options)
+            };
             let (slots, refused) = members.slots(node, scope);
             offers.push(Offer {
                 node,
@@ -137,20 +142,6 @@ impl Engine {
             prepared,
             uids,
         })
-    }
-
-    fn member_scope<'a>(&'a self, members: &'a Members, at: usize, view: View<'a>) -> Scope<'a> {
-        Scope {
-            cycle: Cycle::new(&members.pods[at], view),
-            plugins: &self.table.plugins,
-            prepared: &members.prepared[at],
-            nominator: &self.preemptor.nominator,
-            opinion: None,
-            shared: false,
-            bare: false,
-            seed: self.options.seed,
-            parallel_rows: self.options.parallel_rows,
-        }
     }
 }
 

@@ -5,13 +5,18 @@
 //! plan is carried out by whoever reads [`Output::Evict`]; until the victims are gone, the node
 //! keeps room for the pod by its nomination.
 
+use super::cluster::ClusterState;
+use super::measure::Meter;
 use super::memo::{Memo, MemoKey, Tried};
+use super::plugin_table::PluginTable;
+use super::preemptor::Preemptor;
 use super::scope::Scope;
-use super::{Engine, Output};
+use super::{Engine, EngineOptions, Output};
 use crate::framework::{
     Code, Cycle, Diagnosis, Instance, NodeRefusal, Preemption, Reason, Rejection, RowVerdict,
     Signable, Signature, Verb, View, Write,
 };
+use crate::queue::Queue;
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -59,6 +64,19 @@ pub(super) enum Attempt {
     Waits(String),
 }
 
+/// The parts of the engine that searches for victims read.
+#[derive(Clone, Copy)]
+pub(super) struct VictimSearch<'a> {
+    pub(super) options: &'a EngineOptions,
+    pub(super) cluster: &'a ClusterState,
+    pub(super) table: &'a PluginTable,
+    pub(super) queue: &'a Queue,
+    pub(super) preemptor: &'a Preemptor,
+    pub(super) meter: &'a Meter,
+    /// Whether pods may share what is found.
+    pub(super) shares: bool,
+}
+
 /// Who asks for room, and under which rules.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked<'a> {
@@ -71,12 +89,122 @@ pub(super) struct Asked<'a> {
 }
 
 impl Engine {
+    /// Returns what searches for victims read.
+    pub(super) fn victim_search(&self) -> VictimSearch<'_> {
+        VictimSearch {
+            options: &self.options,
+            cluster: &self.cluster,
+            table: &self.table,
+            queue: &self.queue,
+            preemptor: &self.preemptor,
+            meter: &self.telemetry.meter,
+            shares: self.classes.enabled,
+        }
+    }
+
     /// Verdicts may have changed in ways that no row's version tells.
     pub(crate) fn forget_shared(&mut self) {
         self.classes.clear();
         self.preemptor.memo = Memo::default();
     }
 
+    /// Carries out `plan`: nominates the pod, asks for the evictions, and withdraws what pods of
+    /// lower priority were promised on the node.
+    pub(super) fn make_room(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        plugin: &'static str,
+        plan: &Plan,
+        now: Timestamp,
+    ) -> Arc<str> {
+        let node = self.cluster.nodes.name(plan.node).clone();
+        self.outrank(&node, pod.priority, &FxHashSet::default());
+        self.preemptor
+            .nominator
+            .nominate(&mut self.cluster.nodes, pod, &node);
+        self.send_away(pod, &node, plan.victims.clone(), plugin, now);
+        node
+    }
+
+    /// Withdraws what pods of lower priority than this were promised on `node`, but for `mates`, by uid.
+    pub(super) fn outrank(&mut self, node: &str, priority: i32, mates: &FxHashSet<Arc<str>>) {
+        let outranked: Vec<Arc<PodInfo>> = self
+            .preemptor
+            .nominator
+            .on(node)
+            .iter()
+            .filter(|other| other.priority < priority && !mates.contains(&other.uid))
+            .cloned()
+            .collect();
+        for other in outranked {
+            self.preemptor
+                .nominator
+                .denominate(&mut self.cluster.nodes, &other.uid);
+            if other.is_holder() {
+                continue;
+            }
+            // Its status may not show yet what it was promised; then only a plain write takes it back.
+            if other.nominated.is_none() {
+                self.outbox.push(Output::Write(clear_nomination(&other)));
+            }
+            // What the binder was told to expect is void, too.
+            self.outbox.push(Output::Expect {
+                pod: other,
+                node: Arc::from(""),
+            });
+        }
+    }
+
+    /// Has `victims` go from `node` for `pod`.
+    pub(super) fn send_away(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: &Arc<str>,
+        victims: Vec<Arc<PodInfo>>,
+        plugin: &'static str,
+        now: Timestamp,
+    ) {
+        let (mut going, mut waiting) = (Vec::new(), Vec::new());
+        for victim in victims {
+            if self.waits.pods.contains_key(&victim.uid) {
+                waiting.push(victim.uid.clone());
+            } else {
+                self.preemptor
+                    .evicting
+                    .insert(victim.uid.clone(), pod.uid.clone());
+                if !victim.deleting {
+                    going.push(victim);
+                }
+            }
+        }
+        self.preemptor.victims += going.len() + waiting.len();
+        for uid in waiting {
+            self.reject_waiting(&uid, plugin, "preempted", now);
+        }
+        if !going.is_empty() {
+            self.outbox.push(Output::Evict {
+                preemptor: pod.clone(),
+                node: node.clone(),
+                victims: going,
+            });
+        }
+    }
+
+    /// An eviction that was asked for did not happen: the pod it was for may look for others.
+    pub fn eviction_failed(&mut self, victim: &str) {
+        if let Some(preemptor) = self.preemptor.evicting.remove(victim) {
+            self.queue.activate(&preemptor);
+        }
+    }
+
+    /// How often room was looked for, and how many pods were to go for it.
+    #[must_use]
+    pub fn preemptions(&self) -> (u64, usize) {
+        (self.preemptor.searches, self.preemptor.victims)
+    }
+}
+
+impl VictimSearch<'_> {
     /// What makes answers per node the same, and what budgets allow; `None` when they cannot be
     /// remembered.
     fn memo_key(
@@ -89,7 +217,7 @@ impl Engine {
         let version = rules.preemption_state(view)?;
         let mut shape = Signature::default();
         let shared = is_stable
-            && self.classes.enabled
+            && self.shares
             // One that has been promised room is refused its own node for another reason.
             && self.preemptor.nominator.node_of(&asked.pod.uid).is_none()
             && self.table.sign(asked.pod, asked.profile, view, &mut shape) == Signable::Yes;
@@ -107,7 +235,7 @@ impl Engine {
 
     /// The nodes with anybody who may go for `pod`, sorted, where the rules can name them.
     fn pool(&self, pod: &PodInfo, rules: &Preemption<'_>) -> Option<Vec<NodeIndex>> {
-        let pool = rules.pool.as_ref().filter(|_| self.classes.enabled)?;
+        let pool = rules.pool.as_ref().filter(|_| self.shares)?;
         let mut nodes = Vec::new();
         pool(&mut |uid| {
             let record = self.cluster.pods.get(uid);
@@ -171,14 +299,13 @@ impl Engine {
         let cycle = Cycle::new(pod, self.cluster.view(now));
         let tolerated = diagnosis.pre_filter_by.filter(|by| *by == owner);
         let despite = tolerated.map_or(0, |by| 1 << by);
-        let prepared =
-            match self
-                .table
-                .prepare_despite(&self.telemetry.meter, &cycle, profile, despite)
-            {
-                Ok(prepared) if before_filters == tolerated.is_some() => Some(prepared),
-                _ => None,
-            };
+        let prepared = match self
+            .table
+            .prepare_despite(self.meter, &cycle, profile, despite)
+        {
+            Ok(prepared) if before_filters == tolerated.is_some() => Some(prepared),
+            _ => None,
+        };
         let Some(prepared) = prepared.filter(|_| diagnosis.helpable > 0) else {
             // Nobody's leaving lifts what another plugin decided before any node was looked at.
             let reason = match diagnosis.helpable {
@@ -188,17 +315,8 @@ impl Engine {
             let refusals = [(Reason::Static(reason), total)];
             return Attempt::Hopeless(hopeless(rules.prefix, total, refusals));
         };
-        let scope = Scope {
-            cycle,
-            plugins: &self.table.plugins,
-            prepared: &prepared,
-            nominator: &self.preemptor.nominator,
-            opinion: None,
-            shared: false,
-            bare: false,
-            seed: self.options.seed,
-            parallel_rows: self.options.parallel_rows,
-        };
+        let nominator = &self.preemptor.nominator;
+        let scope = Scope::new(cycle, self.table, &prepared, nominator, self.options);
         if let Some(node) = self.preemptor.nominator.node_of(&pod.uid)
             && let Some(node) = self.cluster.nodes.find(node)
             && !never_fits(&scope.judge(node))
@@ -390,101 +508,6 @@ impl Engine {
                     && condition.status == "True"
                     && condition.reason.as_deref() == Some("PreemptionByScheduler")
             })
-    }
-
-    /// Carries out `plan`: nominates the pod, asks for the evictions, and withdraws what pods of
-    /// lower priority were promised on the node.
-    pub(super) fn make_room(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        plugin: &'static str,
-        plan: &Plan,
-        now: Timestamp,
-    ) -> Arc<str> {
-        let node = self.cluster.nodes.name(plan.node).clone();
-        self.outrank(&node, pod.priority, &FxHashSet::default());
-        self.preemptor
-            .nominator
-            .nominate(&mut self.cluster.nodes, pod, &node);
-        self.send_away(pod, &node, plan.victims.clone(), plugin, now);
-        node
-    }
-
-    /// Withdraws what pods of lower priority than this were promised on `node`, but for `mates`, by uid.
-    pub(super) fn outrank(&mut self, node: &str, priority: i32, mates: &FxHashSet<Arc<str>>) {
-        let outranked: Vec<Arc<PodInfo>> = self
-            .preemptor
-            .nominator
-            .on(node)
-            .iter()
-            .filter(|other| other.priority < priority && !mates.contains(&other.uid))
-            .cloned()
-            .collect();
-        for other in outranked {
-            self.preemptor
-                .nominator
-                .denominate(&mut self.cluster.nodes, &other.uid);
-            if other.is_holder() {
-                continue;
-            }
-            // Its status may not show yet what it was promised; then only a plain write takes it back.
-            if other.nominated.is_none() {
-                self.outbox.push(Output::Write(clear_nomination(&other)));
-            }
-            // What the binder was told to expect is void, too.
-            self.outbox.push(Output::Expect {
-                pod: other,
-                node: Arc::from(""),
-            });
-        }
-    }
-
-    /// Has `victims` go from `node` for `pod`.
-    pub(super) fn send_away(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        node: &Arc<str>,
-        victims: Vec<Arc<PodInfo>>,
-        plugin: &'static str,
-        now: Timestamp,
-    ) {
-        let (mut going, mut waiting) = (Vec::new(), Vec::new());
-        for victim in victims {
-            if self.waits.pods.contains_key(&victim.uid) {
-                waiting.push(victim.uid.clone());
-            } else {
-                self.preemptor
-                    .evicting
-                    .insert(victim.uid.clone(), pod.uid.clone());
-                if !victim.deleting {
-                    going.push(victim);
-                }
-            }
-        }
-        self.preemptor.victims += going.len() + waiting.len();
-        for uid in waiting {
-            self.reject_waiting(&uid, plugin, "preempted", now);
-        }
-        if !going.is_empty() {
-            self.outbox.push(Output::Evict {
-                preemptor: pod.clone(),
-                node: node.clone(),
-                victims: going,
-            });
-        }
-    }
-
-    /// An eviction that was asked for did not happen: the pod it was for may look for others.
-    pub fn eviction_failed(&mut self, victim: &str) {
-        if let Some(preemptor) = self.preemptor.evicting.remove(victim) {
-            self.queue.activate(&preemptor);
-        }
-    }
-
-    /// How often room was looked for, and how many pods were to go for it.
-    #[must_use]
-    pub fn preemptions(&self) -> (u64, usize) {
-        (self.preemptor.searches, self.preemptor.victims)
     }
 }
 

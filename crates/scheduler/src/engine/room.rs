@@ -91,7 +91,9 @@ impl Engine {
                         diagnosis: &diagnosis,
                     };
                     let mut all = Vec::new();
-                    let attempt = self.find_victims(&asked, &mut memo, &mut all, now);
+                    let attempt = self
+                        .victim_search()
+                        .find_victims(&asked, &mut memo, &mut all, now);
                     memo.keep_within(self.options.class_bytes);
                     self.preemptor.memo = memo;
                     match attempt {
@@ -121,7 +123,7 @@ impl Engine {
                 }
                 PostFilter::PreemptForGroup(group) => {
                     self.preemptor.searches += 1;
-                    let attempt = self.find_room_together(
+                    let attempt = self.victim_search().find_room_together(
                         pod,
                         profile,
                         &group,

@@ -1,7 +1,9 @@
 //! One pod's filter chain on one node: what every answer, shared or not, is made of.
 
+use super::EngineOptions;
 use super::nominator::{Nominator, ahead_of};
 use super::opinion::Opinion;
+use super::plugin_table::PluginTable;
 use crate::framework::{
     Alignment, Code, Cycle, Instance, Overlay, Plugin, Reason, Reasons, Rejection, Release,
     RowVerdict, State,
@@ -54,6 +56,29 @@ pub(crate) struct Scope<'a> {
     pub(super) seed: u64,
     /// From this many rows on, several threads judge them.
     pub(super) parallel_rows: usize,
+}
+
+impl<'a> Scope<'a> {
+    /// Returns what an evaluation of the cycle's pod alone reads, extenders not having been asked.
+    pub(super) fn new(
+        cycle: Cycle<'a>,
+        table: &'a PluginTable,
+        prepared: &'a Prepared,
+        nominator: &'a Nominator,
+        options: &EngineOptions,
+    ) -> Self {
+        Self {
+            cycle,
+            plugins: &table.plugins,
+            prepared,
+            nominator,
+            opinion: None,
+            shared: false,
+            bare: false,
+            seed: options.seed,
+            parallel_rows: options.parallel_rows,
+        }
+    }
 }
 
 /// Who is imagined away from a row: first the pods that the one which is placed takes in.

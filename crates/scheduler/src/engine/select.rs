@@ -145,16 +145,10 @@ impl Engine {
                 .cluster
                 .lowest_priority()
                 .is_some_and(|lowest| lowest < pod.priority);
+        let nominator = &self.preemptor.nominator;
         let scope = Scope {
-            cycle,
-            plugins: &self.table.plugins,
-            prepared: &prepared,
-            nominator: &self.preemptor.nominator,
             opinion,
-            shared: false,
-            bare: false,
-            seed: self.options.seed,
-            parallel_rows: self.options.parallel_rows,
+            ..Scope::new(cycle, &self.table, &prepared, nominator, &self.options)
         };
         // Room was made there: if it is enough now, nothing else is looked at.
         let own = self.preemptor.nominator.node_of(&pod.uid);
@@ -287,16 +281,16 @@ impl Engine {
             }
         }
         let view = self.cluster.view(now);
+        let nominator = &self.preemptor.nominator;
         let scope = Scope {
-            cycle: Cycle::new(pod, view),
-            plugins: &self.table.plugins,
-            prepared: &prepared,
-            nominator: &self.preemptor.nominator,
             opinion,
-            shared: false,
-            bare: false,
-            seed: self.options.seed,
-            parallel_rows: self.options.parallel_rows,
+            ..Scope::new(
+                Cycle::new(pod, view),
+                &self.table,
+                &prepared,
+                nominator,
+                &self.options,
+            )
         };
         let filtering = self
             .telemetry

@@ -8,6 +8,7 @@ mod consent;
 mod places;
 
 use super::plugin_table::PluginTable;
+use super::preempt::VictimSearch;
 use super::scope::Prepared;
 use super::{Engine, Output};
 use crate::framework::{Cycle, Diagnosis, GroupPreemption, Instance, Signable, Signature, View};
@@ -72,7 +73,7 @@ struct Site {
 
 /// The plan in the making.
 struct Planner<'a> {
-    engine: &'a Engine,
+    search: VictimSearch<'a>,
     view: View<'a>,
     group: &'a GroupPreemption<'a>,
     members: Vec<Member>,
@@ -114,113 +115,6 @@ impl Engine {
         company
             .filter_map(|pod| Some((pod.uid.clone(), prepare(pod)?)))
             .collect()
-    }
-
-    /// Looks for room for the pods that start together with `pod`. Changes nothing.
-    pub(super) fn find_room_together(
-        &self,
-        pod: &Arc<PodInfo>,
-        profile: usize,
-        group: &GroupPreemption<'_>,
-        company: Company,
-        now: Timestamp,
-    ) -> Attempt {
-        let total = self.cluster.nodes.len();
-        if total == 0 {
-            return Attempt::Ineligible(String::new());
-        }
-        let pods = group.pending.iter();
-        let mut pods: Vec<Arc<PodInfo>> = pods
-            .filter_map(|uid| Some(self.queue.get(uid)?.info.clone()))
-            .collect();
-        let never = |pod: &Arc<PodInfo>| {
-            let spec = pod.spec();
-            spec.and_then(|spec| spec.preemption_policy.as_deref()) == Some("Never")
-        };
-        if pods.iter().any(never) {
-            return Attempt::Ineligible(NEVER.to_owned());
-        }
-        let Some(weakest) = pods.iter().min_by_key(|pod| pod.priority).cloned() else {
-            return Attempt::Ineligible(String::new());
-        };
-        let planning = self.table.group_to_plan(pod, profile);
-        let planning = planning.and_then(|(at, _)| self.table.plugins[at].planning());
-        if let Some(planning) = planning {
-            planning.arrange(&mut pods);
-        }
-        let view = self.cluster.view(now);
-        let mut planner = Planner {
-            engine: self,
-            view,
-            group,
-            mates: pods.iter().map(|pod| pod.uid.clone()).collect(),
-            members: self.members(pods, profile, company, view),
-            weakest,
-            sites: Vec::with_capacity(total),
-            spent: FxHashMap::default(),
-            spendings: 0,
-        };
-        if planner.is_awaiting() {
-            return Attempt::Waits(TERMINATING.to_owned());
-        }
-        // Equal nodes are not always asked in the same order.
-        let offset = super::class::mix(self.options.seed ^ self.preemptor.searches);
-        let nodes: Vec<NodeIndex> = self.cluster.nodes.indices().collect();
-        let offset = usize::try_from(offset % total as u64).unwrap_or(0);
-        let (ahead, behind) = nodes.split_at(offset.min(nodes.len()));
-        let sites = behind.iter().chain(ahead).map(|node| Site {
-            node: *node,
-            pool: None,
-            placed: Vec::new(),
-            victims: Vec::new(),
-        });
-        planner.sites.extend(sites);
-        let placed = match planning {
-            Some(planning) => planner.place_planned(planning),
-            None => planner.place_each(),
-        };
-        let placed = match placed {
-            Ok(placed) => placed,
-            Err(text) => return Attempt::Hopeless(text),
-        };
-        match planner.finish(placed, self.table.admissions(profile)) {
-            Some(plan) => Attempt::Room(plan),
-            None => Attempt::Hopeless(planner.unhelpful()),
-        }
-    }
-
-    fn members(
-        &self,
-        pods: Vec<Arc<PodInfo>>,
-        profile: usize,
-        mut company: Company,
-        view: View<'_>,
-    ) -> Vec<Member> {
-        let mut kinds = FxHashMap::default();
-        let pods = pods.into_iter().enumerate();
-        let member = |(at, pod): (usize, Arc<PodInfo>)| {
-            let profile = self.table.profile_of(&pod).unwrap_or(profile);
-            let prepared = company.remove(&pod.uid);
-            let mut shape = Signature::default();
-            let shares = prepared
-                .as_ref()
-                .is_some_and(|it| it.moving.is_empty() && it.only.is_none())
-                // One that has been promised room is refused its own node for another reason.
-                && self.preemptor.nominator.node_of(&pod.uid).is_none()
-                && self.table.sign(&pod, profile, view, &mut shape) == Signable::Yes;
-            let kind = match shares {
-                true => *kinds
-                    .entry((profile, pod.priority, shape.finish()))
-                    .or_insert(at),
-                false => at,
-            };
-            Member {
-                pod,
-                prepared,
-                kind,
-            }
-        };
-        pods.map(member).collect()
     }
 
     /// Carries out what was found for a group, and has `diagnosis` say so.
@@ -343,6 +237,115 @@ impl Engine {
             node: Arc::from(""),
         });
         Some(pod)
+    }
+}
+
+impl VictimSearch<'_> {
+    /// Looks for room for the pods that start together with `pod`. Changes nothing.
+    pub(super) fn find_room_together(
+        &self,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        group: &GroupPreemption<'_>,
+        company: Company,
+        now: Timestamp,
+    ) -> Attempt {
+        let total = self.cluster.nodes.len();
+        if total == 0 {
+            return Attempt::Ineligible(String::new());
+        }
+        let pods = group.pending.iter();
+        let mut pods: Vec<Arc<PodInfo>> = pods
+            .filter_map(|uid| Some(self.queue.get(uid)?.info.clone()))
+            .collect();
+        let never = |pod: &Arc<PodInfo>| {
+            let spec = pod.spec();
+            spec.and_then(|spec| spec.preemption_policy.as_deref()) == Some("Never")
+        };
+        if pods.iter().any(never) {
+            return Attempt::Ineligible(NEVER.to_owned());
+        }
+        let Some(weakest) = pods.iter().min_by_key(|pod| pod.priority).cloned() else {
+            return Attempt::Ineligible(String::new());
+        };
+        let planning = self.table.group_to_plan(pod, profile);
+        let planning = planning.and_then(|(at, _)| self.table.plugins[at].planning());
+        if let Some(planning) = planning {
+            planning.arrange(&mut pods);
+        }
+        let view = self.cluster.view(now);
+        let mut planner = Planner {
+            search: *self,
+            view,
+            group,
+            mates: pods.iter().map(|pod| pod.uid.clone()).collect(),
+            members: self.members(pods, profile, company, view),
+            weakest,
+            sites: Vec::with_capacity(total),
+            spent: FxHashMap::default(),
+            spendings: 0,
+        };
+        if planner.is_awaiting() {
+            return Attempt::Waits(TERMINATING.to_owned());
+        }
+        // Equal nodes are not always asked in the same order.
+        let offset = super::class::mix(self.options.seed ^ self.preemptor.searches);
+        let nodes: Vec<NodeIndex> = self.cluster.nodes.indices().collect();
+        let offset = usize::try_from(offset % total as u64).unwrap_or(0);
+        let (ahead, behind) = nodes.split_at(offset.min(nodes.len()));
+        let sites = behind.iter().chain(ahead).map(|node| Site {
+            node: *node,
+            pool: None,
+            placed: Vec::new(),
+            victims: Vec::new(),
+        });
+        planner.sites.extend(sites);
+        let placed = match planning {
+            Some(planning) => planner.place_planned(planning),
+            None => planner.place_each(),
+        };
+        let placed = match placed {
+            Ok(placed) => placed,
+            Err(text) => return Attempt::Hopeless(text),
+        };
+        match planner.finish(placed, self.table.admissions(profile)) {
+            Some(plan) => Attempt::Room(plan),
+            None => Attempt::Hopeless(planner.unhelpful()),
+        }
+    }
+
+    fn members(
+        &self,
+        pods: Vec<Arc<PodInfo>>,
+        profile: usize,
+        mut company: Company,
+        view: View<'_>,
+    ) -> Vec<Member> {
+        let mut kinds = FxHashMap::default();
+        let pods = pods.into_iter().enumerate();
+        let member = |(at, pod): (usize, Arc<PodInfo>)| {
+            let profile = self.table.profile_of(&pod).unwrap_or(profile);
+            let prepared = company.remove(&pod.uid);
+            let mut shape = Signature::default();
+            let shares = prepared
+                .as_ref()
+                .is_some_and(|it| it.moving.is_empty() && it.only.is_none())
+                // One that has been promised room is refused its own node for another reason.
+                && self.preemptor.nominator.node_of(&pod.uid).is_none()
+                && self.table.sign(&pod, profile, view, &mut shape) == Signable::Yes;
+            let kind = match shares {
+                true => *kinds
+                    .entry((profile, pod.priority, shape.finish()))
+                    .or_insert(at),
+                false => at,
+            };
+            Member {
+                pod,
+                prepared,
+                kind,
+            }
+        };
+        pods.map(member).collect()
     }
 }
 

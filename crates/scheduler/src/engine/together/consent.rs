@@ -45,7 +45,7 @@ impl Planner<'_> {
             let Member { pod, prepared, .. } = &self.members[*at];
             let moving = prepared.iter().flat_map(|prepared| &prepared.moving);
             let mut moving =
-                moving.filter_map(|(plugin, _)| self.engine.table.plugins[*plugin].volatile());
+                moving.filter_map(|(plugin, _)| self.search.table.plugins[*plugin].volatile());
             let mut minds = |rules: &dyn Volatile| {
                 let mut afar = all.iter().filter(|(other, _)| other != node);
                 afar.any(|(_, mate)| rules.minds_afar(pod, &self.members[*mate].pod))
@@ -57,9 +57,9 @@ impl Planner<'_> {
     /// Has others go besides, so that plugins let the members in. Takes members that they do not let in,
     /// whoever goes, out of `placed`, from the last on.
     fn let_in(&mut self, placed: &mut Vec<usize>, admissions: PluginSet) -> Option<()> {
-        let engine = self.engine;
+        let search = self.search;
         let view = self.view;
-        let plugins = engine.table.plugins.iter().enumerate();
+        let plugins = search.table.plugins.iter().enumerate();
         let plugins = plugins.filter(|(at, _)| admissions & (1 << at) != 0);
         let plugins = plugins.filter_map(|(_, plugin)| plugin.last_resort()?.admission());
         let plugins: Vec<&dyn Admission> = plugins.collect();
@@ -81,13 +81,13 @@ impl Planner<'_> {
         let mut extra: FxHashMap<Arc<str>, (usize, Arc<PodInfo>)> = FxHashMap::default();
         for plugin in &plugins {
             plugin.in_the_way(&pods, view, &mut |uid| {
-                let Some((uid, record)) = engine.cluster.pods.get_key_value(uid) else {
+                let Some((uid, record)) = search.cluster.pods.get_key_value(uid) else {
                     return;
                 };
                 let row = rows.get(&record.node).copied();
                 let (rules, info) = (&self.group.rules, &record.info);
                 if let Some(row) = row
-                    && engine.may_go(&self.weakest, record.node, info, rules)
+                    && search.may_go(&self.weakest, record.node, info, rules)
                 {
                     extra.insert(uid.clone(), (row, info.clone()));
                 }

@@ -30,17 +30,13 @@ struct Known {
 impl<'a> Planner<'a> {
     fn scope<'b>(&'b self, at: usize) -> Option<Scope<'b>> {
         let member = &self.members[at];
-        Some(Scope {
-            cycle: Cycle::new(&member.pod, self.view),
-            plugins: &self.engine.table.plugins,
-            prepared: member.prepared.as_ref()?,
-            nominator: &self.engine.preemptor.nominator,
-            opinion: None,
-            shared: false,
-            bare: false,
-            seed: self.engine.options.seed,
-            parallel_rows: self.engine.options.parallel_rows,
-        })
+        Some(Scope::new(
+            Cycle::new(&member.pod, self.view),
+            self.search.table,
+            member.prepared.as_ref()?,
+            &self.search.preemptor.nominator,
+            self.search.options,
+        ))
     }
 
     /// Whether somebody is on its way out of a node that a member was promised, or out of another one for a
@@ -51,23 +47,23 @@ impl<'a> Planner<'a> {
         let mut holds = false;
         let awaits = (0..self.members.len()).any(|at| {
             let pod = &self.members[at].pod;
-            let node = self.engine.preemptor.nominator.node_of(&pod.uid);
-            let node = node.and_then(|node| self.engine.cluster.nodes.find(node));
+            let node = self.search.preemptor.nominator.node_of(&pod.uid);
+            let node = node.and_then(|node| self.search.cluster.nodes.find(node));
             let Some((node, scope)) = node.zip(self.scope(at)) else {
                 return false;
             };
             promised.insert(node);
             let fits_ever = !never_fits(&scope.judge(node));
             holds |= fits_ever;
-            let awaited = |other: &Arc<PodInfo>| self.engine.is_awaited(pod, node, other, rules);
-            fits_ever && self.engine.cluster.nodes.pods(node).any(awaited)
+            let awaited = |other: &Arc<PodInfo>| self.search.is_awaited(pod, node, other, rules);
+            fits_ever && self.search.cluster.nodes.pods(node).any(awaited)
         });
         let elsewhere = |(victim, preemptor): (&Arc<str>, &Arc<str>)| {
-            let record = self.engine.cluster.pods.get(victim);
+            let record = self.search.cluster.pods.get(victim);
             let ours = self.mates.contains(preemptor) || self.group.held.contains(preemptor);
             ours && record.is_some_and(|record| !promised.contains(&record.node))
         };
-        awaits || holds && self.engine.preemptor.evicting.iter().any(elsewhere)
+        awaits || holds && self.search.preemptor.evicting.iter().any(elsewhere)
     }
 
     pub(super) fn pods(&self, members: &[usize]) -> Vec<Arc<PodInfo>> {
@@ -77,10 +73,10 @@ impl<'a> Planner<'a> {
 
     /// Who may go from the site.
     fn pool(&self, site: &Site) -> Vec<Arc<PodInfo>> {
-        let (engine, rules) = (self.engine, &self.group.rules);
-        let pods = engine.cluster.nodes.pods(site.node);
+        let (search, rules) = (self.search, &self.group.rules);
+        let pods = search.cluster.nodes.pods(site.node);
         let mut pool: Vec<Arc<PodInfo>> = pods
-            .filter(|other| engine.may_go(&self.weakest, site.node, other, rules))
+            .filter(|other| search.may_go(&self.weakest, site.node, other, rules))
             .cloned()
             .collect();
         pool.sort_by(|a, b| importance(a).cmp(&importance(b)));
@@ -302,7 +298,7 @@ impl<'a> Planner<'a> {
         let nodes = planning.plan(&pods, &offers, &fit, self.view)?;
         let mut by_row: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (at, name) in nodes.iter().enumerate() {
-            let node = self.engine.cluster.nodes.find(name);
+            let node = self.search.cluster.nodes.find(name);
             let row = self.sites.iter().position(|site| Some(site.node) == node);
             by_row
                 .entry(row.ok_or_else(|| self.unhelpful())?)
@@ -327,6 +323,6 @@ impl<'a> Planner<'a> {
     }
 
     fn said(&self, refusals: FxHashMap<Reason, usize>) -> String {
-        hopeless("", self.engine.cluster.nodes.len(), refusals)
+        hopeless("", self.search.cluster.nodes.len(), refusals)
     }
 }
