@@ -1,6 +1,6 @@
 //! Nodes, the pods that are booked on them, and what plugins have indexed of both.
 
-use crate::framework::{Indexes, View};
+use crate::framework::{Diagnosis, Indexes, View};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use jiff::Timestamp;
 use koord_model::resources::ResourceTable;
@@ -48,6 +48,15 @@ impl ClusterState {
             priorities: BTreeMap::new(),
             touched: Vec::new(),
         }
+    }
+
+    /// Returns why a pod is not placed that no node was looked at for.
+    pub(super) fn unplaced(&self, message: String) -> Box<Diagnosis> {
+        Box::new(Diagnosis {
+            total_nodes: self.nodes.len(),
+            pre_filter_message: message,
+            ..Diagnosis::default()
+        })
     }
 
     /// Returns the state as plugins read it.

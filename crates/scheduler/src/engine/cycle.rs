@@ -1,13 +1,13 @@
 //! One pod's scheduling cycle: from the queue to a booked node, or to a reason.
 
 use super::consult::{Purpose, Turn};
-use super::measure::{self, Measured, Point};
+use super::measure::{self, Measured, Meter, Point};
 use super::plugin_table::PluginTable;
 use super::select::Choice;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
     Advice, BindPlan, Code, Cycle, Diagnosis, Effects, Instance, Permit, Plugin, PodPatch,
-    Rejection, Remark, Words,
+    Rejection, Remark, View, Words,
 };
 use crate::guard::{attempted, guarded};
 use crate::queue::{PluginSet, QueuedPod, Refusal};
@@ -132,7 +132,7 @@ impl Engine {
         let Some(profile) = self.table.profile_of(pod) else {
             return Err(Box::default());
         };
-        match self.select(pod, profile, now, false) {
+        match self.select_among(pod, profile, now, false, None, false) {
             Ok(choice) => Ok(self.cluster.nodes.name(choice.node).clone()),
             Err(Stop::Refused(diagnosis)) => Err(diagnosis),
             Err(Stop::Failed(message)) => Err(Box::new(Diagnosis {
@@ -200,14 +200,24 @@ impl Engine {
         self.preemptor
             .nominator
             .denominate(&mut self.cluster.nodes, &pod.uid);
-        self.assume(pod, &name, now);
+        self.book(pod.clone(), &name, true, now);
         if self.telemetry.decisions.open() {
             let table = choice.table.as_deref().cloned();
             self.telemetry.decisions.note(pod, &name, table, now);
         }
-        let reserved = self.reserve(pod, profile, choice, now).and_then(|()| {
-            let permit = self.permit(pod, profile, node, now)?;
-            match permit {
+        let (meter, view) = (&self.telemetry.meter, self.cluster.view(now));
+        let mut fx = Effects::default();
+        let reserved = self
+            .table
+            .reserve(meter, view, pod, profile, choice, &mut fx);
+        self.apply(fx, now);
+        let reserved = reserved.and_then(|()| {
+            let (meter, view) = (&self.telemetry.meter, self.cluster.view(now));
+            let mut fx = Effects::default();
+            let permit = self.table.permit(meter, view, pod, profile, node, &mut fx);
+            // The plugin may let the members of the pod's group go, this pod's permission included.
+            self.apply(fx, now);
+            match permit? {
                 Some(wait) => {
                     self.wait(wait);
                     Ok(())
@@ -222,155 +232,6 @@ impl Engine {
         Ok(name)
     }
 
-    pub(super) fn reserve(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        profile: usize,
-        choice: &Choice,
-        now: Timestamp,
-    ) -> Result<(), Stop> {
-        let mut fx = Effects::default();
-        let mut refused = None;
-        let told = self.table.booking(pod);
-        let mut laps = self
-            .telemetry
-            .meter
-            .start(&self.table.names, profile, Point::Reserve);
-        let instances = self.table.profiles[profile].reserve.iter();
-        for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let cycle = Cycle {
-                numa: choice.numa,
-                nominated: choice.nominated.as_ref(),
-                taken_in: Some(&choice.taken_in),
-                ..Cycle::new(pod, self.cluster.view(now))
-            };
-            let verdict = match self.table.plugins[*instance].books() {
-                Some(books) => books.reserve(&cycle, choice.node, &mut fx),
-                None => Ok(()),
-            };
-            laps.lap(*instance, || measure::of_verdict(&verdict));
-            if let Err(rejection) = verdict {
-                refused = Some((*instance, rejection));
-                break;
-            }
-        }
-        drop(laps);
-        self.apply(fx, now);
-        match refused {
-            Some((instance, rejection)) => Err(self.table.stop_at("Reserve", instance, &rejection)),
-            None => Ok(()),
-        }
-    }
-
-    fn permit(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        profile: usize,
-        node: NodeIndex,
-        now: Timestamp,
-    ) -> Result<Option<Waiting>, Stop> {
-        let mut waiting: Option<Waiting> = None;
-        let mut fx = Effects::default();
-        let mut refused = None;
-        let told = self.table.booking(pod);
-        let mut laps = self
-            .telemetry
-            .meter
-            .start(&self.table.names, profile, Point::Permit);
-        let instances = self.table.profiles[profile].permit.iter();
-        for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let cycle = Cycle::new(pod, self.cluster.view(now));
-            let answer = match self.table.plugins[*instance].consent() {
-                Some(consent) => consent.permit(&cycle, node, &mut fx),
-                None => Permit::Allow,
-            };
-            laps.lap(*instance, || measure::of_permit(&answer));
-            match answer {
-                Permit::Allow => {}
-                Permit::Wait(longest) => {
-                    let longest = SignedDuration::try_from(longest)
-                        .unwrap_or(MAX_WAIT)
-                        .min(MAX_WAIT);
-                    let until = now.saturating_add(longest).unwrap_or(Timestamp::MAX);
-                    let name = self.table.names[*instance];
-                    let entry = waiting.get_or_insert_with(|| Waiting {
-                        pod: pod.clone(),
-                        profile,
-                        on: Vec::new(),
-                        since: now,
-                        point: Point::Permit,
-                        until,
-                        patience: (name, longest),
-                        missed: None,
-                    });
-                    entry.on.push(name);
-                    if until < entry.until {
-                        (entry.until, entry.patience) = (until, (name, longest));
-                    }
-                }
-                Permit::Reject(rejection) => {
-                    refused = Some((*instance, rejection));
-                    break;
-                }
-            }
-        }
-        if waiting.is_some() && refused.is_none() {
-            laps.ended("Wait");
-        }
-        drop(laps);
-        // The plugin may let the members of the pod's group go, this pod's permission included.
-        self.apply(fx, now);
-        match refused {
-            Some((instance, rejection)) => Err(self.table.stop_at("Permit", instance, &rejection)),
-            None => Ok(waiting),
-        }
-    }
-
-    /// Asks the pre-bind plugins whether the binding may start; the pod waits until they say so.
-    fn ready_to_bind(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        profile: usize,
-        node: NodeIndex,
-        now: Timestamp,
-    ) -> Result<bool, Stop> {
-        let mut fx = Effects::default();
-        let mut answer = Ok(true);
-        let told = self.table.booking(pod);
-        let instances = self.table.profiles[profile].pre_bind.iter();
-        for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let Some(consent) = self.table.plugins[*instance].consent() else {
-                continue;
-            };
-            let cycle = Cycle::new(pod, self.cluster.view(now));
-            match consent.ready_to_bind(&cycle, node, &mut fx) {
-                Permit::Allow => {}
-                Permit::Wait(longest) => {
-                    let longest = SignedDuration::try_from(longest).unwrap_or(MAX_WAIT);
-                    let waiting = Waiting {
-                        pod: pod.clone(),
-                        profile,
-                        on: vec![self.table.names[*instance]],
-                        since: now,
-                        point: Point::PreBind,
-                        until: now.saturating_add(longest).unwrap_or(Timestamp::MAX),
-                        patience: (self.table.names[*instance], longest),
-                        missed: None,
-                    };
-                    self.wait(waiting);
-                    answer = Ok(false);
-                    break;
-                }
-                Permit::Reject(rejection) => {
-                    answer = Err(self.table.stop_at("PreBind", *instance, &rejection));
-                    break;
-                }
-            }
-        }
-        self.apply(fx, now);
-        answer
-    }
-
     /// Hands a booked pod to the binder.
     pub(super) fn send_to_bind(
         &mut self,
@@ -379,7 +240,12 @@ impl Engine {
         node: NodeIndex,
         now: Timestamp,
     ) -> Result<(), Stop> {
-        if !self.ready_to_bind(pod, profile, node, now)? {
+        let mut fx = Effects::default();
+        let view = self.cluster.view(now);
+        let wait = self.table.ready_to_bind(view, pod, profile, node, &mut fx);
+        let waits = wait.map(|wait| wait.map(|wait| self.wait(wait)).is_some());
+        self.apply(fx, now);
+        if waits? {
             return Ok(());
         }
         let view = self.cluster.view(now);
@@ -565,6 +431,148 @@ impl Engine {
         }
         let on = self.table.named(&wait.on);
         self.waits.add(wait, on);
+    }
+}
+
+impl PluginTable {
+    /// Has plugins reserve what `pod` takes on the chosen node.
+    pub(super) fn reserve(
+        &mut self,
+        meter: &Meter,
+        view: View<'_>,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        choice: &Choice,
+        fx: &mut Effects,
+    ) -> Result<(), Stop> {
+        let mut refused = None;
+        let told = self.booking(pod);
+        let mut laps = meter.start(&self.names, profile, Point::Reserve);
+        let instances = self.profiles[profile].reserve.iter();
+        for instance in instances.filter(|at| told & (1 << **at) != 0) {
+            let cycle = Cycle {
+                numa: choice.numa,
+                nominated: choice.nominated.as_ref(),
+                taken_in: Some(&choice.taken_in),
+                ..Cycle::new(pod, view)
+            };
+            let verdict = match self.plugins[*instance].books() {
+                Some(books) => books.reserve(&cycle, choice.node, fx),
+                None => Ok(()),
+            };
+            laps.lap(*instance, || measure::of_verdict(&verdict));
+            if let Err(rejection) = verdict {
+                refused = Some((*instance, rejection));
+                break;
+            }
+        }
+        drop(laps);
+        match refused {
+            Some((instance, rejection)) => Err(self.stop_at("Reserve", instance, &rejection)),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks plugins whether `pod` may be bound; returns the wait for those that do not allow it yet.
+    pub(super) fn permit(
+        &mut self,
+        meter: &Meter,
+        view: View<'_>,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        node: NodeIndex,
+        fx: &mut Effects,
+    ) -> Result<Option<Waiting>, Stop> {
+        let now = view.now;
+        let mut waiting: Option<Waiting> = None;
+        let mut refused = None;
+        let told = self.booking(pod);
+        let mut laps = meter.start(&self.names, profile, Point::Permit);
+        let instances = self.profiles[profile].permit.iter();
+        for instance in instances.filter(|at| told & (1 << **at) != 0) {
+            let cycle = Cycle::new(pod, view);
+            let answer = match self.plugins[*instance].consent() {
+                Some(consent) => consent.permit(&cycle, node, fx),
+                None => Permit::Allow,
+            };
+            laps.lap(*instance, || measure::of_permit(&answer));
+            match answer {
+                Permit::Allow => {}
+                Permit::Wait(longest) => {
+                    let longest = SignedDuration::try_from(longest)
+                        .unwrap_or(MAX_WAIT)
+                        .min(MAX_WAIT);
+                    let until = now.saturating_add(longest).unwrap_or(Timestamp::MAX);
+                    let name = self.names[*instance];
+                    let entry = waiting.get_or_insert_with(|| Waiting {
+                        pod: pod.clone(),
+                        profile,
+                        on: Vec::new(),
+                        since: now,
+                        point: Point::Permit,
+                        until,
+                        patience: (name, longest),
+                        missed: None,
+                    });
+                    entry.on.push(name);
+                    if until < entry.until {
+                        (entry.until, entry.patience) = (until, (name, longest));
+                    }
+                }
+                Permit::Reject(rejection) => {
+                    refused = Some((*instance, rejection));
+                    break;
+                }
+            }
+        }
+        if waiting.is_some() && refused.is_none() {
+            laps.ended("Wait");
+        }
+        drop(laps);
+        match refused {
+            Some((instance, rejection)) => Err(self.stop_at("Permit", instance, &rejection)),
+            None => Ok(waiting),
+        }
+    }
+
+    /// Asks the pre-bind plugins whether the binding may start; the wait of the first that does not say so yet.
+    pub(super) fn ready_to_bind(
+        &mut self,
+        view: View<'_>,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        node: NodeIndex,
+        fx: &mut Effects,
+    ) -> Result<Option<Waiting>, Stop> {
+        let now = view.now;
+        let told = self.booking(pod);
+        let instances = self.profiles[profile].pre_bind.iter();
+        for instance in instances.filter(|at| told & (1 << **at) != 0) {
+            let Some(consent) = self.plugins[*instance].consent() else {
+                continue;
+            };
+            let cycle = Cycle::new(pod, view);
+            match consent.ready_to_bind(&cycle, node, fx) {
+                Permit::Allow => {}
+                Permit::Wait(longest) => {
+                    let longest = SignedDuration::try_from(longest).unwrap_or(MAX_WAIT);
+                    return Ok(Some(Waiting {
+                        pod: pod.clone(),
+                        profile,
+                        on: vec![self.names[*instance]],
+                        since: now,
+                        point: Point::PreBind,
+                        until: now.saturating_add(longest).unwrap_or(Timestamp::MAX),
+                        patience: (self.names[*instance], longest),
+                        missed: None,
+                    }));
+                }
+                Permit::Reject(rejection) => {
+                    return Err(self.stop_at("PreBind", *instance, &rejection));
+                }
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -1,9 +1,7 @@
 //! What follows from an event: who is woken, and what plugins asked for.
 
 use super::{Engine, Output, REFUSED, Waiting, cycle};
-use crate::framework::{
-    Action, ClusterEvent, Diagnosis, Effects, Instance, Interest, NodeRefusal, Subject,
-};
+use crate::framework::{Action, ClusterEvent, Diagnosis, Effects, Instance, Interest, NodeRefusal};
 use crate::guard::attempted;
 use crate::queue::PluginSet;
 use crate::state::PodInfo;
@@ -11,33 +9,10 @@ use jiff::Timestamp;
 use std::sync::Arc;
 
 impl Engine {
-    pub(super) fn pod_event(
-        &mut self,
-        subject: Subject,
-        action: Action,
-        pod: &PodInfo,
-        now: Timestamp,
-    ) {
-        let event = ClusterEvent {
-            subject,
-            action,
-            node: None,
-            pod: Some(pod),
-            object: None,
-        };
-        self.wake_for(&event, now);
-    }
-
-    /// Room that was set aside for `pod` is not any more: to pods that had to leave it alone, that is
+    /// Wakes the pods that room which was set aside for `pod` may help: to those that had to leave it alone, that is
     /// as if it had been there and went.
-    pub(super) fn promise_ended(&mut self, pod: &PodInfo, now: Timestamp) {
-        let event = ClusterEvent {
-            subject: Subject::AssignedPod,
-            action: Action::DELETE,
-            node: None,
-            pod: Some(pod),
-            object: None,
-        };
+    pub(super) fn wake_by_freed(&mut self, pod: &PodInfo, now: Timestamp) {
+        let event = ClusterEvent::of_assigned(Action::DELETE, pod);
         self.wake_up_to(pod.priority, &event, now);
     }
 
@@ -175,14 +150,18 @@ impl Engine {
         }
         // In this order: what is removed and applied at once starts afresh.
         for uid in fx.remove {
-            self.info_removed(&uid, now);
+            self.pod_left(&uid, now);
         }
         for pod in fx.apply {
             self.info_applied(pod, now);
         }
         for uid in fx.withdraw {
-            if let Some(pod) = self.withdraw(&uid) {
-                self.promise_ended(&pod, now);
+            if let Some(pod) = self.preemptor.withdraw(
+                (&mut self.cluster.nodes, &mut self.outbox),
+                &self.queue,
+                &uid,
+            ) {
+                self.wake_by_freed(&pod, now);
             }
         }
         for uid in fx.regate {

@@ -2,7 +2,6 @@
 
 use super::{BindError, Engine, Output, Point, Record};
 use crate::framework::{Action, ClusterEvent, Effects, ObjectChange, Problem, Subject};
-use crate::guard::guarded;
 use crate::queue::PluginSet;
 use crate::state::{NodeInfo, PodInfo, SeenPod};
 use jiff::Timestamp;
@@ -57,20 +56,15 @@ impl Engine {
         }
     }
 
-    /// The pod with this uid was deleted.
-    pub fn pod_left(&mut self, uid: &str, now: Timestamp) {
-        self.info_removed(uid, now);
-    }
-
     /// A pod was deleted.
     pub fn pod_deleted(&mut self, pod: &Pod, now: Timestamp) {
         if let Some(uid) = pod.metadata.uid.as_deref() {
-            self.info_removed(uid, now);
+            self.pod_left(uid, now);
         }
     }
 
-    /// A pod, or something that is scheduled like one, does not exist any more.
-    pub(super) fn info_removed(&mut self, uid: &str, now: Timestamp) {
+    /// The pod with this uid, or what is scheduled like one, does not exist any more.
+    pub fn pod_left(&mut self, uid: &str, now: Timestamp) {
         let mut fx = Effects::default();
         self.cluster.indexes.on_pod_gone(uid);
         for books in self.table.books_of(PluginSet::MAX) {
@@ -83,7 +77,7 @@ impl Engine {
 
     fn pod_broken(&mut self, pod: &Pod, error: &str, now: Timestamp) {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
-        self.info_removed(&text(&pod.metadata.uid), now);
+        self.pod_left(&text(&pod.metadata.uid), now);
         self.outbox.push(Output::Problem(Problem {
             kind: "Pod",
             namespace: text(&pod.metadata.namespace),
@@ -103,9 +97,9 @@ impl Engine {
             .nominator
             .denominate(&mut self.cluster.nodes, uid);
         if let Some(pod) = self.unbook(uid, now) {
-            self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
+            self.wake_for(&ClusterEvent::of_assigned(Action::DELETE, &pod), now);
         } else if let Some(queued) = queued.filter(|_| promised) {
-            self.promise_ended(&queued.info, now);
+            self.wake_by_freed(&queued.info, now);
         }
     }
 
@@ -118,16 +112,14 @@ impl Engine {
             .denominate(&mut self.cluster.nodes, &info.uid);
         let Some(record) = self.cluster.pods.get_mut(&info.uid) else {
             self.book(info.clone(), node, false, now);
-            return self.pod_event(Subject::AssignedPod, Action::ADD, &info, now);
+            return self.wake_for(&ClusterEvent::of_assigned(Action::ADD, &info), now);
         };
         if **self.cluster.nodes.name(record.node) != *node {
             // Bound elsewhere than assumed: by another scheduler, or by hand.
             self.unbook(&info.uid, now);
             self.book(info.clone(), node, false, now);
-            return self.pod_event(
-                Subject::AssignedPod,
-                Action::ADD.or(Action::DELETE),
-                &info,
+            return self.wake_for(
+                &ClusterEvent::of_assigned(Action::ADD.or(Action::DELETE), &info),
                 now,
             );
         }
@@ -148,7 +140,7 @@ impl Engine {
         }
         self.apply(fx, now);
         if was_assumed {
-            return self.pod_event(Subject::AssignedPod, Action::ADD, &info, now);
+            return self.wake_for(&ClusterEvent::of_assigned(Action::ADD, &info), now);
         }
         let mut action = Action(0);
         // What stands for another object shrinks as others take its place: no room for anybody.
@@ -164,7 +156,7 @@ impl Engine {
             action = action.or(Action::POD_LABEL);
         }
         if action.0 != 0 {
-            self.pod_event(Subject::AssignedPod, action, &info, now);
+            self.wake_for(&ClusterEvent::of_assigned(action, &info), now);
         }
     }
 
@@ -200,10 +192,12 @@ impl Engine {
             .is_none_or(|old| old.differs_for_scheduling(&info));
         let Some(old) = old else {
             self.queue.add(info.clone(), gates, now);
-            return self.read_early(&info, profile);
+            return self
+                .table
+                .read_early(&info, profile, &self.cluster.resources);
         };
         if self.preemptor.nominator.promise_is_over(&old, &info) {
-            self.promise_ended(&old, now);
+            self.wake_by_freed(&old, now);
         }
         let uid = info.uid.clone();
         self.queue.replace(info.clone());
@@ -212,20 +206,9 @@ impl Engine {
             self.queue.wake(&uid, "UnschedulablePodUpdate", now);
         }
         if matters {
-            self.read_early(&info, profile);
+            self.table
+                .read_early(&info, profile, &self.cluster.resources);
         }
-    }
-
-    /// What is read of a pod that is queued is read now, and not while others wait to be placed. Where a
-    /// plugin panics over it, it does so again when the pod is tried, and refuses it then. A daemon's pods
-    /// have one node each, share nothing, and are placed without a shape: if one needs it, it is made then.
-    fn read_early(&self, info: &PodInfo, profile: usize) {
-        if info.daemon {
-            return;
-        }
-        guarded("over a pod that is queued", || {
-            self.table.own_shape(info, profile, &self.cluster.resources)
-        });
     }
 
     /// A node was created or changed.

@@ -52,7 +52,7 @@ pub use crate::framework::{Advice, Advised, Agreed, BindError};
 
 use crate::config::Configuration;
 use crate::framework::{
-    Action, Cycle, Effects, Indexes, NotShown, Profiles, Readings, Subject, View,
+    Action, ClusterEvent, Cycle, Effects, Indexes, NotShown, Profiles, Readings, View,
 };
 use crate::guard::guarded;
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
@@ -284,11 +284,7 @@ impl Engine {
         queue.chain(waits).chain(ticks).min()
     }
 
-    /// Books `pod` on `node` ahead of the binding.
-    fn assume(&mut self, pod: &Arc<PodInfo>, node: &Arc<str>, now: Timestamp) {
-        self.book(pod.clone(), node, true, now);
-    }
-
+    /// Books `pod` on `node`; `assumed` ahead of the binding.
     fn book(&mut self, pod: Arc<PodInfo>, node: &str, assumed: bool, now: Timestamp) {
         let index = self.cluster.nodes.add_pod(node, pod.clone());
         let profile = self.table.profile_of(&pod);
@@ -367,7 +363,7 @@ impl Engine {
         let Some(pod) = self.unbook(uid, now) else {
             return false;
         };
-        self.pod_event(Subject::AssignedPod, Action::DELETE, &pod, now);
+        self.wake_for(&ClusterEvent::of_assigned(Action::DELETE, &pod), now);
         true
     }
 }

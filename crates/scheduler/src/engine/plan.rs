@@ -5,11 +5,13 @@
 //! a plan overlooked is found there, and gives the whole group back.
 
 use super::cycle::Stop;
+use super::measure::Meter;
 use super::plugin_table::PluginTable;
+use super::preemptor::Preemptor;
 use super::scope::{Prepared, Scope};
 use super::{Engine, Output};
 use crate::framework::{Code, Cycle, Diagnosis, Instance, Offer, RowVerdict, Tally, View};
-use crate::state::{NodeIndex, PodInfo};
+use crate::state::{NodeIndex, NodeStore, PodInfo};
 use jiff::Timestamp;
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
@@ -41,7 +43,8 @@ impl Engine {
             .filter_map(|uid| Some(self.queue.get(uid)?.info.clone()))
             .collect();
         planning.arrange(&mut pods);
-        let members = self.prepare_members(pods, now)?;
+        let (meter, view) = (&self.telemetry.meter, self.cluster.view(now));
+        let members = self.table.prepare_members(meter, view, pods)?;
         let view = self.cluster.view(now);
         let nominator = &self.preemptor.nominator;
         let mut tally = Tally::default();
@@ -73,7 +76,11 @@ impl Engine {
         let plan = planning.plan(&members.pods, &offers, &diagnosis.message(), view);
         match plan {
             Ok(nodes) => {
-                self.follow(&members.pods, &nodes);
+                self.preemptor.follow(
+                    (&mut self.cluster.nodes, &mut self.outbox),
+                    &members.pods,
+                    &nodes,
+                );
                 let uids = members.pods.iter().map(|pod| pod.uid.clone());
                 let plan = uids.zip(nodes).collect();
                 if let Some(books) = self.table.plugins[instance].books() {
@@ -95,45 +102,24 @@ impl Engine {
             }
         }
     }
+}
 
-    /// What members were promised they are promised where the plan has them, or one would keep another from
-    /// its node.
-    fn follow(&mut self, members: &[Arc<PodInfo>], nodes: &[Arc<str>]) {
-        for (pod, node) in members.iter().zip(nodes) {
-            let promised = self.preemptor.nominator.node_of(&pod.uid);
-            if promised.is_none_or(|promised| promised == node) {
-                continue;
-            }
-            self.preemptor
-                .nominator
-                .nominate(&mut self.cluster.nodes, pod, node);
-            self.outbox.push(Output::Expect {
-                pod: pod.clone(),
-                node: node.clone(),
-            });
-        }
-    }
-
+impl PluginTable {
     /// Prepares members.
     ///
     /// # Errors
     /// One of them is refused before any node.
     pub(super) fn prepare_members(
         &mut self,
+        meter: &Meter,
+        view: View<'_>,
         pods: Vec<Arc<PodInfo>>,
-        now: Timestamp,
     ) -> Result<Members, Stop> {
         // Each by itself: what volatile plugins read of a pod is not signed.
         let mut prepare = |pod: &Arc<PodInfo>| {
-            let profile = self.table.profile_of(pod).unwrap_or_default();
-            self.table
-                .prepare_books(pod, profile, self.cluster.view(now));
-            self.table.prepare_despite(
-                &self.telemetry.meter,
-                &Cycle::new(pod, self.cluster.view(now)),
-                profile,
-                0,
-            )
+            let profile = self.profile_of(pod).unwrap_or_default();
+            self.prepare_books(pod, profile, view);
+            self.prepare_despite(meter, &Cycle::new(pod, view), profile, 0)
         };
         let prepared: Vec<Prepared> = pods.iter().map(&mut prepare).collect::<Result<_, _>>()?;
         let uids = pods.iter().map(|pod| pod.uid.clone()).collect();
@@ -142,6 +128,29 @@ impl Engine {
             prepared,
             uids,
         })
+    }
+}
+
+impl Preemptor {
+    /// What members were promised they are promised where the plan has them, or one would keep another from
+    /// its node.
+    pub(super) fn follow(
+        &mut self,
+        (nodes, outbox): (&mut NodeStore, &mut Vec<Output>),
+        members: &[Arc<PodInfo>],
+        plan: &[Arc<str>],
+    ) {
+        for (pod, node) in members.iter().zip(plan) {
+            let promised = self.nominator.node_of(&pod.uid);
+            if promised.is_none_or(|promised| promised == node) {
+                continue;
+            }
+            self.nominator.nominate(nodes, pod, node);
+            outbox.push(Output::Expect {
+                pod: pod.clone(),
+                node: node.clone(),
+            });
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::framework::{
     Signable, Signature, Verb, View, Write,
 };
 use crate::queue::Queue;
-use crate::state::{NodeIndex, PodInfo};
+use crate::state::{NodeIndex, NodeStore, PodInfo};
 use jiff::Timestamp;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::json;
@@ -118,41 +118,17 @@ impl Engine {
         now: Timestamp,
     ) -> Arc<str> {
         let node = self.cluster.nodes.name(plan.node).clone();
-        self.outrank(&node, pod.priority, &FxHashSet::default());
+        self.preemptor.outrank(
+            (&mut self.cluster.nodes, &mut self.outbox),
+            &node,
+            pod.priority,
+            &FxHashSet::default(),
+        );
         self.preemptor
             .nominator
             .nominate(&mut self.cluster.nodes, pod, &node);
         self.send_away(pod, &node, plan.victims.clone(), plugin, now);
         node
-    }
-
-    /// Withdraws what pods of lower priority than this were promised on `node`, but for `mates`, by uid.
-    pub(super) fn outrank(&mut self, node: &str, priority: i32, mates: &FxHashSet<Arc<str>>) {
-        let outranked: Vec<Arc<PodInfo>> = self
-            .preemptor
-            .nominator
-            .on(node)
-            .iter()
-            .filter(|other| other.priority < priority && !mates.contains(&other.uid))
-            .cloned()
-            .collect();
-        for other in outranked {
-            self.preemptor
-                .nominator
-                .denominate(&mut self.cluster.nodes, &other.uid);
-            if other.is_holder() {
-                continue;
-            }
-            // Its status may not show yet what it was promised; then only a plain write takes it back.
-            if other.nominated.is_none() {
-                self.outbox.push(Output::Write(clear_nomination(&other)));
-            }
-            // What the binder was told to expect is void, too.
-            self.outbox.push(Output::Expect {
-                pod: other,
-                node: Arc::from(""),
-            });
-        }
     }
 
     /// Has `victims` go from `node` for `pod`.
@@ -201,6 +177,40 @@ impl Engine {
     #[must_use]
     pub fn preemptions(&self) -> (u64, usize) {
         (self.preemptor.searches, self.preemptor.victims)
+    }
+}
+
+impl Preemptor {
+    /// Withdraws what pods of lower priority than this were promised on `node`, but for `mates`, by uid.
+    pub(super) fn outrank(
+        &mut self,
+        (nodes, outbox): (&mut NodeStore, &mut Vec<Output>),
+        node: &str,
+        priority: i32,
+        mates: &FxHashSet<Arc<str>>,
+    ) {
+        let outranked: Vec<Arc<PodInfo>> = self
+            .nominator
+            .on(node)
+            .iter()
+            .filter(|other| other.priority < priority && !mates.contains(&other.uid))
+            .cloned()
+            .collect();
+        for other in outranked {
+            self.nominator.denominate(nodes, &other.uid);
+            if other.is_holder() {
+                continue;
+            }
+            // Its status may not show yet what it was promised; then only a plain write takes it back.
+            if other.nominated.is_none() {
+                outbox.push(Output::Write(clear_nomination(&other)));
+            }
+            // What the binder was told to expect is void, too.
+            outbox.push(Output::Expect {
+                pod: other,
+                node: Arc::from(""),
+            });
+        }
     }
 }
 

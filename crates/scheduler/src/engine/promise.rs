@@ -7,7 +7,7 @@
 use super::cycle::Stop;
 use super::opinion::Opinion;
 use super::{Engine, Record};
-use crate::framework::Diagnosis;
+use crate::framework::{Diagnosis, Effects};
 use crate::guard::attempted;
 use crate::state::PodInfo;
 use jiff::Timestamp;
@@ -44,7 +44,9 @@ impl Engine {
     ) -> Result<Arc<str>, Box<Diagnosis>> {
         let Some(profile) = self.table.profile_of(pod) else {
             let name = pod.scheduler_name();
-            return Err(self.said(format!("no profile is called {name:?}")));
+            return Err(self
+                .cluster
+                .unplaced(format!("no profile is called {name:?}")));
         };
         let home = match self.cluster.pods.get(&pod.uid) {
             Some(Record {
@@ -52,11 +54,11 @@ impl Engine {
                 assumed: false,
                 ..
             }) => self.cluster.nodes.name(*node).clone(),
-            _ => return Err(self.said("the pod is on no node".to_owned())),
+            _ => return Err(self.cluster.unplaced("the pod is on no node".to_owned())),
         };
         self.tick(now);
         let Some(running) = self.unbook(&pod.uid, now) else {
-            return Err(self.said("the pod is on no node".to_owned()));
+            return Err(self.cluster.unplaced("the pod is on no node".to_owned()));
         };
         let placed = attempted(|| self.place_elsewhere(pod, profile, &home, now));
         let placed = placed.unwrap_or_else(|said| {
@@ -80,7 +82,7 @@ impl Engine {
                 self.book(running, &home, false, now);
                 Err(match stop {
                     Stop::Refused(diagnosis) => diagnosis,
-                    Stop::Failed(message) => self.said(message),
+                    Stop::Failed(message) => self.cluster.unplaced(message),
                 })
             }
         }
@@ -106,18 +108,15 @@ impl Engine {
         let opinion = home.map(|home| Opinion::against(home, LEFT));
         let choice = self.select_by(pod, profile, now, opinion.as_ref(), false)?;
         let name = self.cluster.nodes.name(choice.node).clone();
-        self.assume(pod, &name, now);
-        self.reserve(pod, profile, &choice, now)?;
+        self.book(pod.clone(), &name, true, now);
+        let (meter, view) = (&self.telemetry.meter, self.cluster.view(now));
+        let mut fx = Effects::default();
+        let reserved = self
+            .table
+            .reserve(meter, view, pod, profile, &choice, &mut fx);
+        self.apply(fx, now);
+        reserved?;
         Ok(name)
-    }
-
-    /// Of a pod that no node was looked at for.
-    fn said(&self, message: String) -> Box<Diagnosis> {
-        Box::new(Diagnosis {
-            total_nodes: self.cluster.nodes.len(),
-            pre_filter_message: message,
-            ..Diagnosis::default()
-        })
     }
 }
 

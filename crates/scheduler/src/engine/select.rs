@@ -12,6 +12,7 @@ use crate::framework::{
     Code, Cycle, Diagnosis, Instance, PreFilter, PreScore, Rejection, RowVerdict, ShapeId,
     Signable, Signature, Tally, View,
 };
+use crate::guard::guarded;
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
@@ -83,17 +84,7 @@ struct Shape {
 }
 
 impl Engine {
-    pub(super) fn select(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        profile: usize,
-        now: Timestamp,
-        cached: bool,
-    ) -> Result<Choice, Stop> {
-        self.select_among(pod, profile, now, cached, None, false)
-    }
-
-    /// The same, extenders having said what they think. If it `lists`, the choice says what it was
+    /// Chooses a node, extenders having said what they think. If it `lists`, the choice says what it was
     /// among.
     pub(super) fn select_by(
         &mut self,
@@ -106,7 +97,8 @@ impl Engine {
         self.select_among(pod, profile, now, self.classes.enabled, opinion, lists)
     }
 
-    fn select_among(
+    /// Chooses a node; unless `cached`, without what other pods share.
+    pub(super) fn select_among(
         &mut self,
         pod: &Arc<PodInfo>,
         profile: usize,
@@ -527,9 +519,21 @@ impl PluginTable {
         Signable::Yes
     }
 
+    /// What is read of a pod that is queued is read now, and not while others wait to be placed. Where a
+    /// plugin panics over it, it does so again when the pod is tried, and refuses it then. A daemon's pods
+    /// have one node each, share nothing, and are placed without a shape: if one needs it, it is made then.
+    pub(super) fn read_early(&self, info: &PodInfo, profile: usize, resources: &ResourceTable) {
+        if info.daemon {
+            return;
+        }
+        guarded("over a pod that is queued", || {
+            self.own_shape(info, profile, resources)
+        });
+    }
+
     /// What plugins read of the pod itself, but those that release others, which may have to be told
     /// apart: written once, when the pod is queued. `None` when it shares nothing.
-    pub(super) fn own_shape(
+    fn own_shape(
         &self,
         pod: &PodInfo,
         profile: usize,

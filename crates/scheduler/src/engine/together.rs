@@ -9,11 +9,12 @@ mod places;
 
 use super::plugin_table::PluginTable;
 use super::preempt::VictimSearch;
+use super::preemptor::Preemptor;
 use super::scope::Prepared;
 use super::{Engine, Output};
 use crate::framework::{Cycle, Diagnosis, GroupPreemption, Instance, Signable, Signature, View};
-use crate::queue::PluginSet;
-use crate::state::{NodeIndex, PodInfo};
+use crate::queue::{PluginSet, Queue};
+use crate::state::{NodeIndex, NodeStore, PodInfo};
 use jiff::Timestamp;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
@@ -147,8 +148,12 @@ impl Engine {
             Attempt::Hopeless(text) => {
                 diagnosis.nominated = Some(String::new());
                 for uid in pending.iter().filter(|uid| **uid != pod.uid) {
-                    if let Some(mate) = self.withdraw(uid) {
-                        self.promise_ended(&mate, now);
+                    if let Some(mate) = self.preemptor.withdraw(
+                        (&mut self.cluster.nodes, &mut self.outbox),
+                        &self.queue,
+                        uid,
+                    ) {
+                        self.wake_by_freed(&mate, now);
                     }
                 }
                 messages.push(format!("{prefix}{text}"));
@@ -194,15 +199,24 @@ impl Engine {
         highest.sort_unstable();
         for (node, priority) in highest {
             let node = self.cluster.nodes.name(node).clone();
-            self.outrank(&node, priority, &mates);
+            self.preemptor.outrank(
+                (&mut self.cluster.nodes, &mut self.outbox),
+                &node,
+                priority,
+                &mates,
+            );
         }
         let places = plan.places.iter();
         let places: FxHashMap<&str, _> = places.map(|place| (&*place.0.uid, place)).collect();
         let mut own = None;
         for uid in pending {
             let Some((member, node)) = places.get(&**uid) else {
-                if let Some(mate) = self.withdraw(uid) {
-                    self.promise_ended(&mate, now);
+                if let Some(mate) = self.preemptor.withdraw(
+                    (&mut self.cluster.nodes, &mut self.outbox),
+                    &self.queue,
+                    uid,
+                ) {
+                    self.wake_by_freed(&mate, now);
                 }
                 continue;
             };
@@ -223,16 +237,21 @@ impl Engine {
         }
         own
     }
+}
 
+impl Preemptor {
     /// Takes back what a pod that waits was promised. Returns the pod, if it was promised anything.
-    pub(super) fn withdraw(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
-        let node = self.preemptor.nominator.node_of(uid).cloned()?;
-        self.preemptor
-            .nominator
-            .denominate(&mut self.cluster.nodes, uid);
-        let pod = self.queue.get(uid)?.info.clone();
-        self.preemptor.nominator.expect(&pod.uid, &node);
-        self.outbox.push(Output::Expect {
+    pub(super) fn withdraw(
+        &mut self,
+        (nodes, outbox): (&mut NodeStore, &mut Vec<Output>),
+        queue: &Queue,
+        uid: &str,
+    ) -> Option<Arc<PodInfo>> {
+        let node = self.nominator.node_of(uid).cloned()?;
+        self.nominator.denominate(nodes, uid);
+        let pod = queue.get(uid)?.info.clone();
+        self.nominator.expect(&pod.uid, &node);
+        outbox.push(Output::Expect {
             pod: pod.clone(),
             node: Arc::from(""),
         });

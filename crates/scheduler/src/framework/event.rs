@@ -71,7 +71,18 @@ pub struct ClusterEvent<'a> {
     pub object: Option<&'a ObjectChange>,
 }
 
-impl ClusterEvent<'_> {
+impl<'a> ClusterEvent<'a> {
+    /// Returns what happened to a pod that has a node.
+    pub(crate) fn of_assigned(action: Action, pod: &'a PodInfo) -> Self {
+        Self {
+            subject: Subject::AssignedPod,
+            action,
+            node: None,
+            pod: Some(pod),
+            object: None,
+        }
+    }
+
     /// The name under which upstream's metrics count it; what happens to objects of other kinds is
     /// named by who watches them.
     #[must_use]
