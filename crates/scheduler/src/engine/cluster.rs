@@ -50,6 +50,52 @@ impl ClusterState {
         }
     }
 
+    /// Books `pod` on `node`, which need not exist yet.
+    pub(super) fn book(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        node: &str,
+        profile: Option<usize>,
+        assumed: bool,
+    ) -> NodeIndex {
+        let index = self.nodes.add_pod(node, pod.clone());
+        let record = Record {
+            info: pod.clone(),
+            node: index,
+            profile,
+            assumed,
+        };
+        let before = self.pods.insert(pod.uid.clone(), record);
+        let was_assumed = before.is_some_and(|before| before.assumed);
+        self.assumed = self.assumed + usize::from(assumed) - usize::from(was_assumed);
+        self.count_priority(pod, true);
+        index
+    }
+
+    /// Takes a pod out of the records. It stays on its node until the caller removes it there.
+    pub(super) fn release(&mut self, uid: &str) -> Option<Record> {
+        let record = self.pods.remove(uid)?;
+        self.assumed -= usize::from(record.assumed);
+        self.count_priority(&record.info, false);
+        Some(record)
+    }
+
+    /// Replaces a booked pod by what is known of it now, which is that it is bound. Returns what was known before, and
+    /// whether it was only assumed.
+    pub(super) fn confirm(&mut self, info: &Arc<PodInfo>) -> Option<(Arc<PodInfo>, bool)> {
+        let record = self.pods.get_mut(&info.uid)?;
+        let was_assumed = std::mem::replace(&mut record.assumed, false);
+        let old = std::mem::replace(&mut record.info, info.clone());
+        let index = record.node;
+        self.assumed -= usize::from(was_assumed);
+        if old.priority != info.priority {
+            self.count_priority(&old, false);
+            self.count_priority(info, true);
+        }
+        self.nodes.update_pod(index, info.clone());
+        Some((old, was_assumed))
+    }
+
     /// Returns why a pod is not placed that no node was looked at for.
     pub(super) fn unplaced(&self, message: String) -> Box<Diagnosis> {
         Box::new(Diagnosis {
@@ -75,7 +121,7 @@ impl ClusterState {
     }
 
     /// Counts `pod` among the booked ones, or out of them.
-    pub(super) fn count_priority(&mut self, pod: &PodInfo, there: bool) {
+    fn count_priority(&mut self, pod: &PodInfo, there: bool) {
         if pod.is_holder() {
             return;
         }
@@ -108,5 +154,63 @@ impl ClusterState {
     #[must_use]
     pub fn booked_pod(&self, uid: &str) -> Option<&Arc<PodInfo>> {
         self.pods.get(uid).map(|record| &record.info)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(uid: &str, priority: i32) -> Arc<PodInfo> {
+        let pod = json!({"metadata": {"name": uid, "namespace": "ns", "uid": uid},
+            "spec": {"priority": priority, "containers": []}});
+        let pod = Arc::new(serde_json::from_value(pod).unwrap());
+        Arc::new(PodInfo::new(pod, &ResourceTable::new()).unwrap())
+    }
+
+    fn cluster() -> ClusterState {
+        let resources = Arc::new(ResourceTable::new());
+        ClusterState::new(resources, Indexes::new(std::iter::empty()))
+    }
+
+    fn counts(cluster: &ClusterState) -> Vec<(i32, usize)> {
+        let all = cluster.priorities.iter();
+        all.map(|(priority, pods)| (*priority, *pods)).collect()
+    }
+
+    #[test]
+    fn booked_pods_are_counted_by_priority_and_assumption() {
+        let mut cluster = cluster();
+        cluster.book(&pod("a", 5), "n1", Some(0), true);
+        cluster.book(&pod("b", 5), "n1", Some(0), false);
+        cluster.book(&pod("c", -1), "n2", None, true);
+        assert_eq!(cluster.booked(), (3, 2));
+        assert_eq!(counts(&cluster), [(-1, 1), (5, 2)]);
+        assert_eq!(cluster.lowest_priority(), Some(-1));
+        let (node, assumed) = cluster.placement("c").unwrap();
+        assert_eq!((&**node, assumed), ("n2", true));
+        assert!(cluster.release("c").is_some_and(|record| record.assumed));
+        assert!(cluster.release("c").is_none());
+        assert_eq!(
+            (cluster.booked(), cluster.lowest_priority()),
+            ((2, 1), Some(5))
+        );
+    }
+
+    #[test]
+    fn confirmed_pod_is_bound_and_counts_as_it_is_now() {
+        let mut cluster = cluster();
+        let node = cluster.book(&pod("a", 5), "n1", Some(0), true);
+        let (old, was_assumed) = cluster.confirm(&pod("a", 7)).unwrap();
+        assert_eq!((old.priority, was_assumed), (5, true));
+        assert_eq!((cluster.booked(), counts(&cluster)), ((1, 0), vec![(7, 1)]));
+        assert!(cluster.nodes.pods(node).all(|pod| pod.priority == 7));
+        assert!(
+            cluster
+                .confirm(&pod("a", 7))
+                .is_some_and(|(_, assumed)| !assumed)
+        );
+        assert!(cluster.confirm(&pod("b", 7)).is_none());
     }
 }

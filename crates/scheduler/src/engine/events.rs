@@ -1,6 +1,7 @@
 //! What the engine is told by informers and by the binder.
 
-use super::{BindError, Engine, Output, Point, Record};
+use super::cluster::Record;
+use super::{BindError, Engine, Output, Point};
 use crate::framework::{Action, ClusterEvent, Effects, ObjectChange, Problem, Subject};
 use crate::queue::PluginSet;
 use crate::state::{NodeInfo, PodInfo, SeenPod};
@@ -110,7 +111,7 @@ impl Engine {
         self.preemptor
             .nominator
             .denominate(&mut self.cluster.nodes, &info.uid);
-        let Some(record) = self.cluster.pods.get_mut(&info.uid) else {
+        let Some(record) = self.cluster.pods.get(&info.uid) else {
             self.book(info.clone(), node, false, now);
             return self.wake_for(&ClusterEvent::of_assigned(Action::ADD, &info), now);
         };
@@ -123,15 +124,10 @@ impl Engine {
                 now,
             );
         }
-        let was_assumed = std::mem::replace(&mut record.assumed, false);
-        self.cluster.assumed -= usize::from(was_assumed);
-        let old = std::mem::replace(&mut record.info, info.clone());
         let index = record.node;
-        if old.priority != info.priority {
-            self.cluster.count_priority(&old, false);
-            self.cluster.count_priority(&info, true);
-        }
-        self.cluster.nodes.update_pod(index, info.clone());
+        let Some((old, was_assumed)) = self.cluster.confirm(&info) else {
+            return;
+        };
         let mut fx = Effects::default();
         let told = self.table.booking(&info);
         for books in self.table.books_of(told) {

@@ -57,7 +57,6 @@ use crate::framework::{
 use crate::guard::guarded;
 use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeStore, PodInfo};
-use cluster::Record;
 use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
 use preemptor::Preemptor;
@@ -286,19 +285,8 @@ impl Engine {
 
     /// Books `pod` on `node`; `assumed` ahead of the binding.
     fn book(&mut self, pod: Arc<PodInfo>, node: &str, assumed: bool, now: Timestamp) {
-        let index = self.cluster.nodes.add_pod(node, pod.clone());
         let profile = self.table.profile_of(&pod);
-        let record = Record {
-            info: pod.clone(),
-            node: index,
-            profile,
-            assumed,
-        };
-        let before = self.cluster.pods.insert(pod.uid.clone(), record);
-        let was_assumed = before.is_some_and(|before| before.assumed);
-        self.cluster.assumed =
-            self.cluster.assumed + usize::from(assumed) - usize::from(was_assumed);
-        self.cluster.count_priority(&pod, true);
+        let index = self.cluster.book(&pod, node, profile, assumed);
         let mut fx = Effects::default();
         let told = self.table.booking(&pod);
         for books in self.table.books_of(told) {
@@ -310,9 +298,7 @@ impl Engine {
 
     /// Takes a pod off its node. Plugins give back what they reserved if it was only assumed.
     fn unbook(&mut self, uid: &str, now: Timestamp) -> Option<Arc<PodInfo>> {
-        let record = self.cluster.pods.remove(uid)?;
-        self.cluster.assumed -= usize::from(record.assumed);
-        self.cluster.count_priority(&record.info, false);
+        let record = self.cluster.release(uid)?;
         self.preemptor.evicting.remove(uid);
         let told = self.table.booking(&record.info);
         if record.assumed

@@ -22,3 +22,66 @@ pub(super) struct Preemptor {
     /// How many pods had to go for it.
     pub(super) victims: usize,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Output;
+    use crate::queue::{Backoff, Queue};
+    use crate::state::{NodeStore, PodInfo};
+    use jiff::{SignedDuration, Timestamp};
+    use koord_model::resources::ResourceTable;
+    use serde_json::json;
+
+    fn pod(uid: &str, priority: i32) -> Arc<PodInfo> {
+        let pod = json!({"metadata": {"name": uid, "namespace": "ns", "uid": uid},
+            "spec": {"priority": priority, "containers": []}});
+        let pod = Arc::new(serde_json::from_value(pod).unwrap());
+        Arc::new(PodInfo::new(pod, &ResourceTable::new()).unwrap())
+    }
+
+    #[test]
+    fn outranked_pods_lose_their_nomination_but_mates_do_not() {
+        let (mut preemptor, mut nodes) = (Preemptor::default(), NodeStore::default());
+        let node: Arc<str> = "n".into();
+        for (uid, priority) in [("low", 1), ("mate", 1), ("high", 9)] {
+            let nominator = &mut preemptor.nominator;
+            nominator.nominate(&mut nodes, &pod(uid, priority), &node);
+        }
+        let mut outbox = Vec::new();
+        let mates = std::iter::once("mate".into()).collect();
+        preemptor.outrank((&mut nodes, &mut outbox), "n", 5, &mates);
+        let left = preemptor.nominator.on("n").iter().map(|pod| &*pod.uid);
+        assert_eq!(left.collect::<Vec<_>>(), ["high", "mate"]);
+        // Its status is cleared, and the binder does not expect it any more.
+        assert!(matches!(&outbox[..], [
+            Output::Write(write),
+            Output::Expect { pod, node },
+        ] if write.name == "low" && &*pod.uid == "low" && node.is_empty()));
+    }
+
+    #[test]
+    fn withdrawn_promise_is_told_once_and_only_of_queued_pods() {
+        let (mut preemptor, mut nodes) = (Preemptor::default(), NodeStore::default());
+        let second = SignedDuration::from_secs(1);
+        let mut queue = Queue::new(Backoff {
+            initial: second,
+            max: second,
+        });
+        queue.add(pod("queued", 1), 0, Timestamp::UNIX_EPOCH);
+        let node: Arc<str> = "n".into();
+        for uid in ["queued", "gone"] {
+            let nominator = &mut preemptor.nominator;
+            nominator.nominate(&mut nodes, &pod(uid, 1), &node);
+        }
+        let mut outbox = Vec::new();
+        let mut withdraw = |uid| {
+            let parts = (&mut nodes, &mut outbox);
+            preemptor.withdraw(parts, &queue, uid).is_some()
+        };
+        let withdrawn = ["queued", "queued", "gone", "unknown"].map(&mut withdraw);
+        assert_eq!(withdrawn, [true, false, false, false]);
+        assert_eq!(outbox.len(), 1);
+        assert!(preemptor.nominator.is_empty());
+    }
+}

@@ -4,9 +4,10 @@
 //! stand-in that only takes up room keeps its place, as the pod has not gone yet. [`Engine::withdraw_promises`]
 //! brings everything back as it was. No event may come in between.
 
+use super::Engine;
+use super::cluster::Record;
 use super::cycle::Stop;
 use super::opinion::Opinion;
-use super::{Engine, Record};
 use crate::framework::{Diagnosis, Effects};
 use crate::guard::attempted;
 use crate::state::PodInfo;

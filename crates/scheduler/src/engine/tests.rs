@@ -4,6 +4,7 @@ mod counted;
 mod measure;
 mod objects;
 mod panics;
+mod parts;
 mod promise;
 mod waits;
 
