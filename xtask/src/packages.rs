@@ -99,6 +99,20 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
         &["koord-api", "koord-app", "koord-rpc"],
     ),
     (
+        "koordctl",
+        Wing::Product,
+        &[
+            "koord-api",
+            "koord-model",
+            "koord-host",
+            "koord-app",
+            "koord-kube",
+            "koord-manager",
+            "koord-descheduler",
+            "koordlet",
+        ],
+    ),
+    (
         "koord-scheduler-bin",
         Wing::Bin,
         &["koord-scheduler", "koord-plugins"],
@@ -168,6 +182,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
             "koord-runtime-proxy",
             "koord-node",
             "koord-sim",
+            "koordctl",
         ],
     ),
     ("xtask", Wing::Lab, &[]),
@@ -353,7 +368,10 @@ fn unused_dependencies(package: &Value, sources: &[(PathBuf, String)]) -> Vec<St
 /// Returns each program with the names of the packages that it is built of, sorted; a package that is there in two
 /// versions is there twice.
 fn trees(root: &Path) -> Result<Vec<(String, Vec<String>)>> {
-    let bins = PACKAGES.iter().filter(|(_, wing, _)| *wing == Wing::Bin);
+    let has_program = |name: &str, wing: Wing| wing == Wing::Bin || name == "koordctl";
+    let bins = PACKAGES
+        .iter()
+        .filter(|(name, wing, _)| has_program(name, *wing));
     bins.map(|(package, ..)| {
         let output = Command::new("cargo")
             .args(["tree", "--locked", "--edges", "normal", "--prefix", "none"])

@@ -10,6 +10,7 @@
 //! | [`requests`] | how the amounts of containers add up |
 //! | [`slo`], [`scheduling`], [`config`], [`quota`], [`analysis`], [`topology`] | custom resources by API group |
 //! | [`configmap`] | the ConfigMap `slo-controller-config` |
+//! | [`simulation`] | keys on the nodes of `koord up` |
 //! | [`merge`] | laying one partial setting over another |
 //! | [`uid`], [`texts`] | uids, labels and annotations in few bytes |
 //!
@@ -43,6 +44,7 @@ pub mod scheduling;
 pub mod schema;
 pub mod selector;
 mod serde_util;
+pub mod simulation;
 pub mod slo;
 pub mod texts;
 pub mod topology;

@@ -9,11 +9,12 @@ use axum::response::Response;
 use axum::{Extension, Router};
 use koord_kube::Client;
 use koord_kube::guard::{Guard, GuardOptions, Peer};
+use koordctl::cluster_files::token_file;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -105,11 +106,6 @@ impl Access {
         let stop = shutdown.cancelled_owned();
         Ok(serving.with_graceful_shutdown(stop).await?)
     }
-}
-
-/// Where the token of a cluster is.
-pub(crate) fn token_file(dir: &Path) -> PathBuf {
-    dir.join("token")
 }
 
 /// Lets requests with the token pass, and leaves others to the guard.

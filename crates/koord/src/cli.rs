@@ -1,8 +1,9 @@
 //! Arguments of `koord`, and which of its parts they start.
 
-use crate::{audit, bench, console, crds, demo, explain, node, recommend, running, up, workload};
+use crate::{bench, console, demo, up, workload};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use koordctl::running;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -21,8 +22,8 @@ enum Command {
     Up(up::Args),
     /// Stop the cluster that `koord up` started in the background.
     Down(running::Args),
-    /// Say whether a cluster of `koord up` runs, and where.
-    Status(running::Args),
+    #[command(flatten)]
+    Ctl(koordctl::cli::Command),
     /// Show what koord is for, on this machine.
     #[command(after_help = demo::EXIT_CODES)]
     Demo {
@@ -31,18 +32,6 @@ enum Command {
         #[command(flatten)]
         colocation: demo::Args,
     },
-    /// Say why a pod waits, or why it is where it is, where a node's batch resources come from, or why
-    /// pods were moved or not.
-    Explain(explain::Args),
-    /// Print what containers request beside what is recommended to them.
-    Recommend(recommend::Args),
-    /// Say what the node agent does on this machine.
-    #[command(subcommand)]
-    Node(node::Command),
-    /// Show what the node agent did, and why.
-    Audit(audit::Args),
-    /// Print the CRDs and PriorityClasses as YAML.
-    Crds,
     /// Measure one component by itself.
     #[command(subcommand)]
     Bench(bench::Command),
@@ -160,16 +149,9 @@ fn run(args: Args) -> Result<ExitCode> {
             let outcome = workload::load::run(&args)?;
             console::say(serde_json::to_string(&outcome).context("outcome as JSON")?);
         }
-        Command::Crds => {
-            console::say(crds::yaml()?.trim_end());
-        }
         Command::Up(args) => up::main(&args)?,
         Command::Down(args) => running::down(&args)?,
-        Command::Status(args) => running::status(&args)?,
-        Command::Explain(args) => explain::main(&args)?,
-        Command::Recommend(args) => recommend::main(&args)?,
-        Command::Node(command) => node::main(&command)?,
-        Command::Audit(args) => audit::main(&args)?,
+        Command::Ctl(command) => koordctl::cli::run(command)?,
         Command::Demo {
             demo: Some(Demo::Colocation(args)),
             ..

@@ -7,9 +7,10 @@ pub(crate) mod webhooks;
 
 use objects::create;
 pub(crate) use objects::first_objects;
-pub use objects::{
-    CONFIG_NAME, CONFIG_NAMESPACE, QUICK_REPORT, config_data, descheduler_config, quick_config,
-};
+pub use objects::{QUICK_REPORT, config_data, descheduler_config, quick_config};
+
+pub use koord_api::configmap::{NAME as CONFIG_NAME, NAMESPACE as CONFIG_NAMESPACE};
+pub use koordctl::cluster_files::{ADDRESSES_NAME, default_data_dir};
 
 use crate::access::{self, Access};
 use crate::exported;
@@ -38,10 +39,6 @@ use std::time::Duration;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-/// Name of the ConfigMap, in [`CONFIG_NAMESPACE`], that says where the parts of a local cluster are
-/// to be asked: `node` (a name), `scheduler`, `descheduler` and `koordlet` (URLs, empty when not served).
-pub const ADDRESSES_NAME: &str = "koord-up";
-
 /// The components that can be left out, so that others can take their place.
 pub const COMPONENTS: [&str; 4] = ["manager", "scheduler", "descheduler", "koordlet"];
 
@@ -52,9 +49,6 @@ const SCHEDULER_PORT: u16 = 10251;
 const DESCHEDULER_PORT: u16 = 10258;
 /// Where koordlet of a local cluster serves its health, metrics, state and audit events.
 const KOORDLET_PORT: u16 = 9316;
-/// The same on this machine.
-pub(crate) const KOORDLET: &str = "127.0.0.1:9316";
-
 /// What to start.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -605,14 +599,4 @@ where
     E: std::error::Error + Send + Sync + 'static,
 {
     Box::pin(async move { future.await.map_err(anyhow::Error::from) })
-}
-
-/// The directory of `koord up` when none is given. A cluster in memory has another, so that it
-/// leaves the files of a durable one alone.
-#[must_use]
-pub fn default_data_dir(memory: bool) -> PathBuf {
-    let home = std::env::var_os("HOME").map_or_else(|| PathBuf::from("."), PathBuf::from);
-    std::env::var_os("XDG_STATE_HOME")
-        .map_or_else(|| home.join(".local/state"), PathBuf::from)
-        .join(if memory { "koord-memory" } else { "koord" })
 }

@@ -6,32 +6,21 @@
 
 use anyhow::{Context as _, Result, bail};
 use koord_host::CgroupPath;
-use serde::{Deserialize, Serialize};
+use koordctl::cluster_files::{
+    GROUP_CLAIMS, Holder, MOST_CLUSTERS, claim_of, failed, lock_of, open, read,
+};
 use std::fs::{File, TryLockError};
-use std::io::{Read as _, Seek as _, Write as _};
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
-
-/// Where the claims on control groups are kept: they end with the boot, as the groups do.
-const GROUP_CLAIMS: &str = "/run/koord";
-/// As many clusters can share a machine.
-const MOST_CLUSTERS: u32 = 64;
 
 /// A lock that this process holds.
 #[derive(Debug)]
 pub(crate) struct Claim {
     /// Held open: the lock ends with it.
     _file: File,
-}
-
-/// Who holds a lock, as its file says.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Holder {
-    pub(crate) pid: u32,
-    pub(crate) dir: PathBuf,
 }
 
 /// Takes `dir`, made when missing, for this process.
@@ -93,42 +82,6 @@ pub(crate) fn make_private(dir: &Path) -> Result<()> {
 /// mask of its own.
 pub(crate) fn keep_files_private() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-}
-
-/// The directories of the clusters of this machine, as far as this user may see them.
-pub(crate) fn directories() -> Vec<PathBuf> {
-    let claims = Path::new(GROUP_CLAIMS);
-    let claims = (1..=MOST_CLUSTERS).map(|number| claim_of(claims, number));
-    let dirs = claims.filter_map(|path| {
-        let holder: Holder = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
-        Some(holder.dir)
-    });
-    dirs.collect()
-}
-
-fn claim_of(claims: &Path, number: u32) -> PathBuf {
-    claims.join(format!("cluster-{number}.lock"))
-}
-
-/// The process that has `dir`, if one has.
-///
-/// # Errors
-/// When the lock cannot be looked at.
-pub(crate) fn holder(dir: &Path) -> Result<Option<Holder>> {
-    let path = lock_of(dir);
-    if !path.exists() {
-        return Ok(None);
-    }
-    let mut file = open(&path)?;
-    match file.try_lock_shared() {
-        Ok(()) => Ok(None),
-        Err(TryLockError::WouldBlock) => Ok(Some(read(&mut file))),
-        Err(TryLockError::Error(error)) => Err(failed(&path, error)),
-    }
-}
-
-fn lock_of(dir: &Path) -> PathBuf {
-    dir.join("lock")
 }
 
 /// The usual port of an API server.
@@ -255,28 +208,10 @@ fn claim(path: &Path, dir: &Path) -> Result<Result<Claim, Holder>> {
     Ok(Ok(Claim { _file: file }))
 }
 
-fn open(path: &Path) -> Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true).create(true).truncate(false);
-    options.open(path).map_err(|error| failed(path, error))
-}
-
-fn failed(path: &Path, error: std::io::Error) -> anyhow::Error {
-    anyhow::Error::new(error).context(format!("cannot lock {}", path.display()))
-}
-
-/// What the holder wrote; nothing while it has not.
-fn read(file: &mut File) -> Holder {
-    let mut text = String::new();
-    let read = file.rewind().and_then(|()| file.read_to_string(&mut text));
-    read.ok()
-        .and_then(|_| serde_json::from_str(&text).ok())
-        .unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use koordctl::cluster_files::holder;
 
     #[tokio::test]
     async fn a_directory_has_one_owner_who_is_named() {

@@ -2,11 +2,11 @@
 
 use crate::cluster::{self, Cluster};
 use crate::console;
-use crate::running::{self, Running};
 use anyhow::{Context as _, Result, bail};
 use koord_app::flags::{FlagValueError, Selection, selection};
 use koord_model::alignment::{Policy, Scope};
 use koord_sim::Layout;
+use koordctl::running::{self, Running};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -298,7 +298,7 @@ impl Stop {
 fn detach(args: &Args) -> Result<()> {
     let dir = args.data_dir();
     crate::place::make_private(&dir)?;
-    if let Some(holder) = crate::place::holder(&dir)? {
+    if let Some(holder) = koordctl::cluster_files::holder(&dir)? {
         bail!(
             "a cluster runs in {} already, as process {}: koord down stops it",
             dir.display(),

@@ -66,8 +66,9 @@ mod worker;
 
 pub use agent::Error;
 pub use groups::GroupError;
+pub use koord_api::simulation::HOST_LABEL;
 pub use logs::{LogOptions, LogStream, Logs};
-pub use machine::{CONFINEMENT_ANNOTATION, HOST_LABEL, RIGHTS_ANNOTATION, host_taint, unconfined};
+pub use machine::{CONFINEMENT_ANNOTATION, RIGHTS_ANNOTATION, host_taint, unconfined};
 pub use options::{Args, Options, host_name};
 pub use places::Execs;
 pub use pod::pod_cgroup_path;

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::quantity::Quantity;
+use koord_api::simulation::HOST_LABEL;
 use koord_host::procfs::{self, MemInfo};
 use koord_host::topology::CpuTopology;
 use koord_host::{HostError, Root};
@@ -28,10 +29,6 @@ pub(crate) const UNCONFINED: &str = "unconfined: ";
 pub fn unconfined(confinement: &str) -> Option<&str> {
     confinement.strip_prefix(UNCONFINED)
 }
-
-/// Label of a node whose pods are processes of a machine, beside nodes that are simulated. The value
-/// is `true`.
-pub const HOST_LABEL: &str = "node.koordinator.sh/host";
 
 /// Returns the taint of a node with [`HOST_LABEL`], with the label's key and value, that leaves pods without a
 /// toleration to the simulated nodes.

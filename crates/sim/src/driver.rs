@@ -230,7 +230,7 @@ async fn prepare(options: &Options, client: &Client, now: Timestamp) -> Result<(
 fn on_node(change: Change<Node>, telemetry: &mut Telemetry, shared: &Shared) {
     match change {
         Change::Applied { new, .. } => {
-            let managed = node::is_managed(&new);
+            let managed = koord_api::simulation::is_simulated(&new);
             let pods = telemetry.node(&new, managed);
             if managed {
                 shared.start_kubelet(&new, &pods);
@@ -431,7 +431,7 @@ impl Shared {
         let pod = kept.pod();
         let node_name = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         let node = node_name.and_then(|name| self.nodes.get(&ObjectKey::new("", name)));
-        let Some(node) = node.filter(|node| node::is_managed(node)) else {
+        let Some(node) = node.filter(|node| koord_api::simulation::is_simulated(node)) else {
             return Ok(());
         };
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
@@ -515,7 +515,7 @@ async fn work_on_nodes(shared: Arc<Shared>) {
         let Some(node) = shared.nodes.get(&ObjectKey::new("", name.as_str())) else {
             continue;
         };
-        if node::is_ready(&node) || !node::is_managed(&node) {
+        if node::is_ready(&node) || !koord_api::simulation::is_simulated(&node) {
             continue;
         }
         let patch = node::ready_status(&node, &shared.options.template, shared.ctx.clock.now());

@@ -1,6 +1,5 @@
 //! Leases of the simulated nodes, renewed in slices so that the load is even.
 
-use crate::node;
 use crate::usage::hash;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
@@ -33,7 +32,7 @@ pub(crate) async fn run(
         let due: Vec<NodeLease> = nodes
             .list()
             .into_iter()
-            .filter(|node| node::is_managed(node))
+            .filter(|node| koord_api::simulation::is_simulated(node))
             .filter_map(|node| {
                 let name = node.metadata.name.clone()?;
                 let own = hash(0, &name) % u64::from(SLICES) == u64::from(slice);

@@ -26,22 +26,19 @@ mod refusal;
 mod telemetry;
 pub mod usage;
 
-pub use node::{NodeTemplate, is_managed as is_simulated, is_surplus, name as node_name};
+pub use koord_api::simulation::{KWOK_NODE_ANNOTATION, NODE_ANNOTATION, is_simulated};
+pub use node::{NodeTemplate, is_surplus, name as node_name};
 pub use numa::{Kubelets, Layout, LayoutError};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::time::Duration;
 
-/// Annotation that hands a node to the simulation: the text `true`.
-pub const NODE_ANNOTATION: &str = "sim.koordinator.sh/node";
 /// Label of a node that is simulated, for selectors: the text `true`.
 pub const NODE_LABEL: &str = "sim.koordinator.sh/node";
 /// Annotation of a simulated node with NUMA nodes: JSON of a [`Layout`], read when the node appears.
 /// Its kubelet refuses pods that cannot be aligned, and a NodeResourceTopology says what is free.
 pub const TOPOLOGY_ANNOTATION: &str = "sim.koordinator.sh/topology";
-/// Annotation of kwok with the same meaning, whatever its value.
-pub const KWOK_NODE_ANNOTATION: &str = "kwok.x-k8s.io/node";
 /// Pod annotation: a Go duration a pod of a Job runs before it succeeds. Without it, its command says
 /// how it ends, if it is as plain as `sleep 30`, `false` or `sh -c "exit 1"`; else it succeeds at once.
 /// Other pods that are not started again end as such a command says, or run until they are deleted.

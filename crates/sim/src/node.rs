@@ -65,20 +65,6 @@ pub(crate) fn index(name: &str) -> Option<usize> {
     name.strip_prefix("sim-")?.parse().ok()
 }
 
-/// Whether the simulation runs the pods of `node`.
-#[must_use]
-pub fn is_managed(node: &Node) -> bool {
-    node.metadata
-        .annotations
-        .as_ref()
-        .is_some_and(|annotations| {
-            annotations
-                .get(NODE_ANNOTATION)
-                .is_some_and(|value| value == "true")
-                || annotations.contains_key(KWOK_NODE_ANNOTATION)
-        })
-}
-
 /// Whether this crate created `node`, so that it may also delete it.
 pub(crate) fn is_own(node: &Node) -> bool {
     let marked = node
@@ -278,6 +264,7 @@ pub(crate) fn ready_status(node: &Node, template: &NodeTemplate, now: Timestamp)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::is_simulated;
 
     fn node(value: Value) -> Node {
         serde_json::from_value(value).unwrap()
@@ -288,10 +275,10 @@ mod tests {
         let marked = |name: &str, key: &str, value: &str| {
             node(json!({ "metadata": { "name": name, "annotations": { key: value } } }))
         };
-        assert!(is_managed(&marked("a", KWOK_NODE_ANNOTATION, "fake")));
-        assert!(is_managed(&marked("a", NODE_ANNOTATION, "true")));
-        assert!(!is_managed(&marked("a", NODE_ANNOTATION, "false")));
-        assert!(!is_managed(&node(
+        assert!(is_simulated(&marked("a", KWOK_NODE_ANNOTATION, "fake")));
+        assert!(is_simulated(&marked("a", NODE_ANNOTATION, "true")));
+        assert!(!is_simulated(&marked("a", NODE_ANNOTATION, "false")));
+        assert!(!is_simulated(&node(
             json!({ "metadata": { "name": "sim-1" } })
         )));
         assert!(is_own(&marked("sim-3", NODE_ANNOTATION, "true")));
@@ -306,7 +293,7 @@ mod tests {
     fn registered_node_is_ready_and_keeps_its_capacity() {
         let mut template = NodeTemplate::default();
         let made = registered(7, &template, Timestamp::UNIX_EPOCH).unwrap();
-        assert!(is_managed(&made) && is_ready(&made));
+        assert!(is_simulated(&made) && is_ready(&made));
         let capacity = made.status.as_ref().and_then(|s| s.allocatable.as_ref());
         assert_eq!(capacity.unwrap()["cpu"].0, "32");
         template

@@ -2,11 +2,11 @@
 //! command itself, as a process of its own, asked over HTTPS as kubectl does.
 
 use super::koordlet::meter::Counters;
-use crate::running::Running;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::apps::v1::Deployment;
 use koord_kube::api::PostParams;
 use koord_kube::{Api, Client};
+use koordctl::running::Running;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

@@ -3,16 +3,12 @@
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use koord_api::configmap::{NAME as CONFIG_NAME, NAMESPACE as CONFIG_NAMESPACE};
 use koord_api::labels;
 use koord_kube::api::PostParams;
 use koord_kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use std::time::Duration;
-
-/// Namespace and name of the ConfigMap that drives the manager.
-pub const CONFIG_NAMESPACE: &str = "koordinator-system";
-/// See [`CONFIG_NAMESPACE`].
-pub const CONFIG_NAME: &str = "slo-controller-config";
 
 /// The objects that a Koordinator installation brings along: priority classes and the manager's
 /// ConfigMap. Existing ones stay as the user left them.

@@ -285,7 +285,7 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
         .spawn()
         .expect("it starts");
     let at = format!("http://127.0.0.1:{plain}");
-    let get = async |path: &str| koord::plain::get(&at, "it", path).await;
+    let get = async |path: &str| koordctl::plain::get(&at, "it", path).await;
     // Nobody tells of pages that change.
     let page = async |path: &str| {
         let wait = async {

@@ -681,7 +681,7 @@ fn directory_and_ports_are_for_their_owner() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let get = |port: &str, path: &str| {
         let at = running[port].as_str().expect("an address").to_owned();
-        runtime.block_on(koord::plain::get_as(Some("none"), &at, "it", path))
+        runtime.block_on(koordctl::plain::get_as(Some("none"), &at, "it", path))
     };
     for (port, path) in [
         ("scheduler", "/metrics"),

@@ -1,10 +1,10 @@
 //! Why pods were moved in the last cycle of the descheduler, and why the others were not.
 
 use super::{Args, Cluster, ask};
-use crate::console;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
+use koord_app::console;
 use koord_descheduler::report::{Done, NodeReport, Report};
 use koord_kube::api::ListParams;
 use koord_kube::{Api, ResourceExt as _};

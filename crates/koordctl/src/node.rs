@@ -3,9 +3,10 @@
 
 mod topology;
 
-use crate::{console, plain, running};
+use crate::{plain, running};
 use anyhow::{Context as _, Result, bail};
 use comfy_table::{ColumnConstraint, Table, Width, presets};
+use koord_app::console;
 use koord_app::daemon::runtime;
 use koordlet::status::{Collector, Guard, GuardService, State, Status, Strategy};
 use std::fmt::Write;

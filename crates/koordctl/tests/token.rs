@@ -1,4 +1,7 @@
-use super::*;
+//! Tokens that `explain` shows to a secure port.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use axum::{Router, routing::get};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -6,6 +9,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, flags::Selection};
 use koord_kube::{Api, api::PostParams, guard::AuthArgs, secure};
+use koordctl::explain::{Args, ask};
 use serde_json::json;
 use std::net::{Ipv4Addr, SocketAddr};
 use tokio_util::sync::CancellationToken;

@@ -1,7 +1,9 @@
 //! What is known of a cluster that runs on this machine: `koord status`, `koord down`.
 
-use crate::{access, cluster, console, place};
+use crate::cluster_files::{self, token_file};
 use anyhow::{Context as _, Result, bail};
+use koord_api::simulation::HOST_LABEL;
+use koord_app::console;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -13,41 +15,47 @@ use std::time::{Duration, Instant};
 /// A cluster that is up; its file is in its directory while it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Running {
-    pub(crate) pid: u32,
-    pub(crate) server: String,
-    pub(crate) kubeconfig: PathBuf,
-    pub(crate) node: String,
-    pub(crate) simulated_nodes: u32,
-    /// The node takes only pods that tolerate [`koord_node::host_taint`].
+pub struct Running {
+    /// Its process.
+    pub pid: u32,
+    /// The URL of its API server.
+    pub server: String,
+    /// The administrator's kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// The name of this machine's node.
+    pub node: String,
+    /// How many nodes are simulated.
+    pub simulated_nodes: u32,
+    /// The node takes only pods that tolerate the taint of [`HOST_LABEL`].
     #[serde(default)]
-    pub(crate) host_taint: bool,
-    pub(crate) memory: bool,
+    pub host_taint: bool,
+    /// Objects are kept in memory only.
+    pub memory: bool,
     /// Why pods are not confined, when they are not.
-    pub(crate) unconfined: Option<String>,
+    pub unconfined: Option<String>,
     /// That another cluster runs on this machine, if one did at the start.
-    pub(crate) beside: Option<String>,
+    pub beside: Option<String>,
     /// The runtime that runs the pods, when one does.
     #[serde(default)]
-    pub(crate) runtime: Option<String>,
+    pub runtime: Option<String>,
     /// Where the scheduler explains itself.
-    pub(crate) scheduler: Option<SocketAddr>,
+    pub scheduler: Option<SocketAddr>,
     /// Where the descheduler explains itself.
     #[serde(default)]
-    pub(crate) descheduler: Option<SocketAddr>,
+    pub descheduler: Option<SocketAddr>,
     /// Where koordlet shows its state.
-    pub(crate) koordlet: Option<SocketAddr>,
+    pub koordlet: Option<SocketAddr>,
     /// What a pod may do, in one line.
     #[serde(default)]
-    pub(crate) rights: Option<String>,
+    pub rights: Option<String>,
     /// What else is not as one would expect.
     #[serde(default)]
-    pub(crate) notes: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 /// How the cluster is stopped.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Stopping<'a> {
+pub enum Stopping<'a> {
     /// By the terminal that it runs in.
     CtrlC,
     /// By `koord down`; whether its directory has to be named.
@@ -59,8 +67,11 @@ impl Running {
         dir.join("cluster.json")
     }
 
-    /// What the cluster in `dir` wrote, if it is up.
-    pub(crate) fn read(dir: &Path) -> Result<Option<Self>> {
+    /// Returns what the cluster in `dir` wrote, if it is up.
+    ///
+    /// # Errors
+    /// When the file is there and cannot be read.
+    pub fn read(dir: &Path) -> Result<Option<Self>> {
         let path = Self::path(dir);
         match std::fs::read(&path) {
             // Half-written, or of another version: not to be understood yet, or never.
@@ -70,7 +81,11 @@ impl Running {
         }
     }
 
-    pub(crate) fn write(&self, dir: &Path) -> Result<()> {
+    /// Writes the file of the cluster in `dir`.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, dir: &Path) -> Result<()> {
         let path = Self::path(dir);
         let write = |text: Vec<u8>| {
             let mut options = std::fs::File::options();
@@ -81,13 +96,15 @@ impl Running {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    pub(crate) fn remove(dir: &Path) {
+    /// Removes the file of the cluster in `dir`.
+    pub fn remove(dir: &Path) {
         // Without it `status` says less; the lock tells the truth all the same.
         let _ = std::fs::remove_file(Self::path(dir));
     }
 
-    /// What a person needs to go on.
-    pub(crate) fn welcome(&self, stopping: Stopping<'_>) -> String {
+    /// Returns what a person needs to go on.
+    #[must_use]
+    pub fn welcome(&self, stopping: Stopping<'_>) -> String {
         let mut text = format!("\nkoord is up: {} with {}. ", self.server, self.nodes());
         let _ = match stopping {
             Stopping::CtrlC => writeln!(text, "Ctrl-C stops it."),
@@ -134,8 +151,7 @@ impl Running {
             let _ = writeln!(
                 text,
                 "\n  Pods go to the simulated nodes. {} takes those that tolerate its taint {} (docs/examples/batch-pod.yaml).",
-                self.node,
-                koord_node::HOST_LABEL
+                self.node, HOST_LABEL
             );
         }
         if let Some(rights) = &self.rights {
@@ -168,7 +184,7 @@ pub struct Args {
 impl Args {
     fn dir(&self) -> PathBuf {
         let given = self.data_dir.clone();
-        given.unwrap_or_else(|| cluster::default_data_dir(self.memory))
+        given.unwrap_or_else(|| cluster_files::default_data_dir(self.memory))
     }
 }
 
@@ -179,19 +195,19 @@ pub(crate) fn koordlet(given: Option<&str>) -> String {
         return given.to_owned();
     }
     let known = [false, true].into_iter().find_map(|memory| {
-        let dir = cluster::default_data_dir(memory);
-        let holder = place::holder(&dir).ok()??;
+        let dir = cluster_files::default_data_dir(memory);
+        let holder = cluster_files::holder(&dir).ok()??;
         let running = Running::read(&dir).ok()??;
         running.koordlet.filter(|_| running.pid == holder.pid)
     });
-    known.map_or_else(|| cluster::KOORDLET.to_owned(), |at| at.to_string())
+    known.map_or_else(|| cluster_files::KOORDLET.to_owned(), |at| at.to_string())
 }
 
 /// The token of the cluster of this machine that has a component at `authority`, if this user may read
 /// it.
 pub(crate) fn token_of(authority: &str) -> Option<String> {
-    let mut dirs = place::directories();
-    dirs.extend([false, true].map(cluster::default_data_dir));
+    let mut dirs = cluster_files::directories();
+    dirs.extend([false, true].map(cluster_files::default_data_dir));
     token_in(&dirs, authority)
 }
 
@@ -199,13 +215,13 @@ fn token_in(dirs: &[PathBuf], authority: &str) -> Option<String> {
     let authority: SocketAddr = authority.replace("localhost", "127.0.0.1").parse().ok()?;
     dirs.iter().find_map(|dir| {
         // A cluster that has ended no longer has the port, and another program may.
-        let holder = place::holder(dir).ok()??;
+        let holder = cluster_files::holder(dir).ok()??;
         let running = Running::read(dir).ok()??;
         let its = [running.scheduler, running.descheduler, running.koordlet];
         if running.pid != holder.pid || !its.contains(&Some(authority)) {
             return None;
         }
-        std::fs::read_to_string(access::token_file(dir)).ok()
+        std::fs::read_to_string(token_file(dir)).ok()
     })
 }
 
@@ -218,7 +234,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// None runs.
 pub fn status(args: &Args) -> Result<()> {
     let dir = args.dir();
-    let Some(holder) = place::holder(&dir)? else {
+    let Some(holder) = cluster_files::holder(&dir)? else {
         bail!("no cluster runs in {}", dir.display());
     };
     match Running::read(&dir)?.filter(|running| running.pid == holder.pid) {
@@ -254,7 +270,7 @@ pub fn status(args: &Args) -> Result<()> {
 /// None runs, it is another user's, or it does not stop.
 pub fn down(args: &Args) -> Result<()> {
     let dir = args.dir();
-    let Some(holder) = place::holder(&dir)? else {
+    let Some(holder) = cluster_files::holder(&dir)? else {
         bail!("no cluster runs in {}", dir.display());
     };
     let pid = i32::try_from(holder.pid)
@@ -264,7 +280,7 @@ pub fn down(args: &Args) -> Result<()> {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM)
         .with_context(|| format!("cannot stop process {}", holder.pid))?;
     let begun = Instant::now();
-    while place::holder(&dir)?.is_some_and(|now| now.pid == holder.pid) {
+    while cluster_files::holder(&dir)?.is_some_and(|now| now.pid == holder.pid) {
         if begun.elapsed() > PATIENCE {
             bail!("process {} has not stopped within {PATIENCE:?}", holder.pid);
         }
@@ -332,8 +348,8 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn token_goes_to_the_ports_of_its_cluster_only() {
+    #[test]
+    fn token_goes_to_the_ports_of_its_cluster_only() {
         let dir = tempfile::tempdir().unwrap();
         let koordlet: SocketAddr = "127.0.0.1:9316".parse().unwrap();
         let cluster = Running {
@@ -342,11 +358,14 @@ mod tests {
             ..running()
         };
         cluster.write(dir.path()).unwrap();
-        std::fs::write(access::token_file(dir.path()), "t").unwrap();
+        std::fs::write(token_file(dir.path()), "t").unwrap();
         let dirs = [dir.path().join("none"), dir.path().to_owned()];
         // It does not run.
         assert_eq!(token_in(&dirs, "127.0.0.1:9316"), None);
-        let claim = place::claim_directory(dir.path()).await.unwrap();
+        let claim = cluster_files::open(&cluster_files::lock_of(dir.path())).unwrap();
+        claim.try_lock().unwrap();
+        let pid = format!("{{\"pid\": {}}}", std::process::id());
+        (&claim).write_all(pid.as_bytes()).unwrap();
         for (authority, token) in [
             ("127.0.0.1:9316", Some("t")),
             ("localhost:9316", Some("t")),

@@ -1,7 +1,7 @@
 //! `koord recommend`: what containers request beside what they should, from the Recommendations of a
 //! cluster.
 
-use crate::{console, explain};
+use crate::explain;
 use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
@@ -10,6 +10,7 @@ use koord_api::analysis::{
 };
 use koord_api::quantity::{Format, Quantity, ResourceList};
 use koord_api::{quantity, requests, resources, selector};
+use koord_app::console;
 use koord_app::daemon::runtime;
 use koord_kube::api::ListParams;
 use koord_kube::kube_core::DynamicObject;

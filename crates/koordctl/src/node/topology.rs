@@ -1,9 +1,9 @@
 //! `koord node topology`: the NUMA nodes of this machine, and what its kubelet has given away of them.
 
-use crate::console;
 use anyhow::{Context as _, Result};
 use koord_api::resources;
 use koord_api::topology::{Zone, zone_name};
+use koord_app::console;
 use koord_model::export::{Machine, Node};
 use koordlet::exporter::{self, ListError, Listed};
 use serde_json::json;

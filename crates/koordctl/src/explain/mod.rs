@@ -6,14 +6,13 @@ mod hints;
 mod numa;
 mod render;
 mod resources;
-#[cfg(test)]
-mod token_tests;
 
-use crate::cluster;
-use crate::{console, node, place, plain};
+use crate::{cluster_files, node, plain};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use koord_api::configmap;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_app::console;
 use koord_app::daemon::runtime;
 use koord_kube::api::ListParams;
 use koord_kube::client::{ClientOptions, Peer, from_kubeconfig, to_peer};
@@ -158,9 +157,9 @@ pub(crate) async fn connect(kubeconfig: Option<&Path>, context: Option<&str>) ->
     let home = std::env::home_dir().is_some_and(|home| home.join(".kube/config").exists());
     if path.is_none() && !named("KUBECONFIG") && !named("KUBERNETES_SERVICE_HOST") && !home {
         local = [false, true]
-            .map(cluster::default_data_dir)
+            .map(cluster_files::default_data_dir)
             .into_iter()
-            .find(|dir| place::holder(dir).is_ok_and(|holder| holder.is_some()))
+            .find(|dir| cluster_files::holder(dir).is_ok_and(|holder| holder.is_some()))
             .map(|dir| dir.join("kubeconfig"));
         path = local.as_deref();
     }
@@ -170,9 +169,9 @@ pub(crate) async fn connect(kubeconfig: Option<&Path>, context: Option<&str>) ->
 impl Cluster {
     async fn find(args: &Args) -> Result<Self> {
         let client = connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
-        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), cluster::CONFIG_NAMESPACE);
+        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), configmap::NAMESPACE);
         // A user who may not read it has to name the addresses, as where there is none.
-        let parts = match maps.get_opt(cluster::ADDRESSES_NAME).await {
+        let parts = match maps.get_opt(cluster_files::ADDRESSES_NAME).await {
             Err(error) if !matches!(error, koord_kube::Error::Api(_)) => {
                 return Err(error).context("the cluster cannot be asked");
             }
@@ -321,7 +320,7 @@ async fn explain_node(args: &Args, name: &str) -> Result<()> {
         let nodes: Api<Node> = Api::all(cluster.client.clone());
         let found = nodes.get_opt(name).await?;
         let node = found.with_context(|| format!("there is no node {name:?}"))?;
-        simulated = koord_sim::is_simulated(&node);
+        simulated = koord_api::simulation::is_simulated(&node);
         said = Some(resources::of(&cluster.client, node).await?);
     }
     let part = cluster
@@ -376,8 +375,11 @@ async fn guard(address: &str, name: &str) -> Result<(Option<Guard>, String)> {
     Ok((status.guard, why))
 }
 
-/// Status code and body of a GET at `server`, which is `who`.
-pub(crate) async fn ask(args: &Args, who: &str, server: &str, path: &str) -> Result<(u16, String)> {
+/// Returns the status code and body of a GET at `server`, which errors name as `who`.
+///
+/// # Errors
+/// The server cannot be reached.
+pub async fn ask(args: &Args, who: &str, server: &str, path: &str) -> Result<(u16, String)> {
     if !server.starts_with("https://") {
         let token = match &args.token_file {
             None => None,

@@ -1,11 +1,10 @@
 //! Where a node's batch and mid resources come from, as sums.
 
-use crate::cluster;
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
-use koord_api::Quantity;
 use koord_api::slo::NodeMetric;
 use koord_api::topology::{v1alpha1, v1alpha2};
+use koord_api::{Quantity, configmap};
 use koord_kube::api::ListParams;
 use koord_kube::{Api, Client};
 use koord_manager::explain::{self, Explanation, Objects, Resource, Service};
@@ -19,7 +18,7 @@ const MOST_SERVICES: usize = 10;
 pub(super) async fn of(client: &Client, node: Node) -> Result<Explanation> {
     let name = node.metadata.name.clone().unwrap_or_default();
     let metrics: Api<NodeMetric> = Api::all(client.clone());
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), cluster::CONFIG_NAMESPACE);
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), configmap::NAMESPACE);
     let pods: Api<Pod> = Api::all(client.clone());
     let bound = ListParams::default().fields(&format!("spec.nodeName={name}"));
     let topologies: Api<v1alpha2::NodeResourceTopology> = Api::all(client.clone());
@@ -32,7 +31,7 @@ pub(super) async fn of(client: &Client, node: Node) -> Result<Explanation> {
         topology = old.map(|old| old.map(Into::into));
     }
     let topology = topology.context("NodeResourceTopology")?;
-    let settings = maps.get_opt(cluster::CONFIG_NAME).await?;
+    let settings = maps.get_opt(configmap::NAME).await?;
     let objects = Objects {
         node,
         metric,

@@ -1,8 +1,9 @@
 //! `koord audit`: what the node agent did, and why.
 
-use crate::{console, plain, running};
+use crate::{plain, running};
 use anyhow::{Context as _, Result, bail};
 use jiff::Timestamp;
+use koord_app::console;
 use koord_app::daemon::runtime;
 use serde::Deserialize;
 use serde_json::Value;

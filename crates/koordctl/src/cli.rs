@@ -1,0 +1,75 @@
+//! Arguments of `koordctl`, and which of its parts they start.
+
+use crate::{audit, crds, explain, node, recommend, running};
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use koord_app::console;
+use std::process::ExitCode;
+
+/// Explains QoS-based co-location in a Kubernetes cluster.
+#[derive(Debug, Parser)]
+#[command(name = "koordctl", version, about, propagate_version = true)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// A verb.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Say whether a cluster of `koord up` runs, and where.
+    Status(running::Args),
+    /// Say why a pod waits, or why it is where it is, where a node's batch resources come from, or why
+    /// pods were moved or not.
+    Explain(explain::Args),
+    /// Print what containers request beside what is recommended to them.
+    Recommend(recommend::Args),
+    /// Say what the node agent does on this machine.
+    #[command(subcommand)]
+    Node(node::Command),
+    /// Show what the node agent did, and why.
+    Audit(audit::Args),
+    /// Print the CRDs and PriorityClasses as YAML.
+    Crds,
+}
+
+/// Parses the process's arguments and runs. Exit code 2 for bad arguments, 1 for a failure.
+#[must_use]
+pub fn main() -> ExitCode {
+    match run(Args::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            console::warn(format_args!("koordctl: {}", console::chain(&error)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Does what `command` names.
+///
+/// # Errors
+/// Those of the verb.
+pub fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Status(args) => running::status(&args),
+        Command::Explain(args) => explain::main(&args),
+        Command::Recommend(args) => recommend::main(&args),
+        Command::Node(command) => node::main(&command),
+        Command::Audit(args) => audit::main(&args),
+        Command::Crds => {
+            console::say(crds::yaml()?.trim_end());
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn argument_tree_is_consistent() {
+        Args::command().debug_assert();
+    }
+}

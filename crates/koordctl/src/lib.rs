@@ -1,0 +1,14 @@
+//! The `koordctl` command: questions to a cluster and to a node, and their answers. `koord` hands its verbs of these names on to
+//! this crate.
+//!
+//! Invariant: it works with any cluster, and needs nothing of the one that `koord up` runs.
+
+pub mod audit;
+pub mod cli;
+pub mod cluster_files;
+mod crds;
+pub mod explain;
+pub mod node;
+pub mod plain;
+pub mod recommend;
+pub mod running;

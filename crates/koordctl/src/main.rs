@@ -1,0 +1,5 @@
+//! The `koordctl` command.
+
+fn main() -> std::process::ExitCode {
+    koordctl::cli::main()
+}
