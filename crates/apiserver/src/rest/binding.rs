@@ -8,61 +8,55 @@ use axum::response::Response;
 use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
 
-impl Api {
-    /// POST of a Binding for pod `name`.
-    pub(super) async fn serve_binding(
-        &self,
-        name: &str,
-        call: &Call,
-    ) -> Result<Response, ApiError> {
-        let options = call.write_options("CreateOptions")?;
-        let mut binding = call.decode()?.value;
-        let pods = self.builtin("", "v1", "pods")?;
-        let bindings = self.builtin("", "v1", "bindings")?;
-        super::check::check_identity(&bindings, &mut binding, false)?;
-        let given = meta::name(&binding);
-        if !given.is_empty() && given != name {
-            return Err(ApiError::bad_request(
-                "name in URL does not match name in Binding object",
-            ));
-        }
-        let namespace = meta::namespace(&binding);
-        if !namespace.is_empty() && namespace != call.namespace() {
-            return Err(ApiError::bad_request(
-                "the namespace of the provided object does not match the namespace sent on the request",
-            ));
-        }
-        if name.is_empty() || call.namespace().is_empty() {
-            let e = FieldError::required("metadata.name", "name or generateName is required");
-            return Err(ApiError::invalid("", "Binding", name, &[e]));
-        }
-        // The legacy form is a resource of its own, also for admission.
-        let (resource, subresource) = match call.path.subresource.as_deref() {
-            Some(sub) => (&pods, sub),
-            None => (&bindings, ""),
-        };
-        let attributes = Attributes::new(
-            Operation::Create,
-            resource,
-            subresource,
-            (call.namespace(), name),
-            Options::Write(&options),
-        );
-        let mut warnings = Vec::new();
-        self.admission()
-            .admit(&attributes, &mut binding, None, &mut warnings, |binding| {
-                check_target(name, binding)
-            })
-            .await?;
-        let key = Self::key(&pods, call.namespace(), name);
-        let now = self.clock().now();
-        self.core()
-            .modify_admitted(&pods, &key, options.dry_run, |pod| {
-                bound(pod, &binding, &key, now).map(Some)
-            })
-            .await?;
-        Ok(created(call, &warnings))
+/// POST of a Binding for pod `name`.
+pub(super) async fn serve(api: &Api, name: &str, call: &Call) -> Result<Response, ApiError> {
+    let options = call.write_options("CreateOptions")?;
+    let mut binding = call.decode()?.value;
+    let pods = api.builtin("", "v1", "pods")?;
+    let bindings = api.builtin("", "v1", "bindings")?;
+    super::check::check_identity(&bindings, &mut binding, false)?;
+    let given = meta::name(&binding);
+    if !given.is_empty() && given != name {
+        return Err(ApiError::bad_request(
+            "name in URL does not match name in Binding object",
+        ));
     }
+    let namespace = meta::namespace(&binding);
+    if !namespace.is_empty() && namespace != call.namespace() {
+        return Err(ApiError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    if name.is_empty() || call.namespace().is_empty() {
+        let e = FieldError::required("metadata.name", "name or generateName is required");
+        return Err(ApiError::invalid("", "Binding", name, &[e]));
+    }
+    // The legacy form is a resource of its own, also for admission.
+    let (resource, subresource) = match call.path.subresource.as_deref() {
+        Some(sub) => (&pods, sub),
+        None => (&bindings, ""),
+    };
+    let attributes = Attributes::new(
+        Operation::Create,
+        resource,
+        subresource,
+        (call.namespace(), name),
+        Options::Write(&options),
+    );
+    let mut warnings = Vec::new();
+    api.admission()
+        .admit(&attributes, &mut binding, None, &mut warnings, |binding| {
+            check_target(name, binding)
+        })
+        .await?;
+    let key = Api::key(&pods, call.namespace(), name);
+    let now = api.clock().now();
+    api.core()
+        .modify_admitted(&pods, &key, options.dry_run, |pod| {
+            bound(pod, &binding, &key, now).map(Some)
+        })
+        .await?;
+    Ok(created(call, &warnings))
 }
 
 /// The answer to a Binding and an Eviction.

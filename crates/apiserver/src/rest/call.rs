@@ -5,13 +5,15 @@ use super::body::{self, Decoded};
 use super::options::{DeleteOptions, WriteOptions};
 use super::path::ResourcePath;
 use super::query::Query;
-use super::respond::Style;
-use super::write::Input;
+use super::respond::{self, Style};
+use super::write::{Input, Outcome};
 use super::{User, transform};
 use crate::store::SendQueues;
+use axum::response::Response;
 use bytes::Bytes;
 use http::HeaderMap;
 use hyper::upgrade::OnUpgrade;
+use koord_kinds::Resource;
 use koord_kinds::status::ApiError;
 use std::sync::Arc;
 
@@ -88,6 +90,25 @@ impl Call {
     pub(super) fn check_reply(&self) -> Result<(), ApiError> {
         self.negotiate(Endpoint::One)?;
         transform::include(&self.query).map(drop)
+    }
+
+    /// The reply to a write.
+    pub(super) fn reply(
+        &self,
+        resource: &Arc<Resource>,
+        done: &Outcome,
+        now: jiff::Timestamp,
+    ) -> Result<Response, ApiError> {
+        let negotiated = self.negotiate(Endpoint::One)?;
+        let include = transform::include(&self.query)?;
+        let bytes = transform::one(resource, &done.object, negotiated.form, include, now);
+        let style = Style {
+            encoding: negotiated.encoding,
+            pretty: self.query.pretty(),
+        };
+        let mut response = respond::bytes(if done.created { 201 } else { 200 }, bytes, style);
+        respond::warn(&mut response, &done.warnings);
+        Ok(response)
     }
 
     /// How a reply without other representations is written.

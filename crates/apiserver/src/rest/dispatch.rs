@@ -6,13 +6,15 @@ use super::call::{Call, PRODUCED, method_not_allowed};
 use super::delete::Deleted;
 use super::path::Target;
 use super::query::Query;
-use super::respond::{self, Style};
+use super::respond;
 use super::review::Reviewer;
 use super::selection::Selection;
 use super::token_request::TokenIssuer;
 use super::work_slots::{LIGHT, run_off_worker};
-use super::write::{Object, Outcome};
-use super::{Api, User, exec, guard, nonresource, path, transform, usage};
+use super::write::Object;
+use super::{
+    Api, User, binding, eviction, exec, guard, list, nonresource, path, podlog, scale, usage, watch,
+};
 use crate::store::SendQueues;
 use axum::response::Response;
 use bytes::Bytes;
@@ -141,14 +143,14 @@ async fn run(
 ) -> Result<Response, ApiError> {
     let subresource = call.path.subresource.as_deref().unwrap_or_default();
     let stays_open = verb == "watch" || STREAMS.contains(&subresource);
-    let is_long = !stays_open && api.weigh(verb, resource, &call) > LIGHT;
+    let is_long = !stays_open && weigh(api, verb, resource, &call) > LIGHT;
     let (api, resource) = (api.clone(), Arc::clone(resource));
     let mut work = Box::pin(async move {
         let serve = async {
             if call.path.subresource.is_some() {
-                Box::pin(api.serve_subresource(&method, &resource, &call)).await
+                Box::pin(serve_subresource(&api, &method, &resource, &call)).await
             } else {
-                Box::pin(api.serve_resource(&method, &resource, &call)).await
+                Box::pin(serve_resource(&api, &method, &resource, &call)).await
             }
         };
         if is_long {
@@ -199,277 +201,250 @@ fn check_protobuf(resource: &Resource, verb: &str, call: &Call) -> Result<(), Ap
     }
 }
 
-impl Api {
-    /// Bytes that a request is about: its body, and what is stored of its object or collection.
-    fn weigh(&self, verb: &str, resource: &Resource, call: &Call) -> usize {
-        let stored = match verb {
-            "list" | "deletecollection" => self.store().table_bytes(&resource.table),
-            _ if call.path.name.is_some() => {
-                let key = Self::key(resource, call.namespace(), call.name());
-                let entry = self.store().get(&resource.table, &key);
-                entry.map_or(0, |entry| entry.bytes.len())
-            }
-            _ => 0,
-        };
-        call.body.len().saturating_add(stored)
-    }
+/// Bytes that a request is about: its body, and what is stored of its object or collection.
+fn weigh(api: &Api, verb: &str, resource: &Resource, call: &Call) -> usize {
+    let stored = match verb {
+        "list" | "deletecollection" => api.store().table_bytes(&resource.table),
+        _ if call.path.name.is_some() => {
+            let key = Api::key(resource, call.namespace(), call.name());
+            let entry = api.store().get(&resource.table, &key);
+            entry.map_or(0, |entry| entry.bytes.len())
+        }
+        _ => 0,
+    };
+    call.body.len().saturating_add(stored)
+}
 
-    async fn serve_resource(
-        &self,
-        method: &Method,
-        resource: &Arc<Resource>,
-        call: &Call,
-    ) -> Result<Response, ApiError> {
-        if !resource.stored {
-            return self.serve_virtual(method, resource, call).await;
-        }
-        let verb = guard::verb(method, &call.path, &call.query);
-        let named = call.path.name.is_some();
-        let fits = match verb {
-            "" => false,
-            "create" => !named,
-            "update" | "patch" => named,
-            _ => true,
-        };
-        if !fits {
-            return Err(method_not_allowed());
-        }
-        // Of a custom resource, discovery hides what admission refuses.
-        if !resource.is_custom() && !resource.verbs.contains(&verb) {
-            return Err(ApiError::method_not_allowed(
-                &resource.group,
-                &resource.plural,
-                verb,
-            ));
-        }
-        if verb == "create" && self.runs_pods() && exec::is_debug_pod(resource, call) {
-            return Err(exec::debug_refused());
-        }
-        if matches!(verb, "create" | "update" | "patch") {
-            call.check_reply()?;
-        }
-        let (namespace, name) = (call.namespace(), call.name());
-        match verb {
-            "get" => {
-                let negotiated = call.negotiate(Endpoint::One)?;
-                self.serve_get(resource, namespace, name, &call.query, negotiated)
-            }
-            "list" => {
-                let negotiated = call.negotiate(Endpoint::List)?;
-                let selection = Selection::parse(resource, &call.path, &call.query)?;
-                self.serve_list(resource, &selection, &call.query, negotiated)
-            }
-            "watch" => {
-                let negotiated = call.negotiate(Endpoint::Watch)?;
-                let selection = Selection::parse(resource, &call.path, &call.query)?;
-                self.serve_watch(resource, selection, call, negotiated)
-            }
-            "create" => {
-                if resource.namespaced && namespace.is_empty() {
-                    return Err(method_not_allowed());
-                }
-                let options = call.write_options("CreateOptions")?;
-                let done = self
-                    .create_object(resource, namespace, call.input()?, &options)
-                    .await?;
-                self.reply(resource, call, &done)
-            }
-            "update" => {
-                let options = call.write_options("UpdateOptions")?;
-                let input = call.input()?;
-                let key = Self::key(resource, namespace, name);
-                let done = self
-                    .modify(resource, None, &key, &options, |_| Ok(input.clone()))
-                    .await;
-                let done = match done {
-                    Err(e) if e.code == 404 && resource.allows_create_on_update() => {
-                        let mut input = input;
-                        super::meta::section(&mut input.value, "metadata")
-                            .remove("resourceVersion");
-                        self.create_object(resource, namespace, input, &options)
-                            .await?
-                    }
-                    other => other?,
-                };
-                self.reply(resource, call, &done)
-            }
-            "patch" => {
-                let done = self.patch_object(resource, None, call).await?;
-                self.reply(resource, call, &done)
-            }
-            "delete" => {
-                let options = call.delete_options()?;
-                let key = Self::key(resource, namespace, name);
-                let mut warnings = Vec::new();
-                let deleted = self
-                    .delete_and_warn(resource, &key, &options, &mut warnings)
-                    .await?;
-                warnings.extend(options.warning(resource));
-                let mut response = self.reply_deleted(resource, call, &deleted);
-                respond::warn(&mut response, &warnings);
-                Ok(response)
-            }
-            _ => self.delete_collection(resource, call).await,
-        }
+async fn serve_resource(
+    api: &Api,
+    method: &Method,
+    resource: &Arc<Resource>,
+    call: &Call,
+) -> Result<Response, ApiError> {
+    if !resource.stored {
+        return serve_virtual(api, method, resource, call).await;
     }
-
-    async fn delete_collection(
-        &self,
-        resource: &Arc<Resource>,
-        call: &Call,
-    ) -> Result<Response, ApiError> {
-        let options = call.delete_options()?;
-        let selection = Selection::parse(resource, &call.path, &call.query)?;
-        let mut items = Vec::new();
-        let mut warnings = Vec::from_iter(options.warning(resource));
-        for entry in self.selected(resource, &selection) {
-            let mut said = Vec::new();
-            let deleted = self
-                .delete_and_warn(resource, &entry.key, &options, &mut said)
+    let verb = guard::verb(method, &call.path, &call.query);
+    let named = call.path.name.is_some();
+    let fits = match verb {
+        "" => false,
+        "create" => !named,
+        "update" | "patch" => named,
+        _ => true,
+    };
+    if !fits {
+        return Err(method_not_allowed());
+    }
+    // Of a custom resource, discovery hides what admission refuses.
+    if !resource.is_custom() && !resource.verbs.contains(&verb) {
+        return Err(ApiError::method_not_allowed(
+            &resource.group,
+            &resource.plural,
+            verb,
+        ));
+    }
+    if verb == "create" && exec::runs_pods(api) && exec::is_debug_pod(resource, call) {
+        return Err(exec::debug_refused());
+    }
+    if matches!(verb, "create" | "update" | "patch") {
+        call.check_reply()?;
+    }
+    let (namespace, name) = (call.namespace(), call.name());
+    match verb {
+        "get" => {
+            let negotiated = call.negotiate(Endpoint::One)?;
+            list::serve_get(api, resource, namespace, name, &call.query, negotiated)
+        }
+        "list" => {
+            let negotiated = call.negotiate(Endpoint::List)?;
+            let selection = Selection::parse(resource, &call.path, &call.query)?;
+            list::serve_list(api, resource, &selection, &call.query, negotiated)
+        }
+        "watch" => {
+            let negotiated = call.negotiate(Endpoint::Watch)?;
+            let selection = Selection::parse(resource, &call.path, &call.query)?;
+            watch::serve(api, resource, selection, call, negotiated)
+        }
+        "create" => {
+            if resource.namespaced && namespace.is_empty() {
+                return Err(method_not_allowed());
+            }
+            let options = call.write_options("CreateOptions")?;
+            let done = api
+                .create_object(resource, namespace, call.input()?, &options)
+                .await?;
+            call.reply(resource, &done, api.clock().now())
+        }
+        "update" => {
+            let options = call.write_options("UpdateOptions")?;
+            let input = call.input()?;
+            let key = Api::key(resource, namespace, name);
+            let done = api
+                .modify(resource, None, &key, &options, |_| Ok(input.clone()))
                 .await;
-            warnings.append(&mut said);
-            match deleted {
-                Ok(Deleted::Gone(e) | Deleted::Pending(e)) => {
-                    items.push(resource.from_storage(e.value()));
+            let done = match done {
+                Err(e) if e.code == 404 && resource.allows_create_on_update() => {
+                    let mut input = input;
+                    super::meta::section(&mut input.value, "metadata").remove("resourceVersion");
+                    api.create_object(resource, namespace, input, &options)
+                        .await?
                 }
-                Err(e) if e.code == 404 => {}
-                Err(e) => return Err(e),
-            }
+                other => other?,
+            };
+            call.reply(resource, &done, api.clock().now())
         }
-        let list = json!({
-            "kind": &*resource.list_kind,
-            "apiVersion": resource.api_version(),
-            "metadata": { "resourceVersion": self.store().revision().to_string() },
-            "items": items,
-        });
-        let mut response = respond::value(200, &list, call.style());
-        respond::warn(&mut response, &warnings);
-        Ok(response)
+        "patch" => {
+            let done = api.patch_object(resource, None, call).await?;
+            call.reply(resource, &done, api.clock().now())
+        }
+        "delete" => {
+            let options = call.delete_options()?;
+            let key = Api::key(resource, namespace, name);
+            let mut warnings = Vec::new();
+            let deleted = api
+                .delete_and_warn(resource, &key, &options, &mut warnings)
+                .await?;
+            warnings.extend(options.warning(resource));
+            let mut response = reply_deleted(resource, call, &deleted);
+            respond::warn(&mut response, &warnings);
+            Ok(response)
+        }
+        _ => delete_collection(api, resource, call).await,
     }
+}
 
-    /// The reply to a write.
-    pub(super) fn reply(
-        &self,
-        resource: &Arc<Resource>,
-        call: &Call,
-        done: &Outcome,
-    ) -> Result<Response, ApiError> {
-        let negotiated = call.negotiate(Endpoint::One)?;
-        let include = transform::include(&call.query)?;
-        let bytes = transform::one(
-            resource,
-            &done.object,
-            negotiated.form,
-            include,
-            self.clock().now(),
-        );
-        let style = Style {
-            encoding: negotiated.encoding,
-            pretty: call.query.pretty(),
-        };
-        let mut response = respond::bytes(if done.created { 201 } else { 200 }, bytes, style);
-        respond::warn(&mut response, &done.warnings);
-        Ok(response)
-    }
-
-    /// The reply to a delete: the object while it lives on (and for pods always), else a Status.
-    fn reply_deleted(&self, resource: &Arc<Resource>, call: &Call, deleted: &Deleted) -> Response {
+async fn delete_collection(
+    api: &Api,
+    resource: &Arc<Resource>,
+    call: &Call,
+) -> Result<Response, ApiError> {
+    let options = call.delete_options()?;
+    let selection = Selection::parse(resource, &call.path, &call.query)?;
+    let mut items = Vec::new();
+    let mut warnings = Vec::from_iter(options.warning(resource));
+    for entry in list::select_entries(api, resource, &selection) {
+        let mut said = Vec::new();
+        let deleted = api
+            .delete_and_warn(resource, &entry.key, &options, &mut said)
+            .await;
+        warnings.append(&mut said);
         match deleted {
-            Deleted::Gone(entry) if !resource.is("", "pods") => {
-                let details = json!({
-                    "name": &*entry.key.name,
-                    "group": &*resource.group,
-                    "kind": &*resource.plural,
-                    "uid": &*entry.index.uid,
-                });
-                respond::value(200, &respond::success(without_empty(details)), call.style())
+            Ok(Deleted::Gone(e) | Deleted::Pending(e)) => {
+                items.push(resource.from_storage(e.value()));
             }
-            Deleted::Gone(entry) | Deleted::Pending(entry) => {
-                let bytes = Object::Stored(entry.clone()).bytes(resource);
-                respond::bytes(200, bytes, call.style())
-            }
+            Err(e) if e.code == 404 => {}
+            Err(e) => return Err(e),
         }
     }
+    let list = json!({
+        "kind": &*resource.list_kind,
+        "apiVersion": resource.api_version(),
+        "metadata": { "resourceVersion": api.store().revision().to_string() },
+        "items": items,
+    });
+    let mut response = respond::value(200, &list, call.style());
+    respond::warn(&mut response, &warnings);
+    Ok(response)
+}
 
-    async fn serve_subresource(
-        &self,
-        method: &Method,
-        resource: &Arc<Resource>,
-        call: &Call,
-    ) -> Result<Response, ApiError> {
-        let sub = call.path.subresource.as_deref().unwrap_or("");
-        if resource.subresource(sub).is_none() {
-            return Err(ApiError::unknown_path());
+/// The reply to a delete: the object while it lives on (and for pods always), else a Status.
+fn reply_deleted(resource: &Arc<Resource>, call: &Call, deleted: &Deleted) -> Response {
+    match deleted {
+        Deleted::Gone(entry) if !resource.is("", "pods") => {
+            let details = json!({
+                "name": &*entry.key.name,
+                "group": &*resource.group,
+                "kind": &*resource.plural,
+                "uid": &*entry.index.uid,
+            });
+            respond::value(200, &respond::success(without_empty(details)), call.style())
         }
-        match (sub, method.as_str()) {
-            ("scale", _) => self.serve_scale(method, resource, call).await,
-            ("binding", "POST") => self.serve_binding(call.name(), call).await,
-            ("eviction", "POST") => self.serve_eviction(call).await,
-            ("token", "POST") => {
-                let issuer = TokenIssuer {
-                    core: self.core(),
-                    tokens: self.tokens(),
-                };
-                issuer.serve(call)
-            }
-            ("log", "GET" | "HEAD") => self.serve_log(call).await,
-            ("exec", "GET" | "POST") => self.serve_exec(call).await,
-            ("attach" | "portforward", "GET" | "POST") => self.refuse_stream(call, sub),
-            ("ephemeralcontainers", "PUT" | "PATCH") if self.runs_pods() => {
-                Err(exec::debug_refused())
-            }
-            (_, "GET" | "HEAD") => {
-                let negotiated = call.negotiate(Endpoint::One)?;
-                self.serve_get(
-                    resource,
-                    call.namespace(),
-                    call.name(),
-                    &call.query,
-                    negotiated,
-                )
-            }
-            (_, "PUT") => {
-                call.check_reply()?;
-                let options = call.write_options("UpdateOptions")?;
-                let input = call.input()?;
-                let key = Self::key(resource, call.namespace(), call.name());
-                let done = self
-                    .modify(resource, Some(sub), &key, &options, |_| Ok(input.clone()))
-                    .await?;
-                self.reply(resource, call, &done)
-            }
-            (_, "PATCH") => {
-                call.check_reply()?;
-                let done = self.patch_object(resource, Some(sub), call).await?;
-                self.reply(resource, call, &done)
-            }
-            _ => Err(method_not_allowed()),
+        Deleted::Gone(entry) | Deleted::Pending(entry) => {
+            let bytes = Object::Stored(entry.clone()).bytes(resource);
+            respond::bytes(200, bytes, call.style())
         }
     }
+}
 
-    /// Resources that are asked, not stored.
-    async fn serve_virtual(
-        &self,
-        method: &Method,
-        resource: &Arc<Resource>,
-        call: &Call,
-    ) -> Result<Response, ApiError> {
-        if &*resource.group == usage::GROUP {
-            return self.serve_usage(method, resource, call);
-        }
-        if *method != Method::POST || call.path.name.is_some() {
-            return Err(method_not_allowed());
-        }
-        if resource.is("", "bindings") {
-            let name = super::meta::name(&call.decode()?.value).to_owned();
-            return self.serve_binding(&name, call).await;
-        }
-        let reviewer = Reviewer {
-            guard: self.guard(),
-            tokens: self.tokens(),
-        };
-        reviewer.serve(resource, call)
+async fn serve_subresource(
+    api: &Api,
+    method: &Method,
+    resource: &Arc<Resource>,
+    call: &Call,
+) -> Result<Response, ApiError> {
+    let sub = call.path.subresource.as_deref().unwrap_or("");
+    if resource.subresource(sub).is_none() {
+        return Err(ApiError::unknown_path());
     }
+    match (sub, method.as_str()) {
+        ("scale", _) => scale::serve(api, method, resource, call).await,
+        ("binding", "POST") => binding::serve(api, call.name(), call).await,
+        ("eviction", "POST") => eviction::serve(api, call).await,
+        ("token", "POST") => {
+            let issuer = TokenIssuer {
+                core: api.core(),
+                tokens: api.tokens(),
+            };
+            issuer.serve(call)
+        }
+        ("log", "GET" | "HEAD") => podlog::serve(api, call).await,
+        ("exec", "GET" | "POST") => exec::serve(api, call).await,
+        ("attach" | "portforward", "GET" | "POST") => exec::refuse_stream(api, call, sub),
+        ("ephemeralcontainers", "PUT" | "PATCH") if exec::runs_pods(api) => {
+            Err(exec::debug_refused())
+        }
+        (_, "GET" | "HEAD") => {
+            let negotiated = call.negotiate(Endpoint::One)?;
+            list::serve_get(
+                api,
+                resource,
+                call.namespace(),
+                call.name(),
+                &call.query,
+                negotiated,
+            )
+        }
+        (_, "PUT") => {
+            call.check_reply()?;
+            let options = call.write_options("UpdateOptions")?;
+            let input = call.input()?;
+            let key = Api::key(resource, call.namespace(), call.name());
+            let done = api
+                .modify(resource, Some(sub), &key, &options, |_| Ok(input.clone()))
+                .await?;
+            call.reply(resource, &done, api.clock().now())
+        }
+        (_, "PATCH") => {
+            call.check_reply()?;
+            let done = api.patch_object(resource, Some(sub), call).await?;
+            call.reply(resource, &done, api.clock().now())
+        }
+        _ => Err(method_not_allowed()),
+    }
+}
+
+/// Resources that are asked, not stored.
+async fn serve_virtual(
+    api: &Api,
+    method: &Method,
+    resource: &Arc<Resource>,
+    call: &Call,
+) -> Result<Response, ApiError> {
+    if &*resource.group == usage::GROUP {
+        return usage::serve(api, method, resource, call);
+    }
+    if *method != Method::POST || call.path.name.is_some() {
+        return Err(method_not_allowed());
+    }
+    if resource.is("", "bindings") {
+        let name = super::meta::name(&call.decode()?.value).to_owned();
+        return binding::serve(api, &name, call).await;
+    }
+    let reviewer = Reviewer {
+        guard: api.guard(),
+        tokens: api.tokens(),
+    };
+    reviewer.serve(resource, call)
 }
 
 /// Drops the empty strings of an object.

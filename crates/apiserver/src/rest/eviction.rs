@@ -86,160 +86,157 @@ fn delete_options(eviction: &Value) -> Result<DeleteOptions, ApiError> {
     DeleteOptions::parse(given, &Query::default())
 }
 
-impl Api {
-    /// POST of an Eviction.
-    pub(super) async fn serve_eviction(&self, call: &Call) -> Result<Response, ApiError> {
-        let mut body = call.decode()?.value;
-        let name = call.name();
-        let (kind, version) = (
-            meta::text(&body, &["kind"]),
-            meta::text(&body, &["apiVersion"]),
-        );
-        if !body.is_object()
-            || (!kind.is_empty() && kind != "Eviction")
-            || !matches!(version, "" | "policy/v1" | "policy/v1beta1")
-        {
-            return Err(ApiError::bad_request(format!(
-                "{kind} in version {version:?} cannot be handled as an Eviction"
-            )));
-        }
-        let given = meta::name(&body);
-        if !given.is_empty() && given != name {
-            return Err(ApiError::bad_request(
-                "name in URL does not match name in Eviction object",
-            ));
-        }
-        let kind = if kind.is_empty() { "Eviction" } else { kind }.to_owned();
-        let version = if version.is_empty() {
-            "policy/v1"
-        } else {
-            version
-        }
-        .to_owned();
-        body["kind"] = kind.into();
-        body["apiVersion"] = version.into();
-        meta::set(&mut body, "name", name);
-        let options = call.write_options("CreateOptions")?;
-        delete_options(&body)?;
-        let pods = self.builtin("", "v1", "pods")?;
-        let attributes = Attributes::new(
-            Operation::Create,
-            &pods,
-            "eviction",
-            (call.namespace(), name),
-            Options::Write(&options),
-        );
-        let (mut warnings, mut wanted) = (Vec::new(), DeleteOptions::default());
-        self.admission()
-            .admit(&attributes, &mut body, None, &mut warnings, |body| {
-                wanted = delete_options(body)?;
-                Ok(())
-            })
-            .await?;
-        wanted.dry_run |= options.dry_run;
-        wanted.user = options.user;
-        wanted.admitted = true;
-        let key = Self::key(&pods, call.namespace(), name);
-        self.evict(&pods, &key, &wanted).await?;
-        Ok(created(call, &warnings))
+/// POST of an Eviction.
+pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> {
+    let mut body = call.decode()?.value;
+    let name = call.name();
+    let (kind, version) = (
+        meta::text(&body, &["kind"]),
+        meta::text(&body, &["apiVersion"]),
+    );
+    if !body.is_object()
+        || (!kind.is_empty() && kind != "Eviction")
+        || !matches!(version, "" | "policy/v1" | "policy/v1beta1")
+    {
+        return Err(ApiError::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as an Eviction"
+        )));
     }
-
-    async fn evict(
-        &self,
-        pods: &Arc<Resource>,
-        key: &Key,
-        options: &DeleteOptions,
-    ) -> Result<Deleted, ApiError> {
-        let entry = self.entry(pods, key)?;
-        let pod = entry.value();
-        // Nothing may be taken from a budget for an eviction that will not happen.
-        options.check(
-            pods,
-            &key.name,
-            &entry.index.uid,
-            &entry.revision.to_string(),
-        )?;
-        // Another pod of the same name was not asked about.
-        let mut pinned = DeleteOptions {
-            uid: Some(entry.index.uid.to_string()),
-            ..options.clone()
-        };
-        if !unprotected(&pod) {
-            self.ask_budgets(&entry, &pod, options.dry_run).await?;
-        }
-        if !options.dry_run && !meta::deleting(&pod) {
-            let now = self.clock().now();
-            let marked = self
-                .core()
-                .modify_admitted(pods, key, false, |old| {
-                    let mut new = old;
-                    let (uid, version) = (meta::uid(&new), meta::resource_version(&new));
-                    pinned.check(pods, &key.name, uid, version)?;
-                    let changed = meta::set_condition(
-                        meta::section(&mut new, "status"),
-                        "DisruptionTarget",
-                        "True",
-                        "EvictionByEvictionAPI",
-                        "Eviction API: evicting",
-                        now,
-                    );
-                    Ok(changed.then_some(new))
-                })
-                .await;
-            marked?;
-            // The mark is a version of its own.
-            pinned.resource_version = None;
-        }
-        self.delete_object(pods, key, &pinned).await
+    let given = meta::name(&body);
+    if !given.is_empty() && given != name {
+        return Err(ApiError::bad_request(
+            "name in URL does not match name in Eviction object",
+        ));
     }
+    let kind = if kind.is_empty() { "Eviction" } else { kind }.to_owned();
+    let version = if version.is_empty() {
+        "policy/v1"
+    } else {
+        version
+    }
+    .to_owned();
+    body["kind"] = kind.into();
+    body["apiVersion"] = version.into();
+    meta::set(&mut body, "name", name);
+    let options = call.write_options("CreateOptions")?;
+    delete_options(&body)?;
+    let pods = api.builtin("", "v1", "pods")?;
+    let attributes = Attributes::new(
+        Operation::Create,
+        &pods,
+        "eviction",
+        (call.namespace(), name),
+        Options::Write(&options),
+    );
+    let (mut warnings, mut wanted) = (Vec::new(), DeleteOptions::default());
+    api.admission()
+        .admit(&attributes, &mut body, None, &mut warnings, |body| {
+            wanted = delete_options(body)?;
+            Ok(())
+        })
+        .await?;
+    wanted.dry_run |= options.dry_run;
+    wanted.user = options.user;
+    wanted.admitted = true;
+    let key = Api::key(&pods, call.namespace(), name);
+    evict(api, &pods, &key, &wanted).await?;
+    Ok(created(call, &warnings))
+}
 
-    /// Takes the disruption from the budget that protects the pod.
-    async fn ask_budgets(&self, entry: &Entry, pod: &Value, dry_run: bool) -> Result<(), ApiError> {
-        let budgets = self.builtin("policy", "v1", "poddisruptionbudgets")?;
-        let all = self.entries(&budgets, Some(&entry.key.namespace));
-        let found = budgets_of(&all, entry);
-        let key = match found.as_slice() {
-            [] => return Ok(()),
-            [(key, _)] => key.clone(),
-            _ => {
-                return Err(ApiError::internal(
-                    "This pod has more than one PodDisruptionBudget, which the eviction \
-                     subresource does not support.",
-                ));
-            }
-        };
-        let healthy =
-            meta::condition(pod, "Ready").is_some_and(|c| meta::text(c, &["status"]) == "True");
-        let now = meta::time(self.clock().now());
-        let options = WriteOptions {
-            dry_run,
-            admitted: true,
-            ..WriteOptions::default()
-        };
-        let name = &*entry.key.name;
-        let done = self
-            .modify(&budgets, Some("status"), &key, &options, |budget| {
-                let mut new = budget.clone();
-                if ask(budget, healthy)? == Verdict::Take {
-                    let status = meta::section(&mut new, "status");
-                    let left = status
-                        .get("disruptionsAllowed")
-                        .and_then(Value::as_i64)
-                        .unwrap_or(0)
-                        .saturating_sub(1);
-                    status.insert("disruptionsAllowed".to_owned(), left.into());
-                    let disrupted =
-                        meta::as_object(status.entry("disruptedPods").or_insert(json!({})));
-                    disrupted.insert(name.to_owned(), now.as_str().into());
-                }
-                Ok(Input::from(new))
+async fn evict(
+    api: &Api,
+    pods: &Arc<Resource>,
+    key: &Key,
+    options: &DeleteOptions,
+) -> Result<Deleted, ApiError> {
+    let entry = api.entry(pods, key)?;
+    let pod = entry.value();
+    // Nothing may be taken from a budget for an eviction that will not happen.
+    options.check(
+        pods,
+        &key.name,
+        &entry.index.uid,
+        &entry.revision.to_string(),
+    )?;
+    // Another pod of the same name was not asked about.
+    let mut pinned = DeleteOptions {
+        uid: Some(entry.index.uid.to_string()),
+        ..options.clone()
+    };
+    if !unprotected(&pod) {
+        ask_budgets(api, &entry, &pod, options.dry_run).await?;
+    }
+    if !options.dry_run && !meta::deleting(&pod) {
+        let now = api.clock().now();
+        let marked = api
+            .core()
+            .modify_admitted(pods, key, false, |old| {
+                let mut new = old;
+                let (uid, version) = (meta::uid(&new), meta::resource_version(&new));
+                pinned.check(pods, &key.name, uid, version)?;
+                let changed = meta::set_condition(
+                    meta::section(&mut new, "status"),
+                    "DisruptionTarget",
+                    "True",
+                    "EvictionByEvictionAPI",
+                    "Eviction API: evicting",
+                    now,
+                );
+                Ok(changed.then_some(new))
             })
             .await;
-        match done {
-            Ok(_) => Ok(()),
-            Err(e) if e.code == 404 => Ok(()),
-            Err(e) => Err(e),
+        marked?;
+        // The mark is a version of its own.
+        pinned.resource_version = None;
+    }
+    api.delete_object(pods, key, &pinned).await
+}
+
+/// Takes the disruption from the budget that protects the pod.
+async fn ask_budgets(api: &Api, entry: &Entry, pod: &Value, dry_run: bool) -> Result<(), ApiError> {
+    let budgets = api.builtin("policy", "v1", "poddisruptionbudgets")?;
+    let all = api.entries(&budgets, Some(&entry.key.namespace));
+    let found = budgets_of(&all, entry);
+    let key = match found.as_slice() {
+        [] => return Ok(()),
+        [(key, _)] => key.clone(),
+        _ => {
+            return Err(ApiError::internal(
+                "This pod has more than one PodDisruptionBudget, which the eviction \
+                 subresource does not support.",
+            ));
         }
+    };
+    let healthy =
+        meta::condition(pod, "Ready").is_some_and(|c| meta::text(c, &["status"]) == "True");
+    let now = meta::time(api.clock().now());
+    let options = WriteOptions {
+        dry_run,
+        admitted: true,
+        ..WriteOptions::default()
+    };
+    let name = &*entry.key.name;
+    let done = api
+        .modify(&budgets, Some("status"), &key, &options, |budget| {
+            let mut new = budget.clone();
+            if ask(budget, healthy)? == Verdict::Take {
+                let status = meta::section(&mut new, "status");
+                let left = status
+                    .get("disruptionsAllowed")
+                    .and_then(Value::as_i64)
+                    .unwrap_or(0)
+                    .saturating_sub(1);
+                status.insert("disruptionsAllowed".to_owned(), left.into());
+                let disrupted = meta::as_object(status.entry("disruptedPods").or_insert(json!({})));
+                disrupted.insert(name.to_owned(), now.as_str().into());
+            }
+            Ok(Input::from(new))
+        })
+        .await;
+    match done {
+        Ok(_) => Ok(()),
+        Err(e) if e.code == 404 => Ok(()),
+        Err(e) => Err(e),
     }
 }
 

@@ -204,184 +204,186 @@ struct Found {
     token: Option<String>,
 }
 
-impl Api {
-    /// GET of one object.
-    pub(super) fn serve_get(
-        &self,
-        resource: &Arc<Resource>,
-        namespace: &str,
-        name: &str,
-        query: &Query,
-        negotiated: Negotiated,
-    ) -> Result<Response, ApiError> {
-        let key = Self::key(resource, namespace, name);
-        if let Some(v) = revision(query)?
-            && v > self.store().revision()
-        {
-            return Err(ApiError::too_large_resource_version(
-                v,
-                self.store().revision(),
-            ));
-        }
-        let entry = self.entry(resource, &key)?;
-        let include = transform::include(query)?;
-        let object = Object::Stored(entry);
-        let bytes = transform::one(
-            resource,
-            &object,
-            negotiated.form,
-            include,
-            self.clock().now(),
-        );
-        let style = Style {
-            encoding: negotiated.encoding,
-            pretty: query.pretty(),
-        };
-        Ok(respond::bytes(200, bytes, style))
+/// GET of one object.
+pub(super) fn serve_get(
+    api: &Api,
+    resource: &Arc<Resource>,
+    namespace: &str,
+    name: &str,
+    query: &Query,
+    negotiated: Negotiated,
+) -> Result<Response, ApiError> {
+    let key = Api::key(resource, namespace, name);
+    if let Some(v) = revision(query)?
+        && v > api.store().revision()
+    {
+        return Err(ApiError::too_large_resource_version(
+            v,
+            api.store().revision(),
+        ));
     }
+    let entry = api.entry(resource, &key)?;
+    let include = transform::include(query)?;
+    let object = Object::Stored(entry);
+    let bytes = transform::one(
+        resource,
+        &object,
+        negotiated.form,
+        include,
+        api.clock().now(),
+    );
+    let style = Style {
+        encoding: negotiated.encoding,
+        pretty: query.pretty(),
+    };
+    Ok(respond::bytes(200, bytes, style))
+}
 
-    /// GET of a collection.
-    pub(super) fn serve_list(
-        &self,
-        resource: &Arc<Resource>,
-        selection: &Selection,
-        query: &Query,
-        negotiated: Negotiated,
-    ) -> Result<Response, ApiError> {
-        let position = position(query, self.store().revision())?;
-        let age = position
-            .since
-            .map(|since| self.clock().now().as_second() - since);
-        if position.at.is_some() && age.is_some_and(|age| age > MAX_AGE) {
+/// GET of a collection.
+pub(super) fn serve_list(
+    api: &Api,
+    resource: &Arc<Resource>,
+    selection: &Selection,
+    query: &Query,
+    negotiated: Negotiated,
+) -> Result<Response, ApiError> {
+    let position = position(query, api.store().revision())?;
+    let age = position
+        .since
+        .map(|since| api.clock().now().as_second() - since);
+    if position.at.is_some() && age.is_some_and(|age| age > MAX_AGE) {
+        return Ok(expired_continue(&position));
+    }
+    let found = match read(api, resource, selection, &position) {
+        Ok(found) => found,
+        Err(StoreError::Expired { .. }) if position.continued => {
             return Ok(expired_continue(&position));
         }
-        let found = match self.read(resource, selection, &position) {
-            Ok(found) => found,
-            Err(StoreError::Expired { .. }) if position.continued => {
-                return Ok(expired_continue(&position));
-            }
-            Err(StoreError::Expired { .. }) => {
-                return Err(ApiError::expired(
-                    "The resourceVersion for the provided list is too old.",
-                ));
-            }
-            Err(e) => {
-                return Err(super::check::store_error(resource, &Key::cluster(""), e));
-            }
-        };
-        let include = transform::include(query)?;
-        let style = Style {
-            encoding: negotiated.encoding,
-            pretty: query.pretty(),
-        };
-        let Found { page, left, token } = found;
-        let mut metadata = json!({ "resourceVersion": page.revision.to_string() });
-        if let Some(token) = &token {
-            metadata["continue"] = token.as_str().into();
-            if let Some(n) = left.filter(|_| selection.everything) {
-                metadata["remainingItemCount"] = n.into();
-            }
+        Err(StoreError::Expired { .. }) => {
+            return Err(ApiError::expired(
+                "The resourceVersion for the provided list is too old.",
+            ));
         }
-        let head = |kind: &str, api_version: &str| {
-            format!(
-                "{{\"kind\":{},\"apiVersion\":{},\"metadata\":{metadata},\"items\":[",
-                Value::from(kind),
-                Value::from(api_version)
-            )
-        };
-        let plain = style.encoding == accept::Encoding::Json && !style.pretty;
-        match negotiated.form {
-            Form::Object if plain => {
-                let head = head(&resource.list_kind, &resource.api_version());
-                Ok(stream(head, page.items, resource.clone(), put_item))
-            }
-            Form::Object => {
-                let head = head(&resource.list_kind, &resource.api_version());
-                let bytes = collect(head, &page.items, |e, out| put_item(resource, e, out));
-                Ok(respond::bytes(200, bytes, style))
-            }
-            Form::Metadata(version) => {
-                let head = head("PartialObjectMetadataList", version.api_version());
-                let bytes = collect(head, &page.items, |e, out| {
-                    out.put_slice(&as_metadata(resource, e, version));
-                });
-                Ok(respond::bytes(200, bytes, style))
-            }
-            Form::Table(version) => {
-                let items: Vec<Value> = page
-                    .items
-                    .iter()
-                    .map(|e| resource.from_storage(e.value()))
-                    .collect();
-                let now = self.clock().now();
-                let table = transform::table(resource, &items, include, version, metadata, now);
-                Ok(respond::value(200, &table, style))
-            }
+        Err(e) => {
+            return Err(super::check::store_error(resource, &Key::cluster(""), e));
+        }
+    };
+    let include = transform::include(query)?;
+    let style = Style {
+        encoding: negotiated.encoding,
+        pretty: query.pretty(),
+    };
+    let Found { page, left, token } = found;
+    let mut metadata = json!({ "resourceVersion": page.revision.to_string() });
+    if let Some(token) = &token {
+        metadata["continue"] = token.as_str().into();
+        if let Some(n) = left.filter(|_| selection.everything) {
+            metadata["remainingItemCount"] = n.into();
         }
     }
-
-    fn read(
-        &self,
-        resource: &Resource,
-        selection: &Selection,
-        position: &Position,
-    ) -> Result<Found, StoreError> {
-        if position.at.is_none()
-            && position.after.is_none()
-            && let Some(key) = selection.only(resource)
-        {
-            // The revision first: the object is at least as new.
-            let revision = self.store().revision();
-            let entry = self.store().get(&resource.table, &key);
-            let items: Vec<_> = entry.into_iter().filter(|e| selection.matches(e)).collect();
-            let revision = items
-                .iter()
-                .map(|e| e.revision)
-                .max()
-                .unwrap_or(0)
-                .max(revision);
-            let page = Page {
-                items,
-                revision,
-                next: None,
-                remaining: None,
-            };
-            return Ok(Found {
-                page,
-                left: None,
-                token: None,
+    let head = |kind: &str, api_version: &str| {
+        format!(
+            "{{\"kind\":{},\"apiVersion\":{},\"metadata\":{metadata},\"items\":[",
+            Value::from(kind),
+            Value::from(api_version)
+        )
+    };
+    let plain = style.encoding == accept::Encoding::Json && !style.pretty;
+    match negotiated.form {
+        Form::Object if plain => {
+            let head = head(&resource.list_kind, &resource.api_version());
+            Ok(stream(head, page.items, resource.clone(), put_item))
+        }
+        Form::Object => {
+            let head = head(&resource.list_kind, &resource.api_version());
+            let bytes = collect(head, &page.items, |e, out| put_item(resource, e, out));
+            Ok(respond::bytes(200, bytes, style))
+        }
+        Form::Metadata(version) => {
+            let head = head("PartialObjectMetadataList", version.api_version());
+            let bytes = collect(head, &page.items, |e, out| {
+                out.put_slice(&as_metadata(resource, e, version));
             });
+            Ok(respond::bytes(200, bytes, style))
         }
-        let page = self.store().list(
-            &resource.table,
-            selection.namespace.as_deref(),
-            position.at,
-            position.after.as_ref(),
-            position.limit,
-            &|e| selection.matches(e),
-        )?;
-        let here = page.items.len() as u64;
-        let left = position.left.map(|left| left.saturating_sub(here));
-        let left = page.remaining.or(left);
-        let since = position.at.and(position.since);
-        let token = page.next.as_ref().map(|next| {
-            let token = Token {
-                at: Some(page.revision),
-                after: next.clone(),
-                left,
-                since: since.or_else(|| Some(self.clock().now().as_second())),
-            };
-            token.encode()
-        });
-        Ok(Found { page, left, token })
+        Form::Table(version) => {
+            let items: Vec<Value> = page
+                .items
+                .iter()
+                .map(|e| resource.from_storage(e.value()))
+                .collect();
+            let now = api.clock().now();
+            let table = transform::table(resource, &items, include, version, metadata, now);
+            Ok(respond::value(200, &table, style))
+        }
     }
+}
 
-    /// The entries that a selection picks now.
-    pub(super) fn selected(&self, resource: &Resource, selection: &Selection) -> Vec<Arc<Entry>> {
-        let namespace = selection.namespace.as_deref();
-        let matches = |e: &Entry| selection.matches(e);
-        self.store().all(&resource.table, namespace, &matches)
+fn read(
+    api: &Api,
+    resource: &Resource,
+    selection: &Selection,
+    position: &Position,
+) -> Result<Found, StoreError> {
+    if position.at.is_none()
+        && position.after.is_none()
+        && let Some(key) = selection.only(resource)
+    {
+        // The revision first: the object is at least as new.
+        let revision = api.store().revision();
+        let entry = api.store().get(&resource.table, &key);
+        let items: Vec<_> = entry.into_iter().filter(|e| selection.matches(e)).collect();
+        let revision = items
+            .iter()
+            .map(|e| e.revision)
+            .max()
+            .unwrap_or(0)
+            .max(revision);
+        let page = Page {
+            items,
+            revision,
+            next: None,
+            remaining: None,
+        };
+        return Ok(Found {
+            page,
+            left: None,
+            token: None,
+        });
     }
+    let page = api.store().list(
+        &resource.table,
+        selection.namespace.as_deref(),
+        position.at,
+        position.after.as_ref(),
+        position.limit,
+        &|e| selection.matches(e),
+    )?;
+    let here = page.items.len() as u64;
+    let left = position.left.map(|left| left.saturating_sub(here));
+    let left = page.remaining.or(left);
+    let since = position.at.and(position.since);
+    let token = page.next.as_ref().map(|next| {
+        let token = Token {
+            at: Some(page.revision),
+            after: next.clone(),
+            left,
+            since: since.or_else(|| Some(api.clock().now().as_second())),
+        };
+        token.encode()
+    });
+    Ok(Found { page, left, token })
+}
+
+/// The entries that a selection picks now.
+pub(super) fn select_entries(
+    api: &Api,
+    resource: &Resource,
+    selection: &Selection,
+) -> Vec<Arc<Entry>> {
+    let namespace = selection.namespace.as_deref();
+    let matches = |e: &Entry| selection.matches(e);
+    api.store().all(&resource.table, namespace, &matches)
 }
 
 /// 410 with a token to go on with, from which on the list is no longer consistent.

@@ -77,32 +77,30 @@ fn container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> {
     }
 }
 
-impl Api {
-    /// GET of a container's log.
-    pub(super) async fn serve_log(&self, call: &Call) -> Result<Response, ApiError> {
-        let pods = self.builtin("", "v1", "pods")?;
-        let key = Self::key(&pods, call.namespace(), call.name());
-        let pod = self.entry(&pods, &key)?.value();
-        let options = options(&call.query)?;
-        let container = container(&pod, call.query.get("container"))?;
-        if meta::text(&pod, &["spec", "nodeName"]).is_empty() {
-            return Err(ApiError::bad_request(format!(
-                "pod {} does not have a host assigned",
-                call.name()
-            )));
-        }
-        let Some(source) = &self.inner.pod_logs else {
-            return Err(ApiError::bad_request(format!(
-                "container {container:?} in pod {:?} has no log: no node of this cluster keeps logs",
-                call.name()
-            )));
-        };
-        let log = source
-            .logs(call.namespace(), call.name(), &container, options)
-            .await
-            .map_err(ApiError::bad_request)?;
-        Ok(respond::text(200, Body::from_stream(log)))
+/// GET of a container's log.
+pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> {
+    let pods = api.builtin("", "v1", "pods")?;
+    let key = Api::key(&pods, call.namespace(), call.name());
+    let pod = api.entry(&pods, &key)?.value();
+    let options = options(&call.query)?;
+    let container = container(&pod, call.query.get("container"))?;
+    if meta::text(&pod, &["spec", "nodeName"]).is_empty() {
+        return Err(ApiError::bad_request(format!(
+            "pod {} does not have a host assigned",
+            call.name()
+        )));
     }
+    let Some(source) = &api.inner.pod_logs else {
+        return Err(ApiError::bad_request(format!(
+            "container {container:?} in pod {:?} has no log: no node of this cluster keeps logs",
+            call.name()
+        )));
+    };
+    let log = source
+        .logs(call.namespace(), call.name(), &container, options)
+        .await
+        .map_err(ApiError::bad_request)?;
+    Ok(respond::text(200, Body::from_stream(log)))
 }
 
 #[cfg(test)]

@@ -203,113 +203,111 @@ fn wanted(name: &str, scale: &Value) -> Result<i64, ApiError> {
 /// What a request makes of a Scale.
 type Change = Box<dyn Fn(&Value) -> Result<Value, ApiError> + Send + Sync>;
 
-impl Api {
-    /// GET, PUT and PATCH of a Scale.
-    pub(super) async fn serve_scale(
-        &self,
-        method: &Method,
-        resource: &Arc<Resource>,
-        call: &Call,
-    ) -> Result<Response, ApiError> {
-        let paths = resource.scale.as_ref().ok_or_else(ApiError::unknown_path)?;
-        let name = call.name();
-        let key = Self::key(resource, call.namespace(), name);
-        let negotiated = call.negotiate(Endpoint::One)?;
-        let style = Style {
-            encoding: negotiated.encoding,
-            pretty: call.query.pretty(),
-        };
-        let mut given = None;
-        let change: Change = match *method {
-            Method::GET | Method::HEAD => {
-                let entry = self.entry(resource, &key)?;
-                let scale = paths.show(&resource.from_storage(entry.value()));
-                return Ok(respond::value(200, &scale, style));
-            }
-            Method::PUT => {
-                let body = call.decode()?.value;
-                Box::new(move |_| Ok(body.clone()))
-            }
-            Method::PATCH => {
-                let (patch, _) = Patch::parse(call)?;
-                patch.check_options(call)?;
-                // A Scale has no lists, so that every object patch means the same.
-                let patch = match patch {
-                    Patch::Apply(p) => {
-                        patch::check_document(&p)?;
-                        let text = |key| meta::text(&p, &[key]);
-                        let (version, kind) = (text("apiVersion"), text("kind"));
-                        if (version, kind) != ("autoscaling/v1", "Scale") {
-                            return Err(ApiError::bad_request(format!(
-                                "invalid object type: {version}, Kind={kind}"
-                            )));
-                        }
-                        let replicas = meta::at(&p, &["spec", "replicas"]).cloned();
-                        given = Some(replicas.filter(|r| !r.is_null()));
-                        Patch::Merge(p)
+/// GET, PUT and PATCH of a Scale.
+pub(super) async fn serve(
+    api: &Api,
+    method: &Method,
+    resource: &Arc<Resource>,
+    call: &Call,
+) -> Result<Response, ApiError> {
+    let paths = resource.scale.as_ref().ok_or_else(ApiError::unknown_path)?;
+    let name = call.name();
+    let key = Api::key(resource, call.namespace(), name);
+    let negotiated = call.negotiate(Endpoint::One)?;
+    let style = Style {
+        encoding: negotiated.encoding,
+        pretty: call.query.pretty(),
+    };
+    let mut given = None;
+    let change: Change = match *method {
+        Method::GET | Method::HEAD => {
+            let entry = api.entry(resource, &key)?;
+            let scale = paths.show(&resource.from_storage(entry.value()));
+            return Ok(respond::value(200, &scale, style));
+        }
+        Method::PUT => {
+            let body = call.decode()?.value;
+            Box::new(move |_| Ok(body.clone()))
+        }
+        Method::PATCH => {
+            let (patch, _) = Patch::parse(call)?;
+            patch.check_options(call)?;
+            // A Scale has no lists, so that every object patch means the same.
+            let patch = match patch {
+                Patch::Apply(p) => {
+                    patch::check_document(&p)?;
+                    let text = |key| meta::text(&p, &[key]);
+                    let (version, kind) = (text("apiVersion"), text("kind"));
+                    if (version, kind) != ("autoscaling/v1", "Scale") {
+                        return Err(ApiError::bad_request(format!(
+                            "invalid object type: {version}, Kind={kind}"
+                        )));
                     }
-                    Patch::Strategic(p) => Patch::Merge(p),
-                    other => other,
-                };
-                let resource = resource.clone();
-                let name = name.to_owned();
-                Box::new(move |scale| patch.apply(&resource, &name, scale))
-            }
-            _ => return Err(method_not_allowed()),
-        };
-        let options = call.write_options(if *method == Method::PATCH {
-            "PatchOptions"
-        } else {
-            "UpdateOptions"
-        })?;
-        let applying = given.is_some();
-        let applied = given.map(|replicas| {
-            let mut document = json!({
-                "apiVersion": resource.gvk().api_version(),
-                "kind": &*resource.kind,
-                "metadata": {"name": name},
-            });
-            if let Some(replicas) = replicas.as_ref().and_then(Value::as_i64) {
-                set_replicas(&mut document, &paths.spec, replicas);
-            }
-            let writer = Writer {
-                manager: &options.field_manager,
-                part: Some("scale"),
-                now: self.clock().now(),
+                    let replicas = meta::at(&p, &["spec", "replicas"]).cloned();
+                    given = Some(replicas.filter(|r| !r.is_null()));
+                    Patch::Merge(p)
+                }
+                Patch::Strategic(p) => Patch::Merge(p),
+                other => other,
             };
-            Applied {
-                paths,
-                resource,
-                document,
-                given: replicas.is_some(),
-                writer,
-                force: options.force,
-            }
+            let resource = resource.clone();
+            let name = name.to_owned();
+            Box::new(move |scale| patch.apply(&resource, &name, scale))
+        }
+        _ => return Err(method_not_allowed()),
+    };
+    let options = call.write_options(if *method == Method::PATCH {
+        "PatchOptions"
+    } else {
+        "UpdateOptions"
+    })?;
+    let applying = given.is_some();
+    let applied = given.map(|replicas| {
+        let mut document = json!({
+            "apiVersion": resource.gvk().api_version(),
+            "kind": &*resource.kind,
+            "metadata": {"name": name},
         });
-        let target = Target {
-            resource,
-            subresource: Some("scale"),
-            key: &key,
-            projection: Some(match &applied {
-                Some(applied) => applied,
-                None => paths,
-            }),
+        if let Some(replicas) = replicas.as_ref().and_then(Value::as_i64) {
+            set_replicas(&mut document, &paths.spec, replicas);
+        }
+        let writer = Writer {
+            manager: &options.field_manager,
+            part: Some("scale"),
+            now: api.clock().now(),
         };
-        let done = self
-            .modify_target(target, &options, |scale| {
-                let scale = change(scale)?;
-                wanted(name, &scale)?;
-                Ok(Some(Input {
-                    applied: applying,
-                    ..Input::from(scale)
-                }))
-            })
-            .await?;
-        let scale = paths.show(&done.object.value(resource));
-        let mut response = respond::value(200, &scale, style);
-        respond::warn(&mut response, &done.warnings);
-        Ok(response)
-    }
+        Applied {
+            paths,
+            resource,
+            document,
+            given: replicas.is_some(),
+            writer,
+            force: options.force,
+        }
+    });
+    let target = Target {
+        resource,
+        subresource: Some("scale"),
+        key: &key,
+        projection: Some(match &applied {
+            Some(applied) => applied,
+            None => paths,
+        }),
+    };
+    let done = api
+        .modify_target(target, &options, |scale| {
+            let scale = change(scale)?;
+            wanted(name, &scale)?;
+            Ok(Some(Input {
+                applied: applying,
+                ..Input::from(scale)
+            }))
+        })
+        .await?;
+    let scale = paths.show(&done.object.value(resource));
+    let mut response = respond::value(200, &scale, style);
+    respond::warn(&mut response, &done.warnings);
+    Ok(response)
 }
 
 #[cfg(test)]

@@ -203,54 +203,52 @@ impl<'a> Reports<'a> {
     }
 }
 
-impl Api {
-    /// GET of one node's or pod's usage, or of many.
-    pub(super) fn serve_usage(
-        &self,
-        method: &Method,
-        resource: &Arc<Resource>,
-        call: &Call,
-    ) -> Result<Response, ApiError> {
-        if !matches!(guard::verb(method, &call.path, &call.query), "get" | "list") {
-            return Err(method_not_allowed());
-        }
-        let measured = self.builtin("", "v1", &resource.plural)?;
-        let selection = Selection::parse(&measured, &call.path, &call.query)?;
-        let mut reports = Reports::new(self);
-        if let Some(name) = &call.path.name {
-            let key = Self::key(&measured, call.namespace(), name);
-            let entry = self.store().get(&measured.table, &key);
-            let object = entry.and_then(|e| usage_of(resource, &e, &mut reports));
-            let unknown = || ApiError::not_found(&resource.group, &resource.plural, name);
-            let found = Outcome {
-                object: Object::Computed(object.ok_or_else(unknown)?),
-                created: false,
-                warnings: Vec::new(),
-            };
-            return self.reply(resource, call, &found);
-        }
-        let matches = |entry: &Entry| selection.matches(entry);
-        let namespace = selection.namespace.as_deref();
-        let found = self.store().all(&measured.table, namespace, &matches);
-        let items: Vec<Value> = found
-            .iter()
-            .filter_map(|entry| usage_of(resource, entry, &mut reports))
-            .collect();
-        let list = match call.negotiate(Endpoint::List)?.form {
-            Form::Table(version) => {
-                let include = transform::include(&call.query)?;
-                let now = self.clock().now();
-                transform::table(resource, &items, include, version, json!({}), now)
-            }
-            _ => json!({
-                "kind": &*resource.list_kind,
-                "apiVersion": resource.api_version(),
-                "metadata": {},
-                "items": items,
-            }),
-        };
-        Ok(respond::value(200, &list, call.style()))
+/// GET of one node's or pod's usage, or of many.
+pub(super) fn serve(
+    api: &Api,
+    method: &Method,
+    resource: &Arc<Resource>,
+    call: &Call,
+) -> Result<Response, ApiError> {
+    if !matches!(guard::verb(method, &call.path, &call.query), "get" | "list") {
+        return Err(method_not_allowed());
     }
+    let measured = api.builtin("", "v1", &resource.plural)?;
+    let selection = Selection::parse(&measured, &call.path, &call.query)?;
+    let mut reports = Reports::new(api);
+    if let Some(name) = &call.path.name {
+        let key = Api::key(&measured, call.namespace(), name);
+        let entry = api.store().get(&measured.table, &key);
+        let object = entry.and_then(|e| usage_of(resource, &e, &mut reports));
+        let unknown = || ApiError::not_found(&resource.group, &resource.plural, name);
+        let found = Outcome {
+            object: Object::Computed(object.ok_or_else(unknown)?),
+            created: false,
+            warnings: Vec::new(),
+        };
+        return call.reply(resource, &found, api.clock().now());
+    }
+    let matches = |entry: &Entry| selection.matches(entry);
+    let namespace = selection.namespace.as_deref();
+    let found = api.store().all(&measured.table, namespace, &matches);
+    let items: Vec<Value> = found
+        .iter()
+        .filter_map(|entry| usage_of(resource, entry, &mut reports))
+        .collect();
+    let list = match call.negotiate(Endpoint::List)?.form {
+        Form::Table(version) => {
+            let include = transform::include(&call.query)?;
+            let now = api.clock().now();
+            transform::table(resource, &items, include, version, json!({}), now)
+        }
+        _ => json!({
+            "kind": &*resource.list_kind,
+            "apiVersion": resource.api_version(),
+            "metadata": {},
+            "items": items,
+        }),
+    };
+    Ok(respond::value(200, &list, call.style()))
 }
 
 /// What a node or pod uses, `None` when nobody has measured it.

@@ -267,102 +267,100 @@ impl Stream {
     }
 }
 
-impl Api {
-    /// WATCH of a collection, or of one object.
-    pub(super) fn serve_watch(
-        &self,
-        resource: &Arc<Resource>,
-        selection: Selection,
-        call: &Call,
-        negotiated: Negotiated,
-    ) -> Result<Response, ApiError> {
-        let options = options(&call.query, self.store().revision())?;
-        let include = transform::include(&call.query)?;
-        let binary = only_protobuf(&call.headers);
-        let format = Format::new(self, resource, negotiated.form, include, binary);
-        let mut initial = VecDeque::new();
-        let from = match options.start {
-            Start::After(revision) => revision,
-            Start::State | Start::StateThenBookmark => {
-                let page = self
-                    .store()
-                    .list(
-                        &resource.table,
-                        selection.namespace.as_deref(),
-                        None,
-                        None,
-                        None,
-                        &|e| selection.matches(e),
-                    )
-                    .map_err(|e| {
-                        super::check::store_error(resource, &crate::store::Key::cluster(""), e)
-                    })?;
-                initial = page.items.into();
-                page.revision
+/// WATCH of a collection, or of one object.
+pub(super) fn serve(
+    api: &Api,
+    resource: &Arc<Resource>,
+    selection: Selection,
+    call: &Call,
+    negotiated: Negotiated,
+) -> Result<Response, ApiError> {
+    let options = options(&call.query, api.store().revision())?;
+    let include = transform::include(&call.query)?;
+    let binary = only_protobuf(&call.headers);
+    let format = Format::new(api, resource, negotiated.form, include, binary);
+    let mut initial = VecDeque::new();
+    let from = match options.start {
+        Start::After(revision) => revision,
+        Start::State | Start::StateThenBookmark => {
+            let page = api
+                .store()
+                .list(
+                    &resource.table,
+                    selection.namespace.as_deref(),
+                    None,
+                    None,
+                    None,
+                    &|e| selection.matches(e),
+                )
+                .map_err(|e| {
+                    super::check::store_error(resource, &crate::store::Key::cluster(""), e)
+                })?;
+            initial = page.items.into();
+            page.revision
+        }
+    };
+    let watcher = match api.store().watch_queued(
+        &resource.table,
+        from,
+        selection.scope(),
+        call.queues.as_ref(),
+    ) {
+        Ok(watcher) => watcher,
+        // Clients notice an expired version only inside the stream, not by the HTTP code.
+        Err(StoreError::Expired { requested, oldest }) => {
+            let mut out = Chunk::default();
+            let written = format.error(&mut out, &ApiError::too_old(requested, oldest));
+            written.map_err(|e| ApiError::internal(e.to_string()))?;
+            let parts: Vec<Bytes> = out.finish().into();
+            let body = Body::from(parts.concat());
+            return Ok(respond::with_body(200, format.media(), body));
+        }
+        Err(e) => {
+            return Err(super::check::store_error(
+                resource,
+                &crate::store::Key::cluster(""),
+                e,
+            ));
+        }
+    };
+    let now = Instant::now();
+    let deadline = now + options.timeout;
+    let media = format.media();
+    let charge = call.queues.as_ref().map(|queues| {
+        let bytes = initial.iter().map(|entry| entry.bytes.len()).sum();
+        queues.charge(Stage::Queued, bytes)
+    });
+    let stream = Stream {
+        format,
+        selection,
+        initial,
+        charge,
+        ready: VecDeque::new(),
+        end_bookmark: (options.start == Start::StateThenBookmark).then_some(from),
+        watcher,
+        bookmarks: options.bookmarks,
+        next_bookmark: now + BOOKMARK_EVERY,
+        last_bookmark: options
+            .timeout
+            .checked_sub(LAST_BOOKMARK)
+            .filter(|d| !d.is_zero())
+            .map(|d| now + d),
+        deadline,
+        finished: false,
+    };
+    let shutdown = api.shutdown().clone();
+    let parts = futures::stream::unfold(stream, move |mut stream| {
+        let shutdown = shutdown.clone();
+        async move {
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => None,
+                part = stream.part() => part.map(|part| (part, stream)),
             }
-        };
-        let watcher = match self.store().watch_queued(
-            &resource.table,
-            from,
-            selection.scope(),
-            call.queues.as_ref(),
-        ) {
-            Ok(watcher) => watcher,
-            // Clients notice an expired version only inside the stream, not by the HTTP code.
-            Err(StoreError::Expired { requested, oldest }) => {
-                let mut out = Chunk::default();
-                let written = format.error(&mut out, &ApiError::too_old(requested, oldest));
-                written.map_err(|e| ApiError::internal(e.to_string()))?;
-                let parts: Vec<Bytes> = out.finish().into();
-                let body = Body::from(parts.concat());
-                return Ok(respond::with_body(200, format.media(), body));
-            }
-            Err(e) => {
-                return Err(super::check::store_error(
-                    resource,
-                    &crate::store::Key::cluster(""),
-                    e,
-                ));
-            }
-        };
-        let now = Instant::now();
-        let deadline = now + options.timeout;
-        let media = format.media();
-        let charge = call.queues.as_ref().map(|queues| {
-            let bytes = initial.iter().map(|entry| entry.bytes.len()).sum();
-            queues.charge(Stage::Queued, bytes)
-        });
-        let stream = Stream {
-            format,
-            selection,
-            initial,
-            charge,
-            ready: VecDeque::new(),
-            end_bookmark: (options.start == Start::StateThenBookmark).then_some(from),
-            watcher,
-            bookmarks: options.bookmarks,
-            next_bookmark: now + BOOKMARK_EVERY,
-            last_bookmark: options
-                .timeout
-                .checked_sub(LAST_BOOKMARK)
-                .filter(|d| !d.is_zero())
-                .map(|d| now + d),
-            deadline,
-            finished: false,
-        };
-        let shutdown = self.shutdown().clone();
-        let parts = futures::stream::unfold(stream, move |mut stream| {
-            let shutdown = shutdown.clone();
-            async move {
-                tokio::select! {
-                    biased;
-                    () = shutdown.cancelled() => None,
-                    part = stream.part() => part.map(|part| (part, stream)),
-                }
-            }
-        });
-        Ok(respond::with_body(200, media, Body::from_stream(parts)))
-    }
+        }
+    });
+    Ok(respond::with_body(200, media, Body::from_stream(parts)))
 }
 
 #[cfg(test)]

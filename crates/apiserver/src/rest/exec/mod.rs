@@ -118,89 +118,86 @@ pub(super) fn is_debug_pod(resource: &Resource, call: &Call) -> bool {
         })
 }
 
-impl Api {
-    /// Whether there is a node that runs pods.
-    pub(super) fn runs_pods(&self) -> bool {
-        self.inner.pod_exec.is_some()
-    }
+/// Whether there is a node that runs pods.
+pub(super) fn runs_pods(api: &Api) -> bool {
+    api.inner.pod_exec.is_some()
+}
 
-    /// A streaming subresource that is not served, in a sentence.
-    pub(super) fn refuse_stream(&self, call: &Call, sub: &str) -> Result<Response, ApiError> {
-        let pods = self.builtin("", "v1", "pods")?;
-        let key = Self::key(&pods, call.namespace(), call.name());
-        self.entry(&pods, &key)?;
-        let instead = match sub {
-            "portforward" => {
-                "pods use the network of the host, so the port is open on this machine already"
-            }
-            _ => "use kubectl logs -f for its output, or kubectl exec",
-        };
-        Err(ApiError::bad_request(format!(
-            "{sub} is not served by koord: {instead}"
-        )))
-    }
+/// A streaming subresource that is not served, in a sentence.
+pub(super) fn refuse_stream(api: &Api, call: &Call, sub: &str) -> Result<Response, ApiError> {
+    let pods = api.builtin("", "v1", "pods")?;
+    let key = Api::key(&pods, call.namespace(), call.name());
+    api.entry(&pods, &key)?;
+    let instead = match sub {
+        "portforward" => {
+            "pods use the network of the host, so the port is open on this machine already"
+        }
+        _ => "use kubectl logs -f for its output, or kubectl exec",
+    };
+    Err(ApiError::bad_request(format!(
+        "{sub} is not served by koord: {instead}"
+    )))
+}
 
-    /// GET (and POST) of `pods/exec`.
-    pub(super) async fn serve_exec(&self, call: &Call) -> Result<Response, ApiError> {
-        // A GET is authorized as such; who runs commands must be allowed to create.
-        guard::check_resource(self.guard(), &call.user, "create", &call.path, &call.query)?;
-        let pods = self.builtin("", "v1", "pods")?;
-        let key = Self::key(&pods, call.namespace(), call.name());
-        let pod = self.entry(&pods, &key)?.value();
-        let container = exec_container(&pod, call.query.get("container"))?;
-        let options = ExecOptions {
-            command: call.query.all("command").map(str::to_owned).collect(),
-            stdin: call.query.flag("stdin").unwrap_or(false),
-            stdout: call.query.flag("stdout").unwrap_or(false),
-            stderr: call.query.flag("stderr").unwrap_or(false),
-            tty: call.query.flag("tty").unwrap_or(false),
-        };
-        if options.command.is_empty() {
-            return Err(ApiError::bad_request(
-                "you must specify at least one command for the container",
-            ));
-        }
-        if meta::text(&pod, &["spec", "nodeName"]).is_empty() {
-            return Err(ApiError::bad_request(format!(
-                "pod {} does not have a host assigned",
-                call.name()
-            )));
-        }
-        let Some(runner) = self.inner.pod_exec.clone() else {
-            return Err(ApiError::bad_request(
-                "exec is not served: no node of this cluster runs commands",
-            ));
-        };
-        let (namespace, name) = (call.namespace().to_owned(), call.name().to_owned());
-        let checked = runner.check(&namespace, &name, &container).await;
-        checked.map_err(ApiError::bad_request)?;
-        if !websocket::is_wanted(&call.headers) {
-            return Err(ApiError::bad_request(
-                "exec is served over WebSocket only, which kubectl speaks from 1.31",
-            ));
-        }
-        let shake =
-            websocket::handshake(&call.headers, &PROTOCOLS).map_err(ApiError::bad_request)?;
-        let Some(upgrade) = call.upgrade.clone() else {
-            return Err(ApiError::bad_request(
-                "this connection cannot become a WebSocket",
-            ));
-        };
-        tokio::spawn(async move {
-            let started = runner
-                .start(&namespace, &name, &container, options.clone())
-                .await;
-            stream(upgrade, started, &options).await;
-        });
-        let response = Response::builder()
-            .status(StatusCode::SWITCHING_PROTOCOLS)
-            .header(header::CONNECTION, "Upgrade")
-            .header(header::UPGRADE, "websocket")
-            .header(header::SEC_WEBSOCKET_ACCEPT, shake.accept)
-            .header(header::SEC_WEBSOCKET_PROTOCOL, shake.protocol)
-            .body(Body::empty());
-        response.map_err(|error| ApiError::internal(error.to_string()))
+/// GET (and POST) of `pods/exec`.
+pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> {
+    // A GET is authorized as such; who runs commands must be allowed to create.
+    guard::check_resource(api.guard(), &call.user, "create", &call.path, &call.query)?;
+    let pods = api.builtin("", "v1", "pods")?;
+    let key = Api::key(&pods, call.namespace(), call.name());
+    let pod = api.entry(&pods, &key)?.value();
+    let container = exec_container(&pod, call.query.get("container"))?;
+    let options = ExecOptions {
+        command: call.query.all("command").map(str::to_owned).collect(),
+        stdin: call.query.flag("stdin").unwrap_or(false),
+        stdout: call.query.flag("stdout").unwrap_or(false),
+        stderr: call.query.flag("stderr").unwrap_or(false),
+        tty: call.query.flag("tty").unwrap_or(false),
+    };
+    if options.command.is_empty() {
+        return Err(ApiError::bad_request(
+            "you must specify at least one command for the container",
+        ));
     }
+    if meta::text(&pod, &["spec", "nodeName"]).is_empty() {
+        return Err(ApiError::bad_request(format!(
+            "pod {} does not have a host assigned",
+            call.name()
+        )));
+    }
+    let Some(runner) = api.inner.pod_exec.clone() else {
+        return Err(ApiError::bad_request(
+            "exec is not served: no node of this cluster runs commands",
+        ));
+    };
+    let (namespace, name) = (call.namespace().to_owned(), call.name().to_owned());
+    let checked = runner.check(&namespace, &name, &container).await;
+    checked.map_err(ApiError::bad_request)?;
+    if !websocket::is_wanted(&call.headers) {
+        return Err(ApiError::bad_request(
+            "exec is served over WebSocket only, which kubectl speaks from 1.31",
+        ));
+    }
+    let shake = websocket::handshake(&call.headers, &PROTOCOLS).map_err(ApiError::bad_request)?;
+    let Some(upgrade) = call.upgrade.clone() else {
+        return Err(ApiError::bad_request(
+            "this connection cannot become a WebSocket",
+        ));
+    };
+    tokio::spawn(async move {
+        let started = runner
+            .start(&namespace, &name, &container, options.clone())
+            .await;
+        stream(upgrade, started, &options).await;
+    });
+    let response = Response::builder()
+        .status(StatusCode::SWITCHING_PROTOCOLS)
+        .header(header::CONNECTION, "Upgrade")
+        .header(header::UPGRADE, "websocket")
+        .header(header::SEC_WEBSOCKET_ACCEPT, shake.accept)
+        .header(header::SEC_WEBSOCKET_PROTOCOL, shake.protocol)
+        .body(Body::empty());
+    response.map_err(|error| ApiError::internal(error.to_string()))
 }
 
 /// The container meant: the one that is named, else the pod's first.
