@@ -3,7 +3,7 @@
 use crate::controllers;
 use crate::rest::exec::PodExec;
 use crate::rest::logs::PodLogs;
-use crate::rest::{Api, ApiOptions, Authorization, User, has_right};
+use crate::rest::{Api, ApiOptions, Authorization, User, bootstrap, has_right};
 use crate::server::{self, Limits, ServeError, Server, ServerOptions};
 use crate::store::{Backing, Durability, HistoryLimits, Store, StoreError, StoreOptions};
 use crate::tokens::Tokens;
@@ -145,7 +145,7 @@ const BUILT_INS_RETRY: Duration = Duration::from_secs(5);
 async fn complete_built_ins(api: &Api, authority: &str) {
     loop {
         tokio::time::sleep(BUILT_INS_RETRY).await;
-        match api.ensure_built_ins(authority).await {
+        match bootstrap::ensure_built_ins(api, authority).await {
             Ok(()) => return tracing::info!("the store takes writes again"),
             Err(error) => tracing::debug!(%error, "the store takes no writes"),
         }
@@ -220,11 +220,11 @@ impl ApiServer {
         };
         let server = Server::new(options, &api, &store, registry)?;
         let authority = server.authority_pem()?;
-        api.load();
-        let complete = api.ensure_built_ins(&authority).await;
+        bootstrap::load(&api);
+        let complete = bootstrap::ensure_built_ins(&api, &authority).await;
         let (wanted, ended_pods) = (&config.controllers, config.terminated_pod_gc_threshold);
         if let Err(error) = &complete
-            && (!api.is_bootstrapped() || store.last_error().is_none())
+            && (!bootstrap::is_bootstrapped(&api) || store.last_error().is_none())
         {
             return Err(Error::Bootstrap(error.clone()));
         }

@@ -2,7 +2,7 @@
 
 use super::queue::{Reconcile, Source, Work};
 use crate::authz::bootstrap::GROUP;
-use crate::rest::Api;
+use crate::rest::{Api, roles};
 use crate::store::Key;
 use futures::FutureExt as _;
 
@@ -27,6 +27,6 @@ impl Reconcile for Aggregation {
     }
 
     fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
-        async move { api.aggregate_role(&key.name).await.map(|()| None) }.boxed()
+        async move { roles::aggregate(api, &key.name).await.map(|()| None) }.boxed()
     }
 }

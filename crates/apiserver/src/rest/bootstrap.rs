@@ -1,8 +1,8 @@
 //! What exists before anybody asks for it.
 
-use super::Api;
 use super::options::WriteOptions;
 use super::write::Input;
+use super::{Api, roles};
 use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 
@@ -16,97 +16,6 @@ const NAMESPACES: [&str; 5] = [
 ];
 
 impl Api {
-    /// Serves the definitions and webhooks that the store holds.
-    pub(crate) fn load(&self) {
-        self.inner.definitions.load();
-        self.admission().webhooks().load(self.store());
-    }
-
-    /// Whether an earlier start has made the default namespaces.
-    pub(crate) fn is_bootstrapped(&self) -> bool {
-        let Ok(namespaces) = self.builtin("", "v1", "namespaces") else {
-            return false;
-        };
-        NAMESPACES.iter().all(|name| {
-            let key = Self::key(&namespaces, "", name);
-            self.store().get(&namespaces.table, &key).is_some()
-        })
-    }
-
-    /// Makes the default namespaces, priority classes, roles and bindings and the `kubernetes` service where they are
-    /// missing, and publishes `authority`, a certificate in PEM. Run it before serving.
-    ///
-    /// # Errors
-    /// When the store does not take it.
-    pub(crate) async fn ensure_built_ins(&self, authority: &str) -> Result<(), ApiError> {
-        self.ensure_defaults().await?;
-        self.publish_authority(authority).await
-    }
-
-    async fn ensure_defaults(&self) -> Result<(), ApiError> {
-        for name in NAMESPACES {
-            self.ensure(
-                "",
-                "v1",
-                "namespaces",
-                "",
-                json!({ "metadata": { "name": name } }),
-            )
-            .await?;
-        }
-        for (name, value, description) in [
-            (
-                "system-cluster-critical",
-                2_000_000_000_i64,
-                "Used for system critical pods that must run in the cluster, but can be moved to \
-                 another node if necessary.",
-            ),
-            (
-                "system-node-critical",
-                2_000_001_000,
-                "Used for system critical pods that must not be moved from their current node.",
-            ),
-        ] {
-            let class = json!({
-                "metadata": { "name": name },
-                "value": value,
-                "description": description,
-            });
-            self.ensure("scheduling.k8s.io", "v1", "priorityclasses", "", class)
-                .await?;
-        }
-        for name in NAMESPACES {
-            let account = json!({ "metadata": { "name": "default" } });
-            self.ensure("", "v1", "serviceaccounts", name, account)
-                .await?;
-        }
-        let service = json!({
-            "metadata": {
-                "name": "kubernetes",
-                "labels": { "component": "apiserver", "provider": "kubernetes" },
-            },
-            "spec": {
-                "type": "ClusterIP",
-                "clusterIP": "10.96.0.1",
-                "ports": [{ "name": "https", "port": 443, "protocol": "TCP", "targetPort": 6443 }],
-            },
-        });
-        self.ensure("", "v1", "services", "default", service)
-            .await?;
-        self.bootstrap_roles().await
-    }
-
-    /// Says in `kube-system` which authority vouches for clients, for servers that delegate the
-    /// question.
-    ///
-    /// # Errors
-    /// When the store does not take it.
-    async fn publish_authority(&self, pem: &str) -> Result<(), ApiError> {
-        let data = json!({ "client-ca-file": pem });
-        self.keep_config_map("kube-system", "extension-apiserver-authentication", data)
-            .await
-    }
-
     /// Makes a ConfigMap, or brings it to these data.
     pub(crate) async fn keep_config_map(
         &self,
@@ -163,4 +72,94 @@ impl Api {
             _ => Ok(()),
         }
     }
+}
+
+/// Serves the definitions and webhooks that the store holds.
+pub(crate) fn load(api: &Api) {
+    api.inner.definitions.load();
+    api.admission().webhooks().load(api.store());
+}
+
+/// Whether an earlier start has made the default namespaces.
+pub(crate) fn is_bootstrapped(api: &Api) -> bool {
+    let Ok(namespaces) = api.builtin("", "v1", "namespaces") else {
+        return false;
+    };
+    NAMESPACES.iter().all(|name| {
+        let key = Api::key(&namespaces, "", name);
+        api.store().get(&namespaces.table, &key).is_some()
+    })
+}
+
+/// Makes the default namespaces, priority classes, roles and bindings and the `kubernetes` service where they are
+/// missing, and publishes `authority`, a certificate in PEM. Run it before serving.
+///
+/// # Errors
+/// When the store does not take it.
+pub(crate) async fn ensure_built_ins(api: &Api, authority: &str) -> Result<(), ApiError> {
+    ensure_defaults(api).await?;
+    publish_authority(api, authority).await
+}
+
+async fn ensure_defaults(api: &Api) -> Result<(), ApiError> {
+    for name in NAMESPACES {
+        api.ensure(
+            "",
+            "v1",
+            "namespaces",
+            "",
+            json!({ "metadata": { "name": name } }),
+        )
+        .await?;
+    }
+    for (name, value, description) in [
+        (
+            "system-cluster-critical",
+            2_000_000_000_i64,
+            "Used for system critical pods that must run in the cluster, but can be moved to \
+             another node if necessary.",
+        ),
+        (
+            "system-node-critical",
+            2_000_001_000,
+            "Used for system critical pods that must not be moved from their current node.",
+        ),
+    ] {
+        let class = json!({
+            "metadata": { "name": name },
+            "value": value,
+            "description": description,
+        });
+        api.ensure("scheduling.k8s.io", "v1", "priorityclasses", "", class)
+            .await?;
+    }
+    for name in NAMESPACES {
+        let account = json!({ "metadata": { "name": "default" } });
+        api.ensure("", "v1", "serviceaccounts", name, account)
+            .await?;
+    }
+    let service = json!({
+        "metadata": {
+            "name": "kubernetes",
+            "labels": { "component": "apiserver", "provider": "kubernetes" },
+        },
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": "10.96.0.1",
+            "ports": [{ "name": "https", "port": 443, "protocol": "TCP", "targetPort": 6443 }],
+        },
+    });
+    api.ensure("", "v1", "services", "default", service).await?;
+    roles::bootstrap(api).await
+}
+
+/// Says in `kube-system` which authority vouches for clients, for servers that delegate the
+/// question.
+///
+/// # Errors
+/// When the store does not take it.
+async fn publish_authority(api: &Api, pem: &str) -> Result<(), ApiError> {
+    let data = json!({ "client-ca-file": pem });
+    api.keep_config_map("kube-system", "extension-apiserver-authentication", data)
+        .await
 }

@@ -9,7 +9,7 @@ mod accept;
 mod admission;
 mod binding;
 mod body;
-mod bootstrap;
+pub(crate) mod bootstrap;
 mod call;
 mod check;
 mod core;
@@ -32,7 +32,7 @@ mod query;
 mod respond;
 mod review;
 mod rights;
-mod roles;
+pub(crate) mod roles;
 mod scale;
 mod selection;
 mod token_request;
@@ -125,7 +125,7 @@ impl std::fmt::Debug for Api {
 }
 
 impl Api {
-    /// An API over `options`. Call `ensure_built_ins` before serving.
+    /// An API over `options`. Call `bootstrap::ensure_built_ins` before serving.
     #[must_use]
     pub fn new(options: ApiOptions) -> Self {
         let ApiOptions {

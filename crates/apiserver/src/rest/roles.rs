@@ -12,112 +12,110 @@ use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-impl Api {
-    /// Makes the roles and bindings that are missing, and gives those of an earlier version what
-    /// they lack, unless they say that they want to stay as they are.
-    pub(super) async fn bootstrap_roles(&self) -> Result<(), ApiError> {
-        let objects = bootstrap::objects();
-        try_join_all(
-            objects
-                .into_iter()
-                .map(|(plural, namespace, object)| self.ensure_role(plural, namespace, object)),
-        )
-        .await?;
-        for (name, _) in AGGREGATED {
-            self.aggregate_role(name).await?;
-        }
-        Ok(())
+/// Makes the roles and bindings that are missing, and gives those of an earlier version what
+/// they lack, unless they say that they want to stay as they are.
+pub(super) async fn bootstrap(api: &Api) -> Result<(), ApiError> {
+    let objects = bootstrap::objects();
+    try_join_all(
+        objects
+            .into_iter()
+            .map(|(plural, namespace, object)| ensure_role(api, plural, namespace, object)),
+    )
+    .await?;
+    for (name, _) in AGGREGATED {
+        aggregate(api, name).await?;
     }
+    Ok(())
+}
 
-    async fn ensure_role(
-        &self,
-        plural: &str,
-        namespace: &str,
-        object: Value,
-    ) -> Result<(), ApiError> {
-        let resource = self.builtin(GROUP, "v1", plural)?;
-        let key = Self::key(&resource, namespace, meta::name(&object));
-        let Some(entry) = self.store().get(&resource.table, &key) else {
-            return self.ensure(GROUP, "v1", plural, namespace, object).await;
-        };
-        let Some(field) = lacking(&entry.value(), &object) else {
-            return Ok(());
-        };
-        let complete = |old: &Value| {
-            let mut new = old.clone();
-            if let Some((field, items)) = lacking(old, &object) {
-                let list = meta::as_object(&mut new)
-                    .entry(field)
-                    .or_insert(Value::Null);
-                if let Some(list) = list.as_array_mut() {
-                    list.extend(items);
-                } else {
-                    *list = items.into();
-                }
+async fn ensure_role(
+    api: &Api,
+    plural: &str,
+    namespace: &str,
+    object: Value,
+) -> Result<(), ApiError> {
+    let resource = api.builtin(GROUP, "v1", plural)?;
+    let key = Api::key(&resource, namespace, meta::name(&object));
+    let Some(entry) = api.store().get(&resource.table, &key) else {
+        return api.ensure(GROUP, "v1", plural, namespace, object).await;
+    };
+    let Some(field) = lacking(&entry.value(), &object) else {
+        return Ok(());
+    };
+    let complete = |old: &Value| {
+        let mut new = old.clone();
+        if let Some((field, items)) = lacking(old, &object) {
+            let list = meta::as_object(&mut new)
+                .entry(field)
+                .or_insert(Value::Null);
+            if let Some(list) = list.as_array_mut() {
+                list.extend(items);
+            } else {
+                *list = items.into();
             }
-            Ok(Input::from(new))
-        };
-        tracing::info!(object = %key, field = field.0, "completed a default role or binding");
-        self.modify(&resource, None, &key, &WriteOptions::default(), complete)
-            .await
-            .map(drop)
-    }
-
-    /// Gives a cluster role with an `aggregationRule` the rules of those it selects.
-    ///
-    /// # Errors
-    /// What an update answers.
-    pub(crate) async fn aggregate_role(&self, name: &str) -> Result<(), ApiError> {
-        let resource = self.builtin(GROUP, "v1", "clusterroles")?;
-        let key = Key::cluster(name);
-        let Some(role) = self.store().get(&resource.table, &key) else {
-            return Ok(());
-        };
-        let role = role.value();
-        let Some(rules) = self.aggregated(name, &role)? else {
-            return Ok(());
-        };
-        if role.get("rules").unwrap_or(&Value::Null) == &rules {
-            return Ok(());
         }
-        let options = WriteOptions::default();
-        self.modify(&resource, None, &key, &options, |old| {
-            let mut new = old.clone();
-            meta::as_object(&mut new).insert("rules".to_owned(), rules.clone());
-            Ok(Input::from(new))
-        })
+        Ok(Input::from(new))
+    };
+    tracing::info!(object = %key, field = field.0, "completed a default role or binding");
+    api.modify(&resource, None, &key, &WriteOptions::default(), complete)
         .await
         .map(drop)
-    }
+}
 
-    /// The rules of the roles that `role` is the sum of, by their names, each once. `None` when it
-    /// is no sum.
-    fn aggregated(&self, name: &str, role: &Value) -> Result<Option<Value>, ApiError> {
-        let selectors = meta::at(role, &["aggregationRule", "clusterRoleSelectors"]);
-        let Some(selectors) = selectors.and_then(Value::as_array) else {
-            return Ok(None);
-        };
-        let selectors: Vec<LabelSelector> = selectors
-            .iter()
-            .filter_map(|selector| LabelSelector::from_json(Some(selector)).ok())
-            .collect();
-        let table = TableId::new(GROUP, "clusterroles");
-        let selected = |entry: &crate::store::Entry| {
-            &*entry.key.name != name && selectors.iter().any(|s| s.matches(&entry.index))
-        };
-        let mut rules: Vec<Value> = Vec::new();
-        let mut seen = HashSet::new();
-        for entry in self.store().all(&table, None, &selected) {
-            let value = entry.value();
-            let own = value.get("rules").and_then(Value::as_array);
-            for rule in own.into_iter().flatten() {
-                if seen.insert(rule.clone()) {
-                    rules.push(rule.clone());
-                }
+/// Gives a cluster role with an `aggregationRule` the rules of those it selects.
+///
+/// # Errors
+/// What an update answers.
+pub(crate) async fn aggregate(api: &Api, name: &str) -> Result<(), ApiError> {
+    let resource = api.builtin(GROUP, "v1", "clusterroles")?;
+    let key = Key::cluster(name);
+    let Some(role) = api.store().get(&resource.table, &key) else {
+        return Ok(());
+    };
+    let role = role.value();
+    let Some(rules) = aggregated_rules(api, name, &role)? else {
+        return Ok(());
+    };
+    if role.get("rules").unwrap_or(&Value::Null) == &rules {
+        return Ok(());
+    }
+    let options = WriteOptions::default();
+    api.modify(&resource, None, &key, &options, |old| {
+        let mut new = old.clone();
+        meta::as_object(&mut new).insert("rules".to_owned(), rules.clone());
+        Ok(Input::from(new))
+    })
+    .await
+    .map(drop)
+}
+
+/// The rules of the roles that `role` is the sum of, by their names, each once. `None` when it
+/// is no sum.
+fn aggregated_rules(api: &Api, name: &str, role: &Value) -> Result<Option<Value>, ApiError> {
+    let selectors = meta::at(role, &["aggregationRule", "clusterRoleSelectors"]);
+    let Some(selectors) = selectors.and_then(Value::as_array) else {
+        return Ok(None);
+    };
+    let selectors: Vec<LabelSelector> = selectors
+        .iter()
+        .filter_map(|selector| LabelSelector::from_json(Some(selector)).ok())
+        .collect();
+    let table = TableId::new(GROUP, "clusterroles");
+    let selected = |entry: &crate::store::Entry| {
+        &*entry.key.name != name && selectors.iter().any(|s| s.matches(&entry.index))
+    };
+    let mut rules: Vec<Value> = Vec::new();
+    let mut seen = HashSet::new();
+    for entry in api.store().all(&table, None, &selected) {
+        let value = entry.value();
+        let own = value.get("rules").and_then(Value::as_array);
+        for rule in own.into_iter().flatten() {
+            if seen.insert(rule.clone()) {
+                rules.push(rule.clone());
             }
         }
-        Ok(Some(rules.into()))
     }
+    Ok(Some(rules.into()))
 }
 
 /// What a default role or binding (`wanted`) has and the stored one lacks: the field, and what is
