@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// Where the table stands, from the root of the workspace.
-const TABLE: &str = "crates/kinds/src/schema/types.txt";
+const TABLE: &str = "crates/object/src/schema/types.txt";
 
 /// Types whose JSON is not what their Go declaration says, with the letter of the table.
 const SPECIAL: &[(&str, &str)] = &[

@@ -3,7 +3,7 @@
 //!
 //! Nothing here does I/O or knows the store; `rest` calls it for every request.
 //!
-//! * `schema` says what objects are made of, of built-in types and of definitions alike; it is what
+//! * `schema`, of crates/object, says what objects are made of, of built-in types and of definitions alike; it is what
 //!   decoding, pruning, defaulting, validation, patches and protobuf walk.
 //! * A [`Resource`] is what is known of one kind, as data. [`Registry`] holds them: the built-in ones
 //!   (`builtin`) and one per served version of each custom resource definition (`crd`).
@@ -15,26 +15,20 @@
 mod builtin;
 pub mod crd;
 pub mod discovery;
-mod index;
 mod jsonpath;
 pub mod limits;
-pub mod meta;
-mod names;
 pub mod openapi;
 pub mod patch;
 pub mod proto;
-pub mod quantity;
 pub mod quota;
 mod registry;
 mod resource;
-pub mod schema;
 pub mod selector;
-pub mod status;
 mod strategy;
 pub mod table;
 pub mod webhook;
 
-pub use index::{Index, TableId};
+use koord_object::names;
+pub use koord_object::{ApiError, FieldError, Index, TableId, meta, quantity, schema, status};
 pub use registry::Registry;
 pub use resource::{GroupVersionKind, Resource, ScalePaths, Subresource};
-pub use status::{ApiError, FieldError};

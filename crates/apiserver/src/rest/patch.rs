@@ -88,7 +88,7 @@ impl Patch {
             Self::Strategic(p) => patch::strategic_merge(resource, old, p),
             Self::Apply(p) => patch::merge_patch(old, p),
         };
-        done.map_err(|e| e.to_api(resource, name))
+        done.map_err(|e| e.to_api(&resource.group, &resource.kind, name))
     }
 }
 

@@ -4,7 +4,7 @@
 use super::{ConfigError, refuse};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::selector;
-use koord_kinds::selector::label_problem;
+use koord_object::selector::label_problem;
 use serde_json::Value;
 use std::collections::BTreeMap;
 

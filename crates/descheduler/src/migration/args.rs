@@ -359,7 +359,7 @@ impl MigrationControllerArgs {
         if interval < GoDuration::ZERO {
             return refuse("arbitrationArgs.interval", interval, "must not be negative");
         }
-        if let Err(error) = koord_kinds::selector::LabelSelector::parse(&self.node_selector) {
+        if let Err(error) = koord_object::selector::LabelSelector::parse(&self.node_selector) {
             let value = format!("{:?}", self.node_selector);
             return refuse("nodeSelector", value, error.to_string());
         }

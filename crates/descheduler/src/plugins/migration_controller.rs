@@ -16,7 +16,7 @@ use koord_api::scheduling::{
     PodMigrationJob, PodMigrationJobMode, PodMigrationJobPhase, PodMigrationJobSpec,
     PodMigrationJobStatus,
 };
-use koord_kinds::selector::LabelSelector;
+use koord_object::selector::LabelSelector;
 use parking_lot::Mutex;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;

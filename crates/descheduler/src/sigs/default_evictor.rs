@@ -12,7 +12,7 @@ use crate::state::{NodeInfo, PodInfo, Snapshot};
 use args::{Protection, Threshold};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::selector;
-use koord_kinds::selector::LabelSelector as NodeSelector;
+use koord_object::selector::LabelSelector as NodeSelector;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;

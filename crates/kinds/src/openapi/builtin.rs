@@ -241,3 +241,51 @@ fn wrap_references(value: &mut Value) {
         _ => {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use koord_object::schema::{Type, types::find};
+
+    /// The table is of the same Kubernetes version as the `k8s-openapi` crate: each describes the
+    /// fields that the other has.
+    #[test]
+    fn the_table_agrees_with_k8s_openapi() {
+        let mut seen = 0;
+        let mut faults = Vec::new();
+        for (name, schema) in components() {
+            let Some(this) = find(&name) else {
+                continue;
+            };
+            seen += 1;
+            let properties = schema["properties"].as_object();
+            let theirs: Vec<&str> = properties
+                .into_iter()
+                .flat_map(|p| p.keys().map(String::as_str))
+                .collect();
+            for (key, field) in &this.fields {
+                let Some(theirs) = properties.and_then(|p| p.get(*key)) else {
+                    faults.push(format!("{name}.{key} is not in k8s-openapi"));
+                    continue;
+                };
+                let want = match field.kind {
+                    Type::String | Type::Bytes | Type::Time | Type::MicroTime => "string",
+                    Type::Boolean => "boolean",
+                    Type::Int32 | Type::Integer => "integer",
+                    Type::Number => "number",
+                    Type::Array | Type::WrappedStrings => "array",
+                    Type::Object if field.additional.is_some() => "object",
+                    _ => continue,
+                };
+                if theirs.get("type").is_some_and(|t| t != want) {
+                    faults.push(format!("{name}.{key} is {want}, there {}", theirs["type"]));
+                }
+            }
+            for key in theirs.iter().filter(|k| this.field(k).is_none()) {
+                faults.push(format!("{name} lacks {key}"));
+            }
+        }
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+        assert!(seen > 400, "{seen}");
+    }
+}

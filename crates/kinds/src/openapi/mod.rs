@@ -8,9 +8,6 @@ mod derived;
 mod paths;
 pub mod v2;
 
-#[cfg(test)]
-pub(super) use builtin::components as builtin_components;
-
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;

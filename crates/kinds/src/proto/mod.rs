@@ -348,7 +348,7 @@ fn json_member(bytes: &[u8]) -> Result<Value> {
         None | Some([]) => Ok(Value::Null),
         Some(raw) => match serde_json::from_slice(raw) {
             // The object around it must stay parseable.
-            Ok(v) if super::patch::measure(&v).1 > MAX_DEPTH => {
+            Ok(v) if koord_object::patch::measure(&v).1 > MAX_DEPTH => {
                 malformed("embedded JSON is nested too deeply")
             }
             Ok(v) => Ok(v),

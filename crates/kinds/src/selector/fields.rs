@@ -173,6 +173,7 @@ fn unescape(raw: &str) -> Result<String, SelectorError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn field_grammar() {
@@ -204,5 +205,21 @@ mod tests {
                 .required("spec.nodeName"),
             Some("n1")
         );
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_parsed_or_refused(text in "[a-z0-9 ,=!<>()/.\\\\é-]{0,40}") {
+            match FieldSelector::parse(&text) {
+                Ok(fields) => {
+                    let nothing = text.chars().all(|c| c == ',');
+                    prop_assert_eq!(fields.is_everything(), nothing, "{}", text);
+                }
+                Err(e) => prop_assert!(e.0.starts_with("invalid "), "{text}: {e}"),
+            }
+            if let Err(e) = crate::jsonpath::Path::parse(&text) {
+                prop_assert!(!e.to_string().is_empty(), "{text}");
+            }
+        }
     }
 }

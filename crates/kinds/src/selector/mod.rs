@@ -1,7 +1,6 @@
 //! Label and field selectors, and the extraction of what they look at.
 
 mod fields;
-mod labels;
 
 use std::sync::{Arc, LazyLock};
 
@@ -10,31 +9,11 @@ use serde_json::Value;
 
 use super::jsonpath::Path;
 use super::meta;
-use super::names;
 use super::resource::Resource;
 use crate::Index;
 
 pub use fields::FieldSelector;
-pub use labels::LabelSelector;
-
-/// A selector that cannot be understood; the text is the message of a 400 answer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct SelectorError(pub String);
-
-impl From<SelectorError> for super::ApiError {
-    fn from(e: SelectorError) -> Self {
-        Self::bad_request(e.0)
-    }
-}
-
-/// Why no object can have the label `key` with `value`: Kubernetes' rules for both.
-#[must_use]
-pub fn label_problem(key: &str, value: &str) -> Option<String> {
-    let of_key = names::qualified_name(key).into_iter().next();
-    let of_key = of_key.map(|why| format!("{key:?}: {why}"));
-    of_key.or_else(|| Some(format!("{value:?}: {}", names::label_value(value)?)))
-}
+pub use koord_object::selector::{LabelSelector, SelectorError, label_problem};
 
 const POD_FIELDS: &[&str] = &[
     "spec.nodeName",

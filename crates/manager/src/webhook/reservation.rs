@@ -79,7 +79,7 @@ fn merge(object: &Value, patch: &Value) -> Result<Value, String> {
     let mut patch = patch.clone();
     let spec = patch.get_mut("spec").and_then(Value::as_object_mut);
     let of_template = spec.and_then(|spec| spec.remove("template"));
-    let merged = koord_kinds::patch::merge_patch(object, &patch);
+    let merged = koord_object::patch::merge_patch(object, &patch);
     let mut merged = merged.map_err(|error| error.to_string())?;
     let Some(of_template) = of_template else {
         return Ok(merged);

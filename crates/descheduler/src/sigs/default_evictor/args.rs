@@ -3,7 +3,7 @@
 use crate::rules::SYSTEM_CRITICAL;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::duration::GoDuration;
-use koord_kinds::selector::LabelSelector as NodeSelector;
+use koord_object::selector::LabelSelector as NodeSelector;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 

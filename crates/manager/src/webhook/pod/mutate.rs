@@ -13,11 +13,11 @@ use k8s_openapi::api::core::v1::Pod;
 use koord_api::config::ClusterColocationProfile;
 use koord_api::{lenient, priority};
 use koord_app::features::Gates;
-use koord_kinds::{Registry, Resource};
 use koord_kube::webhook::{Answer, Handler, Operation, Request};
+use koord_object::schema::types;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 /// The handler.
 pub(crate) struct Mutating {
@@ -193,10 +193,8 @@ impl Profiles {
 /// # Errors
 /// The patch is malformed, or what comes out is no pod, which is the patch's fault.
 pub(crate) fn strategic(pod: &Value, patch: &Value) -> Result<Value, String> {
-    static PODS: LazyLock<Option<Arc<Resource>>> =
-        LazyLock::new(|| Registry::builtin().find("", "v1", "pods"));
-    let pods = PODS.as_ref().ok_or("pods are not known")?;
-    let merged = koord_kinds::patch::strategic_merge(pods, pod, patch);
+    let pods = types::find("core/v1.Pod").ok_or("pods are not known")?;
+    let merged = koord_object::patch::strategic_merge(&pods.schema, pod, patch);
     let merged = merged.map_err(|error| error.to_string())?;
     let read = lenient::from_value::<Pod>(&merged);
     read.map(|_| merged).map_err(|error| error.to_string())

@@ -9,7 +9,7 @@ use crate::status::FieldError;
 impl Schema {
     /// Appends everything that is wrong with `value`, which stands at `path`, by a definition's
     /// schema.
-    pub(crate) fn validate(&self, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    pub fn validate(&self, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
         let path = match path {
             "" => Path::Root,
             path => Path::Key(&Path::Root, path),

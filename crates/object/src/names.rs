@@ -1,7 +1,7 @@
 //! Syntax of names, labels and their messages.
 
 /// What is wrong with a label value.
-pub(crate) fn label_value(value: &str) -> Option<String> {
+pub fn label_value(value: &str) -> Option<String> {
     if value.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
     }
@@ -24,7 +24,7 @@ fn is_label_like(text: &str) -> bool {
 }
 
 /// What is wrong with a qualified name (label key, annotation key, resource name, finalizer).
-pub(crate) fn qualified_name(text: &str) -> Vec<String> {
+pub fn qualified_name(text: &str) -> Vec<String> {
     let mut errors = Vec::new();
     let name = match text.split_once('/') {
         None => text,
@@ -74,7 +74,7 @@ fn is_dns_label(text: &str) -> bool {
 }
 
 /// What is wrong with a DNS-1123 label.
-pub(crate) fn dns1123_label(text: &str) -> Option<String> {
+pub fn dns1123_label(text: &str) -> Option<String> {
     if text.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
     }
@@ -90,7 +90,7 @@ pub(crate) fn dns1123_label(text: &str) -> Option<String> {
 }
 
 /// What is wrong with a DNS-1123 subdomain.
-pub(crate) fn dns1123_subdomain(text: &str) -> Option<String> {
+pub fn dns1123_subdomain(text: &str) -> Option<String> {
     if text.len() > 253 {
         return Some("must be no more than 253 bytes".to_owned());
     }
@@ -106,7 +106,7 @@ pub(crate) fn dns1123_subdomain(text: &str) -> Option<String> {
 }
 
 /// What is wrong with a DNS-1035 label (service names).
-pub(crate) fn dns1035_label(text: &str) -> Option<String> {
+pub fn dns1035_label(text: &str) -> Option<String> {
     if text.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
     }
@@ -122,7 +122,7 @@ pub(crate) fn dns1035_label(text: &str) -> Option<String> {
 }
 
 /// What is wrong with a name that is one path segment (RBAC objects).
-pub(crate) fn path_segment(text: &str) -> Option<String> {
+pub fn path_segment(text: &str) -> Option<String> {
     if text == "." || text == ".." {
         return Some(format!("may not be '{text}'"));
     }

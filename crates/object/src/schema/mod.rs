@@ -4,7 +4,7 @@
 
 mod formats;
 mod parse;
-pub(crate) mod types;
+pub mod types;
 mod validate;
 mod walk;
 
@@ -98,7 +98,7 @@ pub enum ListType {
 
 /// How a strategic merge patch treats a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Merge {
+pub enum Merge {
     /// The patch's value replaces the old one.
     #[default]
     Default,
@@ -110,7 +110,7 @@ pub(crate) enum Merge {
 
 /// Where the members of an object are declared.
 #[derive(Debug, Clone, Default)]
-pub(crate) enum Members {
+pub enum Members {
     /// Nowhere.
     #[default]
     None,
@@ -126,38 +126,38 @@ pub struct Schema {
     /// `type`.
     pub kind: Type,
     /// Of a built-in type: what is decoded into it loses nulls and what is empty.
-    pub(crate) typed: bool,
-    pub(crate) members: Members,
+    pub typed: bool,
+    pub members: Members,
     /// `additionalProperties` as a schema, the values of a map.
-    pub(crate) additional: Option<Box<Schema>>,
+    pub additional: Option<Box<Schema>>,
     /// `items`.
-    pub(crate) items: Option<Box<Schema>>,
+    pub items: Option<Box<Schema>>,
     /// `x-kubernetes-list-type` with `x-kubernetes-list-map-keys`.
-    pub(crate) list_type: ListType,
+    pub list_type: ListType,
     /// The object is owned as a whole (`x-kubernetes-map-type: atomic`).
-    pub(crate) atomic: bool,
+    pub atomic: bool,
     /// `default`; in a built-in type what an absent key of a list element stands for.
-    pub(crate) default: Option<Box<Value>>,
+    pub default: Option<Box<Value>>,
     /// `additionalProperties: true`.
-    pub(crate) additional_any: bool,
+    pub additional_any: bool,
     /// `x-kubernetes-preserve-unknown-fields`.
-    pub(crate) preserve_unknown: bool,
+    pub preserve_unknown: bool,
     /// A whole object with apiVersion, kind and metadata: the root, or what
     /// `x-kubernetes-embedded-resource` says.
-    pub(crate) object: bool,
+    pub object: bool,
     /// `nullable`.
-    pub(crate) nullable: bool,
+    pub nullable: bool,
     /// What [`Schema::validate`] asks besides.
     rules: Option<Box<Rules>>,
     /// A pointer: its empty value is not left out.
-    pub(crate) pointer: bool,
+    pub pointer: bool,
     /// A field that a typed server writes even when it is empty.
-    pub(crate) written: bool,
-    pub(crate) merge: Merge,
+    pub written: bool,
+    pub merge: Merge,
     /// A patch replaces the value.
-    pub(crate) replace: bool,
+    pub replace: bool,
     /// A patch says which members stay.
-    pub(crate) retain_keys: bool,
+    pub retain_keys: bool,
 }
 
 /// What a value must be besides its type.
@@ -245,7 +245,7 @@ impl Schema {
     }
 
     /// The built-in type of the value.
-    pub(super) fn named(&self) -> Option<&'static types::Named> {
+    pub fn named(&self) -> Option<&'static types::Named> {
         match self.members {
             Members::Named(id) => Some(types::get(id)),
             _ => None,
@@ -253,7 +253,7 @@ impl Schema {
     }
 
     /// `properties` of a definition's schema.
-    pub(super) fn properties(&self) -> &BTreeMap<String, Self> {
+    pub fn properties(&self) -> &BTreeMap<String, Self> {
         match &self.members {
             Members::Own(properties) => properties,
             _ => &NO_PROPERTIES,
@@ -287,32 +287,32 @@ impl Schema {
     }
 
     /// The member `key`, of which nothing may be known.
-    pub(super) fn member(&self, key: &str) -> &Self {
+    pub fn member(&self, key: &str) -> &Self {
         self.known(key).unwrap_or(&ANYTHING)
     }
 
     /// The elements of a list.
-    pub(super) fn element(&self) -> &Self {
+    pub fn element(&self) -> &Self {
         self.items.as_deref().unwrap_or(&ANYTHING)
     }
 
     /// The type declares a member of this name; the keys of a map are not declared.
-    pub(super) fn declares(&self, key: &str) -> bool {
+    pub fn declares(&self, key: &str) -> bool {
         self.declared(key).is_some()
     }
 
     /// An object is owned as a whole.
-    pub(super) fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         self.atomic || self.named().is_some_and(|t| t.schema.atomic)
     }
 
     /// A typed server never leaves this object out, not even when it is empty.
-    pub(super) fn is_always_there(&self) -> bool {
+    pub fn is_always_there(&self) -> bool {
         self.kind == Type::Object && !self.pointer && self.named().is_some()
     }
 
     /// A typed server never leaves this list or map out, but writes null.
-    pub(super) fn is_null_when_absent(&self) -> bool {
+    pub fn is_null_when_absent(&self) -> bool {
         self.written && (self.items.is_some() || self.additional.is_some())
     }
 }

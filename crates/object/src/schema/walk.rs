@@ -54,7 +54,7 @@ fn mismatch(root: &str, path: &[&str], value: &Value, schema: &Schema) -> String
 impl Schema {
     /// Checks that every known field of an object of a built-in type has a JSON type its Go type
     /// can be decoded from.
-    pub(crate) fn check_types(&self, object: &Value) -> Result<(), String> {
+    pub fn check_types(&self, object: &Value) -> Result<(), String> {
         let name = self.named().map_or("", |t| t.name);
         let name = name.rsplit_once('.').map_or(name, |(_, n)| n);
         check(name, self, object, &mut Vec::new())
@@ -188,13 +188,13 @@ impl From<Path<'_>> for String {
 impl Schema {
     /// Adds the paths of the first fields that [`Schema::prune`] removes because nothing declares
     /// them; more than 100 are not listed.
-    pub(crate) fn unknown_fields(&self, object: &Value, out: &mut Vec<String>) {
+    pub fn unknown_fields(&self, object: &Value, out: &mut Vec<String>) {
         unknown(self, object, &Path::Root, out);
     }
 
     /// Removes fields that are not declared; from what is decoded into a built-in type also nulls
     /// and what is empty and left out then.
-    pub(crate) fn prune(&self, value: &mut Value) {
+    pub fn prune(&self, value: &mut Value) {
         match value {
             Value::Object(map) => self.prune_map(map),
             Value::Array(items) => {
@@ -239,7 +239,7 @@ impl Schema {
     }
 
     /// Brings the quantities and timestamps of a built-in type to the form a typed server writes.
-    pub(crate) fn canonicalize(&self, value: &mut Value) {
+    pub fn canonicalize(&self, value: &mut Value) {
         match (self.kind, &mut *value) {
             (Type::Quantity, v) => {
                 if let Some(text) = quantity::canonical(v)
@@ -268,7 +268,7 @@ impl Schema {
 
     /// Fills in the defaults of a definition's schema. A null in a field that is not nullable
     /// counts as absent.
-    pub(crate) fn apply_defaults(&self, value: &mut Value) {
+    pub fn apply_defaults(&self, value: &mut Value) {
         match value {
             Value::Object(map) => {
                 for (key, inner) in self.properties() {

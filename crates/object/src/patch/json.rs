@@ -122,7 +122,7 @@ impl Budget {
 }
 
 /// Approximate size in bytes and the depth of a value; does not recurse.
-pub(crate) fn measure(value: &Value) -> (usize, usize) {
+pub fn measure(value: &Value) -> (usize, usize) {
     let (mut size, mut deepest) = (0_usize, 0);
     let mut stack = vec![(value, 1)];
     while let Some((v, depth)) = stack.pop() {

@@ -1,0 +1,104 @@
+//! Patches that need no record of managers: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge.
+
+mod json;
+mod strategic;
+
+use serde_json::Value;
+
+use super::schema::Schema;
+use super::status::{ApiError, FieldError};
+
+pub use json::{json_patch, json_patch_value, measure};
+
+/// Upper bound for the operations of one JSON patch.
+pub const MAX_OPERATIONS: usize = 10_000;
+
+/// A patch that could not be applied.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PatchError {
+    /// The patch document is not understood.
+    #[error("error decoding patch: {0}")]
+    Malformed(String),
+    /// The patch is fine but does not fit the object.
+    #[error("{0}")]
+    Failed(String),
+    /// The patch has not the form that merging needs.
+    #[error("{0}")]
+    Broken(String),
+    /// Too many operations.
+    #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
+    TooManyOperations(usize),
+    /// The resource does not take this type of patch.
+    #[error("strategic merge patch is not supported for {0}")]
+    Unsupported(String),
+}
+
+impl PatchError {
+    /// The answer for a patch of `name`, an object of `kind` in `group`.
+    #[must_use]
+    pub fn to_api(&self, group: &str, kind: &str, name: &str) -> ApiError {
+        match self {
+            Self::Malformed(_) => ApiError::bad_request(self.to_string()),
+            // kubectl shows the causes of such an answer rather than its message.
+            Self::Failed(why) => ApiError::invalid(
+                group,
+                kind,
+                name,
+                &[FieldError::forbidden("patch", why.as_str())],
+            ),
+            // Upstream does not say whose fault it is.
+            Self::Broken(why) => ApiError::new(500, "", why.as_str()),
+            Self::TooManyOperations(_) => {
+                ApiError::new(413, "RequestEntityTooLarge", self.to_string())
+            }
+            Self::Unsupported(_) => ApiError::unsupported_media_type(&[
+                "application/json-patch+json",
+                "application/merge-patch+json",
+                "application/apply-patch+yaml",
+            ]),
+        }
+    }
+}
+
+/// Applies an RFC 7386 merge patch.
+///
+/// # Errors
+/// When the patch is not a JSON object.
+pub fn merge_patch(original: &Value, patch: &Value) -> Result<Value, PatchError> {
+    if !patch.is_object() {
+        return Err(PatchError::Malformed(
+            "a merge patch must be a JSON object".to_owned(),
+        ));
+    }
+    let mut out = original.clone();
+    json_patch::merge(&mut out, patch);
+    Ok(out)
+}
+
+/// Applies a strategic merge patch with the merge keys of `schema`, the schema of a built-in type.
+///
+/// # Errors
+/// Patches whose directives or list elements are malformed.
+pub fn strategic_merge(
+    schema: &Schema,
+    original: &Value,
+    patch: &Value,
+) -> Result<Value, PatchError> {
+    strategic::merge(schema, original, patch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn merge_patch_follows_the_rfc() {
+        let out = merge_patch(
+            &json!({"a": {"b": 1, "c": 2}, "d": [1]}),
+            &json!({"a": {"b": null}, "d": [2]}),
+        );
+        assert_eq!(out.unwrap(), json!({"a": {"c": 2}, "d": [2]}));
+        assert!(merge_patch(&json!({}), &json!([])).is_err());
+    }
+}
