@@ -33,13 +33,6 @@ pub fn index(registry: &Registry) -> Value {
     json!({"paths": paths})
 }
 
-/// The `hash` parameter of a group version, also its ETag.
-#[must_use]
-pub fn document_hash(registry: &Registry, group: &str, version: &str) -> Option<String> {
-    let all = by_version(registry);
-    all.get(&(group.into(), version.into())).map(|r| hash(r))
-}
-
 /// `GET /openapi/v3/api/v1` or `/openapi/v3/apis/{group}/{version}`.
 #[must_use]
 pub fn document(registry: &Registry, group: &str, version: &str) -> Option<Value> {

@@ -55,12 +55,6 @@ fn malformed<T>(why: impl Into<String>) -> Result<T> {
     Err(ProtoError::Malformed(why.into()))
 }
 
-/// Whether a body starts like one of these.
-#[must_use]
-pub fn is_proto(body: &[u8]) -> bool {
-    body.starts_with(&MAGIC)
-}
-
 /// Decodes a body (with envelope) to the JSON object it stands for.
 ///
 /// # Errors

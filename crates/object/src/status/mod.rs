@@ -407,11 +407,6 @@ impl ApiError {
         .cause("", text, "")
     }
 
-    /// 501.
-    pub fn not_implemented(message: impl Into<String>) -> Self {
-        Self::new(501, "NotImplemented", message)
-    }
-
     /// 503.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(503, "ServiceUnavailable", message)
