@@ -1,21 +1,11 @@
 //! Features that programs for clusters must not have: fakes and schemas, which serve tests and tools, and tokio's
 //! time that can be paused.
 
+use crate::packages;
 use serde_json::Value;
 
 /// Features of this workspace's crates, and of tokio, that are for tests and tools.
 const RESERVED: [&str; 4] = ["fake", "testing", "schema", "test-util"];
-
-/// Packages that show that the others work, or serve the repository: they may enable [`RESERVED`] features.
-const LAB: [&str; 7] = [
-    "koord",
-    "koord-apiserver",
-    "koord-bench",
-    "koord-kinds",
-    "koord-node",
-    "koord-sim",
-    "xtask",
-];
 
 /// Returns the places where a package, as `cargo metadata` describes it, enables a reserved feature: by default, or
 /// for a dependency that is not only its tests'. Cargo unifies features of what it builds together, so that one such
@@ -27,7 +17,7 @@ pub(crate) fn faults(package: &Value) -> Vec<String> {
         .filter(|feature| is_reserved(feature))
         .map(|feature| format!("{name} has the feature {feature} by default"))
         .collect();
-    if LAB.contains(&name) {
+    if packages::is_lab(name) {
         return faults;
     }
     for dependency in package["dependencies"].as_array().into_iter().flatten() {

@@ -314,6 +314,11 @@ fn edges(package: &Value, names: &BTreeSet<&str>) -> Vec<String> {
     faults
 }
 
+/// Whether a package is for development, demonstration and measurement.
+pub(crate) fn is_lab(name: &str) -> bool {
+    wing_of(name) == Some(Wing::Lab)
+}
+
 /// Compares the product's library `name` with [`UNIT_TESTS_WITH_LAB`].
 fn unit_tests_with_lab(name: &str, sources: &[(PathBuf, String)]) -> Option<String> {
     if wing_of(name) != Some(Wing::Product) {
