@@ -6,7 +6,7 @@
 //!   program is built of the packages that xtask/trees lists (see [`packages`]);
 //! * the modules of the API server know each other only along the edges of its `lib.rs`; the parts of such a module go
 //!   in no circle (see [`circles`]);
-//! * modules of a crate import each other in circles only where xtask/circles.txt still lists it;
+//! * modules of a crate do not import each other in circles (see [`circles`]);
 //! * types with many methods get no more (see [`methods`]);
 //! * no plugin of the scheduler imports another plugin (see [`plugins`]);
 //! * `unsafe` stands only in crates/host;
@@ -108,7 +108,7 @@ fn tidy() -> Result<()> {
     }
     faults.extend(asserting::silent(&texts)?);
     faults.extend(module_circles(&texts));
-    faults.extend(crate_circles(&root, &texts)?);
+    faults.extend(crate_circles(&texts));
     faults.extend(methods::faults(&root, &texts)?);
     let folder = Path::new("crates/plugins/src");
     faults.extend(plugins::faults(&files_below(&texts, folder)));
@@ -178,33 +178,23 @@ fn files_below<'a>(texts: &'a [(PathBuf, String)], folder: &Path) -> Vec<(&'a Pa
         .collect()
 }
 
-/// Lists the imports by which modules of a crate import each other in a circle, and which exist today.
-const CIRCLES: &str = "xtask/circles.txt";
-
-/// Compares the imports that close circles among the modules of all crates with the list of those that are still
-/// allowed: a new one is a fault, and so is one that is listed and gone.
-fn crate_circles(root: &Path, texts: &[(PathBuf, String)]) -> Result<Vec<String>> {
-    let list = std::fs::read_to_string(root.join(CIRCLES)).context(CIRCLES)?;
-    let allowed: BTreeSet<String> = list
-        .lines()
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .map(str::to_owned)
-        .collect();
+/// Returns the imports by which modules of a crate import each other in a circle.
+fn crate_circles(texts: &[(PathBuf, String)]) -> Vec<String> {
     let crates: BTreeSet<&str> = texts
         .iter()
         .filter_map(|(path, _)| path.strip_prefix("crates").ok()?.iter().next()?.to_str())
         .collect();
-    let mut imports = BTreeSet::new();
+    let mut faults = Vec::new();
     for name in crates {
         let folder = Path::new("crates").join(name).join("src");
-        imports.extend(circles::imports(name, &files_below(texts, &folder)));
+        let imports = circles::imports(name, &files_below(texts, &folder));
+        faults.extend(
+            imports
+                .iter()
+                .map(|i| format!("{i} closes a circle of modules")),
+        );
     }
-    let new = imports.difference(&allowed);
-    let gone = allowed.difference(&imports);
-    Ok(new
-        .map(|import| format!("{import} closes a circle of modules"))
-        .chain(gone.map(|import| format!("{import} closes no circle: remove it from {CIRCLES}")))
-        .collect())
+    faults
 }
 
 /// Rows of the differences from upstream whose last column, the reason, is empty.
