@@ -1,30 +1,49 @@
 //! Whom a client certificate stands for.
 
-use x509_cert::certificate::{CertificateInner, Raw};
+use x509_cert::attr::AttributeTypeAndValue;
+use x509_cert::certificate::Raw;
+use x509_cert::der::asn1::{Any, AnyRef};
 use x509_cert::der::oid::db::rfc4519::{COMMON_NAME, ORGANIZATION_NAME};
-use x509_cert::der::{Any, Decode as _, Tag, Tagged as _};
-use x509_cert::time::Time;
+use x509_cert::der::{Decode as _, SliceReader, Tag, Tagged as _};
+use x509_cert::name::RdnSequence;
+use x509_cert::time::{Time, Validity};
 
-/// Reads a certificate without the rules of RFC 5280 for those who issue one: TLS has verified it.
-fn decode(certificate: &[u8]) -> Option<CertificateInner<Raw>> {
-    CertificateInner::from_der(certificate).ok()
+/// The parts of a certificate that are read. TLS verifies certificates with others that this decoder refuses, such
+/// as an extension whose identifier has a large number.
+struct Parts<'a> {
+    validity: AnyRef<'a>,
+    subject: AnyRef<'a>,
+}
+
+/// Reads the parts of a certificate (DER).
+fn decode(certificate: &[u8]) -> Option<Parts<'_>> {
+    let certificate = AnyRef::from_der(certificate).ok()?;
+    let signed = AnyRef::decode(&mut SliceReader::new(certificate.value()).ok()?).ok()?;
+    let mut fields = SliceReader::new(signed.value()).ok()?;
+    let mut next = || AnyRef::decode(&mut fields).ok();
+    // The version may be missing; serial number, algorithm and issuer follow.
+    if next()?.tag().is_context_specific() {
+        next()?;
+    }
+    next()?;
+    next()?;
+    Some(Parts {
+        validity: next()?,
+        subject: next()?,
+    })
 }
 
 /// The subject of a certificate (DER) that was verified before: its common name, and its
 /// organisations, which are the client's groups. `None` when it cannot be read or has no name.
 #[must_use]
 pub fn subject(certificate: &[u8]) -> Option<(String, Vec<String>)> {
-    let certificate = decode(certificate)?;
-    let attributes = certificate.tbs_certificate().subject().iter();
-    let (mut name, mut groups) = (None, Vec::new());
-    for attribute in attributes {
-        match attribute.oid {
-            COMMON_NAME => name = Some(text(&attribute.value)?),
-            ORGANIZATION_NAME => groups.push(text(&attribute.value)?),
-            _ => {}
-        }
-    }
-    Some((name?, groups))
+    let subject: RdnSequence = decode(certificate)?.subject.decode_as().ok()?;
+    let attributes = || subject.iter().flat_map(|names| names.iter());
+    let of = |oid| move |a: &&AttributeTypeAndValue| a.oid == oid;
+    let name = attributes().filter(of(COMMON_NAME)).last()?;
+    let groups = attributes().filter(of(ORGANIZATION_NAME));
+    let groups: Option<_> = groups.map(|group| text(&group.value)).collect();
+    Some((text(&name.value)?, groups?))
 }
 
 /// Returns the text of a string in any encoding that is also UTF-8.
@@ -44,8 +63,7 @@ fn text(value: &Any) -> Option<String> {
 /// Whether a certificate (DER) holds at `now`, in Unix seconds. `None` when it cannot be read.
 #[must_use]
 pub fn holds_at(certificate: &[u8], now: i64) -> Option<bool> {
-    let certificate = decode(certificate)?;
-    let validity = certificate.tbs_certificate().validity();
+    let validity: Validity<Raw> = decode(certificate)?.validity.decode_as().ok()?;
     let seconds =
         |time: &Time| i64::try_from(time.to_unix_duration().as_secs()).unwrap_or(i64::MAX);
     Some((seconds(&validity.not_before)..=seconds(&validity.not_after)).contains(&now))
@@ -80,6 +98,21 @@ mod tests {
         );
         let (_, groups) = subject(&certificate(&parts[2..])).unwrap();
         assert!(groups.is_empty());
+    }
+
+    #[test]
+    fn extension_with_a_large_identifier_is_passed_over() {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, "ann");
+        let uuid = [2, 25, u64::MAX, 7];
+        let extension = rcgen::CustomExtension::from_oid_content(&uuid, vec![5, 0]);
+        params.custom_extensions.push(extension);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap().der().to_vec();
+        let (name, _) = subject(&certificate).unwrap();
+        assert_eq!(name, "ann");
+        assert_eq!(holds_at(&certificate, 1_767_225_600), Some(true));
     }
 
     #[test]
