@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// A bucket that is full with `burst` tokens and gets one back per `interval`, up to `burst`.
 ///
-/// Time is a parameter: a duration since any fixed moment. One before the latest counts as the latest, so that a
-/// clock that goes back neither adds tokens nor takes them away.
+/// Time is a parameter: a duration since any fixed moment. When it goes back, tokens that are there stay, and the next
+/// ones come as if the clock had stood still.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBucket {
     interval: Duration,
@@ -42,6 +42,7 @@ impl TokenBucket {
 
     /// Takes a token; false when there is none.
     pub fn take(&mut self, now: Duration) -> bool {
+        self.follow(now);
         let has_token = self.wait(now).is_zero();
         if has_token {
             self.reserve(now);
@@ -51,10 +52,19 @@ impl TokenBucket {
 
     /// Takes a token, a future one when there is none, and returns the time from `now` until it is there.
     pub fn reserve(&mut self, now: Duration) -> Duration {
+        self.follow(now);
         let wait = self.wait(now);
-        self.latest = self.latest.max(now);
         self.full_at = self.full_at.max(self.latest).saturating_add(self.interval);
         wait
+    }
+
+    /// Makes `now` the latest time. Of one before it the missing tokens stay missing.
+    fn follow(&mut self, now: Duration) {
+        if now < self.latest {
+            let missing = self.full_at.saturating_sub(self.latest);
+            self.full_at = now.saturating_add(missing);
+        }
+        self.latest = now;
     }
 
     /// Returns a token to the bucket, unless that is full.
@@ -65,7 +75,7 @@ impl TokenBucket {
     /// Changes the interval from `now` on; tokens that are there stay.
     pub fn set_interval(&mut self, interval: Duration, now: Duration) {
         let interval = interval.min(Self::MAX_INTERVAL);
-        self.latest = self.latest.max(now);
+        self.follow(now);
         let missing = self.full_at.saturating_sub(self.latest);
         let missing = if self.interval.is_zero() {
             Duration::ZERO
@@ -104,6 +114,15 @@ mod tests {
         let none = TokenBucket::new(ms(100), 0);
         assert_eq!(none.wait(later), ms(100));
         assert_eq!(TokenBucket::new(Duration::ZERO, 1).wait(later), ms(0));
+    }
+
+    #[test]
+    fn bucket_refills_after_the_clock_went_back() {
+        let mut bucket = TokenBucket::new(ms(100), 1);
+        assert!(bucket.take(ms(100_000)));
+        assert!(!bucket.take(ms(500)), "nothing came back by the step");
+        assert!(!bucket.take(ms(599)));
+        assert!(bucket.take(ms(600)));
     }
 
     #[test]
