@@ -29,6 +29,22 @@ pub fn register<C: Collector + Clone + 'static>(
     Ok(collector)
 }
 
+/// Registers `collector` unless `registry` has one of its name, and hands it back, for use. For metrics that several
+/// components of one process have: those of the first one are shown.
+///
+/// # Errors
+///
+/// When the metric's definition is wrong.
+pub fn register_first<C: Collector + Clone + 'static>(
+    registry: &Registry,
+    collector: C,
+) -> prometheus::Result<C> {
+    match registry.register(Box::new(collector.clone())) {
+        Ok(()) | Err(prometheus::Error::AlreadyReg) => Ok(collector),
+        Err(error) => Err(error),
+    }
+}
+
 /// All metrics of `registry` as text.
 ///
 /// # Errors

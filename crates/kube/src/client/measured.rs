@@ -4,11 +4,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::{Request, Response, header};
 use http_body::Body as _;
+use koord_app::metrics::register_first;
 use kube::client::Body;
-use prometheus::core::Collector;
-use prometheus::{
-    Error, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, exponential_buckets,
-};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, exponential_buckets};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::time::Instant;
@@ -32,15 +30,6 @@ impl RestMetrics {
     ///
     /// When a metric's definition is wrong, which tests would show.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        fn register<C: Collector + Clone + 'static>(
-            registry: &Registry,
-            metric: C,
-        ) -> prometheus::Result<C> {
-            match registry.register(Box::new(metric.clone())) {
-                Ok(()) | Err(Error::AlreadyReg) => Ok(metric),
-                Err(error) => Err(error),
-            }
-        }
         let times = vec![
             0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
         ];
@@ -52,11 +41,11 @@ impl RestMetrics {
         let histograms = |name: &str, help: &str, buckets: &[f64]| {
             let options = HistogramOpts::new(name, format!("[ALPHA] {help}"));
             HistogramVec::new(options.buckets(buckets.to_vec()), &["verb", "host"])
-                .and_then(|metric| register(registry, metric))
+                .and_then(|metric| register_first(registry, metric))
         };
         let counters = |name: &str, help: &str, labels: &[&str]| {
             IntCounterVec::new(Opts::new(name, format!("[ALPHA] {help}")), labels)
-                .and_then(|metric| register(registry, metric))
+                .and_then(|metric| register_first(registry, metric))
         };
         Ok(Self {
             requests: counters(

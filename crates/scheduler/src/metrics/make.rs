@@ -84,10 +84,7 @@ impl Maker {
     }
 
     fn register<C: Collector + Clone + 'static>(&self, metric: C) -> Made<C> {
-        match self.registry.register(Box::new(metric.clone())) {
-            Ok(()) | Err(Error::AlreadyReg) => Ok(metric),
-            Err(error) => Err(error),
-        }
+        koord_app::metrics::register_first(&self.registry, metric)
     }
 
     fn vector<B: MetricVecBuilder + 'static>(&self, metric: MetricVec<B>) -> Made<MetricVec<B>> {
