@@ -24,6 +24,7 @@ use koord_app::admin::Admin;
 use koord_app::flags::Selection;
 use koord_app::local::RouteServer;
 use koord_host::CgroupPath;
+use koord_kube::controller::ControllerMetrics;
 use koord_kube::{Api, Client};
 use koord_placement::Targets;
 use koordlet::gates::Gate;
@@ -236,11 +237,13 @@ impl Cluster {
     async fn start_components(
         &mut self,
         options: &Options,
-        manager: koord_manager::Options,
+        mut manager: koord_manager::Options,
         node_logs: koord_node::Logs,
         execs: koord_node::Execs,
     ) -> Result<()> {
         let (client, context) = (self.client.clone(), self.context.clone());
+        let controllers = ControllerMetrics::register(&context.metrics)?;
+        manager.controller_metrics = Some(controllers.clone());
         let spawn = |components: &mut JoinSet<_>, name: &'static str, run: Running| {
             components.spawn(async move { (name, run.await) });
         };
@@ -284,7 +287,7 @@ impl Cluster {
             );
         }
         if enabled("descheduler") {
-            let running = self.descheduler(&options.descheduler).await?;
+            let running = self.descheduler(&options.descheduler, controllers).await?;
             spawn(&mut self.components, "descheduler", running);
         }
         let node = koord_node::Options {
@@ -396,6 +399,7 @@ impl Cluster {
     async fn descheduler(
         &mut self,
         config: &koord_descheduler::config::Configuration,
+        controllers: ControllerMetrics,
     ) -> Result<Running> {
         use koord_descheduler::daemon;
         let registry = koord_descheduler::registry::Registry::in_tree();
@@ -405,6 +409,7 @@ impl Cluster {
         }
         let options = daemon::Options {
             election: None,
+            controller_metrics: Some(controllers),
             ..daemon::Options::new(&completed.config)
         };
         let last = options.last.clone();

@@ -51,6 +51,7 @@ use koord_app::Context;
 use koord_app::admin::AdminError;
 use koord_app::features::Gates;
 use koord_app::flags::Selection;
+use koord_kube::controller::ControllerMetrics;
 use koord_kube::lease::{Election, ElectionError, LeaderElector};
 use replica::Replica;
 use std::net::SocketAddr;
@@ -76,6 +77,8 @@ pub struct Options {
     pub profiling_address: Option<SocketAddr>,
     /// What was asked for and has no effect, for the log.
     pub notes: Vec<String>,
+    /// Metrics of controllers that other components of the process have, too; `None` registers them.
+    pub controller_metrics: Option<ControllerMetrics>,
     /// Which controllers run.
     pub controllers: Selection,
     /// Which resources the noderesource controller computes.
@@ -111,6 +114,7 @@ impl Default for Options {
             health_address: None,
             profiling_address: None,
             notes: Vec::new(),
+            controller_metrics: None,
             controllers: Selection::all(),
             noderesource_plugins: Selection::all(),
             config_namespace: "koordinator-system".to_owned(),
@@ -191,7 +195,7 @@ pub fn run(
             tracing::warn!("{note}");
         }
         koord_app::metrics::register_process(&ctx.metrics)?;
-        let metrics = metrics::Metrics::new(&ctx.metrics)?;
+        let metrics = metrics::Metrics::new(&ctx.metrics, options.controller_metrics.clone())?;
         let leader = metrics.leader.clone();
         let replica = Replica::new(options, client, metrics, &ctx);
         let _stop_on_drop = replica.stop.clone().drop_guard();

@@ -37,8 +37,11 @@ fn status(succeeded: bool) -> &'static str {
 }
 
 impl Metrics {
-    /// Registers everything.
-    pub(crate) fn new(registry: &Registry) -> prometheus::Result<Self> {
+    /// Registers everything, `controllers` only if there are none.
+    pub(crate) fn new(
+        registry: &Registry,
+        controllers: Option<ControllerMetrics>,
+    ) -> prometheus::Result<Self> {
         let outcomes = |name: &str, help: &str| {
             let opts = Opts::new(format!("slo_controller_{name}"), help);
             register(registry, IntCounterVec::new(opts, &["status", "reason"])?).map(Outcomes)
@@ -67,7 +70,7 @@ impl Metrics {
                     "Whether this replica leads",
                 )?,
             )?,
-            controllers: ControllerMetrics::register(registry)?,
+            controllers: controllers.map_or_else(|| ControllerMetrics::register(registry), Ok)?,
             plugins: register(
                 registry,
                 IntCounterVec::new(plugins, &["plugin", "status", "reason"])?,

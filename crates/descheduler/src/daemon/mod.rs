@@ -45,6 +45,8 @@ pub struct Options {
     pub election: Option<Election>,
     /// What events are sent with; without it, what all else is sent with.
     pub events: Option<EventClient>,
+    /// Metrics of controllers that other components of the process have, too; `None` registers them.
+    pub controller_metrics: Option<ControllerMetrics>,
     /// Where the last cycle is shown.
     pub last: LastCycle,
 }
@@ -59,6 +61,7 @@ impl Options {
             interval: config.descheduling_interval.to_std().unwrap_or_default(),
             election: of.leader_elect.then(|| election(of)),
             events: None,
+            controller_metrics: None,
             last: LastCycle::default(),
         }
     }
@@ -96,7 +99,10 @@ struct Metrics {
 }
 
 impl Metrics {
-    fn new(registry: &Registry) -> prometheus::Result<Self> {
+    fn new(
+        registry: &Registry,
+        controllers: Option<ControllerMetrics>,
+    ) -> prometheus::Result<Self> {
         let evicted = Opts::new(
             "descheduler_pods_evicted",
             "Pods whose eviction was asked for, by what came of it",
@@ -119,7 +125,7 @@ impl Metrics {
             evicted: register(registry, IntCounterVec::new(evicted, &labels)?)?,
             phases: register(registry, IntGaugeVec::new(phases, &["phase"])?)?,
             limited: register(registry, IntCounterVec::new(limited, &["rule"])?)?,
-            controllers: ControllerMetrics::register(registry)?,
+            controllers: controllers.map_or_else(|| ControllerMetrics::register(registry), Ok)?,
         };
         Ok(Self {
             counts,
@@ -140,7 +146,7 @@ pub async fn run(
     ctx: Context,
 ) -> Result<(), Error> {
     koord_app::metrics::register_process(&ctx.metrics)?;
-    let metrics = Metrics::new(&ctx.metrics)?;
+    let metrics = Metrics::new(&ctx.metrics, options.controller_metrics.clone())?;
     let evicted = metrics.counts.evicted.clone();
     options.last.on_reset(move || evicted.reset());
     let stop = ctx.shutdown.child_token();

@@ -149,6 +149,7 @@ impl Cluster {
 
     fn run(&self, interval: u64, dry_run: bool) -> JoinHandle<Result<(), daemon::Error>> {
         let options = Options {
+            controller_metrics: None,
             interval: Duration::from_secs(interval),
             election: None,
             events: None,
@@ -454,6 +455,7 @@ pub(crate) async fn a_node_that_stays_hot_says_why_and_not_again_and_again() {
     let mut framework = framework(false);
     framework.profiles[0].deschedule = vec![Box::new(Stuck::default())];
     let options = Options {
+        controller_metrics: None,
         interval: Duration::from_secs(10),
         election: None,
         events: None,

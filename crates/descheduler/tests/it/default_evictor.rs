@@ -87,6 +87,7 @@ pub(crate) async fn pods_are_evicted_unless_their_storage_is_protected() {
     let framework = framework.build().unwrap();
     assert!(framework.reads_storage_classes());
     let options = Options {
+        controller_metrics: None,
         interval: Duration::ZERO,
         election: None,
         events: None,

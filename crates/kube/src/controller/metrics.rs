@@ -20,7 +20,7 @@ pub struct ControllerMetrics {
 }
 
 impl ControllerMetrics {
-    /// Registers them.
+    /// Registers them. Components that share a registry share clones.
     ///
     /// # Errors
     /// One is registered already.

@@ -319,6 +319,7 @@ impl Cluster {
             client: self.client.clone(),
         };
         let options = Options {
+            controller_metrics: None,
             interval: Duration::from_secs(10),
             election: Some(Election::new(
                 "koordinator-system",

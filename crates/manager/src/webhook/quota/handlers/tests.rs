@@ -15,7 +15,7 @@ async fn admission() -> Arc<Admission> {
     let ctx = koord_app::Context::with_clock(clock.clone());
     let server = ApiServer::open(Config::memory(clock)).await.unwrap();
     let client = koord_kube::client::in_process(server.service());
-    let metrics = crate::metrics::Metrics::new(&ctx.metrics).unwrap();
+    let metrics = crate::metrics::Metrics::new(&ctx.metrics, None).unwrap();
     Admission::of(&Replica::new(Options::default(), client, metrics, &ctx))
 }
 
