@@ -223,8 +223,11 @@ impl Controller {
             self.troubles.lock().insert(name, why.to_string());
             return Done::Later(step::POLL);
         }
+        let claim = Claim {
+            migrations: about.migrations,
+            pod,
+        };
         if !about.migrations.take(now) {
-            about.migrations.give_back(pod);
             self.counts.limited.with_label_values(&["EvictQPS"]).inc();
             let pause = 1.0 / about.migrations.args.evict_qps.value().clamp(0.1, 100.0);
             return Done::Later(Duration::from_secs_f64(pause));
@@ -240,6 +243,7 @@ impl Controller {
         self.counts.evicted.with_label_values(&values).inc();
         match outcome {
             Ok(()) => {
+                std::mem::forget(claim);
                 let reason = evict::reason(about.job);
                 let said = format!("Pod evicted from node \"{node}\" by the reason \"{reason}\"");
                 self.events.event_with_action(
@@ -252,7 +256,7 @@ impl Controller {
                 Done::Yes
             }
             Err(why) => {
-                about.migrations.give_back(pod);
+                drop(claim);
                 let message = format!("Failed evict Pod \"{pod}\" caused by {why}");
                 self.tell(about.job, true, reasons::EVICTING, message.clone());
                 match step::refused(about.job, &message, now) {
@@ -336,4 +340,17 @@ fn delete_params(options: DeleteOptions, pod: &PodInfo) -> Result<DeleteParams, 
             resource_version: asked,
         }),
     })
+}
+
+/// An eviction that counts against the limits of the pod's node, namespace and workload. Dropped, a panic included, it
+/// no longer does.
+struct Claim<'a> {
+    migrations: &'a Migrations,
+    pod: &'a PodInfo,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.migrations.give_back(self.pod);
+    }
 }
