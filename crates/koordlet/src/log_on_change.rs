@@ -15,6 +15,15 @@ impl LogOnChange {
         }
     }
 
+    /// Logs at warn level that `part` of the agent failed, unless it is failing already. For errors whose text names
+    /// one of many files or has its content, and so differs from round to round.
+    pub(crate) fn log_first_failure(&mut self, part: &'static str, error: &dyn Display) {
+        let is_failing = self.text(part).is_some();
+        if let Some(error) = self.store(part, error).filter(|_| !is_failing) {
+            tracing::warn!(part, %error, "failed");
+        }
+    }
+
     /// Logs at warn level that `feature` is off because of `error`.
     pub(crate) fn log_off(&mut self, feature: &'static str, error: &dyn Display) {
         if let Some(error) = self.store(feature, error) {

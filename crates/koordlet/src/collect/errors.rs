@@ -1,4 +1,4 @@
-//! Kernel errors of collectors: counted, logged on change, and shown in the status.
+//! Kernel errors of collectors: counted, logged once while they last, and shown in the status.
 
 use crate::log_on_change::LogOnChange;
 use crate::metrics::Metrics;
@@ -88,7 +88,7 @@ impl CollectErrorLog {
             Err(error) => {
                 *clean = 0;
                 self.metrics.collect_errors(collector, error.count);
-                self.log.log_failure(collector, &error);
+                self.log.log_first_failure(collector, &error);
             }
             Ok(()) => {
                 *clean = clean.saturating_add(1);

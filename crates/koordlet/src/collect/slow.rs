@@ -17,7 +17,7 @@ use crate::settings::Settings;
 use crate::states::States;
 use crate::store::snapshot;
 use arc_swap::ArcSwapOption;
-use koord_host::Root;
+use koord_host::{HostError, Root};
 use koord_model::blkio::Storage;
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
@@ -252,12 +252,12 @@ impl Rounds {
                         return false;
                     }
                     Err(error) => {
-                        log.log_failure(job.name(), &error);
+                        log.log_first_failure(job.name(), &error);
                         let told = (State::Failing, error.to_string());
                         trouble.lock().insert(job.name(), told);
                         self.metrics.failed(Part::Collector, job.name());
-                        let errors = error.downcast_ref().map_or(1, CollectError::count);
-                        self.metrics.collect_errors(job.name(), errors);
+                        self.metrics
+                            .collect_errors(job.name(), kernel_errors(error.as_ref()));
                     }
                 }
                 *due = now + job.every().max(SHORTEST);
@@ -266,6 +266,18 @@ impl Rounds {
             true
         });
         next.max(Duration::from_millis(10))
+    }
+}
+
+/// Returns how many kernel files could not be read in a round that failed with `error`.
+fn kernel_errors(error: &(dyn std::error::Error + 'static)) -> u64 {
+    match (
+        error.downcast_ref::<CollectError>(),
+        error.downcast_ref::<HostError>(),
+    ) {
+        (Some(errors), _) => errors.count(),
+        (None, Some(error)) if !error.is_gone() && !error.is_unsupported() => 1,
+        _ => 0,
     }
 }
 

@@ -40,3 +40,18 @@ fn text_is_logged_on_change_and_after_clear() {
     assert_eq!((log.text("a"), log.text("b")), (None, Some("x")));
     assert!(log.store("a", &"y").is_some(), "after it was over");
 }
+
+#[test]
+fn first_failure_is_logged_until_it_is_over() {
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let mut log = LogOnChange::default();
+        for text in ["pod a", "pod b", "pod a"] {
+            log.log_first_failure("pods", &text);
+        }
+        assert_eq!(log.text("pods"), Some("pod a"));
+        log.clear("pods");
+        log.log_first_failure("pods", &"pod b");
+    });
+    assert_eq!(warnings.targets().len(), 2);
+}

@@ -166,7 +166,8 @@ impl Kernel<'_> {
     #[must_use]
     pub fn has_sched_feature(&self, feature: &SchedFeature) -> bool {
         let target = Target::SchedFeature(feature.clone());
-        self.target(&target).is_some()
+        // A name that this kernel does not have is an error of the read, and no kernel error.
+        matches!(self.root.read_target(&target), Ok(Some(_)))
     }
 
     /// What resctrl can do; `None` when it is not mounted.
