@@ -106,6 +106,7 @@ impl ClusterState {
     }
 
     /// Returns the state as plugins read it.
+    #[inline]
     pub(super) fn view(&self, now: Timestamp) -> View<'_> {
         View {
             nodes: &self.nodes,

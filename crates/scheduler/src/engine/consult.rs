@@ -44,7 +44,7 @@ pub struct Consultation {
     pub ticket: u64,
     /// The pod it is about.
     pub pod: Arc<PodInfo>,
-    /// Who is asked: positions in the order of the configuration.
+    /// Who is asked: positions in the order in which they are asked, those that may be ignored last.
     pub extenders: Vec<usize>,
     /// What.
     pub question: Question,

@@ -5,7 +5,6 @@
 //! that are bound or assumed, the queue, and the plugins' own tables. A decision is booked at once
 //! (*assumed*); the binding goes through the API later and is confirmed by the informer or undone.
 
-/// The state as plugins read it, borrowing only the fields it needs.
 mod batch;
 mod class;
 mod class_cache;

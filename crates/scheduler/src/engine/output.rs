@@ -21,7 +21,7 @@ pub struct BindRequest {
     pub profile: usize,
     /// The plugin that says how.
     pub binder: &'static str,
-    /// The extender that does it instead, by its position in the order of the configuration.
+    /// The extender that does it instead, by its position in the order in which they are asked, those that may be ignored last.
     pub extender: Option<usize>,
 }
 
