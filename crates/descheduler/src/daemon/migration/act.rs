@@ -223,7 +223,7 @@ impl Controller {
             self.troubles.lock().insert(name, why.to_string());
             return Done::Later(step::POLL);
         }
-        let claim = Claim {
+        let claim = EvictionClaim {
             migrations: about.migrations,
             pod,
         };
@@ -344,12 +344,12 @@ fn delete_params(options: DeleteOptions, pod: &PodInfo) -> Result<DeleteParams, 
 
 /// An eviction that counts against the limits of the pod's node, namespace and workload. Dropped, a panic included, it
 /// no longer does.
-struct Claim<'a> {
+struct EvictionClaim<'a> {
     migrations: &'a Migrations,
     pod: &'a PodInfo,
 }
 
-impl Drop for Claim<'_> {
+impl Drop for EvictionClaim<'_> {
     fn drop(&mut self) {
         self.migrations.give_back(self.pod);
     }
