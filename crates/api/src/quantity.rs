@@ -17,7 +17,6 @@ mod parse;
 pub use parse::ParseQuantityError;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -340,7 +339,7 @@ impl<'de> Deserialize<'de> for Quantity {
 
 #[cfg(feature = "schema")]
 impl schemars::JsonSchema for Quantity {
-    fn schema_name() -> Cow<'static, str> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
         "Quantity".into()
     }
 

@@ -11,8 +11,8 @@ impl Cgroup {
     /// Writes `value` (v1 units) unless the file already says it.
     ///
     /// # Errors
-    /// [`HostError::Invalid`] before anything is written; else what the kernel answered, with path
-    /// and value. [`HostError::is_gone`] tells a vanished group.
+    /// [`Invalid`](crate::HostError::Invalid) before anything is written; else what the kernel answered, with path
+    /// and value. [`is_gone`](crate::HostError::is_gone) tells a vanished group.
     pub fn set_value(&self, resource: Resource, value: &str) -> Result<Written> {
         let target = Target::cgroup(self.path(), resource);
         self.root().write_target(&target, value)
