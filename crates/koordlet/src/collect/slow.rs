@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn each_has_its_own_rate_and_fails_alone() {
-        let counts: [Arc<AtomicU32>; 3] = Default::default();
+        let counts: [Arc<AtomicU32>; 4] = Default::default();
         let fake = |name, every, at: usize, result| -> Box<dyn Job> {
             Box::new(Fake(name, every, counts[at].clone(), result))
         };
@@ -392,6 +392,11 @@ mod tests {
             fake("bad", 10, 0, || Err("missing".into())),
             fake("hopeless", 3, 1, || Err(Unavailable::boxed("no PMU"))),
             fake("good", 3, 2, || Ok(())),
+            fake("unreadable", 10, 3, || {
+                let malformed = koord_host::Malformed::new("a number", "x");
+                let path = "/sys/x".into();
+                Err(HostError::Malformed { path, malformed }.into())
+            }),
         ];
         let registry = prometheus::Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
@@ -403,15 +408,19 @@ mod tests {
             now += rounds.run(now);
         }
         let ran = counts.map(|count| count.load(Ordering::Relaxed));
-        assert_eq!(ran, [4, 1, 11]);
+        assert_eq!(ran, [4, 1, 11, 4]);
         let told = |state, text: &str| Some((state, text.to_owned()));
         assert_eq!(facts.trouble("bad"), told(State::Failing, "missing"));
         let gave_up = told(State::Unavailable, "no PMU");
         assert_eq!(facts.trouble("hopeless"), gave_up);
         assert_eq!(facts.trouble("good"), None);
         let text = koord_app::metrics::encode(&registry).unwrap();
-        let count = r#"koordlet_collect_errors_total{collector="bad",node="n1"} 4"#;
-        assert!(text.contains(count), "{text}");
+        for count in [
+            r#"koordlet_collect_errors_total{collector="bad",node="n1"} 0"#,
+            r#"koordlet_collect_errors_total{collector="unreadable",node="n1"} 4"#,
+        ] {
+            assert!(text.contains(count), "{text}");
+        }
     }
 
     #[test]
