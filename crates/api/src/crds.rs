@@ -47,13 +47,8 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 /// The definitions of [`crds`] as JSON values.
 #[must_use]
 pub fn crd_values() -> Vec<Value> {
-    static VALUES: OnceLock<Vec<Value>> = OnceLock::new();
-    let parsed = || {
-        FILES
-            .iter()
-            .filter_map(|file| serde_json::from_str(file).ok())
-    };
-    VALUES.get_or_init(|| parsed().collect()).clone()
+    let parsed = FILES.iter().map(|file| serde_json::from_str(file));
+    parsed.filter_map(Result::ok).collect()
 }
 
 /// The PriorityClasses of Koordinator, one for each band, with the values that Koordinator installs: a

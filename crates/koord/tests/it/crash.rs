@@ -30,7 +30,7 @@ fn config_map(name: &str) -> ConfigMap {
 /// Every write that was acknowledged is there after every crash, and no resourceVersion that a
 /// client has seen is given to another write.
 #[test]
-fn fifty_kills_lose_nothing_that_was_acknowledged() {
+fn kills_lose_nothing_that_was_acknowledged() {
     let _machine = exclusive();
     // What somebody else made (a kubelet) is not ours to miss.
     let found = kubepods();
