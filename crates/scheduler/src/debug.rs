@@ -89,7 +89,7 @@ impl Question {
             (self.0)(engine, now);
         });
         if answered.is_none() {
-            engine.forget_shared();
+            engine.classes.clear();
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Evaluations that pods of one shape share.
+//! Evaluations and searches for victims that pods of one shape share.
 
 use super::class::{Evaluation, mix};
+use super::memo::Memo;
 use crate::framework::ShapeId;
 use rustc_hash::FxHashMap;
 
-/// Evaluations by profile and shape.
+/// Evaluations by profile and shape, and what searches for victims found.
 ///
 /// Invariant: `bytes` is the sum of what the evaluations were counted with, and each was counted after its last use.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub struct ClassCache {
     /// Whether pods may share evaluations.
     pub(super) enabled: bool,
     pub(super) by_shape: FxHashMap<(usize, ShapeId), Evaluation>,
+    /// What searches for victims found.
+    pub(super) memo: Memo,
     /// How many bytes the evaluations take together.
     pub(super) bytes: usize,
     /// How often an evaluation was used.
@@ -25,6 +28,7 @@ impl Default for ClassCache {
         Self {
             enabled: true,
             by_shape: FxHashMap::default(),
+            memo: Memo::default(),
             bytes: 0,
             uses: 0,
             mismatches: 0,
@@ -33,10 +37,11 @@ impl Default for ClassCache {
 }
 
 impl ClassCache {
-    /// Drops all evaluations.
-    pub(super) fn clear(&mut self) {
+    /// Drops everything: verdicts may have changed in ways that no row's version tells.
+    pub(crate) fn clear(&mut self) {
         self.by_shape.clear();
         self.bytes = 0;
+        self.memo = Memo::default();
     }
 
     /// What is counted of shared answers must be what they take; for tests.

@@ -15,9 +15,10 @@ use super::cycle::Stop;
 use super::opinion::{Opinion, cut};
 use super::plugin_table::PluginTable;
 use super::preempt::Plan;
+use super::select::NodeSelection;
 use super::{Engine, Output};
 use crate::config::Extender;
-use crate::framework::{Advice, Agreed, Diagnosis, Instance};
+use crate::framework::{Advice, Agreed, Diagnosis, Effects, Instance};
 use crate::queue::{Queue, QueuedPod};
 use crate::state::{NodeIndex, NodeInfo, NodeStore, PodInfo};
 use jiff::Timestamp;
@@ -298,21 +299,24 @@ impl Engine {
             (_, Advice::Nodes(Err(message))) => Err(Stop::Failed(message)),
             (Purpose::Nodes { asked, rounds }, Advice::Nodes(Ok(advised))) => {
                 let mut opinion = Opinion::new(&asked, &advised, &self.cluster.nodes);
-                let stop = match self.select_by(pod, profile, now, Some(&opinion), false) {
+                let selected =
+                    NodeSelection::new(self).select(pod, profile, now, Some(&opinion), false);
+                let stop = match selected {
                     Ok(choice) => return self.place(pod, profile, &choice, now).map(Some),
                     Err(stop) => stop,
                 };
                 opinion.lenient = true;
                 if rounds < ROUNDS
                     && let Stop::Refused(_) = &stop
-                    && let Ok(choice) = self.select_by(pod, profile, now, Some(&opinion), true)
+                    && let Ok(choice) =
+                        NodeSelection::new(self).select(pod, profile, now, Some(&opinion), true)
                 {
                     let (nodes, offers) = (&self.cluster.nodes, choice.offers());
                     let question = self.calls.ask_about_nodes(pod, nodes, &offers, rounds + 1);
                     self.outbox.push(question);
                     return Ok(None);
                 }
-                self.look_for_room(pod, profile, stop, now)
+                self.post_filter(pod, profile, stop, Resume::default(), now)
             }
             (
                 Purpose::Victims {
@@ -327,9 +331,15 @@ impl Engine {
                 match agreed {
                     Ok(Some(plan)) => {
                         let by = self.table.names[resume.after.unwrap_or_default()];
-                        let node = self.make_room(pod, by, &plan, now);
+                        let parts = (&mut self.cluster.nodes, &mut self.outbox);
+                        let node = self.preemptor.claim(parts, pod, plan.node);
+                        self.send_away(pod, &node, plan.victims, by, now);
                         diagnosis.nominated = Some(node.to_string());
-                        let diagnosis = self.after_post_filter(pod, profile, diagnosis, now);
+                        let (view, mut fx) = (self.cluster.view(now), Effects::default());
+                        self.table
+                            .after_post_filter(view, pod, profile, &mut diagnosis, &mut fx);
+                        self.apply(fx, now);
+                        self.preemptor.kept.clear();
                         return Err(Stop::Refused(diagnosis));
                     }
                     Ok(None) => resume
@@ -337,10 +347,7 @@ impl Engine {
                         .push("no candidate node for preemption".to_owned()),
                     Err(message) => resume.messages.push(cut(&message)),
                 }
-                match self.post_filter(pod, profile, diagnosis, resume, now) {
-                    Some(diagnosis) => Err(Stop::Refused(diagnosis)),
-                    None => Ok(None),
-                }
+                self.post_filter(pod, profile, Stop::Refused(diagnosis), resume, now)
             }
             // An answer to another question: the runtime's mistake, not the extender's.
             _ => Err(Stop::Failed("an extender's answer was mixed up".to_owned())),

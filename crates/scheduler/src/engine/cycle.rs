@@ -1,9 +1,10 @@
 //! One pod's scheduling cycle: from the queue to a booked node, or to a reason.
 
-use super::consult::{Purpose, Turn};
+use super::consult::{Purpose, Resume, Turn};
 use super::measure::{self, Measured, Meter, Point};
 use super::plugin_table::PluginTable;
-use super::select::Choice;
+use super::select::{Choice, NodeSelection};
+use super::waiting::WaitEnd;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
     Advice, BindPlan, Code, Cycle, Diagnosis, Effects, Instance, Permit, Plugin, PodPatch,
@@ -60,7 +61,7 @@ impl Engine {
             });
             let ended = ended.unwrap_or_else(|said| {
                 // Nothing cached is trusted after it.
-                self.forget_shared();
+                self.classes.clear();
                 self.undo(&pod.uid, now);
                 Err(Stop::panicked(&said))
             });
@@ -106,10 +107,34 @@ impl Engine {
         {
             return Some((queued, Half::Second(purpose, advice)));
         }
-        if !self.calls.is_member_asking()
-            && let Some(queued) = self.next_of_group(now)
-        {
-            return Some((queued, Half::First));
+        let groupings = match self.calls.is_member_asking() {
+            true => 0,
+            false => self.table.plugins.len(),
+        };
+        // The next member of a group that is being placed, whatever the queue's order.
+        for instance in 0..groupings {
+            loop {
+                let mut fx = Effects::default();
+                let Some(grouping) = self.table.plugins[instance].grouping() else {
+                    break;
+                };
+                let view = self.cluster.view(now);
+                let next = guarded("over who is next", || grouping.next_pod(view, &mut fx));
+                let followed = guarded("over what follows", || self.apply(fx, now));
+                if next.is_none() || followed.is_none() {
+                    self.classes.clear();
+                }
+                let Some(uid) = next.flatten() else { break };
+                // A member that is not ours to place, or that others keep back, is passed over.
+                let began = self.telemetry.meter.now();
+                if let Some(queued) = self.queue.take(&uid, 1 << instance) {
+                    if let Some(began) = began {
+                        let nanos = measure::nanos(began, std::time::Instant::now());
+                        self.telemetry.meter.note(Measured::NextPod { nanos });
+                    }
+                    return Some((queued, Half::First));
+                }
+            }
         }
         if let Some(queued) = self.calls.next_parked(&self.cluster, &self.queue) {
             return Some((queued, Half::First));
@@ -132,7 +157,9 @@ impl Engine {
         let Some(profile) = self.table.profile_of(pod) else {
             return Err(Box::default());
         };
-        match self.select_among(pod, profile, now, false, None, false) {
+        let mut selection = NodeSelection::new(self);
+        selection.cached = false;
+        match selection.select(pod, profile, now, None, false) {
             Ok(choice) => Ok(self.cluster.nodes.name(choice.node).clone()),
             Err(Stop::Refused(diagnosis)) => Err(diagnosis),
             Err(Stop::Failed(message)) => Err(Box::new(Diagnosis {
@@ -145,7 +172,7 @@ impl Engine {
     /// Whether pods may share evaluations. On unless a test or a benchmark turns it off.
     pub fn set_caching(&mut self, on: bool) {
         self.classes.enabled = on;
-        self.forget_shared();
+        self.classes.clear();
     }
 
     /// A cycle, or what comes before extenders answer: then there is no node yet.
@@ -171,10 +198,23 @@ impl Engine {
                 flushed: queued.flushed,
             });
         }
-        if let Err(stop) = self.plan_group(pod, profile, now) {
-            return self.look_for_room(pod, profile, stop, now);
+        let planned = self.table.plan_group(
+            pod,
+            profile,
+            self.cluster.view(now),
+            &self.queue,
+            &self.preemptor.nominator,
+            (&self.telemetry.meter, &self.options),
+        );
+        match planned {
+            Ok(Some((members, nodes))) => {
+                let parts = (&mut self.cluster.nodes, &mut self.outbox);
+                self.preemptor.follow(parts, &members, &nodes);
+            }
+            Ok(None) => {}
+            Err(stop) => return self.post_filter(pod, profile, stop, Resume::default(), now),
         }
-        match self.select_by(pod, profile, now, None, asks) {
+        match NodeSelection::new(self).select(pod, profile, now, None, asks) {
             Ok(choice) if asks => {
                 let (nodes, offers) = (&self.cluster.nodes, choice.offers());
                 let question = self.calls.ask_about_nodes(pod, nodes, &offers, 0);
@@ -182,7 +222,7 @@ impl Engine {
                 Ok(None)
             }
             Ok(choice) => self.place(pod, profile, &choice, now).map(Some),
-            Err(stop) => self.look_for_room(pod, profile, stop, now),
+            Err(stop) => self.post_filter(pod, profile, stop, Resume::default(), now),
         }
     }
 
@@ -219,7 +259,9 @@ impl Engine {
             self.apply(fx, now);
             match permit? {
                 Some(wait) => {
-                    self.wait(wait);
+                    let (cluster, nominator) = (&self.cluster, &mut self.preemptor.nominator);
+                    let expected = self.waits.hold(wait, &self.table, cluster, nominator);
+                    self.outbox.extend(expected);
                     Ok(())
                 }
                 None => self.send_to_bind(pod, profile, node, now),
@@ -243,7 +285,12 @@ impl Engine {
         let mut fx = Effects::default();
         let view = self.cluster.view(now);
         let wait = self.table.ready_to_bind(view, pod, profile, node, &mut fx);
-        let waits = wait.map(|wait| wait.map(|wait| self.wait(wait)).is_some());
+        let mut hold = |wait| {
+            let (cluster, nominator) = (&self.cluster, &mut self.preemptor.nominator);
+            let expected = self.waits.hold(wait, &self.table, cluster, nominator);
+            self.outbox.extend(expected);
+        };
+        let waits = wait.map(|wait| wait.map(&mut hold).is_some());
         self.apply(fx, now);
         if waits? {
             return Ok(());
@@ -362,35 +409,6 @@ impl Engine {
         error
     }
 
-    /// The next member of a group that is being placed, whatever the queue's order.
-    fn next_of_group(&mut self, now: Timestamp) -> Option<QueuedPod> {
-        for instance in 0..self.table.plugins.len() {
-            loop {
-                let mut fx = Effects::default();
-                let Some(grouping) = self.table.plugins[instance].grouping() else {
-                    break;
-                };
-                let view = self.cluster.view(now);
-                let next = guarded("over who is next", || grouping.next_pod(view, &mut fx));
-                let followed = guarded("over what follows", || self.apply(fx, now));
-                if next.is_none() || followed.is_none() {
-                    self.forget_shared();
-                }
-                let Some(uid) = next.flatten() else { break };
-                // A member that is not ours to place, or that others keep back, is passed over.
-                let began = self.telemetry.meter.now();
-                if let Some(queued) = self.queue.take(&uid, 1 << instance) {
-                    if let Some(began) = began {
-                        let nanos = measure::nanos(began, std::time::Instant::now());
-                        self.telemetry.meter.note(Measured::NextPod { nanos });
-                    }
-                    return Some(queued);
-                }
-            }
-        }
-        None
-    }
-
     /// Lets plugins and permissions react to the passing of time.
     pub(super) fn tick(&mut self, now: Timestamp) {
         let mut fx = Effects::default();
@@ -401,7 +419,7 @@ impl Engine {
         }
         sound &= guarded("over what follows", || self.apply(fx, now)).is_some();
         if !sound {
-            self.forget_shared();
+            self.classes.clear();
         }
         while let Some((uid, plugin, longest)) = self.waits.next_expired(now) {
             let longest = koord_api::GoDuration::from_nanos(
@@ -409,28 +427,8 @@ impl Engine {
             );
             let reason =
                 format!("rejected due to timeout after waiting {longest} at plugin {plugin}");
-            self.reject_waiting(&uid, plugin, &reason, now);
+            self.reject_waiting(&uid, plugin, &reason, WaitEnd::Rejected, now);
         }
-    }
-
-    /// Keeps a booked pod until all plugins have permitted it or its time is over.
-    fn wait(&mut self, wait: Waiting) {
-        let uid = &wait.pod.uid;
-        if let Some(record) = self.cluster.pods.get(uid)
-            && !wait.pod.is_holder()
-        {
-            let node = self.cluster.nodes.name(record.node).clone();
-            // What its status says already was a promise, before it was placed.
-            if wait.pod.nominated.as_ref() != Some(&node) {
-                self.preemptor.nominator.expect(uid, &node);
-            }
-            self.outbox.push(Output::Expect {
-                pod: wait.pod.clone(),
-                node,
-            });
-        }
-        let on = self.table.named(&wait.on);
-        self.waits.add(wait, on);
     }
 }
 

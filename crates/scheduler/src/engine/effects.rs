@@ -1,130 +1,15 @@
 //! What follows from an event: who is woken, and what plugins asked for.
 
+use super::plugin_table::PluginTable;
+use super::pod_waker::PodWaker;
+use super::waiting::WaitEnd;
 use super::{Engine, Output, REFUSED, Waiting, cycle};
-use crate::framework::{Action, ClusterEvent, Diagnosis, Effects, Instance, Interest, NodeRefusal};
+use crate::framework::{Diagnosis, Effects, NodeRefusal};
 use crate::guard::attempted;
-use crate::queue::PluginSet;
-use crate::state::PodInfo;
+use crate::queue::Queue;
 use jiff::Timestamp;
-use std::sync::Arc;
 
 impl Engine {
-    /// Wakes the pods that room which was set aside for `pod` may help: to those that had to leave it alone, that is
-    /// as if it had been there and went.
-    pub(super) fn wake_by_freed(&mut self, pod: &PodInfo, now: Timestamp) {
-        let event = ClusterEvent::of_assigned(Action::DELETE, pod);
-        self.wake_up_to(pod.priority, &event, now);
-    }
-
-    /// Wakes the refused pods that `event` may help.
-    pub(super) fn wake_for(&mut self, event: &ClusterEvent<'_>, now: Timestamp) {
-        self.wake_up_to(i32::MAX, event, now);
-    }
-
-    /// The same, up to a priority.
-    pub(super) fn wake_up_to(&mut self, priority: i32, event: &ClusterEvent<'_>, now: Timestamp) {
-        let mut interested: PluginSet = 0;
-        for (instance, interests) in self.table.interests.iter().enumerate() {
-            let cares = |i: &Interest| i.subject == event.subject && i.actions.meets(event.action);
-            if interests.iter().any(cares) {
-                interested |= 1 << instance;
-            }
-        }
-        let mut beyond: PluginSet = 0;
-        for (instance, plugin) in self.table.plugins.iter().enumerate() {
-            if interested & (1 << instance) != 0 && plugin.reaches_further(event) {
-                beyond |= 1 << instance;
-            }
-        }
-        // Plugins that know whom alone it may help.
-        let (mut narrow, mut names): (PluginSet, Vec<(PluginSet, String)>) = (0, Vec::new());
-        for (instance, plugin) in self.table.plugins.iter().enumerate() {
-            let bit = 1 << instance;
-            if interested & bit != 0
-                && let Some(name) = plugin.about(event)
-            {
-                narrow |= bit;
-                match names.iter_mut().find(|(_, known)| *known == name) {
-                    Some((plugins, _)) => *plugins |= bit,
-                    None => names.push((bit, name)),
-                }
-            }
-        }
-        let hinted = std::cell::Cell::new(false);
-        let view = self.cluster.view(now);
-        let meter = &self.telemetry.meter;
-        let any_of = |asked: PluginSet, pod: &PodInfo| {
-            (0..self.table.plugins.len()).any(|instance| {
-                asked & (1 << instance) != 0
-                    && self
-                        .table
-                        .helps(instance, pod, event, view, (meter, &hinted))
-            })
-        };
-        let mut wake = Vec::new();
-        for (plugins, name) in &names {
-            for (by, queued) in self.queue.named(name) {
-                let pod = &queued.info;
-                if pod.priority <= priority && any_of(by & plugins, pod) {
-                    wake.push(pod.uid.clone());
-                }
-            }
-        }
-        for (by, pods) in self.queue.refused() {
-            // Refused by nobody in particular (no nodes): anything may help.
-            // Nobody says what may change an extender's mind.
-            let any = by == 0 || by & self.table.extenders_bit() != 0;
-            let asked = if any {
-                PluginSet::MAX
-            } else {
-                by & interested & !narrow | beyond
-            };
-            if asked == 0 {
-                continue;
-            }
-            for uid in pods {
-                let Some(queued) = self.queue.get(uid) else {
-                    continue;
-                };
-                if queued.info.priority > priority {
-                    continue;
-                }
-                if any || any_of(asked, &queued.info) {
-                    wake.push(uid.clone());
-                }
-            }
-        }
-        // Who waits is not refused yet, and may be when its time is over.
-        let mut missed = Vec::new();
-        if self.waits.awaited & interested != 0 {
-            for (uid, wait) in &self.waits.pods {
-                let asked = self.table.named(&wait.on) & interested;
-                let helps = |instance: Instance| {
-                    asked & (1 << instance) != 0
-                        && self
-                            .table
-                            .helps(instance, &wait.pod, event, view, (meter, &hinted))
-                };
-                let may = wait.missed.is_none() && wait.pod.priority <= priority;
-                if may && (0..self.table.plugins.len()).any(helps) {
-                    missed.push(uid.clone());
-                }
-            }
-        }
-        // Of who asks extenders it is not known who will refuse it.
-        let asking: Vec<Arc<str>> = self.calls.asking().cloned().collect();
-        let label = self.table.event_name(event);
-        self.calls.missed(&asking, label);
-        for uid in missed {
-            if let Some(wait) = self.waits.pods.get_mut(&uid) {
-                wait.missed = Some(label);
-            }
-        }
-        for uid in wake {
-            self.queue.wake(&uid, label, now);
-        }
-    }
-
     /// Does what plugins asked for.
     pub(super) fn apply(&mut self, fx: Effects, now: Timestamp) {
         if fx.is_empty() {
@@ -143,7 +28,7 @@ impl Engine {
                 .touch_promised(&mut self.cluster.nodes, &uid);
         }
         if fx.touch_all {
-            self.forget_shared();
+            self.classes.clear();
         }
         for problem in fx.problems {
             self.outbox.push(Output::Problem(problem));
@@ -161,11 +46,11 @@ impl Engine {
                 &self.queue,
                 &uid,
             ) {
-                self.wake_by_freed(&pod, now);
+                PodWaker::new(self).wake_by_freed(&pod, now);
             }
         }
         for uid in fx.regate {
-            self.regate(&uid, now);
+            self.table.regate(&mut self.queue, &uid, now);
         }
         for uid in fx.activate {
             self.queue.activate(&uid);
@@ -180,24 +65,10 @@ impl Engine {
             self.allow_waiting(&uid, plugin, now);
         }
         for (uid, plugin, reason) in fx.reject {
-            self.reject_waiting(&uid, plugin, reason.as_str(), now);
+            self.reject_waiting(&uid, plugin, reason.as_str(), WaitEnd::Rejected, now);
         }
         for (uid, plugin, reason) in fx.rollback {
-            if let Some(wait) = self.waits.stop(&uid, REFUSED, now, &self.telemetry.meter) {
-                self.unbook(&uid, now);
-                self.refuse_waiting(&wait, plugin, reason.as_str(), now);
-            }
-        }
-    }
-
-    /// Asks the pre-enqueue plugins about a queued pod again.
-    pub(super) fn regate(&mut self, uid: &str, now: Timestamp) {
-        let Some(pod) = self.queue.get(uid).map(|queued| queued.info.clone()) else {
-            return;
-        };
-        if let Some(profile) = self.table.profile_of(&pod) {
-            let gates = self.table.gates_of(&pod, profile);
-            self.queue.gate(uid, gates, now);
+            self.reject_waiting(&uid, plugin, reason.as_str(), WaitEnd::RolledBack, now);
         }
     }
 
@@ -224,27 +95,26 @@ impl Engine {
         }
     }
 
+    /// Ends the wait of a pod that a plugin does not permit, and puts the pod back.
     pub(super) fn reject_waiting(
         &mut self,
         uid: &str,
         plugin: &'static str,
         reason: &str,
+        end: WaitEnd,
         now: Timestamp,
     ) {
         let Some(wait) = self.waits.stop(uid, REFUSED, now, &self.telemetry.meter) else {
             return;
         };
-        self.undo(uid, now);
-        self.refuse_waiting(&wait, plugin, reason, now);
-    }
-
-    pub(super) fn refuse_waiting(
-        &mut self,
-        wait: &Waiting,
-        plugin: &'static str,
-        reason: &str,
-        now: Timestamp,
-    ) {
+        match end {
+            WaitEnd::Rejected => {
+                self.undo(uid, now);
+            }
+            WaitEnd::RolledBack => {
+                self.unbook(uid, now);
+            }
+        }
         let pod = &wait.pod;
         let by = self.table.named(&[plugin]);
         let kept = self.preemptor.kept.remove(&pod.uid);
@@ -266,6 +136,19 @@ impl Engine {
         self.refuse(pod, cycle::Stop::Refused(Box::new(diagnosis)), now);
         if let Some(event) = wait.missed {
             self.queue.wake(&pod.uid, event, now);
+        }
+    }
+}
+
+impl PluginTable {
+    /// Asks the pre-enqueue plugins about a queued pod again.
+    fn regate(&self, queue: &mut Queue, uid: &str, now: Timestamp) {
+        let Some(pod) = queue.get(uid).map(|queued| queued.info.clone()) else {
+            return;
+        };
+        if let Some(profile) = self.profile_of(&pod) {
+            let gates = self.gates_of(&pod, profile);
+            queue.gate(uid, gates, now);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! What the engine is told by informers and by the binder.
 
 use super::cluster::Record;
+use super::pod_waker::PodWaker;
 use super::{BindError, Engine, Output, Point};
 use crate::framework::{Action, ClusterEvent, Effects, ObjectChange, Problem, Subject};
 use crate::queue::PluginSet;
-use crate::state::{NodeInfo, PodInfo, SeenPod};
+use crate::state::{NodeInfo, NodeProblem, PodError, PodInfo, SeenPod};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use std::sync::Arc;
@@ -16,7 +17,9 @@ impl Engine {
             SeenPod::Pod(info) => self.info_applied(info.clone(), now),
             SeenPod::Broken(broken) => {
                 let (pod, error) = &**broken;
-                self.pod_broken(pod, &error.to_string(), now);
+                let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+                self.pod_left(uid, now);
+                self.outbox.push(invalid_pod(pod, error));
             }
         }
     }
@@ -24,18 +27,16 @@ impl Engine {
     /// A pod was created or changed. Of a bound one, what informers keep is kept.
     pub fn pod_applied(&mut self, pod: Arc<Pod>, now: Timestamp) {
         let spec = pod.spec.as_ref();
-        if spec.is_some_and(|spec| spec.node_name.is_some()) {
-            let seen = SeenPod::new(Arc::unwrap_or_clone(pod), &self.cluster.resources);
-            return self.pod_seen(&seen, now);
-        }
-        let info = match PodInfo::new(pod.clone(), &self.cluster.resources) {
-            Ok(info) => Arc::new(info),
-            Err(error) => {
-                self.pod_broken(&pod, &error.to_string(), now);
-                return;
+        let resources = &self.cluster.resources;
+        let seen = if spec.is_some_and(|spec| spec.node_name.is_some()) {
+            SeenPod::new(Arc::unwrap_or_clone(pod), resources)
+        } else {
+            match PodInfo::new(pod.clone(), resources) {
+                Ok(info) => SeenPod::Pod(Arc::new(info)),
+                Err(error) => SeenPod::Broken(Box::new((Arc::unwrap_or_clone(pod), error))),
             }
         };
-        self.info_applied(info, now);
+        self.pod_seen(&seen, now);
     }
 
     /// A pod, or something that is scheduled like one, was created or changed.
@@ -76,18 +77,6 @@ impl Engine {
         self.pod_gone(uid, now);
     }
 
-    fn pod_broken(&mut self, pod: &Pod, error: &str, now: Timestamp) {
-        let text = |field: &Option<String>| field.clone().unwrap_or_default();
-        self.pod_left(&text(&pod.metadata.uid), now);
-        self.outbox.push(Output::Problem(Problem {
-            kind: "Pod",
-            namespace: text(&pod.metadata.namespace),
-            name: text(&pod.metadata.name),
-            uid: text(&pod.metadata.uid),
-            message: format!("the pod is not scheduled: {error}"),
-        }));
-    }
-
     pub(super) fn pod_gone(&mut self, uid: &str, now: Timestamp) {
         let queued = self.queue.remove(uid);
         self.waits
@@ -98,9 +87,9 @@ impl Engine {
             .nominator
             .denominate(&mut self.cluster.nodes, uid);
         if let Some(pod) = self.unbook(uid, now) {
-            self.wake_for(&ClusterEvent::of_assigned(Action::DELETE, &pod), now);
+            PodWaker::new(self).wake_for(&ClusterEvent::of_assigned(Action::DELETE, &pod), now);
         } else if let Some(queued) = queued.filter(|_| promised) {
-            self.wake_by_freed(&queued.info, now);
+            PodWaker::new(self).wake_by_freed(&queued.info, now);
         }
     }
 
@@ -113,13 +102,14 @@ impl Engine {
             .denominate(&mut self.cluster.nodes, &info.uid);
         let Some(record) = self.cluster.pods.get(&info.uid) else {
             self.book(info.clone(), node, false, now);
-            return self.wake_for(&ClusterEvent::of_assigned(Action::ADD, &info), now);
+            return PodWaker::new(self)
+                .wake_for(&ClusterEvent::of_assigned(Action::ADD, &info), now);
         };
         if **self.cluster.nodes.name(record.node) != *node {
             // Bound elsewhere than assumed: by another scheduler, or by hand.
             self.unbook(&info.uid, now);
             self.book(info.clone(), node, false, now);
-            return self.wake_for(
+            return PodWaker::new(self).wake_for(
                 &ClusterEvent::of_assigned(Action::ADD.or(Action::DELETE), &info),
                 now,
             );
@@ -136,7 +126,8 @@ impl Engine {
         }
         self.apply(fx, now);
         if was_assumed {
-            return self.wake_for(&ClusterEvent::of_assigned(Action::ADD, &info), now);
+            return PodWaker::new(self)
+                .wake_for(&ClusterEvent::of_assigned(Action::ADD, &info), now);
         }
         let mut action = Action(0);
         // What stands for another object shrinks as others take its place: no room for anybody.
@@ -152,7 +143,7 @@ impl Engine {
             action = action.or(Action::POD_LABEL);
         }
         if action.0 != 0 {
-            self.wake_for(&ClusterEvent::of_assigned(action, &info), now);
+            PodWaker::new(self).wake_for(&ClusterEvent::of_assigned(action, &info), now);
         }
     }
 
@@ -193,7 +184,7 @@ impl Engine {
                 .read_early(&info, profile, &self.cluster.resources);
         };
         if self.preemptor.nominator.promise_is_over(&old, &info) {
-            self.wake_by_freed(&old, now);
+            PodWaker::new(self).wake_by_freed(&old, now);
         }
         let uid = info.uid.clone();
         self.queue.replace(info.clone());
@@ -262,7 +253,7 @@ impl Engine {
             pod: None,
             object: None,
         };
-        self.wake_for(&event, now);
+        PodWaker::new(self).wake_for(&event, now);
     }
 
     /// A node was deleted.
@@ -287,7 +278,7 @@ impl Engine {
             pod: None,
             object: None,
         };
-        self.wake_for(&event, now);
+        PodWaker::new(self).wake_for(&event, now);
     }
 
     /// An object of a kind that a plugin watches changed.
@@ -309,7 +300,7 @@ impl Engine {
             pod: None,
             object: Some(change),
         };
-        self.wake_for(&event, now);
+        PodWaker::new(self).wake_for(&event, now);
     }
 
     /// A binding was tried.
@@ -358,7 +349,17 @@ impl Engine {
     }
 }
 
-use crate::state::NodeProblem;
+/// Reports a pod that cannot be understood.
+fn invalid_pod(pod: &Pod, error: &PodError) -> Output {
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    Output::Problem(Problem {
+        kind: "Pod",
+        namespace: text(&pod.metadata.namespace),
+        name: text(&pod.metadata.name),
+        uid: text(&pod.metadata.uid),
+        message: format!("the pod is not scheduled: {error}"),
+    })
+}
 
 /// What of a node changed, as far as scheduling cares.
 fn difference(old: &NodeInfo, new: &NodeInfo) -> Action {

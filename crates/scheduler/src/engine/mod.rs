@@ -24,6 +24,7 @@ mod opinion;
 mod output;
 mod plan;
 mod plugin_table;
+mod pod_waker;
 mod preempt;
 mod preemptor;
 mod promise;
@@ -58,6 +59,7 @@ use crate::queue::{Backoff, Pending, PluginSet, Queue};
 use crate::state::{NodeStore, PodInfo};
 use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
+use pod_waker::PodWaker;
 use preemptor::Preemptor;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -102,7 +104,7 @@ pub struct Engine {
     cluster: ClusterState,
     table: PluginTable,
     queue: Queue,
-    classes: ClassCache,
+    pub(crate) classes: ClassCache,
     waits: WaitingPods,
     preemptor: Preemptor,
     calls: consult::ExtenderCalls,
@@ -348,7 +350,7 @@ impl Engine {
         let Some(pod) = self.unbook(uid, now) else {
             return false;
         };
-        self.wake_for(&ClusterEvent::of_assigned(Action::DELETE, &pod), now);
+        PodWaker::new(self).wake_for(&ClusterEvent::of_assigned(Action::DELETE, &pod), now);
         true
     }
 }

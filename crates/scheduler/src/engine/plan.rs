@@ -6,13 +6,14 @@
 
 use super::cycle::Stop;
 use super::measure::Meter;
+use super::nominator::Nominator;
 use super::plugin_table::PluginTable;
 use super::preemptor::Preemptor;
 use super::scope::{Prepared, Scope};
-use super::{Engine, Output};
+use super::{EngineOptions, Output};
 use crate::framework::{Code, Cycle, Diagnosis, Instance, Offer, RowVerdict, Tally, View};
+use crate::queue::Queue;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
-use jiff::Timestamp;
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
@@ -24,37 +25,40 @@ pub(super) struct Members {
     uids: FxHashSet<Arc<str>>,
 }
 
-impl Engine {
-    /// Has the pod's group planned, if it is to be planned now.
+/// The members of a group, and the node of each.
+type GroupPlan = (Vec<Arc<PodInfo>>, Vec<Arc<str>>);
+
+impl PluginTable {
+    /// Has the pod's group planned, if it is to be planned now. Returns its members and their nodes.
     pub(super) fn plan_group(
         &mut self,
         pod: &Arc<PodInfo>,
         profile: usize,
-        now: Timestamp,
-    ) -> Result<(), Stop> {
-        let Some((instance, uids)) = self.table.group_to_plan(pod, profile) else {
-            return Ok(());
+        view: View<'_>,
+        queue: &Queue,
+        nominator: &Nominator,
+        (meter, options): (&Meter, &EngineOptions),
+    ) -> Result<Option<GroupPlan>, Stop> {
+        let Some((instance, uids)) = self.group_to_plan(pod, profile) else {
+            return Ok(None);
         };
-        let Some(planning) = self.table.plugins[instance].planning() else {
-            return Ok(());
+        let Some(planning) = self.plugins[instance].planning() else {
+            return Ok(None);
         };
         let mut pods: Vec<Arc<PodInfo>> = uids
             .iter()
-            .filter_map(|uid| Some(self.queue.get(uid)?.info.clone()))
+            .filter_map(|uid| Some(queue.get(uid)?.info.clone()))
             .collect();
         planning.arrange(&mut pods);
-        let (meter, view) = (&self.telemetry.meter, self.cluster.view(now));
-        let members = self.table.prepare_members(meter, view, pods)?;
-        let view = self.cluster.view(now);
-        let nominator = &self.preemptor.nominator;
+        let members = self.prepare_members(meter, view, pods)?;
         let mut tally = Tally::default();
         let mut helpable = Vec::new();
-        let mut offers = Vec::with_capacity(self.cluster.nodes.len());
-        for node in self.cluster.nodes.indices() {
+        let mut offers = Vec::with_capacity(view.nodes.len());
+        for node in view.nodes.indices() {
             let scope = |at: usize| {
                 let cycle = Cycle::new(&members.pods[at], view);
                 let prepared = &members.prepared[at];
-                Scope::new(cycle, &self.table, prepared, nominator, &self.options)
+                Scope::new(cycle, self, prepared, nominator, options)
             };
             let (slots, refused) = members.slots(node, scope);
             offers.push(Offer {
@@ -69,31 +73,26 @@ impl Engine {
                 }
             }
         }
-        let mut diagnosis = tally.diagnosis(self.cluster.nodes.len(), &self.table.names);
-        let Some(planning) = self.table.plugins[instance].planning() else {
-            return Ok(());
+        let mut diagnosis = tally.diagnosis(view.nodes.len(), &self.names);
+        let Some(planning) = self.plugins[instance].planning() else {
+            return Ok(None);
         };
         let plan = planning.plan(&members.pods, &offers, &diagnosis.message(), view);
         match plan {
             Ok(nodes) => {
-                self.preemptor.follow(
-                    (&mut self.cluster.nodes, &mut self.outbox),
-                    &members.pods,
-                    &nodes,
-                );
                 let uids = members.pods.iter().map(|pod| pod.uid.clone());
-                let plan = uids.zip(nodes).collect();
-                if let Some(books) = self.table.plugins[instance].books() {
+                let plan = uids.zip(nodes.iter().cloned()).collect();
+                if let Some(books) = self.plugins[instance].books() {
                     books.planned(Some(plan));
                 }
-                Ok(())
+                Ok(Some((members.pods, nodes)))
             }
             Err(message) => {
-                if let Some(books) = self.table.plugins[instance].books() {
+                if let Some(books) = self.plugins[instance].books() {
                     books.planned(None);
                 }
                 diagnosis.by |= 1 << instance;
-                diagnosis.plugins = vec![self.table.names[instance]];
+                diagnosis.plugins = vec![self.names[instance]];
                 diagnosis.pre_filter_message = message;
                 diagnosis.pre_filter_by = Some(instance);
                 diagnosis.refusals = Vec::new();

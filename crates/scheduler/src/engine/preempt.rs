@@ -11,6 +11,7 @@ use super::memo::{Memo, MemoKey, Tried};
 use super::plugin_table::PluginTable;
 use super::preemptor::Preemptor;
 use super::scope::Scope;
+use super::waiting::WaitEnd;
 use super::{Engine, EngineOptions, Output};
 use crate::framework::{
     Code, Cycle, Diagnosis, Instance, NodeRefusal, Preemption, Reason, Rejection, RowVerdict,
@@ -88,49 +89,22 @@ pub(super) struct Asked<'a> {
     pub(super) diagnosis: &'a Diagnosis,
 }
 
-impl Engine {
-    /// Returns what searches for victims read.
-    pub(super) fn victim_search(&self) -> VictimSearch<'_> {
-        VictimSearch {
-            options: &self.options,
-            cluster: &self.cluster,
-            table: &self.table,
-            queue: &self.queue,
-            preemptor: &self.preemptor,
-            meter: &self.telemetry.meter,
-            shares: self.classes.enabled,
+impl<'a> VictimSearch<'a> {
+    /// Returns a search for victims in `engine`.
+    pub(super) fn new(engine: &'a Engine) -> Self {
+        Self {
+            options: &engine.options,
+            cluster: &engine.cluster,
+            table: &engine.table,
+            queue: &engine.queue,
+            preemptor: &engine.preemptor,
+            meter: &engine.telemetry.meter,
+            shares: engine.classes.enabled,
         }
     }
+}
 
-    /// Verdicts may have changed in ways that no row's version tells.
-    pub(crate) fn forget_shared(&mut self) {
-        self.classes.clear();
-        self.preemptor.memo = Memo::default();
-    }
-
-    /// Carries out `plan`: nominates the pod, asks for the evictions, and withdraws what pods of
-    /// lower priority were promised on the node.
-    pub(super) fn make_room(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        plugin: &'static str,
-        plan: &Plan,
-        now: Timestamp,
-    ) -> Arc<str> {
-        let node = self.cluster.nodes.name(plan.node).clone();
-        self.preemptor.outrank(
-            (&mut self.cluster.nodes, &mut self.outbox),
-            &node,
-            pod.priority,
-            &FxHashSet::default(),
-        );
-        self.preemptor
-            .nominator
-            .nominate(&mut self.cluster.nodes, pod, &node);
-        self.send_away(pod, &node, plan.victims.clone(), plugin, now);
-        node
-    }
-
+impl Engine {
     /// Has `victims` go from `node` for `pod`.
     pub(super) fn send_away(
         &mut self,
@@ -155,7 +129,7 @@ impl Engine {
         }
         self.preemptor.victims += going.len() + waiting.len();
         for uid in waiting {
-            self.reject_waiting(&uid, plugin, "preempted", now);
+            self.reject_waiting(&uid, plugin, "preempted", WaitEnd::Rejected, now);
         }
         if !going.is_empty() {
             self.outbox.push(Output::Evict {
@@ -181,6 +155,21 @@ impl Engine {
 }
 
 impl Preemptor {
+    /// Nominates `pod` to `node`, and withdraws what pods of lower priority were promised there. Returns the name of
+    /// the node.
+    pub(super) fn claim(
+        &mut self,
+        (nodes, outbox): (&mut NodeStore, &mut Vec<Output>),
+        pod: &Arc<PodInfo>,
+        node: NodeIndex,
+    ) -> Arc<str> {
+        let node = nodes.name(node).clone();
+        let mates = FxHashSet::default();
+        self.outrank((nodes, outbox), &node, pod.priority, &mates);
+        self.nominator.nominate(nodes, pod, &node);
+        node
+    }
+
     /// Withdraws what pods of lower priority than this were promised on `node`, but for `mates`, by uid.
     pub(super) fn outrank(
         &mut self,

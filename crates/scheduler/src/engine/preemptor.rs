@@ -1,18 +1,16 @@
 //! Room that is promised to pods, and the victims that are to leave it.
 
-use super::memo::Memo;
 use super::nominator::Nominator;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// Nominations, evictions under way, and what searches for victims found.
+/// Nominations, and evictions under way.
 ///
 /// Invariant: `evicting` holds booked pods only; `kept` is empty except from the settlement of a group until the
 /// post-filter plugins have run.
 #[derive(Debug, Default)]
 pub(super) struct Preemptor {
     pub(super) nominator: Nominator,
-    pub(super) memo: Memo,
     /// Victims whose eviction was asked for, with the pod that it is for, by uid.
     pub(super) evicting: FxHashMap<Arc<str>, Arc<str>>,
     /// Pods that keep their place as a promise should they have to give it back now, by uid.
@@ -58,6 +56,69 @@ mod tests {
             Output::Write(write),
             Output::Expect { pod, node },
         ] if write.name == "low" && &*pod.uid == "low" && node.is_empty()));
+    }
+
+    #[test]
+    fn claimed_node_is_promised_to_the_pod_and_its_betters() {
+        let (mut preemptor, mut nodes) = (Preemptor::default(), NodeStore::default());
+        let row = nodes.add_pod("n", pod("booked", 0));
+        let node: Arc<str> = "n".into();
+        for (uid, priority) in [("low", 1), ("high", 9)] {
+            let nominator = &mut preemptor.nominator;
+            nominator.nominate(&mut nodes, &pod(uid, priority), &node);
+        }
+        let mut outbox = Vec::new();
+        let claimed = preemptor.claim((&mut nodes, &mut outbox), &pod("new", 5), row);
+        assert_eq!((&*claimed, outbox.len()), ("n", 2));
+        let nominated = preemptor.nominator.on("n").iter().map(|pod| &*pod.uid);
+        assert_eq!(nominated.collect::<Vec<_>>(), ["high", "new"]);
+    }
+
+    #[test]
+    fn group_claims_its_places_and_frees_the_rest() {
+        let (mut preemptor, mut nodes) = (Preemptor::default(), NodeStore::default());
+        let rows = ["n1", "n2"].map(|node| nodes.add_pod(node, pod(node, 0)));
+        let second = SignedDuration::from_secs(1);
+        let mut queue = Queue::new(Backoff {
+            initial: second,
+            max: second,
+        });
+        let pods = ["a", "b", "c"].map(|uid| pod(uid, 5));
+        for pod in &pods {
+            queue.add(pod.clone(), 0, Timestamp::UNIX_EPOCH);
+        }
+        // It had a place before, and a mate of lower priority keeps its own.
+        let node: Arc<str> = "n1".into();
+        for pod in [&pods[2], &pod("held", 1), &pod("other", 1)] {
+            let nominator = &mut preemptor.nominator;
+            nominator.nominate(&mut nodes, pod, &node);
+        }
+        let mut outbox = Vec::new();
+        let places = [(pods[0].clone(), rows[0]), (pods[1].clone(), rows[1])];
+        let pending: Vec<Arc<str>> = pods.iter().map(|pod| pod.uid.clone()).collect();
+        let (own, withdrawn) = preemptor.claim_together(
+            (&mut nodes, &mut outbox),
+            &queue,
+            &pods[0],
+            &places,
+            (&pending, &["held".into()]),
+        );
+        assert_eq!(own.as_deref(), Some("n1"));
+        assert!(matches!(&withdrawn[..], [pod] if &*pod.uid == "c"));
+        let on = |node: &str| -> Vec<String> {
+            let pods = preemptor.nominator.on(node).iter();
+            pods.map(|pod| pod.uid.to_string()).collect()
+        };
+        assert_eq!(
+            (on("n1"), on("n2")),
+            (vec!["a".into(), "held".into()], vec!["b".into()])
+        );
+        let expected = outbox.iter().filter_map(|output| match output {
+            Output::Expect { pod, node } => Some((&*pod.uid, &**node)),
+            _ => None,
+        });
+        let expected: Vec<_> = expected.collect();
+        assert_eq!(expected, [("other", ""), ("b", "n2"), ("c", "")]);
     }
 
     #[test]

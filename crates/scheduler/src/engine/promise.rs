@@ -8,6 +8,7 @@ use super::Engine;
 use super::cluster::Record;
 use super::cycle::Stop;
 use super::opinion::Opinion;
+use super::select::NodeSelection;
 use crate::framework::{Diagnosis, Effects};
 use crate::guard::attempted;
 use crate::state::PodInfo;
@@ -61,10 +62,24 @@ impl Engine {
         let Some(running) = self.unbook(&pod.uid, now) else {
             return Err(self.cluster.unplaced("the pod is on no node".to_owned()));
         };
-        let placed = attempted(|| self.place_elsewhere(pod, profile, &home, now));
+        let placed = attempted(|| -> Result<Arc<str>, Stop> {
+            let left = self.cluster.nodes.find(&home);
+            let opinion = left.map(|home| Opinion::against(home, LEFT));
+            let mut selection = NodeSelection::new(self);
+            let choice = selection.select(pod, profile, now, opinion.as_ref(), false)?;
+            let name = self.cluster.nodes.name(choice.node).clone();
+            self.book(pod.clone(), &name, true, now);
+            let (meter, view) = (&self.telemetry.meter, self.cluster.view(now));
+            let mut fx = Effects::default();
+            let reserved = self
+                .table
+                .reserve(meter, view, pod, profile, &choice, &mut fx);
+            self.apply(fx, now);
+            reserved.map(|()| name)
+        });
         let placed = placed.unwrap_or_else(|said| {
             // As in a cycle: nothing cached is trusted after it.
-            self.forget_shared();
+            self.classes.clear();
             Err(Stop::panicked(&said))
         });
         match placed {
@@ -96,28 +111,6 @@ impl Engine {
             self.unbook(&keeper, now);
             self.book(pod, &home, false, now);
         }
-    }
-
-    fn place_elsewhere(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        profile: usize,
-        home: &str,
-        now: Timestamp,
-    ) -> Result<Arc<str>, Stop> {
-        let home = self.cluster.nodes.find(home);
-        let opinion = home.map(|home| Opinion::against(home, LEFT));
-        let choice = self.select_by(pod, profile, now, opinion.as_ref(), false)?;
-        let name = self.cluster.nodes.name(choice.node).clone();
-        self.book(pod.clone(), &name, true, now);
-        let (meter, view) = (&self.telemetry.meter, self.cluster.view(now));
-        let mut fx = Effects::default();
-        let reserved = self
-            .table
-            .reserve(meter, view, pod, profile, &choice, &mut fx);
-        self.apply(fx, now);
-        reserved?;
-        Ok(name)
     }
 }
 

@@ -3,55 +3,46 @@
 use super::consult::Resume;
 use super::cycle::Stop;
 use super::measure::Point;
-use super::preempt::{Asked, Attempt};
+use super::plugin_table::PluginTable;
+use super::preempt::{Asked, Attempt, VictimSearch};
 use super::{Engine, together};
-use crate::framework::{Cycle, Diagnosis, Effects, Instance, PostFilter};
+use crate::framework::{Cycle, Diagnosis, Effects, Instance, PostFilter, View};
 use crate::state::PodInfo;
 use jiff::Timestamp;
 use std::sync::Arc;
 
 impl Engine {
-    /// What follows when no node takes the pod: somebody else may go. `Ok` when extenders are asked who.
-    pub(super) fn look_for_room(
+    /// Has the plugins make room for a pod that no node takes, those that come after the ones that had their say.
+    /// `Ok` when extenders are asked about victims first.
+    pub(super) fn post_filter(
         &mut self,
         pod: &Arc<PodInfo>,
         profile: usize,
         stop: Stop,
+        resume: Resume,
         now: Timestamp,
     ) -> Result<Option<Arc<str>>, Stop> {
         let Stop::Refused(mut diagnosis) = stop else {
             return Err(stop);
         };
-        if self.cluster.nodes.is_empty() || self.table.profiles[profile].post_filter.is_empty() {
-            diagnosis.nominated = Some(String::new());
-        }
-        match self.post_filter(pod, profile, diagnosis, Resume::default(), now) {
-            Some(diagnosis) => Err(Stop::Refused(diagnosis)),
-            None => Ok(None),
-        }
-    }
-
-    /// Has the plugins make room that come after those that had their say. `None` when extenders are
-    /// asked about victims first.
-    pub(super) fn post_filter(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        profile: usize,
-        mut diagnosis: Box<Diagnosis>,
-        resume: Resume,
-        now: Timestamp,
-    ) -> Option<Box<Diagnosis>> {
         let Resume {
             after,
             mut messages,
             mut waits,
         } = resume;
+        let is_void =
+            self.cluster.nodes.is_empty() || self.table.profiles[profile].post_filter.is_empty();
+        if after.is_none() && is_void {
+            diagnosis.nominated = Some(String::new());
+        }
         let (mut room, mut shown, mut together) = (None, None, None);
         let shows = self.calls.shows_victims(pod);
-        let mut company = self.prepare_company(pod, profile, now);
-        self.table
-            .prepare_books(pod, profile, self.cluster.view(now));
         let view = self.cluster.view(now);
+        let meter = &self.telemetry.meter;
+        let mut company = self
+            .table
+            .prepare_company(&self.queue, meter, view, pod, profile);
+        self.table.prepare_books(pod, profile, view);
         let mut laps =
             self.telemetry
                 .meter
@@ -82,7 +73,7 @@ impl Engine {
                 PostFilter::Preempt(mut rules) => {
                     besides = std::mem::take(&mut rules.besides);
                     self.preemptor.searches += 1;
-                    let mut memo = std::mem::take(&mut self.preemptor.memo);
+                    let mut memo = std::mem::take(&mut self.classes.memo);
                     let asked = Asked {
                         pod,
                         profile,
@@ -91,11 +82,10 @@ impl Engine {
                         diagnosis: &diagnosis,
                     };
                     let mut all = Vec::new();
-                    let attempt = self
-                        .victim_search()
-                        .find_victims(&asked, &mut memo, &mut all, now);
+                    let search = VictimSearch::new(self);
+                    let attempt = search.find_victims(&asked, &mut memo, &mut all, now);
                     memo.keep_within(self.options.class_bytes);
-                    self.preemptor.memo = memo;
+                    self.classes.memo = memo;
                     match attempt {
                         Attempt::Room(_) if shows => {
                             shown = Some((*instance, all));
@@ -123,7 +113,7 @@ impl Engine {
                 }
                 PostFilter::PreemptForGroup(group) => {
                     self.preemptor.searches += 1;
-                    let attempt = self.victim_search().find_room_together(
+                    let attempt = VictimSearch::new(self).find_room_together(
                         pod,
                         profile,
                         &group,
@@ -172,10 +162,13 @@ impl Engine {
                 .calls
                 .ask_about_victims(pod, nodes, plans, (diagnosis, resume));
             self.outbox.push(question);
-            return None;
+            return Ok(None);
         }
         if let Some((instance, plan)) = room {
-            let node = self.make_room(pod, self.table.names[instance], &plan, now);
+            let parts = (&mut self.cluster.nodes, &mut self.outbox);
+            let node = self.preemptor.claim(parts, pod, plan.node);
+            let by = self.table.names[instance];
+            self.send_away(pod, &node, plan.victims.clone(), by, now);
             diagnosis.nominated = Some(node.to_string());
         }
         if let Some(tried) = together {
@@ -190,27 +183,32 @@ impl Engine {
             messages.clear();
         }
         diagnosis.post_filter_message = messages.join(", ");
-        Some(self.after_post_filter(pod, profile, diagnosis, now))
-    }
-
-    pub(super) fn after_post_filter(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        profile: usize,
-        mut diagnosis: Box<Diagnosis>,
-        now: Timestamp,
-    ) -> Box<Diagnosis> {
-        let mut fx = Effects::default();
-        let told = self.table.booking(pod);
-        let instances = self.table.profiles[profile].post_filter.iter();
-        for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let cycle = Cycle::new(pod, self.cluster.view(now));
-            if let Some(books) = self.table.plugins[*instance].books() {
-                books.after_post_filter(&cycle, &mut diagnosis, &mut fx);
-            }
-        }
+        let (view, mut fx) = (self.cluster.view(now), Effects::default());
+        self.table
+            .after_post_filter(view, pod, profile, &mut diagnosis, &mut fx);
         self.apply(fx, now);
         self.preemptor.kept.clear();
-        diagnosis
+        Err(Stop::Refused(diagnosis))
+    }
+}
+
+impl PluginTable {
+    /// Shows plugins what became of a pod that no node takes, for them to add what they have to say.
+    pub(super) fn after_post_filter(
+        &mut self,
+        view: View<'_>,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        diagnosis: &mut Diagnosis,
+        fx: &mut Effects,
+    ) {
+        let told = self.booking(pod);
+        let instances = self.profiles[profile].post_filter.iter();
+        for instance in instances.filter(|at| told & (1 << **at) != 0) {
+            let cycle = Cycle::new(pod, view);
+            if let Some(books) = self.plugins[*instance].books() {
+                books.after_post_filter(&cycle, diagnosis, fx);
+            }
+        }
     }
 }

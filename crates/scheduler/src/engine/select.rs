@@ -1,13 +1,17 @@
 //! The node for one pod: shared, confirmed, or looked for from scratch.
 
 use super::class::Evaluation;
+use super::class_cache::ClassCache;
+use super::cluster::ClusterState;
 use super::cycle::Stop;
 use super::few::{self, Few};
 use super::measure::{self, Meter, Point, Served};
+use super::nominator::Nominator;
 use super::opinion::Opinion;
 use super::plugin_table::PluginTable;
 use super::scope::{Prepared, Scope};
-use super::{Engine, special};
+use super::telemetry::Telemetry;
+use super::{Engine, EngineOptions, special};
 use crate::framework::{
     Code, Cycle, Diagnosis, Instance, PreFilter, PreScore, Rejection, RowVerdict, ShapeId,
     Signable, Signature, Tally, View,
@@ -83,27 +87,39 @@ struct Shape {
     own: Option<(ShapeId, Vec<NodeIndex>)>,
 }
 
-impl Engine {
-    /// Chooses a node, extenders having said what they think. If it `lists`, the choice says what it was
-    /// among.
-    pub(super) fn select_by(
-        &mut self,
-        pod: &Arc<PodInfo>,
-        profile: usize,
-        now: Timestamp,
-        opinion: Option<&Opinion>,
-        lists: bool,
-    ) -> Result<Choice, Stop> {
-        self.select_among(pod, profile, now, self.classes.enabled, opinion, lists)
+/// The parts of the engine that the choice of a node reads and fills.
+pub(super) struct NodeSelection<'a> {
+    options: &'a EngineOptions,
+    cluster: &'a ClusterState,
+    table: &'a mut PluginTable,
+    classes: &'a mut ClassCache,
+    nominator: &'a Nominator,
+    telemetry: &'a mut Telemetry,
+    /// Whether what other pods share is used.
+    pub(super) cached: bool,
+}
+
+impl<'a> NodeSelection<'a> {
+    /// Returns a selection among the nodes of `engine`.
+    pub(super) fn new(engine: &'a mut Engine) -> Self {
+        Self {
+            options: &engine.options,
+            cluster: &engine.cluster,
+            table: &mut engine.table,
+            cached: engine.classes.enabled,
+            classes: &mut engine.classes,
+            nominator: &engine.preemptor.nominator,
+            telemetry: &mut engine.telemetry,
+        }
     }
 
-    /// Chooses a node; unless `cached`, without what other pods share.
-    pub(super) fn select_among(
+    /// Chooses a node, extenders having said what they think. If it `lists`, the choice says what it was
+    /// among.
+    pub(super) fn select(
         &mut self,
         pod: &Arc<PodInfo>,
         profile: usize,
         now: Timestamp,
-        cached: bool,
         opinion: Option<&Opinion>,
         lists: bool,
     ) -> Result<Choice, Stop> {
@@ -137,13 +153,13 @@ impl Engine {
                 .cluster
                 .lowest_priority()
                 .is_some_and(|lowest| lowest < pod.priority);
-        let nominator = &self.preemptor.nominator;
+        let nominator = self.nominator;
         let scope = Scope {
             opinion,
-            ..Scope::new(cycle, &self.table, &prepared, nominator, &self.options)
+            ..Scope::new(cycle, self.table, &prepared, nominator, self.options)
         };
         // Room was made there: if it is enough now, nothing else is looked at.
-        let own = self.preemptor.nominator.node_of(&pod.uid);
+        let own = self.nominator.node_of(&pod.uid);
         let own = own.and_then(|name| self.cluster.nodes.find(name));
         let own = own.map(|node| (node, scope.judge(node)));
         if let Some((node, RowVerdict::Fits(numa))) = own {
@@ -152,7 +168,7 @@ impl Engine {
         if let Some(choice) = self.table.preferred(&scope, profile) {
             return Ok(choice);
         }
-        let listed = if cached { few::list(&scope) } else { None };
+        let listed = if self.cached { few::list(&scope) } else { None };
         if let Some(list) = listed {
             let filtering = self
                 .telemetry
@@ -185,7 +201,7 @@ impl Engine {
                 return answer;
             }
         }
-        let shape = if cached {
+        let shape = if self.cached {
             self.table.shape(&scope, profile)
         } else {
             None
@@ -263,25 +279,25 @@ impl Engine {
                 );
                 let answer = answer.map(|choice| choice.with(class, &scope, noted));
                 let answer = answer.map(|choice| choice.listing(class, &scope, lists));
-                let budget = self.preemptor.memo.leaves(self.options.class_bytes);
+                let budget = self.classes.memo.leaves(self.options.class_bytes);
                 self.classes.evict(self.options.max_classes, budget);
                 return answer;
             }
             if !confirmed {
                 self.classes.mismatches += 1;
-                self.forget_shared();
+                self.classes.clear();
             }
         }
         let view = self.cluster.view(now);
-        let nominator = &self.preemptor.nominator;
+        let nominator = self.nominator;
         let scope = Scope {
             opinion,
             ..Scope::new(
                 Cycle::new(pod, view),
-                &self.table,
+                self.table,
                 &prepared,
                 nominator,
-                &self.options,
+                self.options,
             )
         };
         let filtering = self

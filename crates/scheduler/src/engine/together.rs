@@ -7,7 +7,9 @@
 mod consent;
 mod places;
 
+use super::measure::Meter;
 use super::plugin_table::PluginTable;
+use super::pod_waker::PodWaker;
 use super::preempt::VictimSearch;
 use super::preemptor::Preemptor;
 use super::scope::Prepared;
@@ -87,37 +89,38 @@ struct Planner<'a> {
     spendings: usize,
 }
 
-impl Engine {
+impl PluginTable {
     /// What rules say ahead of any node about those that start together with `pod`, should room be looked for.
     /// One by one: books may be ready for one pod at a time.
     pub(super) fn prepare_company(
         &mut self,
+        queue: &Queue,
+        meter: &Meter,
+        view: View<'_>,
         pod: &PodInfo,
         profile: usize,
-        now: Timestamp,
     ) -> Company {
-        let plugins = self.table.profiles[profile].post_filter.iter();
-        let plugins = plugins.filter_map(|at| self.table.plugins[*at].last_resort());
+        let plugins = self.profiles[profile].post_filter.iter();
+        let plugins = plugins.filter_map(|at| self.plugins[*at].last_resort());
         let company: Vec<Arc<PodInfo>> = plugins
             .flat_map(|plugin| plugin.company(pod))
-            .filter_map(|uid| Some(self.queue.get(&uid)?.info.clone()))
+            .filter_map(|uid| Some(queue.get(&uid)?.info.clone()))
             .collect();
-        let tolerated = self.table.admissions(profile);
+        let tolerated = self.admissions(profile);
         let mut prepare = |pod: &Arc<PodInfo>| {
-            let profile = self.table.profile_of(pod).unwrap_or_default();
-            self.table
-                .prepare_books(pod, profile, self.cluster.view(now));
-            let cycle = Cycle::new(pod, self.cluster.view(now));
-            self.table
-                .prepare_despite(&self.telemetry.meter, &cycle, profile, tolerated)
-                .ok()
+            let profile = self.profile_of(pod).unwrap_or_default();
+            self.prepare_books(pod, profile, view);
+            let cycle = Cycle::new(pod, view);
+            self.prepare_despite(meter, &cycle, profile, tolerated).ok()
         };
         let company = company.iter();
         company
             .filter_map(|pod| Some((pod.uid.clone(), prepare(pod)?)))
             .collect()
     }
+}
 
+impl Engine {
     /// Carries out what was found for a group, and has `diagnosis` say so.
     pub(super) fn settle_group(
         &mut self,
@@ -138,7 +141,18 @@ impl Engine {
         diagnosis.nominated = None;
         let said = match attempt {
             Attempt::Room(plan) => {
-                let node = self.make_room_together(pod, by, plan, (&pending, &held), now);
+                let parts = (&mut self.cluster.nodes, &mut self.outbox);
+                let members = (&*pending, &*held);
+                let (node, withdrawn) =
+                    self.preemptor
+                        .claim_together(parts, &self.queue, pod, &plan.places, members);
+                for mate in withdrawn {
+                    PodWaker::new(self).wake_by_freed(&mate, now);
+                }
+                for (node, victims) in plan.victims {
+                    let node = self.cluster.nodes.name(node).clone();
+                    self.send_away(pod, &node, victims, self.table.names[by], now);
+                }
                 diagnosis.nominated = Some(node.map_or_else(String::new, |node| node.to_string()));
                 let total = held.len() + pending.len();
                 let held = held.len();
@@ -153,7 +167,7 @@ impl Engine {
                         &self.queue,
                         uid,
                     ) {
-                        self.wake_by_freed(&mate, now);
+                        PodWaker::new(self).wake_by_freed(&mate, now);
                     }
                 }
                 messages.push(format!("{prefix}{text}"));
@@ -178,68 +192,52 @@ impl Engine {
             self.preemptor.kept = kept.collect();
         }
     }
+}
 
-    /// Has the victims go and nominates the members. Returns the node of `pod`.
-    fn make_room_together(
+impl Preemptor {
+    /// Nominates the members of a group to their `places`. Returns the node of `pod`, and the members without a
+    /// place that had been promised one.
+    pub(super) fn claim_together(
         &mut self,
+        (nodes, outbox): (&mut NodeStore, &mut Vec<Output>),
+        queue: &Queue,
         pod: &Arc<PodInfo>,
-        by: Instance,
-        plan: Plan,
+        places: &[(Arc<PodInfo>, NodeIndex)],
         (pending, held): (&[Arc<str>], &[Arc<str>]),
-        now: Timestamp,
-    ) -> Option<Arc<str>> {
+    ) -> (Option<Arc<str>>, Vec<Arc<PodInfo>>) {
         // Mates have their places beside each other.
         let mates = pending.iter().chain(held).cloned().collect();
         let mut highest: FxHashMap<NodeIndex, i32> = FxHashMap::default();
-        for (member, node) in &plan.places {
+        for (member, node) in places {
             let known = highest.entry(*node).or_insert(member.priority);
             *known = member.priority.max(*known);
         }
         let mut highest: Vec<(NodeIndex, i32)> = highest.into_iter().collect();
         highest.sort_unstable();
         for (node, priority) in highest {
-            let node = self.cluster.nodes.name(node).clone();
-            self.preemptor.outrank(
-                (&mut self.cluster.nodes, &mut self.outbox),
-                &node,
-                priority,
-                &mates,
-            );
+            let node = nodes.name(node).clone();
+            self.outrank((nodes, outbox), &node, priority, &mates);
         }
-        let places = plan.places.iter();
+        let places = places.iter();
         let places: FxHashMap<&str, _> = places.map(|place| (&*place.0.uid, place)).collect();
-        let mut own = None;
+        let (mut own, mut withdrawn) = (None, Vec::new());
         for uid in pending {
             let Some((member, node)) = places.get(&**uid) else {
-                if let Some(mate) = self.preemptor.withdraw(
-                    (&mut self.cluster.nodes, &mut self.outbox),
-                    &self.queue,
-                    uid,
-                ) {
-                    self.wake_by_freed(&mate, now);
-                }
+                withdrawn.extend(self.withdraw((nodes, outbox), queue, uid));
                 continue;
             };
-            let node = self.cluster.nodes.name(*node).clone();
-            self.preemptor
-                .nominator
-                .nominate(&mut self.cluster.nodes, member, &node);
+            let node = nodes.name(*node).clone();
+            self.nominator.nominate(nodes, member, &node);
             if member.uid == pod.uid {
                 own = Some(node);
             } else {
                 let pod = member.clone();
-                self.outbox.push(Output::Expect { pod, node });
+                outbox.push(Output::Expect { pod, node });
             }
         }
-        for (node, victims) in plan.victims {
-            let node = self.cluster.nodes.name(node).clone();
-            self.send_away(pod, &node, victims, self.table.names[by], now);
-        }
-        own
+        (own, withdrawn)
     }
-}
 
-impl Preemptor {
     /// Takes back what a pod that waits was promised. Returns the pod, if it was promised anything.
     pub(super) fn withdraw(
         &mut self,

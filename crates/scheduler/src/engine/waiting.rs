@@ -1,6 +1,10 @@
 //! Pods that keep their place while they wait for permission.
 
+use super::cluster::ClusterState;
 use super::measure::{self, Measured, Meter, Point};
+use super::nominator::Nominator;
+use super::output::Output;
+use super::plugin_table::PluginTable;
 use crate::queue::PluginSet;
 use crate::state::PodInfo;
 use jiff::{SignedDuration, Timestamp};
@@ -25,6 +29,15 @@ pub(super) struct Waiting {
     pub(super) missed: Option<&'static str>,
 }
 
+/// How the wait of a pod that is not permitted ends.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum WaitEnd {
+    /// Its place is given back, and pods that this may help are woken.
+    Rejected,
+    /// Its place is given back with those of its group, for the group to be tried again.
+    RolledBack,
+}
+
 /// Waits, and when they end.
 ///
 /// Invariant: each wait has an entry in `deadlines`, and each plugin that a pod waits for is in `awaited`.
@@ -38,6 +51,33 @@ pub(super) struct WaitingPods {
 }
 
 impl WaitingPods {
+    /// Keeps a booked pod until all plugins have permitted it or its time is over. Returns what has the binder
+    /// expect the pod where it is booked.
+    pub(super) fn hold(
+        &mut self,
+        wait: Waiting,
+        table: &PluginTable,
+        cluster: &ClusterState,
+        nominator: &mut Nominator,
+    ) -> Option<Output> {
+        let uid = &wait.pod.uid;
+        let record = cluster.pods.get(uid).filter(|_| !wait.pod.is_holder());
+        let output = record.map(|record| {
+            let node = cluster.nodes.name(record.node).clone();
+            // What its status says already was a promise, before it was placed.
+            if wait.pod.nominated.as_ref() != Some(&node) {
+                nominator.expect(uid, &node);
+            }
+            Output::Expect {
+                pod: wait.pod.clone(),
+                node,
+            }
+        });
+        let on = table.named(&wait.on);
+        self.add(wait, on);
+        output
+    }
+
     /// Adds a pod that waits for the plugins `on`.
     pub(super) fn add(&mut self, wait: Waiting, on: PluginSet) {
         let uid = wait.pod.uid.clone();

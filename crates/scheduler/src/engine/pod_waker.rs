@@ -1,0 +1,153 @@
+//! Which refused pods an event may help, and that they are tried again.
+
+use super::Engine;
+use super::cluster::ClusterState;
+use super::consult::ExtenderCalls;
+use super::measure::Meter;
+use super::plugin_table::PluginTable;
+use super::waiting::WaitingPods;
+use crate::framework::{Action, ClusterEvent, Instance, Interest};
+use crate::queue::{PluginSet, Queue};
+use crate::state::PodInfo;
+use jiff::Timestamp;
+use std::sync::Arc;
+
+/// The parts of the engine that an event's way to refused pods takes.
+pub(super) struct PodWaker<'a> {
+    cluster: &'a ClusterState,
+    table: &'a PluginTable,
+    meter: &'a Meter,
+    queue: &'a mut Queue,
+    waits: &'a mut WaitingPods,
+    calls: &'a mut ExtenderCalls,
+}
+
+impl<'a> PodWaker<'a> {
+    /// Returns a waker of the pods of `engine`.
+    pub(super) fn new(engine: &'a mut Engine) -> Self {
+        Self {
+            cluster: &engine.cluster,
+            table: &engine.table,
+            meter: &engine.telemetry.meter,
+            queue: &mut engine.queue,
+            waits: &mut engine.waits,
+            calls: &mut engine.calls,
+        }
+    }
+
+    /// Wakes the pods that room which was set aside for `pod` may help: to those that had to leave it alone, that is
+    /// as if it had been there and went.
+    pub(super) fn wake_by_freed(&mut self, pod: &PodInfo, now: Timestamp) {
+        let event = ClusterEvent::of_assigned(Action::DELETE, pod);
+        self.wake_up_to(pod.priority, &event, now);
+    }
+
+    /// Wakes the refused pods that `event` may help.
+    pub(super) fn wake_for(&mut self, event: &ClusterEvent<'_>, now: Timestamp) {
+        self.wake_up_to(i32::MAX, event, now);
+    }
+
+    /// Wakes the refused pods up to `priority` that `event` may help.
+    fn wake_up_to(&mut self, priority: i32, event: &ClusterEvent<'_>, now: Timestamp) {
+        let mut interested: PluginSet = 0;
+        for (instance, interests) in self.table.interests.iter().enumerate() {
+            let cares = |i: &Interest| i.subject == event.subject && i.actions.meets(event.action);
+            if interests.iter().any(cares) {
+                interested |= 1 << instance;
+            }
+        }
+        let mut beyond: PluginSet = 0;
+        for (instance, plugin) in self.table.plugins.iter().enumerate() {
+            if interested & (1 << instance) != 0 && plugin.reaches_further(event) {
+                beyond |= 1 << instance;
+            }
+        }
+        // Plugins that know whom alone it may help.
+        let (mut narrow, mut names): (PluginSet, Vec<(PluginSet, String)>) = (0, Vec::new());
+        for (instance, plugin) in self.table.plugins.iter().enumerate() {
+            let bit = 1 << instance;
+            if interested & bit != 0
+                && let Some(name) = plugin.about(event)
+            {
+                narrow |= bit;
+                match names.iter_mut().find(|(_, known)| *known == name) {
+                    Some((plugins, _)) => *plugins |= bit,
+                    None => names.push((bit, name)),
+                }
+            }
+        }
+        let hinted = std::cell::Cell::new(false);
+        let view = self.cluster.view(now);
+        let meter = self.meter;
+        let any_of = |asked: PluginSet, pod: &PodInfo| {
+            (0..self.table.plugins.len()).any(|instance| {
+                asked & (1 << instance) != 0
+                    && self
+                        .table
+                        .helps(instance, pod, event, view, (meter, &hinted))
+            })
+        };
+        let mut wake = Vec::new();
+        for (plugins, name) in &names {
+            for (by, queued) in self.queue.named(name) {
+                let pod = &queued.info;
+                if pod.priority <= priority && any_of(by & plugins, pod) {
+                    wake.push(pod.uid.clone());
+                }
+            }
+        }
+        for (by, pods) in self.queue.refused() {
+            // Refused by nobody in particular (no nodes): anything may help.
+            // Nobody says what may change an extender's mind.
+            let any = by == 0 || by & self.table.extenders_bit() != 0;
+            let asked = if any {
+                PluginSet::MAX
+            } else {
+                by & interested & !narrow | beyond
+            };
+            if asked == 0 {
+                continue;
+            }
+            for uid in pods {
+                let Some(queued) = self.queue.get(uid) else {
+                    continue;
+                };
+                if queued.info.priority > priority {
+                    continue;
+                }
+                if any || any_of(asked, &queued.info) {
+                    wake.push(uid.clone());
+                }
+            }
+        }
+        // Who waits is not refused yet, and may be when its time is over.
+        let mut missed = Vec::new();
+        if self.waits.awaited & interested != 0 {
+            for (uid, wait) in &self.waits.pods {
+                let asked = self.table.named(&wait.on) & interested;
+                let helps = |instance: Instance| {
+                    asked & (1 << instance) != 0
+                        && self
+                            .table
+                            .helps(instance, &wait.pod, event, view, (meter, &hinted))
+                };
+                let may = wait.missed.is_none() && wait.pod.priority <= priority;
+                if may && (0..self.table.plugins.len()).any(helps) {
+                    missed.push(uid.clone());
+                }
+            }
+        }
+        // Of who asks extenders it is not known who will refuse it.
+        let asking: Vec<Arc<str>> = self.calls.asking().cloned().collect();
+        let label = self.table.event_name(event);
+        self.calls.missed(&asking, label);
+        for uid in missed {
+            if let Some(wait) = self.waits.pods.get_mut(&uid) {
+                wait.missed = Some(label);
+            }
+        }
+        for uid in wake {
+            self.queue.wake(&uid, label, now);
+        }
+    }
+}
