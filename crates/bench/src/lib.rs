@@ -303,7 +303,7 @@ impl Run {
             if exporters.is_some() {
                 stream::start(&mut pod);
             }
-            let pod = alike.read(pod, engine.resources());
+            let pod = alike.read(pod, engine.cluster().resources());
             engine.pod_seen(&pod, now);
         }
         let mut run = Self {
@@ -468,7 +468,7 @@ impl Run {
         }
         self.placed.push(uid);
         // As in the daemon, where informers read what they are told of.
-        let pod = self.alike.read(pod, self.engine.resources());
+        let pod = self.alike.read(pod, self.engine.cluster().resources());
         self.timed(|engine| engine.pod_seen(&pod, now));
     }
 

@@ -116,7 +116,7 @@ impl Placement for Targets {
         if let Some((mut engine, now)) = self.engine.take() {
             engine.withdraw_promises(now);
             drop(engine.take_outputs());
-            drop(engine.take_measures());
+            drop(engine.telemetry.take_measures());
             self.follower.give_back(engine);
         }
     }

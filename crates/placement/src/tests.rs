@@ -105,7 +105,7 @@ impl World {
         }
         for pod in &self.pods {
             let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
-            let pod = SeenPod::new(pod, engine.resources());
+            let pod = SeenPod::new(pod, engine.cluster().resources());
             engine.pod_seen(&pod, now());
         }
         engine

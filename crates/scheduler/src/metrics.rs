@@ -538,7 +538,7 @@ impl Metrics {
 
     /// Sets the gauges.
     pub(crate) fn gauges(&self, engine: &mut Engine) {
-        for ((queue, event), n) in engine.take_incoming() {
+        for ((queue, event), n) in engine.queue.take_incoming() {
             self.incoming.with_label_values(&[queue, event]).inc_by(n);
         }
         for call in [Call::Binding, Call::Status] {
@@ -548,7 +548,7 @@ impl Metrics {
                 .with_label_values(&[call.name()])
                 .set(pending as f64);
         }
-        let pending = engine.pending();
+        let pending = engine.queue.pending();
         for (queue, n) in [
             ("active", pending.active),
             ("backoff", pending.backoff),
@@ -562,14 +562,14 @@ impl Metrics {
             .set(float(pending.in_flight));
         let (pods, assumed) = engine.cluster().booked();
         for (kind, n) in [
-            ("nodes", engine.nodes().len()),
+            ("nodes", engine.cluster().nodes().len()),
             ("pods", pods),
             ("assumed_pods", assumed),
         ] {
             self.cache.with_label_values(&[kind]).set(float(n));
         }
         self.unschedulable.reset();
-        for ((profile, plugin), n) in engine.refused_by_plugin() {
+        for ((profile, plugin), n) in engine.inspector().refused_by_plugin() {
             let profile = engine
                 .plugins()
                 .profiles()
@@ -581,7 +581,7 @@ impl Metrics {
         }
         let seen = self.preemptions.get();
         self.preemptions
-            .inc_by(engine.preemptions().0.saturating_sub(seen));
+            .inc_by(engine.preemptor().preemptions().0.saturating_sub(seen));
         let seen = self.mismatches.get();
         self.mismatches
             .inc_by(engine.classes().mismatches().saturating_sub(seen));

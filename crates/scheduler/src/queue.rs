@@ -111,7 +111,7 @@ struct Wake {
 
 /// How many pods wait where.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Pending {
+pub(crate) struct Pending {
     /// Ready to be tried.
     pub(crate) active: usize,
     /// Waiting out their back-off.

@@ -154,7 +154,11 @@ fn gates_keep_pods_out_until_all_are_gone() {
     };
     for gates in [&["a", "b"][..], &["b"]] {
         assert_eq!(place(&mut engine, gated(gates)), "", "{gates:?}");
-        let told = engine.explain_pod("ns", "p", now()).unwrap().to_string();
+        let told = engine
+            .inspector()
+            .explain_pod("ns", "p", now())
+            .unwrap()
+            .to_string();
         assert!(told.contains("SchedulingGates"), "{told}");
     }
     assert_eq!(place(&mut engine, gated(&[])), "open");
@@ -169,15 +173,19 @@ fn a_named_node_is_the_only_one() {
         ("cordoned", OTHER, ""),
         ("gone", OTHER, OTHER),
     ] {
-        let info = PodInfo::new(pod("p", json!({"nodeName": named})), engine.resources()).unwrap();
+        let info = PodInfo::new(
+            pod("p", json!({"nodeName": named})),
+            engine.cluster().resources(),
+        )
+        .unwrap();
         let info = Arc::new(info);
-        let cycle = Cycle::new(&info, engine.view(now()));
+        let cycle = Cycle::new(&info, engine.cluster().view(now()));
         assert!(matches!(
             NodeName.pre_filter(&cycle),
             PreFilter::Ready { nodes: None, .. }
         ));
         for (node, expected) in [("open", open), ("cordoned", cordoned)] {
-            let row = engine.nodes().find(node).unwrap();
+            let row = engine.cluster().nodes().find(node).unwrap();
             let verdict = NodeName.filter(&cycle, &State::default(), row);
             let said = verdict.err().map(|rejection| rejection.message());
             assert_eq!(said.unwrap_or_default(), expected, "{named} on {node}");
@@ -203,8 +211,8 @@ fn a_node_whose_services_leave_nothing_over_now_is_nearer_than_one_that_is_not_s
         json!({"nodeSelector": {"name": "chosen"},
             "containers": [{"name": "c", "resources": {"requests": requests}}]}),
     );
-    let info = PodInfo::new(pod, engine.resources()).unwrap();
-    let near = engine.nearest(&Arc::new(info), 2, now());
+    let info = PodInfo::new(pod, engine.cluster().resources()).unwrap();
+    let near = engine.inspector().nearest(&Arc::new(info), 2, now());
     let names: Vec<&str> = near.iter().map(|near| &*near.node).collect();
     assert_eq!(names, ["chosen", "other"], "{near:?}");
 }

@@ -558,8 +558,11 @@ fn a_pod_of_high_priority_takes_the_gpu_of_one_of_low_priority() {
 fn nodes_can_be_inspected_in_upstreams_form() {
     let mut engine = one_node(1, json!({}));
     assert_eq!(place(&mut engine, gpu("a", 50)), "n: gpu 0 ".trim_end());
-    let ask =
-        |engine: &mut Engine, path: &[&str]| engine.inspect(NAME, path, &BTreeMap::new(), now());
+    let ask = |engine: &mut Engine, path: &[&str]| {
+        engine
+            .inspector()
+            .inspect(NAME, path, &BTreeMap::new(), now())
+    };
     let one = ask(&mut engine, &["nodeDeviceSummaries", "n"]).unwrap();
     let all = ask(&mut engine, &["nodeDeviceSummaries"]).unwrap();
     assert_eq!(all, json!({"n": one}));
@@ -621,8 +624,8 @@ fn people_are_told_what_is_missing_and_what_is_held() {
         (gpu("e", 30), 0.0, vec![]),
         (memory, 0.0, vec![]),
     ] {
-        let info = PodInfo::new(object(pod), engine.resources()).unwrap();
-        let near = engine.nearest(&Arc::new(info), 3, now());
+        let info = PodInfo::new(object(pod), engine.cluster().resources()).unwrap();
+        let near = engine.inspector().nearest(&Arc::new(info), 3, now());
         if texts.is_empty() {
             assert!(near.is_empty(), "{near:?}");
             continue;
@@ -633,7 +636,7 @@ fn people_are_told_what_is_missing_and_what_is_held() {
             assert!(near[0].lacks.contains(text), "{text}: {near:?}");
         }
     }
-    let told = engine.explain_pod("ns", "a", now()).unwrap();
+    let told = engine.inspector().explain_pod("ns", "a", now()).unwrap();
     let held = &told["plugins"][NAME];
     assert_eq!(held["node"], "n");
     assert_eq!(held["devices"]["gpu"][0]["minor"], 0);
@@ -642,6 +645,6 @@ fn people_are_told_what_is_missing_and_what_is_held() {
         "60"
     );
     engine.pod_applied(object(gpu("x", 1000)), now());
-    let told = engine.explain_pod("ns", "x", now()).unwrap();
+    let told = engine.inspector().explain_pod("ns", "x", now()).unwrap();
     assert_eq!(told["plugins"].get(NAME), None, "it holds nothing");
 }

@@ -172,7 +172,9 @@ fn query(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 fn summary(engine: &mut Engine, name: &str) -> Value {
     let path = ["quotas", name];
-    let answer = engine.inspect(NAME, &path, &query(&[("includePods", "true")]), at(0));
+    let answer = engine
+        .inspector()
+        .inspect(NAME, &path, &query(&[("includePods", "true")]), at(0));
     answer.unwrap_or_else(|why| panic!("{name}: {why:?}"))
 }
 

@@ -240,6 +240,8 @@ fn bound(bind: &BindRequest) -> Pod {
 /// What the plugin knows of node `name`.
 fn table(engine: &mut Engine, name: &str) -> Value {
     let query = std::collections::BTreeMap::new();
-    let found = engine.inspect(NAME, &["nodes", name], &query, now());
+    let found = engine
+        .inspector()
+        .inspect(NAME, &["nodes", name], &query, now());
     found.unwrap()
 }

@@ -398,7 +398,7 @@ fn victims_are_chosen_as_kube_scheduler_does() {
             let node = node.split(':').next().unwrap();
             assert_eq!(out[1..], [format!("nominated {node}")], "{name}");
             assert_eq!(
-                engine.nominated_node("x").map(|n| &**n),
+                engine.preemptor().nominated_node("x").map(|n| &**n),
                 Some(node),
                 "{name}"
             );
@@ -430,7 +430,7 @@ fn the_nominated_pod_waits_for_its_victims_and_then_goes_there() {
         out.iter()
             .any(|line| line.starts_with("0/1") && line.contains("1 Insufficient cpu"))
     );
-    assert_eq!(engine.nominated_node("x"), None);
+    assert_eq!(engine.preemptor().nominated_node("x"), None);
 }
 
 #[test]
@@ -442,7 +442,7 @@ fn a_plugin_that_finds_nobody_does_not_take_back_what_another_promised() {
     }
     engine.take_outputs();
     engine.pod_applied(pod("x cpu=3 prio=10"), at(1));
-    let nominated = |engine: &Engine| engine.nominated_node("x").cloned();
+    let nominated = |engine: &Engine| engine.preemptor().nominated_node("x").cloned();
     let evictions = |out: &[String]| out.iter().filter(|line| line.starts_with("evict")).count();
     assert_eq!(evictions(&run(&mut engine, 1)), 1);
     let node = nominated(&engine);
@@ -498,23 +498,27 @@ fn a_higher_preemptor_takes_the_promise_of_a_lower_one() {
         out,
         ["clear x", "unexpect x", "evict n1: a", "nominated n1"]
     );
-    assert_eq!(engine.nominated_node("x"), None);
+    assert_eq!(engine.preemptor().nominated_node("x"), None);
     engine.pod_deleted(&pod("a on=n1 cpu=4 prio=1"), at(3));
     let out = run(&mut engine, 20);
     assert_eq!(out[0], "bind y n1");
-    assert!(engine.nodes().books_balance());
+    assert!(engine.cluster().nodes().books_balance());
 }
 
 #[test]
 fn nominations_survive_a_restart_and_end_with_the_pod() {
     let mut engine = setup(&["n1 cpu=4"], &[], &[]);
     engine.pod_applied(pod("x cpu=4 prio=10 nominated=n1"), at(0));
-    assert!(engine.nominated_node("x").is_some());
+    assert!(engine.preemptor().nominated_node("x").is_some());
     engine.pod_applied(pod("x cpu=4 prio=10"), at(1));
-    assert_eq!(engine.nominated_node("x"), None, "cleared in the API");
+    assert_eq!(
+        engine.preemptor().nominated_node("x"),
+        None,
+        "cleared in the API"
+    );
     engine.pod_applied(pod("x cpu=4 prio=10 nominated=n1"), at(2));
     engine.pod_deleted(&pod("x cpu=4 prio=10"), at(3));
-    assert_eq!(engine.nominated_node("x"), None);
+    assert_eq!(engine.preemptor().nominated_node("x"), None);
     engine.pod_applied(pod("y cpu=4"), at(4));
     assert_eq!(run(&mut engine, 4), ["bind y n1"]);
 }
@@ -541,7 +545,7 @@ fn hopeless_attempts_give_up_the_nomination() {
         out[0].ends_with("2 No preemption victims found for incoming pod."),
         "{out:?}"
     );
-    assert_eq!(engine.nominated_node("x"), None);
+    assert_eq!(engine.preemptor().nominated_node("x"), None);
 }
 
 #[test]
@@ -575,7 +579,7 @@ fn a_pod_that_fails_before_anybody_looks_for_room_loses_its_nomination() {
         gone: false,
     };
     engine.bind_finished("x", Err(error), at(2));
-    assert_eq!(engine.nominated_node("x"), None);
+    assert_eq!(engine.preemptor().nominated_node("x"), None);
     let cleared = |engine: &mut Engine| {
         engine.take_outputs().into_iter().any(|output| {
             matches!(output, Output::Failed(Failure { nominated: Some(node), .. }) if node.is_empty())
@@ -586,7 +590,7 @@ fn a_pod_that_fails_before_anybody_looks_for_room_loses_its_nomination() {
     let mut engine = setup(&[], &[fits], &[]);
     assert!(engine.schedule_one(at(1)).is_some());
     assert!(cleared(&mut engine), "without any node");
-    assert_eq!(engine.nominated_node("x"), None);
+    assert_eq!(engine.preemptor().nominated_node("x"), None);
 }
 
 #[test]

@@ -398,7 +398,7 @@ impl World {
 
     /// CPU, in milli-cores, that the books hold on a node.
     fn booked(&self, node: &str) -> i64 {
-        let nodes = self.engine.nodes();
+        let nodes = self.engine.cluster().nodes();
         let row = nodes.find(node).unwrap();
         nodes.requested(row, koord_model::resources::CPU)
     }

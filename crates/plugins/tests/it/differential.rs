@@ -367,7 +367,7 @@ proptest! {
             let [a, b] = &mut engines;
             let [pa, pb] = &mut placed;
             prop_assert_eq!(drain(a, now, pa), drain(b, now, pb));
-            prop_assert!(a.nodes().books_balance() && b.nodes().books_balance());
+            prop_assert!(a.cluster().nodes().books_balance() && b.cluster().nodes().books_balance());
             prop_assert!(a.classes().memory_balances());
         }
         prop_assert_eq!(engines[0].classes().mismatches(), 0, "every signature is complete");
@@ -419,12 +419,12 @@ fn hosts_that_are_named_are_judged_alone() {
         for name in 0..9 {
             engine.node_applied(node(name, 30, name % 3, 6, false), now);
         }
-        let _ = engine.take_measures();
+        let _ = engine.telemetry.take_measures();
         for number in 0..40 {
             engine.pod_applied(Arc::new(pod(number, 22, 0)), now);
             let _ = drain(engine, now, placed);
         }
-        let measures = engine.take_measures();
+        let measures = engine.telemetry.take_measures();
         let fit = measures.evaluations.iter().find(|((plugin, point, _), _)| {
             *plugin == "NodeResourcesFit" && *point == Point::Filter
         });

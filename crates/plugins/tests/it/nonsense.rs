@@ -353,8 +353,9 @@ fn amounts_that_no_machine_has_break_nobodys_arithmetic() {
         for writers in &cases {
             let mut scene = Scene::new(strategy);
             furnish(&mut scene);
-            let n = scene.0.nodes().find("n").unwrap();
-            let booked = |scene: &Scene| [CPU, MEMORY].map(|id| scene.0.nodes().requested(n, id));
+            let n = scene.0.cluster().nodes().find("n").unwrap();
+            let booked =
+                |scene: &Scene| [CPU, MEMORY].map(|id| scene.0.cluster().nodes().requested(n, id));
             let before = booked(&scene);
             let named: Vec<&str> = writers.iter().map(|(name, _)| *name).collect();
             for (_, write) in writers {
@@ -385,7 +386,7 @@ fn amounts_that_no_machine_has_break_nobodys_arithmetic() {
                 scene.object::<Reservation>(RESERVATIONS, gone(name));
             }
             assert_eq!(booked(&scene), before, "{named:?}");
-            assert!(scene.0.nodes().books_balance(), "{named:?}");
+            assert!(scene.0.cluster().nodes().books_balance(), "{named:?}");
             let said = scene.all_kinds(100);
             assert!(
                 !said.iter().any(|text| text.contains("panicked")),

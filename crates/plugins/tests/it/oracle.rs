@@ -151,7 +151,7 @@ impl Run {
         now: Timestamp,
     ) -> Option<BTreeSet<String>> {
         let info = engine.queued(name)?.clone();
-        let refused = engine.nearest(&info, usize::MAX, now);
+        let refused = engine.inspector().nearest(&info, usize::MAX, now);
         let refused: BTreeSet<&str> = refused.iter().map(|near| &*near.node).collect();
         let all = cluster.nodes.keys();
         Some(
@@ -247,12 +247,12 @@ impl Run {
                 best,
                 "{}: {pod:?} on {node} of {scores:?} by {:?} in {:#?}",
                 self.what,
-                self.engine.telemetry().decision(name),
+                self.engine.telemetry.decision(name),
                 self.cluster
             );
             self.reached.best += u32::from(scores.values().any(|score| score < best));
         }
-        if let Some(decision) = self.engine.telemetry().decision(name)
+        if let Some(decision) = self.engine.telemetry.decision(name)
             && let Some(table) = &decision.table
             && decision.time == self.now()
         {
@@ -482,7 +482,7 @@ fn run(seed: u64, cached: bool, shows: bool) -> Reached {
         run.cluster.now += 1;
         run.step();
         run.decide();
-        assert!(run.engine.nodes().books_balance(), "{}", run.what);
+        assert!(run.engine.cluster().nodes().books_balance(), "{}", run.what);
     }
     assert_eq!(
         run.engine.classes().mismatches(),

@@ -324,7 +324,7 @@ fn compare(
     let what = || format!("{name} {wish:#?} in {world:#?}");
     let expected = world.feasible(wish);
     let info = engine.queued(name).unwrap().clone();
-    let refused = engine.nearest(&info, usize::MAX, now());
+    let refused = engine.inspector().nearest(&info, usize::MAX, now());
     let refused: BTreeSet<&str> = refused.iter().map(|near| &*near.node).collect();
     let all = world.nodes.keys();
     let is: BTreeSet<String> = all

@@ -230,7 +230,10 @@ fn shares_are_shown_where_any_profile_goes_by_them() {
         }
         let query = BTreeMap::new();
         let path = ["quotas", "q"];
-        let shown = scene.0.inspect("ElasticQuota", &path, &query, now());
+        let shown = scene
+            .0
+            .inspector()
+            .inspect("ElasticQuota", &path, &query, now());
         shown.unwrap()["runtime"]["cpu"].clone()
     };
     // The least of what is asked for, the most it may have, and what there is.

@@ -453,7 +453,7 @@ fn a_claim_that_cannot_be_bound_sends_the_pod_back() {
 
 /// What is counted of failures since the last call.
 fn errors(engine: &mut Engine) -> Vec<(String, f64)> {
-    let (_, values) = engine.read(at(0)).into_parts();
+    let (_, values) = engine.inspector().read(at(0)).into_parts();
     let errors = values
         .into_iter()
         .filter(|reading| reading.family.name == "scheduler_volume_scheduling_stage_error_total");

@@ -79,7 +79,7 @@ fn news_of_a_claim_is_for_those_who_name_it() {
         assert_eq!(alone.plugin.about(&event(&volume)), None, "{plugin}");
         for (name, pod, expected) in &rows {
             let pod = Arc::new(serde_json::from_value(pod.clone()).unwrap());
-            let pod = PodInfo::new(pod, alone.engine.resources()).unwrap();
+            let pod = PodInfo::new(pod, alone.engine.cluster().resources()).unwrap();
             let found = alone.plugin.names(&pod).contains(&"ns/data");
             let helps = alone.plugin.hint(&pod, &event(&change), alone.view()) == Helps::Queue;
             assert_eq!((found, helps), (*expected, *expected), "{plugin}: {name}");
@@ -90,7 +90,7 @@ fn news_of_a_claim_is_for_those_who_name_it() {
     let pod = pod("p", "ns", json!([ephemeral("data")]));
     let pod = PodInfo::new(
         Arc::new(serde_json::from_value(pod).unwrap()),
-        alone.engine.resources(),
+        alone.engine.cluster().resources(),
     );
     assert_eq!(alone.plugin.names(&pod.unwrap()), ["ns/p-data"]);
 }

@@ -78,14 +78,14 @@ impl Alone {
     fn view(&self) -> View<'_> {
         View {
             indexes: &self.indexes,
-            ..self.engine.view(now())
+            ..self.engine.cluster().view(now())
         }
     }
 
     fn tell(&mut self, news: impl FnOnce(&mut dyn Bookkeeping, View<'_>, &mut Effects)) {
         let view = View {
             indexes: &self.indexes,
-            ..self.engine.view(now())
+            ..self.engine.cluster().view(now())
         };
         if let Some(books) = self.plugin.books() {
             news(books, view, &mut Effects::default());
@@ -99,7 +99,7 @@ impl Alone {
         }
         let node: Node = serde_json::from_value(value).unwrap();
         self.engine.node_applied(Arc::new(node), now());
-        let row = self.engine.nodes().find(name).unwrap();
+        let row = self.engine.cluster().nodes().find(name).unwrap();
         self.tell(|books, view, fx| books.on_node(row, view, fx));
     }
 
@@ -133,22 +133,22 @@ impl Alone {
         pod["spec"]["nodeName"] = json!(node);
         let pod: Pod = serde_json::from_value(complete(pod)).unwrap();
         self.engine.pod_applied(Arc::new(pod), now());
-        let row = self.engine.nodes().find(node).unwrap();
-        let mut pods = self.engine.nodes().pods(row);
+        let row = self.engine.cluster().nodes().find(node).unwrap();
+        let mut pods = self.engine.cluster().nodes().pods(row);
         let info = pods.find(|pod| *pod.name == *name).unwrap().clone();
         drop(pods);
         self.tell(|books, view, fx| books.on_assigned(&info, row, view, fx));
     }
 
     fn row(&self, node: &str) -> NodeIndex {
-        self.engine.nodes().find(node).unwrap()
+        self.engine.cluster().nodes().find(node).unwrap()
     }
 
     fn cycle<T>(&mut self, mut pod: Value, look: impl FnOnce(&Self, &Cycle<'_>) -> T) -> T {
         pod["metadata"]["name"] = json!("p");
         pod["metadata"]["uid"] = json!("p");
         let pod = Arc::new(serde_json::from_value(complete(pod)).unwrap());
-        let pod = Arc::new(PodInfo::new(pod, self.engine.resources()).unwrap());
+        let pod = Arc::new(PodInfo::new(pod, self.engine.cluster().resources()).unwrap());
         self.tell(|books, view, _| books.prepare(&Cycle::new(&pod, view)));
         look(self, &Cycle::new(&pod, self.view()))
     }
@@ -251,7 +251,7 @@ fn the_share_of_a_quota_is_divided_before_anybody_is_judged() {
     let mut alone = Alone::new("ElasticQuota", json!({}));
     let pod = complete(json!({"metadata": {"name": "p", "uid": "p"}, "spec": {}}));
     let pod = Arc::new(serde_json::from_value(pod).unwrap());
-    let pod = Arc::new(PodInfo::new(pod, alone.engine.resources()).unwrap());
+    let pod = Arc::new(PodInfo::new(pod, alone.engine.cluster().resources()).unwrap());
     let asked = |alone: &Alone| match alone.plugin.pre_filter(&Cycle::new(&pod, alone.view())) {
         PreFilter::Reject(rejection) => Some(rejection.code),
         _ => None,

@@ -74,7 +74,7 @@ async fn pending(State(handle): State<DebugHandle>) -> Response {
 
 async fn decisions(State(handle): State<DebugHandle>) -> Response {
     let answer = handle
-        .ask(|engine, _| json!(engine.telemetry().decisions().take(100).collect::<Vec<_>>()))
+        .ask(|engine, _| json!(engine.telemetry.decisions().take(100).collect::<Vec<_>>()))
         .await;
     found(answer, String::new)
 }
@@ -93,6 +93,7 @@ async fn pod(
     let answer = handle
         .ask(move |engine, now| {
             engine
+                .inspector()
                 .explain_pod(&namespace, &name, now)
                 .unwrap_or_default()
         })
@@ -116,7 +117,7 @@ async fn plugin(
     let answer = handle
         .ask_for(move |engine, now| {
             let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-            engine.inspect(&plugin, &parts, &query, now)
+            engine.inspector().inspect(&plugin, &parts, &query, now)
         })
         .await;
     match answer {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 /// The dump of the node with this name; null when there is none.
 pub(super) fn dump(engine: &Engine, name: &str) -> Value {
-    let nodes = engine.nodes();
+    let nodes = engine.cluster().nodes();
     let known = nodes.find(name);
     let Some((index, info)) = known.and_then(|index| Some((index, nodes.info(index)?))) else {
         return Value::Null;
@@ -30,7 +30,7 @@ pub(super) fn dump(engine: &Engine, name: &str) -> Value {
     let any = |affinity: &Affinity| {
         affinity.pod_affinity.is_some() || affinity.pod_anti_affinity.is_some()
     };
-    let table = engine.resources();
+    let table = engine.cluster().resources();
     let for_scoring = [(CPU, cpu), (MEMORY, memory)]
         .into_iter()
         .collect::<Amounts>();
@@ -183,7 +183,7 @@ fn images(engine: &Engine, index: NodeIndex, info: &NodeInfo) -> Value {
     if known.is_empty() {
         return json!({});
     }
-    let nodes = engine.nodes();
+    let nodes = engine.cluster().nodes();
     let others = nodes.indices().filter(|other| *other != index);
     for other in others.filter_map(|other| nodes.info(other)) {
         for (name, _) in names(other) {

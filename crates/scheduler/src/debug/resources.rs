@@ -19,7 +19,8 @@ const SERIES: [(&str, &str); 2] = [
 /// The series of all pods that have not finished, in the text format.
 pub(super) fn text(engine: &Engine) -> String {
     let mut pods: Vec<(&PodInfo, &str)> = engine
-        .known_pods()
+        .cluster()
+        .known_pods(&engine.queue)
         .filter(|(pod, _)| !pod.is_holder())
         .collect();
     pods.sort_by(|a, b| (&a.0.namespace, &a.0.name).cmp(&(&b.0.namespace, &b.0.name)));
@@ -43,7 +44,7 @@ fn lines(
     engine: &Engine,
 ) {
     for (id, amount) in amounts.iter().filter(|(_, amount)| *amount != 0) {
-        let resource = engine.resources().name(id);
+        let resource = engine.cluster().resources().name(id);
         let unit = match &*resource {
             "cpu" => "cores",
             "memory" | "ephemeral-storage" => "bytes",

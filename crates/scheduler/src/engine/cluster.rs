@@ -105,9 +105,22 @@ impl ClusterState {
         })
     }
 
+    /// Returns the nodes and what is booked on them.
+    #[must_use]
+    pub fn nodes(&self) -> &NodeStore {
+        &self.nodes
+    }
+
+    /// Returns resource names and numbers.
+    #[must_use]
+    pub fn resources(&self) -> &ResourceTable {
+        &self.resources
+    }
+
     /// Returns the state as plugins read it.
+    #[must_use]
     #[inline]
-    pub(super) fn view(&self, now: Timestamp) -> View<'_> {
+    pub fn view(&self, now: Timestamp) -> View<'_> {
         View {
             nodes: &self.nodes,
             resources: &self.resources,

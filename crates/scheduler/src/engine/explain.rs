@@ -1,7 +1,8 @@
 //! Why a pod waits, what the nearest nodes lack for it, and why a placed pod is where it is.
 
-use super::Engine;
 use super::class::{Column, Evaluation, normal};
+use super::cluster::ClusterState;
+use super::inspector::Inspector;
 use super::plugin_table::PluginTable;
 use super::scope::Scope;
 use crate::framework::{Code, Cycle, Lacks, Normalize, Rejection, RowVerdict};
@@ -135,7 +136,7 @@ pub struct Near {
     pub distance: f64,
 }
 
-impl Engine {
+impl Inspector<'_> {
     /// The nodes that come closest to taking `pod`, nearest first. Empty when the pod is refused
     /// before any node is looked at. Costs one look at every node.
     #[must_use]
@@ -153,7 +154,7 @@ impl Engine {
             return Vec::new();
         };
         let nominator = &self.preemptor.nominator;
-        let scope = Scope::new(cycle, &self.table, &prepared, nominator, &self.options);
+        let scope = Scope::new(cycle, self.table, &prepared, nominator, self.options);
         let far = |node: NodeIndex| {
             let mut lacks = Lacks::default();
             scope.lacks(node, &mut lacks);
@@ -218,7 +219,7 @@ impl Engine {
         });
         let Some((_, node, assumed)) = booked else {
             out["state"] = json!("pending");
-            out["queue"] = queue_state(&self.table, &self.queue, &pod, now);
+            out["queue"] = queue_state(self.table, self.queue, &pod, now);
             out["nearest"] = json!(self.nearest(&pod, 3, now));
             return Some(out);
         };
@@ -234,13 +235,18 @@ impl Engine {
         };
         Some(out)
     }
+}
 
+impl ClusterState {
     /// All pods that are known, with the node of those that have one, in no particular order.
-    pub(crate) fn known_pods(&self) -> impl Iterator<Item = (&PodInfo, &str)> {
-        let booked = self.cluster.pods.values();
-        let booked = booked.map(|record| (&*record.info, &**self.cluster.nodes.name(record.node)));
-        let waiting = self.queue.pods();
-        let waiting = waiting.filter(|pod| !self.cluster.pods.contains_key(&pod.uid));
+    pub(crate) fn known_pods<'a>(
+        &'a self,
+        queue: &'a Queue,
+    ) -> impl Iterator<Item = (&'a PodInfo, &'a str)> {
+        let booked = self.pods.values();
+        let booked = booked.map(|record| (&*record.info, &**self.nodes.name(record.node)));
+        let waiting = queue.pods();
+        let waiting = waiting.filter(|pod| !self.pods.contains_key(&pod.uid));
         booked.chain(waiting.map(|pod| (&**pod, "")))
     }
 }

@@ -17,6 +17,7 @@ mod explain;
 mod few;
 mod fresh;
 mod grouped;
+mod inspector;
 mod measure;
 mod memo;
 mod nominator;
@@ -43,26 +44,22 @@ pub use class_cache::ClassCache;
 pub use cluster::ClusterState;
 pub use consult::{Consultation, Proposal, Question};
 pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
+pub use inspector::Inspector;
 pub use measure::{Measured, Measures, Point};
 pub use output::{BindRequest, Failure, Observer, Outcome, Output, Started};
 pub use plugin_table::PluginTable;
+pub use preemptor::Preemptor;
 pub use telemetry::Telemetry;
 
 pub use crate::framework::{Advice, Advised, Agreed, BindError};
 
 use crate::config::Configuration;
-use crate::framework::{
-    Action, ClusterEvent, Cycle, Effects, Indexes, NotShown, Profiles, Readings, View,
-};
+use crate::framework::{Action, ClusterEvent, Cycle, Effects, Indexes, Profiles};
 use crate::guard::guarded;
-use crate::queue::{Backoff, Pending, PluginSet, Queue};
-use crate::state::{NodeStore, PodInfo};
+use crate::queue::{Backoff, PluginSet, Queue};
+use crate::state::PodInfo;
 use jiff::{SignedDuration, Timestamp};
-use koord_model::resources::ResourceTable;
 use pod_waker::PodWaker;
-use preemptor::Preemptor;
-use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use waiting::{Waiting, WaitingPods};
 
@@ -103,13 +100,14 @@ pub struct Engine {
     options: EngineOptions,
     cluster: ClusterState,
     table: PluginTable,
-    queue: Queue,
+    pub(crate) queue: Queue,
     pub(crate) classes: ClassCache,
     waits: WaitingPods,
     preemptor: Preemptor,
     calls: consult::ExtenderCalls,
     promises: Vec<promise::Promise>,
-    telemetry: Telemetry,
+    /// What the engine reports of its work, to be observed or emptied.
+    pub telemetry: Telemetry,
     outbox: Vec<Output>,
 }
 
@@ -143,22 +141,10 @@ impl Engine {
             preemptor: Preemptor::default(),
             calls: consult::ExtenderCalls::new(&config.extenders),
             promises: Vec::new(),
-            telemetry: Telemetry::new(table.profiles.len(), table.plugins.len()),
+            telemetry: Telemetry::new(table.profiles.len(), table.names.clone()),
             outbox: Vec::new(),
             table,
         }
-    }
-
-    /// The nodes and what is booked on them.
-    #[must_use]
-    pub fn nodes(&self) -> &NodeStore {
-        &self.cluster.nodes
-    }
-
-    /// The state as plugins read it.
-    #[must_use]
-    pub fn view(&self, now: Timestamp) -> View<'_> {
-        self.cluster.view(now)
     }
 
     /// Returns the nodes and what is booked on them.
@@ -179,66 +165,23 @@ impl Engine {
         &self.classes
     }
 
-    /// Returns what the engine reports of its work.
+    /// Returns nominations and evictions under way.
     #[must_use]
-    pub fn telemetry(&self) -> &Telemetry {
-        &self.telemetry
+    pub fn preemptor(&self) -> &Preemptor {
+        &self.preemptor
     }
 
-    /// Returns what the engine reports of its work, to be observed or emptied.
-    pub fn telemetry_mut(&mut self) -> &mut Telemetry {
-        &mut self.telemetry
-    }
-
-    /// Resource names and numbers.
-    #[must_use]
-    pub fn resources(&self) -> &ResourceTable {
-        &self.cluster.resources
-    }
-
-    /// How many pods wait where.
-    #[must_use]
-    pub fn pending(&self) -> Pending {
-        self.queue.pending()
-    }
-
-    /// How many pods entered which queue because of which event, since the last call.
-    pub fn take_incoming(&mut self) -> FxHashMap<(&'static str, &'static str), u64> {
-        self.queue.take_incoming()
-    }
-
-    /// What was measured since the last call.
-    pub fn take_measures(&mut self) -> Measures {
-        self.telemetry.meter.take(&self.table.names)
-    }
-
-    /// What plugins measure of themselves.
-    pub fn read(&mut self, now: Timestamp) -> Readings {
-        let mut out = Readings::default();
-        for plugin in &mut self.table.plugins {
-            if let Some(metered) = plugin.metered() {
-                let view = self.cluster.view(now);
-                guarded("over what it measures", || metered.read(view, &mut out));
-            }
+    /// Returns what shows the state to people and metrics.
+    pub fn inspector(&mut self) -> Inspector<'_> {
+        Inspector {
+            options: &self.options,
+            cluster: &self.cluster,
+            table: &mut self.table,
+            queue: &self.queue,
+            waits: &self.waits,
+            preemptor: &self.preemptor,
+            telemetry: &self.telemetry,
         }
-        out
-    }
-
-    /// Refused pods per profile and refusing plugin.
-    #[must_use]
-    pub fn refused_by_plugin(&self) -> FxHashMap<(usize, &'static str), usize> {
-        let mut out = FxHashMap::default();
-        for (by, scheduler, pods) in self.queue.refusals() {
-            let Some(profile) = self.table.profile_named(scheduler) else {
-                continue;
-            };
-            for (instance, name) in self.table.names.iter().enumerate() {
-                if by & (1 << instance) != 0 {
-                    *out.entry((profile, *name)).or_default() += pods;
-                }
-            }
-        }
-        out
     }
 
     /// A pod that waits in the queue, by uid.
@@ -250,28 +193,6 @@ impl Engine {
     /// What has to be done since the last call, in order.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.outbox)
-    }
-
-    /// What `plugin` answers to `GET /apis/v1/plugins/<plugin>/<path>?<query>`.
-    ///
-    /// # Errors
-    /// There is no such plugin or path, or nothing to show there.
-    pub fn inspect(
-        &mut self,
-        plugin: &str,
-        path: &[&str],
-        query: &BTreeMap<String, String>,
-        now: Timestamp,
-    ) -> Result<serde_json::Value, NotShown> {
-        let known = self.table.names.iter().position(|name| *name == plugin);
-        let at = known.ok_or(NotShown::NoSuchPath)?;
-        if let Some(books) = self.table.plugins[at].books() {
-            books.prepare_to_show(self.cluster.view(now));
-        }
-        let insight = self.table.plugins[at]
-            .insight()
-            .ok_or(NotShown::NoSuchPath)?;
-        insight.inspect(path, query, self.cluster.view(now))
     }
 
     /// When time alone will make a pod ready or end a wait, as far as is known.

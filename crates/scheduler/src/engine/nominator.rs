@@ -1,7 +1,6 @@
 //! Which pods wait for room on which node: what `status.nominatedNodeName` and our own preemptions
 //! say. Pods of the same or a lower priority must leave that room alone.
 
-use super::Engine;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -69,14 +68,6 @@ impl Nominator {
             }
         }
         Some(node)
-    }
-}
-
-impl Engine {
-    /// The node that the pod with this uid is nominated to.
-    #[must_use]
-    pub fn nominated_node(&self, uid: &str) -> Option<&Arc<str>> {
-        self.preemptor.nominator.node_of(uid)
     }
 }
 

@@ -205,7 +205,7 @@ impl PluginTable {
         }
     }
 
-    /// The paths of [`super::Engine::inspect`], with their prefix.
+    /// The paths of [`super::Inspector::inspect`], with their prefix.
     #[must_use]
     pub fn inspections(&self) -> Vec<String> {
         let mut out: Vec<String> = self

@@ -146,12 +146,6 @@ impl Engine {
             self.queue.activate(&preemptor);
         }
     }
-
-    /// How often room was looked for, and how many pods were to go for it.
-    #[must_use]
-    pub fn preemptions(&self) -> (u64, usize) {
-        (self.preemptor.searches, self.preemptor.victims)
-    }
 }
 
 impl Preemptor {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Invariant: `evicting` holds booked pods only; `kept` is empty except from the settlement of a group until the
 /// post-filter plugins have run.
 #[derive(Debug, Default)]
-pub(super) struct Preemptor {
+pub struct Preemptor {
     pub(super) nominator: Nominator,
     /// Victims whose eviction was asked for, with the pod that it is for, by uid.
     pub(super) evicting: FxHashMap<Arc<str>, Arc<str>>,
@@ -19,6 +19,20 @@ pub(super) struct Preemptor {
     pub(super) searches: u64,
     /// How many pods had to go for it.
     pub(super) victims: usize,
+}
+
+impl Preemptor {
+    /// The node that the pod with this uid is nominated to.
+    #[must_use]
+    pub fn nominated_node(&self, uid: &str) -> Option<&Arc<str>> {
+        self.nominator.node_of(uid)
+    }
+
+    /// How often room was looked for, and how many pods were to go for it.
+    #[must_use]
+    pub fn preemptions(&self) -> (u64, usize) {
+        (self.searches, self.victims)
+    }
 }
 
 #[cfg(test)]

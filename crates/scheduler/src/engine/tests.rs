@@ -11,8 +11,8 @@ mod waits;
 use super::*;
 use crate::framework::{
     BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Factory,
-    Grouping, Helps, Insight, Interest, Metered, ObjectChange, Permit, Plugin, Points, Registry,
-    Rejection, Remark, Signable, Signature, State, Subject, Verdict, View, Words,
+    Grouping, Helps, Insight, Interest, Metered, ObjectChange, Permit, Plugin, Points, Readings,
+    Registry, Rejection, Remark, Signable, Signature, State, Subject, Verdict, View, Words,
 };
 use crate::state::NodeIndex;
 use k8s_openapi::api::core::v1::{Node, Pod};

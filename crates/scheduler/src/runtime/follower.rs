@@ -143,8 +143,8 @@ impl Follower {
         }
         // Nobody does what it asks for, and nobody reads what it measures.
         drop(engine.take_outputs());
-        drop(engine.take_measures());
-        drop(engine.take_incoming());
+        drop(engine.telemetry.take_measures());
+        drop(engine.queue.take_incoming());
         true
     }
 }

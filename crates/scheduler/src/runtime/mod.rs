@@ -267,7 +267,7 @@ impl Daemon {
         let _closed = gate.guard();
         let told = monitor.clone();
         engine
-            .telemetry_mut()
+            .telemetry
             .observe(Box::new(move |started| told.begin(Attempt::new(started))));
         let plugin_metrics = PluginMetrics::new(&ctx.metrics, metrics.resets());
         let questions = options.debug.attach();

@@ -85,9 +85,9 @@ impl Owner {
             if Instant::now() >= next_gauges {
                 self.measure();
                 next_gauges = Instant::now() + self.gauge_period;
-            } else if self.engine.telemetry_mut().has_measured_much() {
+            } else if self.engine.telemetry.has_measured_much() {
                 self.metrics
-                    .measured(self.engine.take_measures(), &self.names);
+                    .measured(self.engine.telemetry.take_measures(), &self.names);
             }
             if busy || budget == 0 {
                 tokio::task::yield_now().await;
@@ -122,9 +122,9 @@ impl Owner {
         self.metrics.binding(self.writer.binding);
         self.metrics.gauges(&mut self.engine);
         self.metrics
-            .measured(self.engine.take_measures(), &self.names);
+            .measured(self.engine.telemetry.take_measures(), &self.names);
         let now = self.ctx.clock.now();
-        self.plugin_metrics.take(self.engine.read(now));
+        self.plugin_metrics.take(self.engine.inspector().read(now));
         self.plugin_metrics.take(self.writer.take_timings());
     }
 
@@ -269,7 +269,11 @@ impl Owner {
         if !self.nearest || now < self.next_nearest || !self.writer.has_news(failure) {
             return Vec::new();
         }
-        let look = || self.engine.nearest(&failure.pod, 3, self.ctx.clock.now());
+        let look = || {
+            self.engine
+                .inspector()
+                .nearest(&failure.pod, 3, self.ctx.clock.now())
+        };
         let near = guarded("over the nearest nodes", look).unwrap_or_default();
         self.next_nearest = Instant::now() + now.elapsed() * 20;
         near
@@ -280,7 +284,7 @@ impl Owner {
         if top > 0
             && let Some(table) = self
                 .engine
-                .telemetry()
+                .telemetry
                 .decision(&outcome.pod.uid)
                 .and_then(|decision| decision.table.as_ref())
         {

@@ -218,7 +218,7 @@ impl Cluster {
         let before = koord_bench::rss_mib();
         for (at, line) in self.lines.iter().enumerate() {
             let pod = self.pod(at, line.workload, line.kind, 0, line.node);
-            let seen = self.alike.read(pod, engine.resources());
+            let seen = self.alike.read(pod, engine.cluster().resources());
             engine.pod_seen(&seen, self.now);
         }
         self.engine_mib = koord_bench::rss_mib() - before;
@@ -278,7 +278,7 @@ impl Cluster {
 
     /// The same, which the scheduler sees as well.
     fn read(&self, pod: Pod, engine: &mut Engine) -> Arc<PodInfo> {
-        let seen = self.alike.read(pod.clone(), engine.resources());
+        let seen = self.alike.read(pod.clone(), engine.cluster().resources());
         engine.pod_seen(&seen, self.now);
         self.info(pod)
     }
@@ -527,8 +527,7 @@ impl Cluster {
                 (line.node, line.info, line.ready) = (Some(node), info, self.minute + 1);
             }
         }
-        drop(engine.take_measures());
-        drop(engine.take_incoming());
+        drop(engine.telemetry.take_measures());
     }
 
     /// What share of its cores each node used in the last minute.

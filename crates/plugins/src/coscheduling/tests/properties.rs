@@ -281,9 +281,9 @@ impl Api {
             }
         }
         let mut total = 0;
-        for node in engine.nodes().indices() {
-            let used = engine.nodes().requested(node, CPU);
-            assert!(used <= engine.nodes().allocatable(node, CPU));
+        for node in engine.cluster().nodes().indices() {
+            let used = engine.cluster().nodes().requested(node, CPU);
+            assert!(used <= engine.cluster().nodes().allocatable(node, CPU));
             total += used;
         }
         assert_eq!(total, 1000 * i64::try_from(booked.len()).unwrap());

@@ -205,7 +205,7 @@ fn one_member_without_a_place_rolls_all_back_and_the_gang_goes_when_there_is_roo
     world.run();
     assert_eq!(world.booked(), (0, 0), "nothing is left booked");
     assert_eq!(world.bound(), Vec::<&str>::new());
-    let nodes = world.engine.nodes();
+    let nodes = world.engine.cluster().nodes();
     let row = nodes.find("n").unwrap();
     assert_eq!(nodes.requested(row, koord_model::resources::CPU), 0);
     // The third was refused for its own reason: it was the one that completed the gang, or the

@@ -392,7 +392,7 @@ fn nodes_score_by_what_is_left() {
         engine.pod_applied(object(pod("p", requests(asked), json!({}))), now());
         decide(&mut engine).unwrap();
         let table = engine
-            .telemetry()
+            .telemetry
             .decision("p")
             .unwrap()
             .table

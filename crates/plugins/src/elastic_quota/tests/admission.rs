@@ -253,7 +253,12 @@ fn pods_that_must_not_be_preempted_stay_within_the_minimum() {
 fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
     let mut engine = engine(&json!({}), 100, 100);
     let of = |engine: &mut Engine, name: &str| -> Vec<String> {
-        let all = engine.inspect(NAME, &["quotas"], &query(&[("includePods", "true")]), at(0));
+        let all = engine.inspector().inspect(
+            NAME,
+            &["quotas"],
+            &query(&[("includePods", "true")]),
+            at(0),
+        );
         let all = all.unwrap();
         let holds = |(_, quota): &(&String, &Value)| {
             quota["podCache"].get(format!("team/{name}")).is_some()
@@ -301,7 +306,9 @@ fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
     assert_eq!(used(&mut engine, DEFAULT_QUOTA), "2");
     delete(&mut engine, &pod("labelled", "q", 1, 1), 0);
     assert_eq!(used(&mut engine, DEFAULT_QUOTA), "1");
-    let gone = engine.inspect(NAME, &["quotas", "q"], &query(&[]), at(0));
+    let gone = engine
+        .inspector()
+        .inspect(NAME, &["quotas", "q"], &query(&[]), at(0));
     assert_eq!(
         gone,
         Err(NotShown::Missing("cannot find quota q".to_owned()))

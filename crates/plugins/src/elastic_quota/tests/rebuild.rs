@@ -50,7 +50,10 @@ type Event<'a> = Box<dyn Fn(&mut Engine) + 'a>;
 
 fn everything(engine: &mut Engine) -> Value {
     let pods = query(&[("includePods", "true")]);
-    let mut all = engine.inspect(NAME, &["quotas"], &pods, at(0)).unwrap();
+    let mut all = engine
+        .inspector()
+        .inspect(NAME, &["quotas"], &pods, at(0))
+        .unwrap();
     all[ROOT_QUOTA] = summary(engine, ROOT_QUOTA);
     for quota in all.as_object_mut().unwrap().values_mut() {
         quota["runtimeVersion"] = Value::Null;

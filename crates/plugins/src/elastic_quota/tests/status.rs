@@ -236,13 +236,16 @@ fn the_service_lists_quotas_and_their_pods() {
     );
     let mut names = |pairs: &[(&str, &str)]| -> Vec<String> {
         let all = engine
+            .inspector()
             .inspect(NAME, &["quotas"], &query(pairs), at(0))
             .unwrap();
         all.as_object().unwrap().keys().cloned().collect()
     };
     assert_eq!(names(&[]), [DEFAULT_QUOTA, SYSTEM_QUOTA, "p", "p-a"]);
     assert!(names(&[("tree", "t")]).is_empty());
-    let other = engine.inspect(NAME, &["other"], &query(&[]), at(0));
+    let other = engine
+        .inspector()
+        .inspect(NAME, &["other"], &query(&[]), at(0));
     assert_eq!(other, Err(NotShown::NoSuchPath));
 }
 
@@ -254,7 +257,7 @@ fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
     let why = place(&mut engine, &pod("y", "a", 2, 2), 1);
     assert!(why.contains("Insufficient quotas"), "{why}");
     let told = |engine: &mut Engine, name: &str| {
-        let told = engine.explain_pod("team", name, at(2)).unwrap();
+        let told = engine.inspector().explain_pod("team", name, at(2)).unwrap();
         told["plugins"][NAME].clone()
     };
     let y = told(&mut engine, "y");

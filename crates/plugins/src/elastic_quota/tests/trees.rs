@@ -145,7 +145,9 @@ fn requests_and_use_stay_in_their_tree_and_go_up_in_it() {
     );
 
     let mut names = |tree: &str| -> Vec<String> {
-        let all = engine.inspect(NAME, &["quotas"], &query(&[("tree", tree)]), at(0));
+        let all = engine
+            .inspector()
+            .inspect(NAME, &["quotas"], &query(&[("tree", tree)]), at(0));
         all.unwrap().as_object().unwrap().keys().cloned().collect()
     };
     assert_eq!(names("tree-b"), ["t2", "t2-a"]);

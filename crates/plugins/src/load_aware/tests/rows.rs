@@ -149,7 +149,7 @@ impl World {
         let mut engine = self.engine();
         let pod = Arc::new(serde_json::from_value(pod).unwrap());
         let found = place(&mut engine, pod, 0);
-        let decision = engine.telemetry().decision("p");
+        let decision = engine.telemetry.decision("p");
         let Some(table) = decision.and_then(|decision| decision.table.clone()) else {
             panic!("{found}");
         };

@@ -361,8 +361,12 @@ fn what_each_numa_node_lacks_is_named() {
         let mut engine = one(policy(policy_name));
         let change = json!({"spec": {"containers": [
             {"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}}}]}});
-        let pod = PodInfo::new(Arc::new(pod("a", cpu, change)), engine.resources()).unwrap();
-        let near = engine.nearest(&Arc::new(pod), 1, now());
+        let pod = PodInfo::new(
+            Arc::new(pod("a", cpu, change)),
+            engine.cluster().resources(),
+        )
+        .unwrap();
+        let near = engine.inspector().nearest(&Arc::new(pod), 1, now());
         near.first()
             .map(|near| near.lacks.clone())
             .unwrap_or_default()

@@ -178,8 +178,9 @@ fn what_pods_are_given() {
         let mut engine = with_reservations(machine, labels, json!({}), 96);
         let mut node = (*machine.node("n", json!({}), json!({}), 96)).clone();
         node.metadata.labels = engine
+            .cluster()
             .nodes()
-            .info(engine.nodes().find("n").unwrap())
+            .info(engine.cluster().nodes().find("n").unwrap())
             .unwrap()
             .object
             .metadata

@@ -94,7 +94,7 @@ fn scores(engine: &mut Engine, pod: Pod) -> String {
         return reason(&message);
     }
     let table = engine
-        .telemetry()
+        .telemetry
         .decision(&uid)
         .unwrap()
         .table

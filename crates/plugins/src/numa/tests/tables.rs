@@ -160,7 +160,9 @@ fn the_tables_can_be_looked_at() {
         json!({"cpu": "6", "memory": "32Gi"})
     );
     let query = std::collections::BTreeMap::new();
-    let unknown = engine.inspect(NAME, &["nodes", "x"], &query, now());
+    let unknown = engine
+        .inspector()
+        .inspect(NAME, &["nodes", "x"], &query, now());
     let text = "node \"x\" not found".to_owned();
     assert_eq!(unknown, Err(NotShown::Failed(text)));
 }
@@ -169,7 +171,7 @@ fn the_tables_can_be_looked_at() {
 fn a_pod_is_told_what_cpus_it_wants_and_which_it_has() {
     let mut engine = one(json!({}));
     let told = |engine: &mut Engine, name: &str| {
-        let told = engine.explain_pod("ns", name, now()).unwrap();
+        let told = engine.inspector().explain_pod("ns", name, now()).unwrap();
         told["plugins"].get(NAME).cloned()
     };
     // (pod, what a person is told while it waits)

@@ -55,7 +55,7 @@ fn said_of(bench: &Bench, victims: &[&str], more: &[Arc<PodInfo>]) -> String {
         PreFilter::Reject(rejection) => return rejection.message(),
         PreFilter::Skip => return "skipped".to_owned(),
     };
-    let booked = bench.engine.nodes().booked(row);
+    let booked = bench.engine.cluster().nodes().booked(row);
     let victims: Vec<_> = booked
         .filter(|pod| victims.contains(&&*pod.name))
         .cloned()
@@ -192,7 +192,7 @@ fn a_pod_is_taken_in_if_node_and_reservation_have_room() {
             let pod = super::rows::pod_value("more", more, json!({}));
             let pod = serde_json::from_value(pod).unwrap();
             vec![Arc::new(
-                PodInfo::new(Arc::new(pod), bench.engine.resources()).unwrap(),
+                PodInfo::new(Arc::new(pod), bench.engine.cluster().resources()).unwrap(),
             )]
         };
         assert_eq!(said_of(&bench, victims, &more), expected, "{name}");
@@ -277,7 +277,7 @@ fn who_says_otherwise_is_not_taken_in() {
         let mut bench = bench.settle();
         let row = bench.row();
         let mut fx = Effects::default();
-        let pods: Vec<_> = bench.engine.nodes().pods(row).cloned().collect();
+        let pods: Vec<_> = bench.engine.cluster().nodes().pods(row).cloned().collect();
         let mut plugin = std::mem::replace(
             &mut bench.plugin,
             build(None, &BuildContext::default()).unwrap(),

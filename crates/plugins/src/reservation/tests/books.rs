@@ -200,7 +200,7 @@ impl World {
 
     /// What the API says must be held, against what the books hold.
     fn check(&self, before: &mut Before) -> Result<(), TestCaseError> {
-        let nodes = self.engine.nodes();
+        let nodes = self.engine.cluster().nodes();
         prop_assert!(nodes.books_balance());
         let milli = |pod: &Value| {
             let cpu = pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]

@@ -108,7 +108,7 @@ fn devices_are_taken_over() {
         assert!(world.fate("p").ends_with("(r)"), "{what}");
         for pods_first in [false, true] {
             world.restart(pods_first);
-            assert!(world.engine.nodes().books_balance());
+            assert!(world.engine.cluster().nodes().books_balance());
         }
     }
     // Those of the pod, though others lie closer together.

@@ -413,6 +413,7 @@ fn people_see_what_is_reserved_and_who_uses_it() {
     let ask = |world: &mut World, path: &[&str]| {
         world
             .engine
+            .inspector()
             .inspect(NAME, path, &BTreeMap::new(), world.now)
     };
     let items = ask(&mut world, &["nodeReservations", "n1"]).unwrap();

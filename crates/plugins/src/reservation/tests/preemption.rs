@@ -69,7 +69,10 @@ fn room_that_is_made_is_kept_for_the_reservation() {
     world.reserve("r", "6", "web", reserve_at(10));
     world.engine.schedule_one(world.now);
     let uid = world.reservations["r"]["metadata"]["uid"].clone();
-    let node = world.engine.nominated_node(uid.as_str().unwrap());
+    let node = world
+        .engine
+        .preemptor()
+        .nominated_node(uid.as_str().unwrap());
     assert_eq!(node.map(|node| &**node), Some("n"));
     // Before its victim is gone, somebody comes who would fit then.
     world.pod("late", "5", "other", json!({"spec": {"priority": 3}}));

@@ -57,11 +57,11 @@ impl Bench {
     }
 
     pub(super) fn view(&self) -> View<'_> {
-        self.engine.view(self.now)
+        self.engine.cluster().view(self.now)
     }
 
     pub(super) fn row(&self) -> NodeIndex {
-        self.engine.nodes().find("n").unwrap()
+        self.engine.cluster().nodes().find("n").unwrap()
     }
 
     /// A reservation for pods of app `web` that is open on the node.
@@ -135,7 +135,7 @@ impl Bench {
     pub(super) fn settle(mut self) -> Self {
         let mut plugin = std::mem::replace(&mut self.plugin, nothing());
         let (row, mut fx) = (self.row(), Effects::default());
-        for pod in self.engine.nodes().booked(row) {
+        for pod in self.engine.cluster().nodes().booked(row) {
             plugin
                 .books()
                 .unwrap()
@@ -147,7 +147,7 @@ impl Bench {
 
     fn cycle_of<T>(&self, pod: Value, look: impl FnOnce(&Cycle<'_>) -> T) -> T {
         let pod = serde_json::from_value(pod).unwrap();
-        let pod = Arc::new(PodInfo::new(Arc::new(pod), self.engine.resources()).unwrap());
+        let pod = Arc::new(PodInfo::new(Arc::new(pod), self.engine.cluster().resources()).unwrap());
         look(&Cycle::new(&pod, self.view()))
     }
 
@@ -173,7 +173,7 @@ impl Bench {
             .release()
             .unwrap()
             .released(cycle, &state, row, &mut removed);
-        let pods = self.engine.nodes().booked(row);
+        let pods = self.engine.cluster().nodes().booked(row);
         removed.extend(pods.filter(|pod| victims.contains(&&*pod.name)).cloned());
         let cycle = Cycle {
             overlay: Overlay {

@@ -480,7 +480,11 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
 
 /// The reservation's name, node, whether it may be used, why not, and what is left of it.
 fn told(world: &mut World, pod: &str) -> Vec<String> {
-    let told = world.engine.explain_pod("ns", pod, world.now).unwrap();
+    let told = world
+        .engine
+        .inspector()
+        .explain_pod("ns", pod, world.now)
+        .unwrap();
     let listed = told["plugins"][NAME]["reservations"].as_array().cloned();
     let mut lines: Vec<String> = listed
         .unwrap_or_default()
@@ -516,7 +520,11 @@ fn a_pending_pod_is_told_which_reservations_it_owns_and_why_it_uses_none() {
     world.pod("first", "1", "web", affinity(json!({"name": "open"})));
     world.run();
     assert_eq!(world.fate("first"), "n (open)");
-    let used = world.engine.explain_pod("ns", "first", world.now).unwrap();
+    let used = world
+        .engine
+        .inspector()
+        .explain_pod("ns", "first", world.now)
+        .unwrap();
     assert_eq!(used["plugins"][NAME]["uses"]["name"], "open");
 
     let taint = "untolerated taint {team: a}";
@@ -562,6 +570,7 @@ fn a_pending_pod_is_told_which_reservations_it_owns_and_why_it_uses_none() {
     world.run();
     let stranger = world
         .engine
+        .inspector()
         .explain_pod("ns", "stranger", world.now)
         .unwrap();
     assert_eq!(stranger["plugins"].get(NAME), None);
@@ -570,7 +579,11 @@ fn a_pending_pod_is_told_which_reservations_it_owns_and_why_it_uses_none() {
     let broken = json!({"metadata": {"annotations": {key: "{nope"}}});
     world.pod("broken", "20", "web", broken);
     world.run();
-    let broken = world.engine.explain_pod("ns", "broken", world.now).unwrap();
+    let broken = world
+        .engine
+        .inspector()
+        .explain_pod("ns", "broken", world.now)
+        .unwrap();
     let error = broken["plugins"][NAME]["error"]
         .as_str()
         .unwrap_or_default();

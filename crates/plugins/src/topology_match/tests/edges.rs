@@ -218,8 +218,8 @@ fn what_each_zone_lacks_is_named() {
     let allocatable = json!({"cpu": "40", "memory": "64Gi", "pods": "110"});
     engine.node_applied(node("b", allocatable), now());
     engine.object_changed(&report("b", SINGLE, json!({}), two_zones(10, 7)), now());
-    let pod = PodInfo::new(object(pod("pod1", &twenty())), engine.resources()).unwrap();
-    let near = engine.nearest(&Arc::new(pod), 1, now());
+    let pod = PodInfo::new(object(pod("pod1", &twenty())), engine.cluster().resources()).unwrap();
+    let near = engine.inspector().nearest(&Arc::new(pod), 1, now());
     assert_eq!(
         near[0].lacks,
         "cpu in one NUMA node: needs 20, free 10 in node-0 and 7 in node-1"

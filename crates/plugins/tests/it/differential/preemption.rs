@@ -504,7 +504,10 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
         }
         Step::Echo(number, there) => {
             if let Some(name) = World::pick(&world.waiting, number) {
-                let nominated = engines[0].nominated_node(&name).map(ToString::to_string);
+                let nominated = engines[0]
+                    .preemptor()
+                    .nominated_node(&name)
+                    .map(ToString::to_string);
                 let pod = world.pods.get_mut(&name).unwrap();
                 pod["status"]["nominatedNodeName"] = json!(nominated.filter(|_| there));
                 show(engines, pod);
@@ -578,11 +581,11 @@ proptest! {
             let a = drain(remembers, now, Some(&mut world));
             let b = drain(looks, now, None);
             prop_assert_eq!(a, b, "after {:?}", step);
-            prop_assert_eq!(remembers.preemptions(), looks.preemptions());
+            prop_assert_eq!(remembers.preemptor().preemptions(), looks.preemptor().preemptions());
             for name in &world.waiting {
-                prop_assert_eq!(remembers.nominated_node(name), looks.nominated_node(name));
+                prop_assert_eq!(remembers.preemptor().nominated_node(name), looks.preemptor().nominated_node(name));
             }
-            prop_assert!(remembers.nodes().books_balance() && looks.nodes().books_balance());
+            prop_assert!(remembers.cluster().nodes().books_balance() && looks.cluster().nodes().books_balance());
         }
         prop_assert_eq!(engines[0].classes().mismatches(), 0, "every signature is complete");
     }

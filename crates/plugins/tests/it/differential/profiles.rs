@@ -465,7 +465,7 @@ proptest! {
             let a = drain(remembers, now, Some(&mut world));
             let b = drain(looks, now, None);
             prop_assert_eq!(a, b, "after {:?}", step);
-            prop_assert!(remembers.nodes().books_balance() && looks.nodes().books_balance());
+            prop_assert!(remembers.cluster().nodes().books_balance() && looks.cluster().nodes().books_balance());
         }
         prop_assert_eq!(engines[0].classes().mismatches(), 0, "every signature is complete");
     }

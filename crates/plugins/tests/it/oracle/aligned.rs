@@ -87,6 +87,7 @@ impl Run {
             }
             let refused = self
                 .engine
+                .inspector()
                 .nearest(&info, usize::MAX, objects::at(self.now));
             let refused: BTreeSet<&str> = refused.iter().map(|near| &*near.node).collect();
             let nodes = self.cluster.nodes.keys();

@@ -48,7 +48,7 @@ fn scores(engine: &mut Engine, asks: &[(&str, &str, u32)]) -> Vec<String> {
     }
     let names: Vec<&str> = asks.iter().map(|(name, ..)| *name).collect();
     let out = place(engine, pod("p", uses(&names), None));
-    let Some(decision) = engine.telemetry().decision("pod-p") else {
+    let Some(decision) = engine.telemetry.decision("pod-p") else {
         return out;
     };
     let ranking = decision.table.as_ref().unwrap().ranking.iter();

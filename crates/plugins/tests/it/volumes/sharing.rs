@@ -71,7 +71,7 @@ proptest! {
             let said: Vec<_> = engines.iter_mut().map(|engine| {
                 engine.pod_applied(Arc::new(pod_of(1_000, claims, 9, 0, 99)), now);
                 let pod = engine.queued("pod-p1000").unwrap().clone();
-                let near = engine.nearest(&pod, usize::MAX, now).into_iter();
+                let near = engine.inspector().nearest(&pod, usize::MAX, now).into_iter();
                 let refused: BTreeMap<_, _> = near.map(|near| (near.node, near.lacks)).collect();
                 engine.pod_deleted(&pod.object.pod, now);
                 refused

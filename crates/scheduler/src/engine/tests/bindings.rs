@@ -21,7 +21,7 @@ fn a_pod_is_booked_bound_and_confirmed() {
     assert_eq!(engine.cluster().booked(), (1, 0));
     engine.pod_deleted(&bound("a", "1", "n"), at(3));
     assert_eq!(engine.cluster().booked(), (0, 0));
-    assert!(engine.nodes().books_balance());
+    assert!(engine.cluster().nodes().books_balance());
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_refused_reservation_is_undone() {
     engine.pod_applied(pod("unreservable", "1"), at(0));
     assert_eq!(schedule(&mut engine, 0)[0].1, None);
     assert_eq!(engine.cluster().booked(), (0, 0));
-    assert!(engine.nodes().books_balance());
+    assert!(engine.cluster().nodes().books_balance());
     assert_eq!(
         messages(&mut engine),
         ["Unschedulable: 0/1 nodes are available: 1 nothing left."]
@@ -162,5 +162,5 @@ fn a_pod_bound_elsewhere_moves_and_a_finished_one_frees_its_room() {
     });
     engine.pod_applied(done, at(3));
     assert_eq!(engine.cluster().booked(), (0, 0));
-    assert!(engine.nodes().books_balance());
+    assert!(engine.cluster().nodes().books_balance());
 }

@@ -47,7 +47,7 @@ fn who_waits_for_others_to_ask_has_not_begun() {
     let heard = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let mut engine = asking();
     let hears = heard.clone();
-    engine.telemetry_mut().observe(Box::new(move |started| {
+    engine.telemetry.observe(Box::new(move |started| {
         hears.lock().push(started.pod.name.to_string());
     }));
     engine.node_applied(node("n", "2"), at(0));
@@ -87,7 +87,7 @@ fn what_extenders_add_is_explained_and_ranks_the_next_best() {
     let outcome = engine.schedule_one(at(0)).unwrap();
     assert_eq!(outcome.node.as_deref(), Some("b"));
     let table = engine
-        .telemetry()
+        .telemetry
         .decision("p")
         .unwrap()
         .table

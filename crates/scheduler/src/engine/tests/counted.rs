@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use rustc_hash::FxHashMap;
 
 const SCHEDULERS: [&str; 2] = ["koord-scheduler", "other"];
 
@@ -102,7 +103,7 @@ fn run(steps: &[(Step, usize)]) -> [usize; 2] {
             Step::Later => now += 40,
         }
         let (pods, assumed) = engine.cluster().booked();
-        let refused = engine.refused_by_plugin();
+        let refused = engine.inspector().refused_by_plugin();
         most = [
             most[0].max(assumed),
             most[1].max(refused.values().copied().max().unwrap_or(0)),

@@ -11,7 +11,7 @@ fn pods_of_one_shape_share_answers_and_each_answer_is_counted_once() {
         engine.pod_applied(pod(name, "1"), at(0));
     }
     assert_eq!(schedule(&mut engine, 0).len(), 3);
-    let measures = engine.take_measures();
+    let measures = engine.telemetry.take_measures();
     // Two nodes for the first; then, twice, the one that the pod before went to.
     assert_eq!(
         measures.evaluations,
@@ -21,7 +21,7 @@ fn pods_of_one_shape_share_answers_and_each_answer_is_counted_once() {
         measures.shared,
         [((0, "no_hint"), 1), ((0, "hint_used"), 2)]
     );
-    let again = engine.take_measures();
+    let again = engine.telemetry.take_measures();
     assert!(again.evaluations.is_empty() && again.shared.is_empty() && again.timings.is_empty());
 }
 
@@ -40,7 +40,7 @@ fn one_cycle_in_ten_is_timed_and_the_first_is_one() {
     };
     engine.pod_applied(pod("a", "1"), at(0));
     assert_eq!(schedule(&mut engine, 0).len(), 1);
-    let measures = engine.take_measures();
+    let measures = engine.telemetry.take_measures();
     for point in [
         Point::Filter,
         Point::Score,
@@ -69,7 +69,7 @@ fn one_cycle_in_ten_is_timed_and_the_first_is_one() {
         engine.pod_applied(pod(&format!("b-{number}"), "1"), at(1));
         assert_eq!(schedule(&mut engine, 1 + number).len(), 1);
     }
-    assert_eq!(points(&engine.take_measures(), Point::Filter), 2);
+    assert_eq!(points(&engine.telemetry.take_measures(), Point::Filter), 2);
     // Many at a time cost no more than that.
     for number in 0..8 {
         engine.pod_applied(pod(&format!("c-{number}"), "0"), at(30));
@@ -79,7 +79,7 @@ fn one_cycle_in_ten_is_timed_and_the_first_is_one() {
         engine.pod_applied(pod(&format!("never-{number}"), "99"), at(31));
     }
     assert_eq!(schedule(&mut engine, 31).len(), 20);
-    assert_eq!(points(&engine.take_measures(), Point::Filter), 1);
+    assert_eq!(points(&engine.telemetry.take_measures(), Point::Filter), 1);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn waits_for_permission_are_timed_by_how_they_end() {
     engine.object_changed(&allow, at(7));
     engine.pod_deleted(&pod("wait-b", "1"), at(9));
     engine.schedule_one(at(30));
-    let timings = engine.take_measures().timings;
+    let timings = engine.telemetry.take_measures().timings;
     let waits: Vec<_> = timings
         .into_iter()
         .filter_map(|measured| match measured {
@@ -123,7 +123,7 @@ fn an_observer_hears_of_every_cycle_before_it_begins() {
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));
     let hears = heard.clone();
-    engine.telemetry_mut().observe(Box::new(move |started| {
+    engine.telemetry.observe(Box::new(move |started| {
         let Started {
             pod,
             attempts,

@@ -38,7 +38,7 @@ fn a_node_with_a_malformed_amount_stays_and_keeps_what_it_had() {
     assert_eq!(schedule(&mut engine, 3), [("c".to_owned(), None)]);
     // One that was never read has none of it, and is there.
     engine.node_applied(node("new", "x"), at(4));
-    assert!(engine.nodes().find("new").is_some());
+    assert!(engine.cluster().nodes().find("new").is_some());
     assert!(
         said(&mut engine)
             .iter()
@@ -62,7 +62,7 @@ fn gated_pods_and_pods_of_other_schedulers_are_left_alone() {
         at(0),
     );
     assert_eq!(schedule(&mut engine, 0), []);
-    assert_eq!(engine.pending().gated, 1);
+    assert_eq!(engine.queue.pending().gated, 1);
     engine.pod_applied(gated(json!([])), at(1));
     assert_eq!(
         schedule(&mut engine, 1),
@@ -89,8 +89,8 @@ fn pods_seen_before_their_node_count_when_it_appears() {
     assert_eq!(schedule(&mut engine, 0), [("new".to_owned(), None)]);
     // The node goes, its pod stays for a while: the books stay right.
     engine.node_deleted("n", at(1));
-    assert_eq!(engine.nodes().len(), 0);
-    assert!(engine.nodes().books_balance());
+    assert_eq!(engine.cluster().nodes().len(), 0);
+    assert!(engine.cluster().nodes().books_balance());
     engine.pod_deleted(&bound("old", "2", "n"), at(2));
     engine.node_applied(node("m", "1"), at(3));
     assert_eq!(

@@ -11,7 +11,7 @@ fn a_panicking_plugin_costs_one_cycle_not_the_scheduler() {
     let placed = schedule(&mut engine, 1);
     assert_eq!(placed[1], ("fine".to_owned(), Some("n".to_owned())));
     assert!(messages(&mut engine)[0].starts_with("SchedulerError: a plugin panicked: asked to"));
-    assert!(engine.nodes().books_balance());
+    assert!(engine.cluster().nodes().books_balance());
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_plugin_that_panics_over_a_pod_as_it_comes_leaves_it_to_the_attempt() {
     engine.pod_applied(pod("later", "1"), at(61));
     let placed = ("later".to_owned(), Some("n".to_owned()));
     assert_eq!(schedule(&mut engine, 120), [placed]);
-    assert!(engine.nodes().books_balance());
+    assert!(engine.cluster().nodes().books_balance());
 }
 
 #[test]
@@ -54,13 +54,13 @@ fn a_plugin_that_panics_beside_a_cycle_costs_its_own_answer() {
         STUMBLES.set(place);
         let placed = schedule(&mut engine, 1);
         let _ = engine.next_deadline();
-        engine.read(at(1));
+        engine.inspector().read(at(1));
         STUMBLES.set("");
         let fine = ("fine".to_owned(), Some("n".to_owned()));
         assert_eq!(placed, [fine, ("large".to_owned(), None)], "{place}");
         let refused = "Unschedulable: 0/1 nodes are available: 1 Insufficient cpu.";
         assert_eq!(messages(&mut engine), ["bind fine n", refused], "{place}");
-        assert_eq!(engine.pending().unschedulable, 1, "{place}");
+        assert_eq!(engine.queue.pending().unschedulable, 1, "{place}");
     }
 }
 
@@ -94,7 +94,7 @@ fn a_pod_over_which_a_plugin_panics_when_its_wait_ends_is_tried_again() {
         STUMBLES.set("");
         let messages = messages(&mut engine).join("; ");
         assert!(messages.contains(said), "{place}: {messages}");
-        assert!(engine.nodes().books_balance(), "{place}");
+        assert!(engine.cluster().nodes().books_balance(), "{place}");
         engine.node_applied(node("m", "1"), at(31));
         schedule(&mut engine, 31);
         assert_eq!(
@@ -102,7 +102,7 @@ fn a_pod_over_which_a_plugin_panics_when_its_wait_ends_is_tried_again() {
             (1, 1),
             "{place}: it waits once more"
         );
-        assert_eq!(engine.pending().in_flight, 1, "{place}");
+        assert_eq!(engine.queue.pending().in_flight, 1, "{place}");
     }
 }
 
@@ -113,7 +113,9 @@ async fn a_question_over_which_a_plugin_panics_has_no_answer_and_the_next_has() 
     let mut questions = debug.attach();
     let asked = tokio::spawn(async move {
         let first: Option<usize> = debug.ask_for(|_, _| panic!("asked to")).await;
-        let second = debug.ask_for(|engine, _| engine.nodes().len()).await;
+        let second = debug
+            .ask_for(|engine, _| engine.cluster().nodes().len())
+            .await;
         (first, second)
     });
     for _ in 0..2 {

@@ -48,7 +48,7 @@ fn telemetry_lists_decisions_newest_first() {
         engine.pod_applied(pod(name, "1"), at(nth));
         schedule(&mut engine, nth);
     }
-    let telemetry = engine.telemetry();
+    let telemetry = engine.telemetry;
     let pods: Vec<&str> = telemetry.decisions().map(|it| &*it.pod).collect();
     assert_eq!(pods, ["ns/b", "ns/a"]);
     assert_eq!(telemetry.decision("a").map(|it| &*it.node), Some("n"));

@@ -41,7 +41,7 @@ fn a_promise_is_booked_until_it_is_withdrawn_and_the_room_at_home_stays_taken() 
         assert_eq!(format!("{:?}", free(&engine)), before);
         assert_eq!(engine.cluster().placement("a").unwrap().0.as_ref(), "n1");
         assert_eq!(engine.cluster().booked(), (3, 0));
-        assert!(engine.nodes().books_balance());
+        assert!(engine.cluster().nodes().books_balance());
     }
     let nowhere = |engine: &mut Engine| promise(engine, "full").unwrap_err();
     assert_eq!(promise(&mut engine, "a"), Ok("n2".to_owned()));
@@ -53,7 +53,7 @@ fn a_promise_is_booked_until_it_is_withdrawn_and_the_room_at_home_stays_taken() 
 }
 
 fn free(engine: &Engine) -> Vec<i64> {
-    let nodes = engine.nodes();
+    let nodes = engine.cluster().nodes();
     let free = |node| nodes.allocatable(node, CPU) - nodes.requested(node, CPU);
     nodes.indices().map(free).collect()
 }
@@ -71,7 +71,7 @@ fn who_cannot_be_promised_anything_stays_as_it_was() {
     assert!(said[0].contains("nothing left"), "{said:?}");
     assert!(said[1].contains("a plugin panicked"), "{said:?}");
     assert!(said[2].contains("3 never"), "{said:?}");
-    let waits = PodInfo::new(pod("waits", "0"), engine.resources()).unwrap();
+    let waits = PodInfo::new(pod("waits", "0"), engine.cluster().resources()).unwrap();
     let said = engine
         .promise(&Arc::new(waits), at(1))
         .unwrap_err()
@@ -81,5 +81,5 @@ fn who_cannot_be_promised_anything_stays_as_it_was() {
     assert_eq!(engine.cluster().booked(), (6, 0));
     engine.withdraw_promises(at(2));
     assert_eq!(engine.cluster().booked(), (6, 0));
-    assert!(engine.nodes().books_balance());
+    assert!(engine.cluster().nodes().books_balance());
 }

@@ -12,8 +12,9 @@ fn an_edit_of_a_pod_that_waits_counts_when_it_has_waited_in_vain() {
     assert_eq!(schedule(&mut engine, 30).len(), 1, "it is tried at once");
     assert_eq!(
         engine
+            .cluster()
             .nodes()
-            .requested(engine.nodes().find("n").unwrap(), CPU),
+            .requested(engine.cluster().nodes().find("n").unwrap(), CPU),
         1000
     );
     // Behind a gate that came meanwhile, it is not.
@@ -23,7 +24,7 @@ fn an_edit_of_a_pod_that_waits_counts_when_it_has_waited_in_vain() {
     engine.pod_applied(gated, at(31));
     assert_eq!(schedule(&mut engine, 600), []);
     assert_eq!(
-        (engine.pending().gated, engine.cluster().booked()),
+        (engine.queue.pending().gated, engine.cluster().booked()),
         (1, (0, 0))
     );
 }
@@ -93,7 +94,7 @@ fn a_late_echo_of_a_place_that_was_given_back_keeps_nobody_out() {
         value["status"] = json!({"nominatedNodeName": "n"});
     });
     engine.pod_applied(echo, at(30));
-    assert_eq!(engine.nominated_node("wait-a"), None);
+    assert_eq!(engine.preemptor().nominated_node("wait-a"), None);
     engine.pod_applied(pod("b", "1"), at(30));
     let placed = schedule(&mut engine, 30);
     assert_eq!(placed[0], ("b".to_owned(), Some("n".to_owned())));

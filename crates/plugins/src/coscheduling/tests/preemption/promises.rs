@@ -78,7 +78,11 @@ fn promises_of_before_are_kept_for_gangs_that_can_start_and_for_no_others() {
             world.apply(going);
         }
         world.later(60);
-        let node = world.engine.nominated_node("m1").map(|node| &**node);
+        let node = world
+            .engine
+            .preemptor()
+            .nominated_node("m1")
+            .map(|node| &**node);
         match is_whole {
             true => {
                 assert_eq!((world.bound.len(), node), (0, Some("n1")));
@@ -153,9 +157,9 @@ fn members_do_not_outrank_each_other() {
     }
     world.run();
     assert_eq!(world.victims(), ["v1"]);
-    assert_eq!(world.engine.nominated_node("low"), None);
+    assert_eq!(world.engine.preemptor().nominated_node("low"), None);
     for uid in ["m1", "m2", "m3"] {
-        let node = world.engine.nominated_node(uid);
+        let node = world.engine.preemptor().nominated_node(uid);
         assert_eq!(node.map(|node| &**node), Some("n1"), "{uid}");
         assert_eq!(world.nominated.get(uid).map(String::as_str), Some("n1"));
     }

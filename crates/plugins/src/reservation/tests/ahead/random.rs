@@ -81,7 +81,7 @@ fn who_may_be_taken_in_is_known_whatever_happens() {
                 _ => {}
             }
             world.later(20);
-            prop_assert!(world.engine.nodes().books_balance());
+            prop_assert!(world.engine.cluster().nodes().books_balance());
         }
         let owned = |pod: &Value| World::owned_by(pod).is_some();
         let owners = world.pods.values().filter(|pod| owned(pod)).count();

@@ -1,0 +1,88 @@
+//! What people and metrics are shown of the state.
+
+use super::EngineOptions;
+use super::cluster::ClusterState;
+use super::plugin_table::PluginTable;
+use super::preemptor::Preemptor;
+use super::telemetry::Telemetry;
+use super::waiting::WaitingPods;
+use crate::framework::{NotShown, Readings};
+use crate::guard::guarded;
+use crate::queue::Queue;
+use jiff::Timestamp;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+
+/// The parts of the engine that are shown.
+///
+/// Invariant: nothing in it changes a decision; plugins only bring their books up to date.
+pub struct Inspector<'a> {
+    pub(super) options: &'a EngineOptions,
+    pub(super) cluster: &'a ClusterState,
+    pub(super) table: &'a mut PluginTable,
+    pub(super) queue: &'a Queue,
+    pub(super) waits: &'a WaitingPods,
+    pub(super) preemptor: &'a Preemptor,
+    pub(super) telemetry: &'a Telemetry,
+}
+
+impl Inspector<'_> {
+    /// What plugins measure of themselves.
+    pub fn read(&mut self, now: Timestamp) -> Readings {
+        let mut out = Readings::default();
+        for plugin in &mut self.table.plugins {
+            if let Some(metered) = plugin.metered() {
+                let view = self.cluster.view(now);
+                guarded("over what it measures", || metered.read(view, &mut out));
+            }
+        }
+        out
+    }
+
+    /// Refused pods per profile and refusing plugin.
+    #[must_use]
+    pub fn refused_by_plugin(&self) -> FxHashMap<(usize, &'static str), usize> {
+        let mut out = FxHashMap::default();
+        for (by, scheduler, pods) in self.queue.refusals() {
+            let Some(profile) = self.table.profile_named(scheduler) else {
+                continue;
+            };
+            for (instance, name) in self.table.names.iter().enumerate() {
+                if by & (1 << instance) != 0 {
+                    *out.entry((profile, *name)).or_default() += pods;
+                }
+            }
+        }
+        out
+    }
+
+    /// What `plugin` answers to `GET /apis/v1/plugins/<plugin>/<path>?<query>`.
+    ///
+    /// # Errors
+    /// There is no such plugin or path, or nothing to show there.
+    pub fn inspect(
+        &mut self,
+        plugin: &str,
+        path: &[&str],
+        query: &BTreeMap<String, String>,
+        now: Timestamp,
+    ) -> Result<serde_json::Value, NotShown> {
+        let known = self.table.names.iter().position(|name| *name == plugin);
+        let at = known.ok_or(NotShown::NoSuchPath)?;
+        if let Some(books) = self.table.plugins[at].books() {
+            books.prepare_to_show(self.cluster.view(now));
+        }
+        let insight = self.table.plugins[at]
+            .insight()
+            .ok_or(NotShown::NoSuchPath)?;
+        insight.inspect(path, query, self.cluster.view(now))
+    }
+}
+
+impl std::fmt::Debug for Inspector<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inspector")
+            .field("cluster", &self.cluster)
+            .finish_non_exhaustive()
+    }
+}
