@@ -5,7 +5,7 @@ use koord_model::nodes::tolerates;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BindPlan, Binding, Cycle, Helps, Holders, Interest, Plugin, Points, PreFilter,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 
@@ -65,14 +65,11 @@ impl Plugin for DynamicResources {
             .or(Points::RESERVE)
             .or(Points::PRE_BIND)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn interests(&self) -> Vec<Interest> {
-        vec![Interest {
-            subject: Subject::UnscheduledPod,
-            actions: Action::POD_SPEC,
-        }]
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.number(i64::from(has_claims(pod)));
@@ -85,6 +82,15 @@ impl Plugin for DynamicResources {
             ));
         }
         PreFilter::Skip
+    }
+}
+
+impl QueueHints for DynamicResources {
+    fn interests(&self) -> Vec<Interest> {
+        vec![Interest {
+            subject: Subject::UnscheduledPod,
+            actions: Action::POD_SPEC,
+        }]
     }
 }
 
@@ -109,14 +115,11 @@ impl Plugin for GangScheduling {
             .or(Points::RESERVE)
             .or(Points::PERMIT)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn interests(&self) -> Vec<Interest> {
-        vec![Interest {
-            subject: Subject::UnscheduledPod,
-            actions: Action::POD_SPEC,
-        }]
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.number(i64::from(workload_of(pod).is_some()));
@@ -139,6 +142,15 @@ impl Plugin for GangScheduling {
     }
 }
 
+impl QueueHints for GangScheduling {
+    fn interests(&self) -> Vec<Interest> {
+        vec![Interest {
+            subject: Subject::UnscheduledPod,
+            actions: Action::POD_SPEC,
+        }]
+    }
+}
+
 fn workload_of(pod: &PodInfo) -> Option<&WorkloadReference> {
     pod.spec()?.workload_ref.as_ref()
 }
@@ -154,25 +166,11 @@ impl Plugin for NodeName {
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn interests(&self) -> Vec<Interest> {
-        vec![Interest {
-            subject: Subject::Node,
-            actions: Action::ADD,
-        }]
-    }
-    fn hint(
-        &self,
-        pod: &PodInfo,
-        event: &koord_scheduler::framework::ClusterEvent<'_>,
-        _view: View<'_>,
-    ) -> Helps {
-        match (event.node, &pod.node) {
-            (Some(node), Some(wanted)) if node.name != *wanted => Helps::Skip,
-            _ => Helps::Queue,
-        }
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.text(pod.node.as_deref().unwrap_or_default());
@@ -193,6 +191,26 @@ impl Plugin for NodeName {
                 "node(s) didn't match the requested node name",
             )),
             _ => Ok(()),
+        }
+    }
+}
+
+impl QueueHints for NodeName {
+    fn interests(&self) -> Vec<Interest> {
+        vec![Interest {
+            subject: Subject::Node,
+            actions: Action::ADD,
+        }]
+    }
+    fn hint(
+        &self,
+        pod: &PodInfo,
+        event: &koord_scheduler::framework::ClusterEvent<'_>,
+        _view: View<'_>,
+    ) -> Helps {
+        match (event.node, &pod.node) {
+            (Some(node), Some(wanted)) if node.name != *wanted => Helps::Skip,
+            _ => Helps::Queue,
         }
     }
 }
@@ -220,9 +238,34 @@ impl Plugin for NodeUnschedulable {
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
     }
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        signature.number(i64::from(Self::tolerated(pod)));
+        Signable::Yes
+    }
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+        if Self::tolerated(cycle.pod) {
+            return PreFilter::Skip;
+        }
+        PreFilter::Ready {
+            state: State::default(),
+            nodes: None,
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
+        if cycle.view.nodes.is_unschedulable(node) {
+            return Err(Rejection::unresolvable("node(s) were unschedulable"));
+        }
+        Ok(())
+    }
+}
+
+impl QueueHints for NodeUnschedulable {
     fn interests(&self) -> Vec<Interest> {
         vec![
             Interest {
@@ -246,25 +289,6 @@ impl Plugin for NodeUnschedulable {
         } else {
             Helps::Queue
         }
-    }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        signature.number(i64::from(Self::tolerated(pod)));
-        Signable::Yes
-    }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
-        if Self::tolerated(cycle.pod) {
-            return PreFilter::Skip;
-        }
-        PreFilter::Ready {
-            state: State::default(),
-            nodes: None,
-        }
-    }
-    fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
-        if cycle.view.nodes.is_unschedulable(node) {
-            return Err(Rejection::unresolvable("node(s) were unschedulable"));
-        }
-        Ok(())
     }
 }
 

@@ -25,8 +25,8 @@ use koord_scheduler::framework::{
     Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects,
     Grouping, Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered, Normalize,
     NotShown, ObjectChange, Offer, PerProfile, Permit, Planning, Plugin, PodPatch, Points,
-    PreFilter, PreScore, Problem, Readings, Reason, Rejection, ReportedProblems, State, Subject,
-    Verdict, View, Volatile,
+    PreFilter, PreScore, Problem, QueueHints, Readings, Reason, Rejection, ReportedProblems, State,
+    Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -273,6 +273,9 @@ impl Plugin for Coscheduling {
             .or(Points::PRE_BIND)
             .or(Points::POST_BIND)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
@@ -296,43 +299,6 @@ impl Plugin for Coscheduling {
     }
     fn volatile(&self) -> Option<&dyn Volatile> {
         Some(self)
-    }
-
-    /// In another topology, gangs that ask for it may find a place; late members may where their mates are.
-    fn interests(&self) -> Vec<Interest> {
-        let interests = [
-            (Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
-            (Subject::Object(TOPOLOGIES), Action::ADD.or(Action::UPDATE)),
-            (Subject::AssignedPod, Action::ADD.or(Action::DELETE)),
-        ];
-        let kept = interests.into_iter().filter(|_| self.topology.is_some());
-        kept.map(|(subject, actions)| Interest { subject, actions })
-            .collect()
-    }
-    /// Where a pod goes matters to members of its own gangs alone, if they want to be gathered.
-    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
-        let gang = event.pod.and_then(gang_of);
-        let matters = gang.is_some_and(|gang| self.gangs.asks_for_topology(&gang));
-        (event.subject == Subject::AssignedPod && !matters).then(String::new)
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        if event.subject == Subject::AssignedPod {
-            let gang = event.pod.and_then(gang_of);
-            let mate = gang.is_some_and(|gang| self.gangs.starts_with(&pod.uid, &gang));
-            return if mate { Helps::Queue } else { Helps::Skip };
-        }
-        let late = || self.gangs.settled(&pod.uid).is_some();
-        if self.gangs.gathering(&pod.uid).is_none() && !late() {
-            return Helps::Skip;
-        }
-        // Its status is our own word.
-        let same = event.object.is_some_and(|change| {
-            let old = change.old.as_ref();
-            let old = old.and_then(|old| old.downcast_ref::<ClusterNetworkTopology>());
-            let new = change.new_as::<ClusterNetworkTopology>();
-            old.zip(new).is_some_and(|(old, new)| old.spec == new.spec)
-        });
-        if same { Helps::Skip } else { Helps::Queue }
     }
 
     fn watches(&self) -> Vec<Watch> {
@@ -381,6 +347,45 @@ impl Plugin for Coscheduling {
     }
     fn planning(&self) -> Option<&dyn Planning> {
         self.topology.is_some().then_some(self)
+    }
+}
+
+impl QueueHints for Coscheduling {
+    /// In another topology, gangs that ask for it may find a place; late members may where their mates are.
+    fn interests(&self) -> Vec<Interest> {
+        let interests = [
+            (Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
+            (Subject::Object(TOPOLOGIES), Action::ADD.or(Action::UPDATE)),
+            (Subject::AssignedPod, Action::ADD.or(Action::DELETE)),
+        ];
+        let kept = interests.into_iter().filter(|_| self.topology.is_some());
+        kept.map(|(subject, actions)| Interest { subject, actions })
+            .collect()
+    }
+    /// Where a pod goes matters to members of its own gangs alone, if they want to be gathered.
+    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+        let gang = event.pod.and_then(gang_of);
+        let matters = gang.is_some_and(|gang| self.gangs.asks_for_topology(&gang));
+        (event.subject == Subject::AssignedPod && !matters).then(String::new)
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        if event.subject == Subject::AssignedPod {
+            let gang = event.pod.and_then(gang_of);
+            let mate = gang.is_some_and(|gang| self.gangs.starts_with(&pod.uid, &gang));
+            return if mate { Helps::Queue } else { Helps::Skip };
+        }
+        let late = || self.gangs.settled(&pod.uid).is_some();
+        if self.gangs.gathering(&pod.uid).is_none() && !late() {
+            return Helps::Skip;
+        }
+        // Its status is our own word.
+        let same = event.object.is_some_and(|change| {
+            let old = change.old.as_ref();
+            let old = old.and_then(|old| old.downcast_ref::<ClusterNetworkTopology>());
+            let new = change.new_as::<ClusterNetworkTopology>();
+            old.zip(new).is_some_and(|(old, new)| old.spec == new.spec)
+        });
+        if same { Helps::Skip } else { Helps::Queue }
     }
 }
 

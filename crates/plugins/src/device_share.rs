@@ -30,8 +30,8 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
     Effects, Helps, Holders, IndexKind, Insight, Interest, Lacks, Metered, Normalize, NotShown,
-    ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Readings,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, QueueHints,
+    Readings, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -238,6 +238,9 @@ impl Plugin for DeviceShare {
         let score = Points::PRE_SCORE.or(Points::SCORE);
         filter.or(score).or(Points::RESERVE).or(Points::PRE_BIND)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn alignment(&self) -> Option<&dyn Alignment> {
         Some(self)
     }
@@ -264,34 +267,6 @@ impl Plugin for DeviceShare {
     ) -> Option<Result<(), BuildError>> {
         let settings = Settings::new(args, context);
         Some(settings.map(|settings| self.settings.join(profile, settings)))
-    }
-    fn interests(&self) -> Vec<Interest> {
-        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
-        vec![
-            Interest {
-                subject: Subject::AssignedPod,
-                actions: Action::DELETE,
-            },
-            Interest {
-                subject: Subject::Object(DEVICES),
-                actions: any,
-            },
-            Interest {
-                subject: Subject::Node,
-                actions: Action::ADD.or(Action::NODE_LABEL),
-            },
-        ]
-    }
-    fn hint(&self, _pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
-        match (event.subject, event.pod) {
-            (Subject::AssignedPod, Some(gone))
-                if !pod::wants_devices(gone, &self.numbers(view.resources)) =>
-            {
-                Helps::Skip
-            }
-            (Subject::Object(DEVICES), _) if !self.news => Helps::Skip,
-            _ => Helps::Queue,
-        }
     }
     fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
         pod::sign(pod, &self.numbers(table), signature);
@@ -375,6 +350,37 @@ impl Plugin for DeviceShare {
     }
     fn normalization(&self) -> Normalize {
         Normalize::Max
+    }
+}
+
+impl QueueHints for DeviceShare {
+    fn interests(&self) -> Vec<Interest> {
+        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
+        vec![
+            Interest {
+                subject: Subject::AssignedPod,
+                actions: Action::DELETE,
+            },
+            Interest {
+                subject: Subject::Object(DEVICES),
+                actions: any,
+            },
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD.or(Action::NODE_LABEL),
+            },
+        ]
+    }
+    fn hint(&self, _pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+        match (event.subject, event.pod) {
+            (Subject::AssignedPod, Some(gone))
+                if !pod::wants_devices(gone, &self.numbers(view.resources)) =>
+            {
+                Helps::Skip
+            }
+            (Subject::Object(DEVICES), _) if !self.news => Helps::Skip,
+            _ => Helps::Queue,
+        }
     }
 }
 

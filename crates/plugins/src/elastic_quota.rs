@@ -29,8 +29,8 @@ use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
     Action, Admission, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
     IndexKind, Insight, Interest, LastResort, Metered, NotShown, ObjectChange, PerProfile, Plugin,
-    Points, Pool, PostFilter, PreFilter, Preemption, Readings, Signable, Signature, State, Subject,
-    Verdict, View,
+    Points, Pool, PostFilter, PreFilter, Preemption, QueueHints, Readings, Signable, Signature,
+    State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -317,6 +317,9 @@ impl Plugin for ElasticQuotas {
             .or(Points::POST_FILTER)
             .or(Points::RESERVE)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
@@ -328,28 +331,6 @@ impl Plugin for ElasticQuotas {
     }
     fn last_resort(&self) -> Option<&dyn LastResort> {
         Some(self)
-    }
-
-    fn interests(&self) -> Vec<Interest> {
-        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
-        let node = Action::ADD.or(Action::DELETE).or(Action::NODE_ALLOCATABLE);
-        [
-            (
-                Subject::AssignedPod,
-                Action::DELETE.or(Action::POD_SCALE_DOWN),
-            ),
-            (Subject::Object(ELASTIC_QUOTAS), any),
-            (Subject::Node, node),
-        ]
-        .map(|(subject, actions)| Interest { subject, actions })
-        .into()
-    }
-    fn hint(&self, pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        if self.refused.contains(&pod.uid) {
-            // The next tick wakes as many as there is room for.
-            return Helps::Skip;
-        }
-        Helps::Queue
     }
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
@@ -382,6 +363,30 @@ impl Plugin for ElasticQuotas {
             },
             Err(rejection) => PreFilter::Reject(rejection),
         }
+    }
+}
+
+impl QueueHints for ElasticQuotas {
+    fn interests(&self) -> Vec<Interest> {
+        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
+        let node = Action::ADD.or(Action::DELETE).or(Action::NODE_ALLOCATABLE);
+        [
+            (
+                Subject::AssignedPod,
+                Action::DELETE.or(Action::POD_SCALE_DOWN),
+            ),
+            (Subject::Object(ELASTIC_QUOTAS), any),
+            (Subject::Node, node),
+        ]
+        .map(|(subject, actions)| Interest { subject, actions })
+        .into()
+    }
+    fn hint(&self, pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        if self.refused.contains(&pod.uid) {
+            // The next tick wakes as many as there is room for.
+            return Helps::Skip;
+        }
+        Helps::Queue
     }
 }
 

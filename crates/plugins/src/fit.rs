@@ -9,8 +9,8 @@ use koord_api::priority::class_of;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Holders, Insight, Interest,
-    Lacks, Plugin, Points, PreFilter, PreScore, Reason, Reasons, Rejection, Signable, Signature,
-    State, Subject, Verdict, View,
+    Lacks, Plugin, Points, PreFilter, PreScore, QueueHints, Reason, Reasons, Rejection, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo, ResourceColumn};
 use serde_json::Value;
@@ -138,49 +138,14 @@ impl Plugin for Fit {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn insight(&self) -> Option<&dyn Insight> {
         Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn interests(&self) -> Vec<Interest> {
-        let pod = Action::DELETE.or(Action::POD_SCALE_DOWN);
-        vec![
-            Interest {
-                subject: Subject::AssignedPod,
-                actions: pod,
-            },
-            Interest {
-                subject: Subject::Node,
-                actions: Action::ADD.or(Action::NODE_ALLOCATABLE),
-            },
-            Interest {
-                subject: Subject::UnscheduledPod,
-                actions: Action::POD_SCALE_DOWN,
-            },
-        ]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
-        // An empty node must be large enough, or nothing on it matters.
-        let large = |node: &NodeInfo| {
-            let enough = |(id, amount): (ResourceId, i64)| {
-                amount == 0
-                    || amount <= node.allocatable.get(id)
-                    || self.leaves(id, &view.resources.name(id))
-            };
-            node.allocatable.get(PODS) > 0 && pod.requests.iter().all(enough)
-        };
-        let helps = match (event.node, event.pod) {
-            (Some(node), _) => large(node),
-            (None, Some(other)) => match freed(event, other, view) {
-                Freed::On(node) => large(node),
-                Freed::Nowhere => false,
-                Freed::Somewhere => true,
-            },
-            _ => true,
-        };
-        if helps { Helps::Queue } else { Helps::Skip }
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.amounts(&pod.requests);
@@ -310,6 +275,47 @@ impl Plugin for Fit {
                 )
             }));
         }
+    }
+}
+
+impl QueueHints for Fit {
+    fn interests(&self) -> Vec<Interest> {
+        let pod = Action::DELETE.or(Action::POD_SCALE_DOWN);
+        vec![
+            Interest {
+                subject: Subject::AssignedPod,
+                actions: pod,
+            },
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD.or(Action::NODE_ALLOCATABLE),
+            },
+            Interest {
+                subject: Subject::UnscheduledPod,
+                actions: Action::POD_SCALE_DOWN,
+            },
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+        // An empty node must be large enough, or nothing on it matters.
+        let large = |node: &NodeInfo| {
+            let enough = |(id, amount): (ResourceId, i64)| {
+                amount == 0
+                    || amount <= node.allocatable.get(id)
+                    || self.leaves(id, &view.resources.name(id))
+            };
+            node.allocatable.get(PODS) > 0 && pod.requests.iter().all(enough)
+        };
+        let helps = match (event.node, event.pod) {
+            (Some(node), _) => large(node),
+            (None, Some(other)) => match freed(event, other, view) {
+                Freed::On(node) => large(node),
+                Freed::Nowhere => false,
+                Freed::Somewhere => true,
+            },
+            _ => true,
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
     }
 }
 

@@ -14,8 +14,8 @@ use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps,
-    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection,
-    ShapeId, State, Subject, Verdict, View, Volatile,
+    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, QueueHints,
+    Rejection, ShapeId, State, Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -265,6 +265,9 @@ impl Plugin for InterPodAffinity {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn volatile(&self) -> Option<&dyn Volatile> {
         Some(self)
     }
@@ -273,45 +276,6 @@ impl Plugin for InterPodAffinity {
     }
     fn holders(&self) -> Holders {
         Holders::Booked
-    }
-    fn interests(&self) -> Vec<Interest> {
-        let interest = |subject, actions| Interest { subject, actions };
-        vec![
-            interest(
-                Subject::AssignedPod,
-                Action::ADD.or(Action::DELETE).or(Action::POD_LABEL),
-            ),
-            interest(Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
-            interest(
-                Subject::UnscheduledPod,
-                Action::POD_SPEC.or(Action::POD_LABEL),
-            ),
-            interest(Subject::Object(NAMESPACES), Action::ADD.or(Action::UPDATE)),
-        ]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        let labels_of = |name: &str| self.namespaces.get(name).cloned();
-        let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
-            let mut terms = Said::of(owner).into_iter().flat_map(|it| it.required(anti));
-            terms.any(|one| one.term.matches(other, &labels_of))
-        };
-        let helps = match (event.subject, event.pod, event.node) {
-            (Subject::AssignedPod, Some(other), _) => {
-                let relabelled = event.action.meets(Action::POD_LABEL);
-                let came = event.action.meets(Action::ADD);
-                let went = event.action.meets(Action::DELETE);
-                relabelled
-                    || came && meets(pod, other, false)
-                    || went && (meets(pod, other, true) || meets(other, pod, true))
-            }
-            (Subject::Node, _, Some(node)) => {
-                // Anti-affinity is satisfied by a node without the label.
-                let mut affinity = terms::required(pod, false).iter();
-                affinity.all(|term| node.label(&term.topology_key).is_some())
-            }
-            _ => true,
-        };
-        if helps { Helps::Queue } else { Helps::Skip }
     }
 
     fn watches(&self) -> Vec<Watch> {
@@ -432,6 +396,48 @@ impl Plugin for InterPodAffinity {
                 (100.0 * ((*score - min) as f64 / span as f64)) as i64
             };
         }
+    }
+}
+
+impl QueueHints for InterPodAffinity {
+    fn interests(&self) -> Vec<Interest> {
+        let interest = |subject, actions| Interest { subject, actions };
+        vec![
+            interest(
+                Subject::AssignedPod,
+                Action::ADD.or(Action::DELETE).or(Action::POD_LABEL),
+            ),
+            interest(Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
+            interest(
+                Subject::UnscheduledPod,
+                Action::POD_SPEC.or(Action::POD_LABEL),
+            ),
+            interest(Subject::Object(NAMESPACES), Action::ADD.or(Action::UPDATE)),
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let labels_of = |name: &str| self.namespaces.get(name).cloned();
+        let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
+            let mut terms = Said::of(owner).into_iter().flat_map(|it| it.required(anti));
+            terms.any(|one| one.term.matches(other, &labels_of))
+        };
+        let helps = match (event.subject, event.pod, event.node) {
+            (Subject::AssignedPod, Some(other), _) => {
+                let relabelled = event.action.meets(Action::POD_LABEL);
+                let came = event.action.meets(Action::ADD);
+                let went = event.action.meets(Action::DELETE);
+                relabelled
+                    || came && meets(pod, other, false)
+                    || went && (meets(pod, other, true) || meets(other, pod, true))
+            }
+            (Subject::Node, _, Some(node)) => {
+                // Anti-affinity is satisfied by a node without the label.
+                let mut affinity = terms::required(pod, false).iter();
+                affinity.all(|term| node.label(&term.topology_key).is_some())
+            }
+            _ => true,
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
     }
 }
 

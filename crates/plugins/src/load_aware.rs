@@ -21,7 +21,7 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
     Insight, Interest, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -365,6 +365,9 @@ impl Plugin for LoadAware {
             .or(Points::SCORE)
             .or(Points::RESERVE)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
@@ -373,45 +376,6 @@ impl Plugin for LoadAware {
     }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn interests(&self) -> Vec<Interest> {
-        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
-        let node = Action::ADD
-            .or(Action::NODE_ALLOCATABLE)
-            .or(Action::NODE_ANNOTATION);
-        vec![
-            Interest {
-                subject: Subject::AssignedPod,
-                actions: Action::DELETE,
-            },
-            Interest {
-                subject: Subject::Object(NODE_METRICS),
-                actions: any,
-            },
-            Interest {
-                subject: Subject::Node,
-                actions: node,
-            },
-        ]
-    }
-    /// A report helps those whom its node refused before and takes now. On all other nodes nothing has
-    /// changed for them. Where places were given back since the last report nobody was told, as their own
-    /// pods would hear of it first: a gang that did not fit was refused beside its own members, and
-    /// each of them fits.
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
-        if event.subject != Subject::Object(NODE_METRICS) {
-            return Helps::Queue;
-        }
-        let reported = self.reported.as_ref();
-        let helps = reported.is_some_and(|(node, before, eased)| {
-            let incoming = self.incoming(pod, view);
-            self.loads.get(node.row()).is_some_and(|load| {
-                let fits =
-                    |standing: &Standing| self.judge(load, standing, &incoming, view.now).is_ok();
-                fits(&load.standing) && (*eased || !fits(before))
-            })
-        });
-        if helps { Helps::Queue } else { Helps::Skip }
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.text(pod.priority_class.as_str());
@@ -484,6 +448,48 @@ impl Plugin for LoadAware {
         for (at, load) in self.with_report(nodes) {
             scores[at] = self.points(load, incoming, cycle.view.now);
         }
+    }
+}
+
+impl QueueHints for LoadAware {
+    fn interests(&self) -> Vec<Interest> {
+        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
+        let node = Action::ADD
+            .or(Action::NODE_ALLOCATABLE)
+            .or(Action::NODE_ANNOTATION);
+        vec![
+            Interest {
+                subject: Subject::AssignedPod,
+                actions: Action::DELETE,
+            },
+            Interest {
+                subject: Subject::Object(NODE_METRICS),
+                actions: any,
+            },
+            Interest {
+                subject: Subject::Node,
+                actions: node,
+            },
+        ]
+    }
+    /// A report helps those whom its node refused before and takes now. On all other nodes nothing has
+    /// changed for them. Where places were given back since the last report nobody was told, as their own
+    /// pods would hear of it first: a gang that did not fit was refused beside its own members, and
+    /// each of them fits.
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+        if event.subject != Subject::Object(NODE_METRICS) {
+            return Helps::Queue;
+        }
+        let reported = self.reported.as_ref();
+        let helps = reported.is_some_and(|(node, before, eased)| {
+            let incoming = self.incoming(pod, view);
+            self.loads.get(node.row()).is_some_and(|load| {
+                let fits =
+                    |standing: &Standing| self.judge(load, standing, &incoming, view.now).is_ok();
+                fits(&load.standing) && (*eased || !fits(before))
+            })
+        });
+        if helps { Helps::Queue } else { Helps::Skip }
     }
 }
 

@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorTerm};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Interest, Normalize, Plugin, Points, PreFilter, PreScore, Rejection, Signable, Signature,
-    State, Subject, Verdict, View,
+    Interest, Normalize, Plugin, Points, PreFilter, PreScore, QueueHints, Rejection, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -82,29 +82,14 @@ impl Plugin for NodeAffinity {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn interests(&self) -> Vec<Interest> {
-        vec![
-            Interest {
-                subject: Subject::Node,
-                actions: Action::ADD.or(Action::NODE_LABEL),
-            },
-            Interest {
-                subject: Subject::UnscheduledPod,
-                actions: Action::POD_SPEC,
-            },
-        ]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        match event.node {
-            Some(node) if !Wanted::of(pod).matches(node) => Helps::Skip,
-            _ => Helps::Queue,
-        }
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         let selector = pod.spec().and_then(|spec| spec.node_selector.as_ref());
@@ -192,6 +177,27 @@ impl Plugin for NodeAffinity {
     }
     fn normalization(&self) -> Normalize {
         Normalize::Max
+    }
+}
+
+impl QueueHints for NodeAffinity {
+    fn interests(&self) -> Vec<Interest> {
+        vec![
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD.or(Action::NODE_LABEL),
+            },
+            Interest {
+                subject: Subject::UnscheduledPod,
+                actions: Action::POD_SPEC,
+            },
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        match event.node {
+            Some(node) if !Wanted::of(pod).matches(node) => Helps::Skip,
+            _ => Helps::Queue,
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use k8s_openapi::api::core::v1::ContainerPort;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Interest, Plugin, Points, PreFilter, Rejection, Signable, Signature, State, Subject, Verdict,
-    View,
+    Interest, Plugin, Points, PreFilter, QueueHints, Rejection, Signable, Signature, State,
+    Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -97,30 +97,14 @@ impl Plugin for NodePorts {
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Booked
-    }
-    fn interests(&self) -> Vec<Interest> {
-        vec![
-            Interest {
-                subject: Subject::AssignedPod,
-                actions: Action::DELETE,
-            },
-            Interest {
-                subject: Subject::Node,
-                actions: Action::ADD,
-            },
-        ]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        let wanted: Vec<HostPort> = ports(pod).collect();
-        match event.pod {
-            Some(other) if !collide(&wanted, other) => Helps::Skip,
-            _ => Helps::Queue,
-        }
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         for port in ports(pod) {
@@ -150,6 +134,28 @@ impl Plugin for NodePorts {
             return Err(Rejection::unschedulable(TAKEN));
         }
         Ok(())
+    }
+}
+
+impl QueueHints for NodePorts {
+    fn interests(&self) -> Vec<Interest> {
+        vec![
+            Interest {
+                subject: Subject::AssignedPod,
+                actions: Action::DELETE,
+            },
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD,
+            },
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let wanted: Vec<HostPort> = ports(pod).collect();
+        match event.pod {
+            Some(other) if !collide(&wanted, other) => Helps::Skip,
+            _ => Helps::Queue,
+        }
     }
 }
 

@@ -32,7 +32,7 @@ use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
     Effects, Helps, Holders, IndexKind, Insight, Interest, Lacks, NotShown, ObjectChange,
-    PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, Rejection,
+    PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, QueueHints, Rejection,
     ReportedProblems, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
@@ -187,6 +187,9 @@ impl Plugin for Numa {
             .or(Points::RESERVE)
             .or(Points::PRE_BIND)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn alignment(&self) -> Option<&dyn Alignment> {
         Some(self)
     }
@@ -210,32 +213,6 @@ impl Plugin for Numa {
     ) -> Option<Result<(), BuildError>> {
         let settings = crate::common::args::decode(NAME, args).and_then(Args::settings);
         Some(settings.map(|settings| self.settings.join(profile, settings)))
-    }
-    fn interests(&self) -> Vec<Interest> {
-        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
-        let node = Action::ADD
-            .or(Action::NODE_ALLOCATABLE)
-            .or(Action::NODE_LABEL)
-            .or(Action::NODE_ANNOTATION);
-        [
-            (Subject::AssignedPod, Action::DELETE),
-            (Subject::Object(TOPOLOGIES), any),
-            (Subject::Node, node),
-        ]
-        .map(|(subject, actions)| Interest { subject, actions })
-        .to_vec()
-    }
-    /// koordlet and the manager renew these objects all the time, and thousands of pods may wait.
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        if event.subject != Subject::Object(TOPOLOGIES) {
-            return Helps::Queue;
-        }
-        let helps = match &self.heard {
-            Heard::Nothing => false,
-            Heard::Amounts(ids) => ids.iter().any(|id| pod.requests.get(*id) > 0),
-            Heard::All => true,
-        };
-        if helps { Helps::Queue } else { Helps::Skip }
     }
     fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
         match Incoming::new(pod, self.settings.of(pod), table) {
@@ -416,6 +393,35 @@ impl Plugin for Numa {
             });
             *score = allocate::average(strategy, usages);
         }
+    }
+}
+
+impl QueueHints for Numa {
+    fn interests(&self) -> Vec<Interest> {
+        let any = Action::ADD.or(Action::UPDATE).or(Action::DELETE);
+        let node = Action::ADD
+            .or(Action::NODE_ALLOCATABLE)
+            .or(Action::NODE_LABEL)
+            .or(Action::NODE_ANNOTATION);
+        [
+            (Subject::AssignedPod, Action::DELETE),
+            (Subject::Object(TOPOLOGIES), any),
+            (Subject::Node, node),
+        ]
+        .map(|(subject, actions)| Interest { subject, actions })
+        .to_vec()
+    }
+    /// koordlet and the manager renew these objects all the time, and thousands of pods may wait.
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        if event.subject != Subject::Object(TOPOLOGIES) {
+            return Helps::Queue;
+        }
+        let helps = match &self.heard {
+            Heard::Nothing => false,
+            Heard::Amounts(ids) => ids.iter().any(|id| pod.requests.get(*id) > 0),
+            Heard::All => true,
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
     }
 }
 

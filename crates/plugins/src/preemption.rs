@@ -7,7 +7,7 @@ use crate::common::budgets::{self, is_spared};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, Cycle, Diagnosis, Holders, IndexKind, Interest, LastResort,
-    Plugin, Points, PostFilter, Preemption, RulesVersion, Subject, View,
+    Plugin, Points, PostFilter, Preemption, QueueHints, RulesVersion, Subject, View,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -82,23 +82,29 @@ impl Plugin for DefaultPreemption {
     fn points(&self) -> Points {
         Points::POST_FILTER
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn last_resort(&self) -> Option<&dyn LastResort> {
         Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn interests(&self) -> Vec<Interest> {
-        vec![Interest {
-            subject: Subject::AssignedPod,
-            actions: Action::DELETE,
-        }]
-    }
     fn watches(&self) -> Vec<Watch> {
         self.budgets.watch().into_iter().collect()
     }
     fn indexes(&self) -> Vec<IndexKind> {
         self.budgets.index().into_iter().collect()
+    }
+}
+
+impl QueueHints for DefaultPreemption {
+    fn interests(&self) -> Vec<Interest> {
+        vec![Interest {
+            subject: Subject::AssignedPod,
+            actions: Action::DELETE,
+        }]
     }
 }
 

@@ -36,8 +36,8 @@ use koord_scheduler::framework::{
     Action, BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
     Diagnosis, Effects, Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered,
     Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter, PreFilter,
-    PreScore, Preemption, Protection, Readings, Rejection, Release, Remark, RulesVersion, Signable,
-    Signature, State, Subject, Verb, Verdict, View, Words, Write,
+    PreScore, Preemption, Protection, QueueHints, Readings, Rejection, Release, Remark,
+    RulesVersion, Signable, Signature, State, Subject, Verb, Verdict, View, Words, Write,
 };
 use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
 use serde_json::{Value, json};
@@ -249,6 +249,9 @@ impl Plugin for Reservations {
             .or(Points::PRE_BIND)
             .or(Points::BIND)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn release(&self) -> Option<&dyn Release> {
         Some(self)
     }
@@ -281,72 +284,6 @@ impl Plugin for Reservations {
             self.args.join(profile, args);
         });
         Some(args)
-    }
-    fn interests(&self) -> Vec<Interest> {
-        vec![
-            Interest {
-                subject: Subject::AssignedPod,
-                actions: Action::DELETE
-                    .or(Action::POD_SCALE_DOWN)
-                    .or(Action::ADD)
-                    .or(Action::POD_LABEL),
-            },
-            Interest {
-                subject: Subject::Object(RESERVATIONS),
-                actions: Action::ADD.or(Action::UPDATE).or(Action::DELETE),
-            },
-            Interest {
-                subject: Subject::Node,
-                actions: Action::ADD
-                    .or(Action::NODE_ALLOCATABLE)
-                    .or(Action::NODE_LABEL),
-            },
-        ]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        if event.subject == Subject::AssignedPod
-            && !event
-                .action
-                .meets(Action::DELETE.or(Action::POD_SCALE_DOWN))
-        {
-            // A running pod helps no one but a reservation that may be placed over it.
-            let other = event.pod.filter(|other| self.may_take(pod, other));
-            return other.map_or(Helps::Skip, |_| Helps::Queue);
-        }
-        let Some(change) = event.object else {
-            return Helps::Queue;
-        };
-        let Some(new) = change.new_as::<Reservation>() else {
-            return Helps::Skip;
-        };
-        let old = change::old_of(change);
-        // Its owners may be taken in by another one.
-        let ended = change.action.meets(Action::DELETE) || change::ends(old, new);
-        if ended && self.record_of(pod).is_some_and(is_ahead) {
-            return Helps::Queue;
-        }
-        // What is over or gone gives its room back, which is an event of its own.
-        let useful = change::opens(old, new) && owners::is_owner(&new.spec.owners, pod);
-        if useful || change::shrinks(old, new) {
-            Helps::Queue
-        } else {
-            Helps::Skip
-        }
-    }
-    fn reaches_further(&self, event: &ClusterEvent<'_>) -> bool {
-        // Where nobody may be taken in it is not this plugin that says what the node lacks.
-        if event.subject == Subject::AssignedPod {
-            return event
-                .pod
-                .is_some_and(|pod| self.crowds.seek(pod, &self.table));
-        }
-        // A node too small for an owner may be large enough with a reservation on it.
-        event.object.is_some_and(|change| {
-            let old = change::old_of(change);
-            change
-                .new_as::<Reservation>()
-                .is_some_and(|new| change::opens(old, new) || change::shrinks(old, new))
-        })
     }
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
@@ -480,6 +417,75 @@ impl Plugin for Reservations {
         let mut indexes = vec![restricted::index()];
         indexes.extend(self.budgets.index().filter(|_| self.preempts()));
         indexes
+    }
+}
+
+impl QueueHints for Reservations {
+    fn interests(&self) -> Vec<Interest> {
+        vec![
+            Interest {
+                subject: Subject::AssignedPod,
+                actions: Action::DELETE
+                    .or(Action::POD_SCALE_DOWN)
+                    .or(Action::ADD)
+                    .or(Action::POD_LABEL),
+            },
+            Interest {
+                subject: Subject::Object(RESERVATIONS),
+                actions: Action::ADD.or(Action::UPDATE).or(Action::DELETE),
+            },
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD
+                    .or(Action::NODE_ALLOCATABLE)
+                    .or(Action::NODE_LABEL),
+            },
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        if event.subject == Subject::AssignedPod
+            && !event
+                .action
+                .meets(Action::DELETE.or(Action::POD_SCALE_DOWN))
+        {
+            // A running pod helps no one but a reservation that may be placed over it.
+            let other = event.pod.filter(|other| self.may_take(pod, other));
+            return other.map_or(Helps::Skip, |_| Helps::Queue);
+        }
+        let Some(change) = event.object else {
+            return Helps::Queue;
+        };
+        let Some(new) = change.new_as::<Reservation>() else {
+            return Helps::Skip;
+        };
+        let old = change::old_of(change);
+        // Its owners may be taken in by another one.
+        let ended = change.action.meets(Action::DELETE) || change::ends(old, new);
+        if ended && self.record_of(pod).is_some_and(is_ahead) {
+            return Helps::Queue;
+        }
+        // What is over or gone gives its room back, which is an event of its own.
+        let useful = change::opens(old, new) && owners::is_owner(&new.spec.owners, pod);
+        if useful || change::shrinks(old, new) {
+            Helps::Queue
+        } else {
+            Helps::Skip
+        }
+    }
+    fn reaches_further(&self, event: &ClusterEvent<'_>) -> bool {
+        // Where nobody may be taken in it is not this plugin that says what the node lacks.
+        if event.subject == Subject::AssignedPod {
+            return event
+                .pod
+                .is_some_and(|pod| self.crowds.seek(pod, &self.table));
+        }
+        // A node too small for an owner may be large enough with a reservation on it.
+        event.object.is_some_and(|change| {
+            let old = change::old_of(change);
+            change
+                .new_as::<Reservation>()
+                .is_some_and(|new| change::opens(old, new) || change::shrinks(old, new))
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use koord_api::extension::SchedulingHint as Hint;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Plugin,
-    Points, PreFilter, Rejection, Signable, Signature, State, Subject, View,
+    Points, PreFilter, QueueHints, Rejection, Signable, Signature, State, Subject, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -78,25 +78,11 @@ impl Plugin for SchedulingHint {
     fn points(&self) -> Points {
         Points::PRE_FILTER
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn interests(&self) -> Vec<Interest> {
-        vec![Interest {
-            subject: Subject::Node,
-            actions: Action::ADD,
-        }]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        match (event.node, hint(pod)) {
-            (Some(node), Ok(Some(hint)))
-                if hint.node_names.iter().all(|name| **name != *node.name) =>
-            {
-                Helps::Skip
-            }
-            (_, Err(_)) => Helps::Skip,
-            _ => Helps::Queue,
-        }
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         // Preferred nodes are tried before anything shared.
@@ -133,5 +119,25 @@ impl Plugin for SchedulingHint {
             .take(self.most)
             .filter_map(|name| cycle.view.nodes.find(name))
             .collect()
+    }
+}
+
+impl QueueHints for SchedulingHint {
+    fn interests(&self) -> Vec<Interest> {
+        vec![Interest {
+            subject: Subject::Node,
+            actions: Action::ADD,
+        }]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        match (event.node, hint(pod)) {
+            (Some(node), Ok(Some(hint)))
+                if hint.node_names.iter().all(|name| **name != *node.name) =>
+            {
+                Helps::Skip
+            }
+            (_, Err(_)) => Helps::Skip,
+            _ => Helps::Queue,
+        }
     }
 }

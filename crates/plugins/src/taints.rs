@@ -6,7 +6,8 @@ use koord_model::nodes::{NO_EXECUTE, NO_SCHEDULE, PREFER_NO_SCHEDULE, tolerates_
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Normalize,
-    Plugin, Points, PreScore, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Plugin, Points, PreScore, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -59,26 +60,11 @@ impl Plugin for TaintToleration {
     fn points(&self) -> Points {
         Points::FILTER.or(Points::PRE_SCORE).or(Points::SCORE)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn interests(&self) -> Vec<Interest> {
-        vec![
-            Interest {
-                subject: Subject::Node,
-                actions: Action::ADD.or(Action::NODE_TAINT),
-            },
-            Interest {
-                subject: Subject::UnscheduledPod,
-                actions: Action::POD_SPEC,
-            },
-        ]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        match event.node {
-            Some(node) if keeps_off(of(pod), node.taints(), self.compares).is_some() => Helps::Skip,
-            _ => Helps::Queue,
-        }
     }
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         tolerations::sign(of(pod), signature);
@@ -118,6 +104,27 @@ impl Plugin for TaintToleration {
     }
     fn normalization(&self) -> Normalize {
         Normalize::MaxReversed
+    }
+}
+
+impl QueueHints for TaintToleration {
+    fn interests(&self) -> Vec<Interest> {
+        vec![
+            Interest {
+                subject: Subject::Node,
+                actions: Action::ADD.or(Action::NODE_TAINT),
+            },
+            Interest {
+                subject: Subject::UnscheduledPod,
+                actions: Action::POD_SPEC,
+            },
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        match event.node {
+            Some(node) if keeps_off(of(pod), node.taints(), self.compares).is_some() => Helps::Skip,
+            _ => Helps::Queue,
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
     Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore,
-    Rejection, ReportedProblems, Signable, Signature, State, Subject, Verdict, View,
+    QueueHints, Rejection, ReportedProblems, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use pod::Print;
@@ -198,6 +198,9 @@ impl Plugin for TopologyMatch {
             .or(Points::RESERVE)
             .or(Points::POST_BIND)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
@@ -206,26 +209,6 @@ impl Plugin for TopologyMatch {
     }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn interests(&self) -> Vec<Interest> {
-        [
-            (Subject::AssignedPod, Action::DELETE),
-            (Subject::Node, Action::ADD.or(Action::NODE_ALLOCATABLE)),
-            (
-                Subject::Object(TOPOLOGIES),
-                Action::ADD.or(Action::UPDATE).or(Action::DELETE),
-            ),
-        ]
-        .map(|(subject, actions)| Interest { subject, actions })
-        .to_vec()
-    }
-    /// Exporters report all the time, and thousands of pods may wait: a report helps those that may
-    /// find room on its node, if it gives more than the one before. One that is not believed yet helps
-    /// nobody; whoever waits is told when it is.
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
-        let helps = event.subject != Subject::Object(TOPOLOGIES)
-            || (self.heard).is_some_and(|node| self.may_have_room(pod, node, view));
-        if helps { Helps::Queue } else { Helps::Skip }
     }
     fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
         match pod::ask(pod, table) {
@@ -282,6 +265,29 @@ impl Plugin for TopologyMatch {
                 alignment::strategy(strategy, ask, scope, &free, weight)
             }
         }
+    }
+}
+
+impl QueueHints for TopologyMatch {
+    fn interests(&self) -> Vec<Interest> {
+        [
+            (Subject::AssignedPod, Action::DELETE),
+            (Subject::Node, Action::ADD.or(Action::NODE_ALLOCATABLE)),
+            (
+                Subject::Object(TOPOLOGIES),
+                Action::ADD.or(Action::UPDATE).or(Action::DELETE),
+            ),
+        ]
+        .map(|(subject, actions)| Interest { subject, actions })
+        .to_vec()
+    }
+    /// Exporters report all the time, and thousands of pods may wait: a report helps those that may
+    /// find room on its node, if it gives more than the one before. One that is not believed yet helps
+    /// nobody; whoever waits is told when it is.
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+        let helps = event.subject != Subject::Object(TOPOLOGIES)
+            || (self.heard).is_some_and(|node| self.may_have_room(pod, node, view));
+        if helps { Helps::Queue } else { Helps::Skip }
     }
 }
 

@@ -15,8 +15,8 @@ use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps,
-    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, Rejection,
-    Signature, State, Subject, Surroundings, Verdict, View, Volatile,
+    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, QueueHints,
+    Rejection, Signature, State, Subject, Surroundings, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
@@ -262,6 +262,9 @@ impl Plugin for TopologySpread {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn volatile(&self) -> Option<&dyn Volatile> {
         Some(self)
     }
@@ -270,49 +273,6 @@ impl Plugin for TopologySpread {
     }
     fn holders(&self) -> Holders {
         Holders::Booked
-    }
-    fn interests(&self) -> Vec<Interest> {
-        let interest = |subject, actions| Interest { subject, actions };
-        vec![
-            interest(
-                Subject::AssignedPod,
-                Action::ADD.or(Action::DELETE).or(Action::POD_LABEL),
-            ),
-            interest(
-                Subject::Node,
-                Action::ADD
-                    .or(Action::DELETE)
-                    .or(Action::NODE_LABEL)
-                    .or(Action::NODE_TAINT),
-            ),
-            interest(
-                Subject::UnscheduledPod,
-                Action::POD_SPEC.or(Action::POD_LABEL),
-            ),
-        ]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        let own = listed(pod);
-        if own.is_empty() {
-            return Helps::Queue;
-        }
-        let mut hard = own
-            .iter()
-            .filter(|constraint| constraint.when_unsatisfiable == DO_NOT_SCHEDULE);
-        let helps = match (event.subject, event.pod, event.node) {
-            // A changed label may have made the pod one that counts, or no longer one.
-            (Subject::AssignedPod, Some(other), _) => {
-                other.namespace == pod.namespace
-                    && (event.action.meets(Action::POD_LABEL)
-                        || hard.any(|constraint| selector(constraint, pod).matches(other.labels())))
-            }
-            (Subject::Node, _, Some(node)) => {
-                event.action.meets(Action::NODE_LABEL)
-                    || hard.all(|constraint| node.label(&constraint.topology_key).is_some())
-            }
-            _ => true,
-        };
-        if helps { Helps::Queue } else { Helps::Skip }
     }
 
     fn watches(&self) -> Vec<Watch> {
@@ -400,6 +360,52 @@ impl Plugin for TopologySpread {
             }
             *score = last.1;
         }
+    }
+}
+
+impl QueueHints for TopologySpread {
+    fn interests(&self) -> Vec<Interest> {
+        let interest = |subject, actions| Interest { subject, actions };
+        vec![
+            interest(
+                Subject::AssignedPod,
+                Action::ADD.or(Action::DELETE).or(Action::POD_LABEL),
+            ),
+            interest(
+                Subject::Node,
+                Action::ADD
+                    .or(Action::DELETE)
+                    .or(Action::NODE_LABEL)
+                    .or(Action::NODE_TAINT),
+            ),
+            interest(
+                Subject::UnscheduledPod,
+                Action::POD_SPEC.or(Action::POD_LABEL),
+            ),
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let own = listed(pod);
+        if own.is_empty() {
+            return Helps::Queue;
+        }
+        let mut hard = own
+            .iter()
+            .filter(|constraint| constraint.when_unsatisfiable == DO_NOT_SCHEDULE);
+        let helps = match (event.subject, event.pod, event.node) {
+            // A changed label may have made the pod one that counts, or no longer one.
+            (Subject::AssignedPod, Some(other), _) => {
+                other.namespace == pod.namespace
+                    && (event.action.meets(Action::POD_LABEL)
+                        || hard.any(|constraint| selector(constraint, pod).matches(other.labels())))
+            }
+            (Subject::Node, _, Some(node)) => {
+                event.action.meets(Action::NODE_LABEL)
+                    || hard.all(|constraint| node.label(&constraint.topology_key).is_some())
+            }
+            _ => true,
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
     }
 }
 

@@ -24,7 +24,8 @@ use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects, Helps,
     IndexKind, Interest, Metered, ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter,
-    PreScore, Readings, Reason, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    PreScore, QueueHints, Readings, Reason, Rejection, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -299,6 +300,9 @@ impl Plugin for VolumeBinding {
             None => points,
         }
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
@@ -307,30 +311,6 @@ impl Plugin for VolumeBinding {
     }
     fn consent(&mut self) -> Option<&mut dyn Consent> {
         Some(self)
-    }
-    fn interests(&self) -> Vec<Interest> {
-        let change = Action::ADD.or(Action::UPDATE);
-        vec![
-            interest(Subject::Object(CLASSES), change),
-            interest(Subject::Object(CLAIMS), change),
-            interest(Subject::Object(VOLUMES), change),
-            interest(Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
-            interest(Subject::Object(CSI_DRIVERS), Action::UPDATE),
-            interest(Subject::Object(CAPACITIES), change),
-        ]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        let claim = event.object.and_then(ObjectChange::new_as);
-        match claim {
-            Some(claim) if !uses(pod, claim) => Helps::Skip,
-            _ => Helps::Queue,
-        }
-    }
-    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
-        super::claim_told(event)
-    }
-    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
-        super::claim_names(pod)
     }
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
@@ -415,6 +395,33 @@ impl Plugin for VolumeBinding {
             steps.clear();
         }
         plan::score(&steps, shape)
+    }
+}
+
+impl QueueHints for VolumeBinding {
+    fn interests(&self) -> Vec<Interest> {
+        let change = Action::ADD.or(Action::UPDATE);
+        vec![
+            interest(Subject::Object(CLASSES), change),
+            interest(Subject::Object(CLAIMS), change),
+            interest(Subject::Object(VOLUMES), change),
+            interest(Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
+            interest(Subject::Object(CSI_DRIVERS), Action::UPDATE),
+            interest(Subject::Object(CAPACITIES), change),
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let claim = event.object.and_then(ObjectChange::new_as);
+        match claim {
+            Some(claim) if !uses(pod, claim) => Helps::Skip,
+            _ => Helps::Queue,
+        }
+    }
+    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+        super::claim_told(event)
+    }
+    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+        super::claim_names(pod)
     }
 }
 

@@ -13,7 +13,8 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, ObjectChange,
-    Plugin, Points, PreFilter, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Plugin, Points, PreFilter, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::borrow::Cow;
@@ -236,30 +237,11 @@ impl Plugin for NodeVolumeLimits {
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
         Some(self)
     }
-    fn interests(&self) -> Vec<Interest> {
-        vec![
-            interest(Subject::Object(CSI_NODES), Action::ADD.or(Action::UPDATE)),
-            interest(Subject::AssignedPod, Action::DELETE),
-            interest(Subject::Object(CLAIMS), Action::ADD),
-            interest(Subject::Object(ATTACHMENTS), Action::DELETE),
-        ]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        let helps = match (event.pod, event.object) {
-            (Some(gone), _) => uses_claims(gone),
-            (_, Some(change)) => change.new_as().is_none_or(|claim| uses(pod, claim)),
-            _ => true,
-        };
-        if helps { Helps::Queue } else { Helps::Skip }
-    }
-    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
-        super::claim_told(event)
-    }
-    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
-        super::claim_names(pod)
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
     }
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
@@ -338,6 +320,31 @@ impl Plugin for NodeVolumeLimits {
             }
         }
         Ok(())
+    }
+}
+
+impl QueueHints for NodeVolumeLimits {
+    fn interests(&self) -> Vec<Interest> {
+        vec![
+            interest(Subject::Object(CSI_NODES), Action::ADD.or(Action::UPDATE)),
+            interest(Subject::AssignedPod, Action::DELETE),
+            interest(Subject::Object(CLAIMS), Action::ADD),
+            interest(Subject::Object(ATTACHMENTS), Action::DELETE),
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let helps = match (event.pod, event.object) {
+            (Some(gone), _) => uses_claims(gone),
+            (_, Some(change)) => change.new_as().is_none_or(|claim| uses(pod, claim)),
+            _ => true,
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
+    }
+    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+        super::claim_told(event)
+    }
+    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+        super::claim_names(pod)
     }
 }
 

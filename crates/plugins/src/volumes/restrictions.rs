@@ -7,7 +7,7 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, Plugin, Points,
-    PreFilter, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    PreFilter, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -118,34 +118,11 @@ impl Plugin for VolumeRestrictions {
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
         Some(self)
     }
-    fn interests(&self) -> Vec<Interest> {
-        let change = Action::ADD.or(Action::UPDATE);
-        vec![
-            interest(Subject::AssignedPod, Action::DELETE),
-            interest(Subject::Node, Action::ADD),
-            interest(Subject::Object(CLAIMS), change),
-        ]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        let helps = match (event.pod, event.object) {
-            (Some(gone), _) => {
-                let shares = claim_keys(gone).any(|key| claim_keys(pod).any(|own| own == key));
-                let disks = |a: &Volume| volumes(pod).iter().any(|b| conflict(a, b));
-                shares || volumes(gone).iter().any(disks)
-            }
-            (_, Some(change)) => change.new_as().is_none_or(|claim| uses(pod, claim)),
-            _ => true,
-        };
-        if helps { Helps::Queue } else { Helps::Skip }
-    }
-    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
-        super::claim_told(event)
-    }
-    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
-        super::claim_names(pod)
+    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
+        Some(self)
     }
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
@@ -214,6 +191,35 @@ impl Plugin for VolumeRestrictions {
             }
         }
         Ok(())
+    }
+}
+
+impl QueueHints for VolumeRestrictions {
+    fn interests(&self) -> Vec<Interest> {
+        let change = Action::ADD.or(Action::UPDATE);
+        vec![
+            interest(Subject::AssignedPod, Action::DELETE),
+            interest(Subject::Node, Action::ADD),
+            interest(Subject::Object(CLAIMS), change),
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let helps = match (event.pod, event.object) {
+            (Some(gone), _) => {
+                let shares = claim_keys(gone).any(|key| claim_keys(pod).any(|own| own == key));
+                let disks = |a: &Volume| volumes(pod).iter().any(|b| conflict(a, b));
+                shares || volumes(gone).iter().any(disks)
+            }
+            (_, Some(change)) => change.new_as().is_none_or(|claim| uses(pod, claim)),
+            _ => true,
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
+    }
+    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+        super::claim_told(event)
+    }
+    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+        super::claim_names(pod)
     }
 }
 

@@ -6,8 +6,8 @@ use super::{CLAIMS, CLASSES, VOLUMES, indexes, interest, standing, storage, uses
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Helps, IndexKind, Interest, Plugin, Points, PreFilter, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, ClusterEvent, Cycle, Helps, IndexKind, Interest, Plugin, Points, PreFilter, QueueHints,
+    Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::collections::BTreeSet;
@@ -93,32 +93,8 @@ impl Plugin for VolumeZone {
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
-    fn interests(&self) -> Vec<Interest> {
-        let change = Action::ADD.or(Action::UPDATE);
-        vec![
-            interest(Subject::Object(CLASSES), Action::ADD),
-            interest(Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
-            interest(Subject::Object(CLAIMS), change),
-            interest(Subject::Object(VOLUMES), change),
-        ]
-    }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        let Some(change) = event.object else {
-            return Helps::Queue;
-        };
-        let old = change.old.as_ref().and_then(|old| old.downcast_ref());
-        let new = change.new_as::<SeenVolume>();
-        let helps = match (old, new) {
-            (Some(old), Some(new)) => places(old).ne(places(new)),
-            _ => change.new_as().is_none_or(|claim| uses(pod, claim)),
-        };
-        if helps { Helps::Queue } else { Helps::Skip }
-    }
-    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
-        super::claim_told(event)
-    }
-    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
-        super::claim_names(pod)
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
     }
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
@@ -180,5 +156,35 @@ impl Plugin for VolumeZone {
         } else {
             Err(Rejection::unresolvable(CONFLICT))
         }
+    }
+}
+
+impl QueueHints for VolumeZone {
+    fn interests(&self) -> Vec<Interest> {
+        let change = Action::ADD.or(Action::UPDATE);
+        vec![
+            interest(Subject::Object(CLASSES), Action::ADD),
+            interest(Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
+            interest(Subject::Object(CLAIMS), change),
+            interest(Subject::Object(VOLUMES), change),
+        ]
+    }
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        let Some(change) = event.object else {
+            return Helps::Queue;
+        };
+        let old = change.old.as_ref().and_then(|old| old.downcast_ref());
+        let new = change.new_as::<SeenVolume>();
+        let helps = match (old, new) {
+            (Some(old), Some(new)) => places(old).ne(places(new)),
+            _ => change.new_as().is_none_or(|claim| uses(pod, claim)),
+        };
+        if helps { Helps::Queue } else { Helps::Skip }
+    }
+    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+        super::claim_told(event)
+    }
+    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+        super::claim_names(pod)
     }
 }

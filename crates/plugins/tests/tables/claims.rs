@@ -73,24 +73,26 @@ fn news_of_a_claim_is_for_those_who_name_it() {
         "VolumeRestrictions",
     ] {
         let alone = Alone::new(plugin, json!({}));
+        let hints = alone.plugin.queue_hints().unwrap();
         let (change, volume) = (alone.kept(change.clone()), alone.kept(volume.clone()));
-        let about = alone.plugin.about(&event(&change));
+        let about = hints.about(&event(&change));
         assert_eq!(about.as_deref(), Some("ns/data"), "{plugin}");
-        assert_eq!(alone.plugin.about(&event(&volume)), None, "{plugin}");
+        assert_eq!(hints.about(&event(&volume)), None, "{plugin}");
         for (name, pod, expected) in &rows {
             let pod = Arc::new(serde_json::from_value(pod.clone()).unwrap());
             let pod = PodInfo::new(pod, alone.engine.cluster().resources()).unwrap();
-            let found = alone.plugin.names(&pod).contains(&"ns/data");
-            let helps = alone.plugin.hint(&pod, &event(&change), alone.view()) == Helps::Queue;
+            let found = hints.names(&pod).contains(&"ns/data");
+            let helps = hints.hint(&pod, &event(&change), alone.view()) == Helps::Queue;
             assert_eq!((found, helps), (*expected, *expected), "{plugin}: {name}");
         }
     }
     // A claim that is made for a pod has the names of both.
     let alone = Alone::new("VolumeBinding", json!({}));
+    let hints = alone.plugin.queue_hints().unwrap();
     let pod = pod("p", "ns", json!([ephemeral("data")]));
     let pod = PodInfo::new(
         Arc::new(serde_json::from_value(pod).unwrap()),
         alone.engine.cluster().resources(),
     );
-    assert_eq!(alone.plugin.names(&pod.unwrap()), ["ns/p-data"]);
+    assert_eq!(hints.names(&pod.unwrap()), ["ns/p-data"]);
 }

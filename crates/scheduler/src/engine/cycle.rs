@@ -7,7 +7,7 @@ use super::select::{Choice, NodeSelection};
 use super::waiting::WaitEnd;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
-    Advice, BindPlan, Code, Cycle, Diagnosis, Effects, Instance, Permit, Plugin, PodPatch,
+    Advice, BindPlan, Code, Cycle, Diagnosis, Effects, Instance, Permit, PodPatch, QueueHints,
     Rejection, Remark, View, Words,
 };
 use crate::guard::{attempted, guarded};
@@ -389,8 +389,8 @@ impl Engine {
         if let Refusal::Unschedulable { by, .. } = refusal {
             let refusing = self.table.plugins.iter().enumerate();
             let refusing = refusing.filter(|(instance, _)| by & (1 << instance) != 0);
-            let names = |plugin: &dyn Plugin| guarded("over a refusal", || plugin.names(pod));
-            let names = refusing.filter_map(|(_, plugin)| names(&**plugin));
+            let names = |hints: &dyn QueueHints| guarded("over a refusal", || hints.names(pod));
+            let names = refusing.filter_map(|(_, plugin)| names(plugin.queue_hints()?));
             let mut names: Vec<&str> = names.flatten().collect();
             names.sort_unstable();
             names.dedup();

@@ -68,7 +68,7 @@ impl PluginTable {
             judges_holders: holders(Holders::Judged),
             books_holders: holders(Holders::Booked),
             names: names.chain([consult::NAME]).collect(),
-            interests: plugins.iter().map(|plugin| plugin.interests()).collect(),
+            interests: plugins.iter().map(|plugin| interests(&**plugin)).collect(),
             profiles,
             signers,
             protectors,
@@ -177,7 +177,8 @@ impl PluginTable {
     ) -> bool {
         let timed = !asked.replace(true) && meter.times_event();
         let began = timed.then(Instant::now);
-        let helps = self.plugins[instance].hint(pod, event, view) == Helps::Queue;
+        let hints = self.plugins[instance].queue_hints();
+        let helps = hints.is_none_or(|hints| hints.hint(pod, event, view) == Helps::Queue);
         if let Some(began) = began {
             meter.note(Measured::Hint {
                 plugin: self.names[instance],
@@ -221,6 +222,12 @@ impl PluginTable {
         out.dedup();
         out
     }
+}
+
+/// Returns the events that can make a pod schedulable that `plugin` refused.
+fn interests(plugin: &dyn Plugin) -> Vec<Interest> {
+    let hints = plugin.queue_hints();
+    hints.map(|hints| hints.interests()).unwrap_or_default()
 }
 
 /// The plugins whose answers pods share, each once.

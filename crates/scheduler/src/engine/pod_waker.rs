@@ -58,7 +58,11 @@ impl<'a> PodWaker<'a> {
         }
         let mut beyond: PluginSet = 0;
         for (instance, plugin) in self.table.plugins.iter().enumerate() {
-            if interested & (1 << instance) != 0 && plugin.reaches_further(event) {
+            if interested & (1 << instance) != 0
+                && plugin
+                    .queue_hints()
+                    .is_some_and(|hints| hints.reaches_further(event))
+            {
                 beyond |= 1 << instance;
             }
         }
@@ -67,7 +71,7 @@ impl<'a> PodWaker<'a> {
         for (instance, plugin) in self.table.plugins.iter().enumerate() {
             let bit = 1 << instance;
             if interested & bit != 0
-                && let Some(name) = plugin.about(event)
+                && let Some(name) = plugin.queue_hints().and_then(|hints| hints.about(event))
             {
                 narrow |= bit;
                 match names.iter_mut().find(|(_, known)| *known == name) {

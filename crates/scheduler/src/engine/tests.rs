@@ -11,8 +11,9 @@ mod waits;
 use super::*;
 use crate::framework::{
     BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Factory,
-    Grouping, Helps, Insight, Interest, Metered, ObjectChange, Permit, Plugin, Points, Readings,
-    Registry, Rejection, Remark, Signable, Signature, State, Subject, Verdict, View, Words,
+    Grouping, Helps, Insight, Interest, Metered, ObjectChange, Permit, Plugin, Points, QueueHints,
+    Readings, Registry, Rejection, Remark, Signable, Signature, State, Subject, Verdict, View,
+    Words,
 };
 use crate::state::NodeIndex;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -44,6 +45,9 @@ impl Plugin for Knobs {
         let judge = Points::PRE_ENQUEUE.or(Points::FILTER).or(Points::RESERVE);
         judge.or(Points::PERMIT).or(Points::BIND)
     }
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        Some(self)
+    }
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
@@ -62,6 +66,34 @@ impl Plugin for Knobs {
     fn metered(&mut self) -> Option<&mut dyn Metered> {
         Some(self)
     }
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        assert!(pod.annotation("unreadable").is_none(), "asked not to read");
+        signature.amounts(&pod.requests);
+        signature.text(&pod.name[..1]);
+        Signable::Yes
+    }
+    fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
+        stumble("pre_enqueue");
+        if pod.gates.is_empty() {
+            Ok(())
+        } else {
+            Err(Rejection::unresolvable("gated"))
+        }
+    }
+    fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
+        assert!(!cycle.pod.name.starts_with("panic"), "asked to");
+        if cycle.pod.name.ends_with("never") {
+            return Err(Rejection::unschedulable("never"));
+        }
+        let free = cycle.view.nodes.allocatable(node, CPU) - cycle.view.nodes.requested(node, CPU);
+        if cycle.pod.requests.get(CPU) > free {
+            return Err(Rejection::unschedulable("Insufficient cpu"));
+        }
+        Ok(())
+    }
+}
+
+impl QueueHints for Knobs {
     fn interests(&self) -> Vec<Interest> {
         vec![
             Interest {
@@ -94,31 +126,6 @@ impl Plugin for Knobs {
     fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
         stumble("names");
         pod.annotation("thing").into_iter().collect()
-    }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        assert!(pod.annotation("unreadable").is_none(), "asked not to read");
-        signature.amounts(&pod.requests);
-        signature.text(&pod.name[..1]);
-        Signable::Yes
-    }
-    fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
-        stumble("pre_enqueue");
-        if pod.gates.is_empty() {
-            Ok(())
-        } else {
-            Err(Rejection::unresolvable("gated"))
-        }
-    }
-    fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
-        assert!(!cycle.pod.name.starts_with("panic"), "asked to");
-        if cycle.pod.name.ends_with("never") {
-            return Err(Rejection::unschedulable("never"));
-        }
-        let free = cycle.view.nodes.allocatable(node, CPU) - cycle.view.nodes.requested(node, CPU);
-        if cycle.pod.requests.get(CPU) > free {
-            return Err(Rejection::unschedulable("Insufficient cpu"));
-        }
-        Ok(())
     }
 }
 

@@ -38,7 +38,7 @@ pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
 pub use roles::{
     Admission, Alignment, Binding, Consent, Grouping, Insight, LastResort, Metered, Offer,
-    Planning, Protection, Release, Volatile,
+    Planning, Protection, QueueHints, Release, Volatile,
 };
 pub use shared::PerProfile;
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
@@ -280,8 +280,8 @@ pub enum Holders {
 /// there are ([`Plugin::join`]).
 ///
 /// Whatever else a plugin does is a trait of its own, which it says it has: it judges nodes in ways that
-/// only few do ([`Release`], [`Alignment`], [`Volatile`]), has a say when no node fits ([`LastResort`],
-/// [`Protection`]), keeps books ([`Bookkeeping`]), decides who goes next, who waits and how it is bound
+/// only few do ([`Release`], [`Alignment`], [`Volatile`]), finds the events that help pods it refused
+/// ([`QueueHints`]), has a say when no node fits ([`LastResort`], [`Protection`]), keeps books ([`Bookkeeping`]), decides who goes next, who waits and how it is bound
 /// ([`Planning`], [`Grouping`], [`Consent`], [`Binding`]), or shows people what it knows ([`Insight`],
 /// [`Metered`]).
 ///
@@ -295,6 +295,10 @@ pub trait Plugin: Send + Sync {
     fn name(&self) -> &'static str;
     /// The extension points it implements.
     fn points(&self) -> Points;
+    /// See [`QueueHints`].
+    fn queue_hints(&self) -> Option<&dyn QueueHints> {
+        None
+    }
     /// See [`Release`].
     fn release(&self) -> Option<&dyn Release> {
         None
@@ -363,28 +367,6 @@ pub trait Plugin: Send + Sync {
         None
     }
 
-    /// The events that can make a pod that this plugin refused schedulable.
-    fn interests(&self) -> Vec<Interest> {
-        Vec::new()
-    }
-    /// Whether `event` helps `pod`, which this plugin refused.
-    fn hint(&self, _pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        Helps::Queue
-    }
-    /// The one thing that `event` is about, where it helps only pods that name it: no others are asked
-    /// about. Thousands may wait for a claim each, and every one of these claims comes alone.
-    fn about(&self, _event: &ClusterEvent<'_>) -> Option<String> {
-        None
-    }
-    /// What `pod` names, so that it is found by [`Plugin::about`]. It stays the same while the pod waits.
-    fn names<'a>(&self, _pod: &'a PodInfo) -> Vec<&'a str> {
-        Vec::new()
-    }
-    /// Whether `event` may also help pods that only other plugins refused, because of what this one
-    /// does for them: then [`Plugin::hint`] is asked about those, too.
-    fn reaches_further(&self, _event: &ClusterEvent<'_>) -> bool {
-        false
-    }
     /// Writes everything of `pod` that this plugin's pre-filter, filter and scores read. It is the same as
     /// long as the pod is: written once, and kept with it. What they read of the node in question is told
     /// by touching it, and is no part of this.

@@ -4,14 +4,40 @@
 #[cfg(doc)]
 use super::Plugin;
 use super::{
-    BindPlan, Cycle, Diagnosis, Effects, Groups, Lacks, NotShown, Permit, PodPatch, PostFilter,
-    Readings, Rejection, Remark, RulesVersion, State, Surroundings, Verdict, View, Words,
+    BindPlan, ClusterEvent, Cycle, Diagnosis, Effects, Groups, Helps, Interest, Lacks, NotShown,
+    Permit, PodPatch, PostFilter, Readings, Rejection, Remark, RulesVersion, State, Surroundings,
+    Verdict, View, Words,
 };
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// Finds the events that may make pods schedulable that this plugin refused. Upstream:
+/// `EnqueueExtensions`.
+pub trait QueueHints {
+    /// The events that can make a pod that this plugin refused schedulable.
+    fn interests(&self) -> Vec<Interest>;
+    /// Whether `event` helps `pod`, which this plugin refused.
+    fn hint(&self, _pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+        Helps::Queue
+    }
+    /// The one thing that `event` is about, where it helps only pods that name it: no others are asked
+    /// about. Thousands may wait for a claim each, and every one of these claims comes alone.
+    fn about(&self, _event: &ClusterEvent<'_>) -> Option<String> {
+        None
+    }
+    /// What `pod` names, so that it is found by [`QueueHints::about`]. It stays the same while the pod waits.
+    fn names<'a>(&self, _pod: &'a PodInfo) -> Vec<&'a str> {
+        Vec::new()
+    }
+    /// Whether `event` may also help pods that only other plugins refused, because of what this one
+    /// does for them: then [`QueueHints::hint`] is asked about those, too.
+    fn reaches_further(&self, _event: &ClusterEvent<'_>) -> bool {
+        false
+    }
+}
 
 /// Lets pods take the place of others, like owners that of their reservation. Asked wherever the
 /// plugin filters; `state` is what its pre-filter prepared.
