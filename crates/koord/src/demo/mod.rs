@@ -6,11 +6,10 @@
 
 pub mod descheduler;
 pub mod output;
-pub mod picture;
+pub mod page;
 pub mod pods;
 pub mod progress;
 pub mod recovery;
-pub mod report;
 pub mod result;
 pub mod sampler;
 pub mod scenario;
@@ -440,7 +439,7 @@ fn finish(args: &Args, suite: &Suite) -> Result<()> {
         output::write(path, &text)?;
         console::say(format_args!("The figures:  {}", path.display()));
     }
-    output::write(&args.report, &report::html(suite)?)?;
+    output::write(&args.report, &page::suite::html(suite)?)?;
     console::say(format_args!("The pictures: {}", args.report.display()));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The table and the page of `koord demo descheduler`.
 
 use super::{Outcome, Sample, Spread};
-use crate::demo::report::{STYLE, escape};
+use crate::demo::page::suite::{STYLE, escape};
 use comfy_table::{CellAlignment, Table, presets};
 use std::fmt::Write as _;
 

@@ -1,7 +1,7 @@
 //! The table and the page of `koord demo topology`.
 
 use super::{Chain, NUMA_NODES, Outcome, Watched};
-use crate::demo::report::{STYLE, escape};
+use crate::demo::page::suite::{STYLE, escape};
 use comfy_table::{CellAlignment, Table, presets};
 use std::fmt::Write as _;
 

@@ -1,21 +1,21 @@
 //! The self-contained HTML page of a demo.
 
 use super::picture;
-use super::result::{Phase, PhaseResult, Run, ScenarioResult, Suite, Verdict};
-use super::table::{self, ratio};
-use super::verdict::{self, Outcome};
-use super::words::latency;
+use crate::demo::result::{Phase, PhaseResult, Run, ScenarioResult, Suite, Verdict};
+use crate::demo::table::{self, ratio};
+use crate::demo::verdict::{self, Outcome};
+use crate::demo::words::latency;
 use anyhow::Result;
 use std::fmt::Write as _;
 
-pub(super) fn escape(text: &str) -> String {
+pub(in crate::demo) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
         .replace('"', "&quot;")
 }
 
-pub(super) const STYLE: &str = include_str!("page.css");
+pub(in crate::demo) const STYLE: &str = include_str!("style.css");
 
 /// The page.
 ///
@@ -339,10 +339,10 @@ fn runs(page: &mut String, scenario: &ScenarioResult) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::result::tests::noisy;
-    use super::super::verdict::tests::{enforced, judged, scenario_of};
-    use super::super::words;
     use super::*;
+    use crate::demo::result::tests::noisy;
+    use crate::demo::verdict::tests::{enforced, judged, scenario_of};
+    use crate::demo::words;
 
     fn suite(scenarios: Vec<ScenarioResult>) -> Suite {
         let told = |one: ScenarioResult| {

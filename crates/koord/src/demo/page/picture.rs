@@ -1,9 +1,9 @@
 //! The pictures of the report. Bars are HTML, so that their labels keep their size on every screen
 //! and never overlap; CPU over time is SVG. Colors are the page's, for light and dark.
 
-use super::result::{CpuSample, Phase, PhaseResult, Run, ScenarioResult, Verdict};
-use super::table::{quotient, span};
-use super::words::latency;
+use crate::demo::result::{CpuSample, Phase, PhaseResult, Run, ScenarioResult, Verdict};
+use crate::demo::table::{quotient, span};
+use crate::demo::words::latency;
 use std::fmt::Write as _;
 
 /// Up to this multiple of `alone`, a p99 is as good as alone; up to the second, not yet bad.
@@ -395,8 +395,8 @@ pub fn cpu(run: &Run, cpus: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::result::tests::{noisy, phase_of};
     use super::*;
+    use crate::demo::result::tests::{noisy, phase_of};
 
     fn result() -> ScenarioResult {
         ScenarioResult {
@@ -493,7 +493,7 @@ mod tests {
     fn the_percentiles_are_those_of_the_table() {
         let result = result();
         let picture = percentiles(&result.phases);
-        for row in super::super::table::rows(&result) {
+        for row in crate::demo::table::rows(&result) {
             for cell in [&row[1], &row[2], &row[3], &row[5]] {
                 assert!(picture.contains(cell.as_str()), "{cell} is missing");
             }
