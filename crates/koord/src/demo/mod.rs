@@ -439,7 +439,7 @@ fn finish(args: &Args, suite: &Suite) -> Result<()> {
         output::write(path, &text)?;
         console::say(format_args!("The figures:  {}", path.display()));
     }
-    output::write(&args.report, &page::suite::html(suite)?)?;
+    output::write(&args.report, &page::suite::html(suite))?;
     console::say(format_args!("The pictures: {}", args.report.display()));
     Ok(())
 }

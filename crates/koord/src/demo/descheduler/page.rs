@@ -1,13 +1,14 @@
 //! The table and the page of `koord demo descheduler`.
 
 use super::{Outcome, Sample, Spread};
-use crate::demo::page::suite::{STYLE, escape};
+use crate::demo::page::{Page, escape};
 use comfy_table::{CellAlignment, Table, presets};
 use std::fmt::Write as _;
 
 /// The pictures' size, in their own units.
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 220.0;
+const KEY: &str = "div class=\"key\"";
 /// Rows of the table in the terminal; the page has all nodes.
 const ROWS: usize = 24;
 
@@ -137,34 +138,26 @@ fn bar(load: Option<f64>) -> String {
 
 /// The page.
 pub(super) fn html(outcome: &Outcome) -> String {
-    let mut page = String::new();
-    let _ = write!(
-        page,
-        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-         <meta name=\"color-scheme\" content=\"light dark\">\
-         <title>koord: descheduling</title><style>{STYLE}{MORE_STYLE}</style></head><body><main>\
-         <h1>{}</h1><p class=\"soft\">{}</p>",
-        escape(&headline(outcome)),
-        escape(&about(outcome)),
-    );
-    for said in sentences(outcome) {
-        let _ = write!(page, "<p>{}</p>", escape(&said));
-    }
-    page.push_str("<h2>Load of each node</h2><div class=\"grid\">");
-    for (when, sample) in moments(outcome) {
-        if let Some(sample) = sample {
-            bars(&mut page, outcome, when, sample);
+    Page::document("koord: descheduling", MORE_STYLE, |page| {
+        page.text("h1", &headline(outcome));
+        page.text("p class=\"soft\"", &about(outcome));
+        for sentence in sentences(outcome) {
+            page.text("p", &sentence);
         }
-    }
-    page.push_str(
-        "</div><div class=\"key\"><span><i class=\"dot hot\"></i>hot</span><span><i class=\"dot cool\"></i>neither</span>\
-         <span><i class=\"dot idle\"></i>takes pods</span></div>",
-    );
-    over_time(&mut page, outcome);
-    spreads(&mut page, outcome);
-    let _ = writeln!(page, "<p class=\"soft\">{CAVEAT}</p></main></body></html>");
-    page
+        page.text("h2", "Load of each node");
+        page.element("div class=\"grid\"", |page| {
+            for (when, sample) in moments(outcome) {
+                if let Some(sample) = sample {
+                    page.panel(|page| bars(page, outcome, when, sample));
+                }
+            }
+        });
+        let dots = [("hot", "hot"), ("cool", "neither"), ("idle", "takes pods")];
+        page.key(KEY, &dots, "");
+        over_time(page, outcome);
+        spreads(page, outcome);
+        page.text("p class=\"soft\"", CAVEAT);
+    })
 }
 
 fn height(load: f64) -> f64 {
@@ -172,11 +165,11 @@ fn height(load: f64) -> f64 {
 }
 
 /// Lines at both thresholds.
-fn thresholds(page: &mut String, outcome: &Outcome) {
+fn thresholds(page: &mut Page, outcome: &Outcome) {
     let setup = &outcome.setup;
     for (class, at) in [("low", setup.low), ("high", setup.high)] {
         let y = height(f64::from(at));
-        let _ = write!(
+        write!(
             page,
             "<path class=\"{class}\" d=\"M0 {y:.1} L{WIDTH} {y:.1}\"/>"
         );
@@ -185,110 +178,124 @@ fn thresholds(page: &mut String, outcome: &Outcome) {
 
 /// A bar for each node.
 #[allow(clippy::cast_precision_loss, reason = "points of a picture")]
-fn bars(page: &mut String, outcome: &Outcome, when: &str, sample: &Sample) {
+fn bars(page: &mut Page, outcome: &Outcome, when: &str, sample: &Sample) {
     let setup = &outcome.setup;
     let hot = Spread::of(&sample.loads, f64::from(setup.high)).hot;
-    let _ = write!(
-        page,
-        "<div class=\"panel\"><h4>{when}: {hot} hot, {} pods moved</h4><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         preserveAspectRatio=\"none\" role=\"img\" aria-label=\"load by node, {when}\">",
-        sample.moves,
-    );
-    let step = WIDTH / sample.loads.len().max(1) as f64;
-    for (at, load) in sample.loads.iter().enumerate() {
-        let class = match load {
-            load if *load > f64::from(setup.high) => "hot",
-            load if *load < f64::from(setup.low) => "idle",
-            _ => "cool",
-        };
-        let name = setup.nodes.get(at).map_or("", String::as_str);
-        let top = height(*load);
-        let _ = write!(
-            page,
-            "<rect class=\"{class}\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\">\
-             <title>{}: {load:.0} %</title></rect>",
-            (at as f64).mul_add(step, step * 0.1),
-            step * 0.8,
-            HEIGHT - top,
-            escape(name),
-        );
-    }
-    thresholds(page, outcome);
-    let (first, last) = (setup.nodes.first(), setup.nodes.last());
-    let name = |name: Option<&String>| escape(name.map_or("", String::as_str));
-    let _ = write!(
-        page,
-        "</svg><div class=\"axis\"><span>{}</span><span>0 to 100 % of CPU</span><span>{}</span></div></div>",
-        name(first),
-        name(last),
-    );
+    let moves = sample.moves;
+    page.text("h4", &format!("{when}: {hot} hot, {moves} pods moved"));
+    let label = format!("load by node, {when}");
+    page.chart((WIDTH, HEIGHT), &label, |page| {
+        let step = WIDTH / sample.loads.len().max(1) as f64;
+        for (at, load) in sample.loads.iter().enumerate() {
+            let class = match load {
+                load if *load > f64::from(setup.high) => "hot",
+                load if *load < f64::from(setup.low) => "idle",
+                _ => "cool",
+            };
+            let name = setup.nodes.get(at).map_or("", String::as_str);
+            let top = height(*load);
+            write!(
+                page,
+                "<rect class=\"{class}\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\">\
+                 <title>{}: {load:.0} %</title></rect>",
+                (at as f64).mul_add(step, step * 0.1),
+                step * 0.8,
+                HEIGHT - top,
+                escape(name),
+            );
+        }
+        thresholds(page, outcome);
+    });
+    let name = |name: Option<&String>| name.cloned().unwrap_or_default();
+    let (first, last) = (name(setup.nodes.first()), name(setup.nodes.last()));
+    page.axis("axis", [&first, "0 to 100 % of CPU", &last]);
 }
 
 /// A line for each node.
-fn over_time(page: &mut String, outcome: &Outcome) {
+fn over_time(page: &mut Page, outcome: &Outcome) {
     let samples = &outcome.samples;
     let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
         return;
     };
-    let span = (last.second - first.second).max(f64::MIN_POSITIVE);
-    let x = |second: f64| (second - first.second) / span * WIDTH;
-    let _ = write!(
-        page,
-        "<h2>Load over time</h2><div class=\"panel\"><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         preserveAspectRatio=\"none\" role=\"img\" aria-label=\"load of each node over time\">"
-    );
-    for (at, _) in outcome.setup.nodes.iter().enumerate() {
-        let mut path = String::new();
-        for sample in samples {
-            let load = sample.loads.get(at).copied().unwrap_or_default();
-            let letter = if path.is_empty() { 'M' } else { 'L' };
-            let _ = write!(path, "{letter}{:.1} {:.1} ", x(sample.second), height(load));
-        }
-        let class = if at < outcome.setup.first {
-            " first"
-        } else {
-            ""
-        };
-        let _ = write!(
-            page,
-            "<path class=\"node{class}\" d=\"{}\"/>",
-            path.trim_end()
-        );
-    }
-    thresholds(page, outcome);
-    let start = x(0.0);
-    let _ = write!(
-        page,
-        "<path class=\"start\" d=\"M{start:.1} 0 L{start:.1} {HEIGHT}\"/></svg>\
-         <div class=\"axis\"><span>{:.0} s</span><span>0 to 100 % of CPU</span><span>{:.0} s</span></div>\
-         <div class=\"key\"><span><i class=\"dot first\"></i>nodes that were there first</span>\
-         <span><i class=\"dot late\"></i>nodes that joined</span>\
-         <span><i class=\"dot cap\"></i>{} %: hot above</span><span><i class=\"dot idle\"></i>{} %: takes pods below</span>\
-         <span>upright line, at 0 s: the descheduler starts</span></div></div>",
-        first.second, last.second, outcome.setup.high, outcome.setup.low,
-    );
+    let (begin, end) = (first.second, last.second);
+    let span = (end - begin).max(f64::MIN_POSITIVE);
+    let x = |second: f64| (second - begin) / span * WIDTH;
+    page.text("h2", "Load over time");
+    page.panel(|page| {
+        page.chart((WIDTH, HEIGHT), "load of each node over time", |page| {
+            for at in 0..outcome.setup.nodes.len() {
+                let class = if at < outcome.setup.first {
+                    " first"
+                } else {
+                    ""
+                };
+                let path = line(samples, at, x);
+                write!(page, "<path class=\"node{class}\" d=\"{path}\"/>");
+            }
+            thresholds(page, outcome);
+            let start = x(0.0);
+            write!(
+                page,
+                "<path class=\"start\" d=\"M{start:.1} 0 L{start:.1} {HEIGHT}\"/>"
+            );
+        });
+        let (begin, end) = (format!("{begin:.0} s"), format!("{end:.0} s"));
+        page.axis("axis", [&begin, "0 to 100 % of CPU", &end]);
+        let high = format!("{} %: hot above", outcome.setup.high);
+        let low = format!("{} %: takes pods below", outcome.setup.low);
+        let dots = [
+            ("first", "nodes that were there first"),
+            ("late", "nodes that joined"),
+            ("cap", &high),
+            ("idle", &low),
+        ];
+        let start = "upright line, at 0 s: the descheduler starts";
+        page.key(KEY, &dots, start);
+    });
 }
 
-fn spreads(page: &mut String, outcome: &Outcome) {
-    page.push_str(
-        "<h2>Before and after</h2><div class=\"panel scroll\"><table><tr><th></th><th>hot nodes</th><th>highest</th>\
-         <th>p95</th><th>mean</th><th>standard deviation</th></tr>",
-    );
-    for (when, spread) in [("before", &outcome.before), ("after", &outcome.after)] {
-        let Spread {
-            mean,
-            stddev,
-            p95,
-            max,
-            hot,
-        } = spread;
-        let _ = write!(
-            page,
-            "<tr><td>{when}</td><td>{hot}</td><td>{max:.0} %</td><td>{p95:.0} %</td><td>{mean:.0} %</td>\
-             <td>{stddev:.1} points</td></tr>"
-        );
+/// The load of the node at an index, over time.
+fn line(samples: &[Sample], node: usize, x: impl Fn(f64) -> f64) -> String {
+    let mut path = String::new();
+    for sample in samples {
+        let load = sample.loads.get(node).copied().unwrap_or_default();
+        let letter = if path.is_empty() { "M" } else { " L" };
+        let _ = write!(path, "{letter}{:.1} {:.1}", x(sample.second), height(load));
     }
-    page.push_str("</table></div>");
+    path
+}
+
+fn spreads(page: &mut Page, outcome: &Outcome) {
+    page.text("h2", "Before and after");
+    page.table("table", |page| {
+        let titles = [
+            "",
+            "hot nodes",
+            "highest",
+            "p95",
+            "mean",
+            "standard deviation",
+        ];
+        page.row("tr", "th", titles);
+        for (when, spread) in [("before", &outcome.before), ("after", &outcome.after)] {
+            let Spread {
+                mean,
+                stddev,
+                p95,
+                max,
+                hot,
+            } = spread;
+            let cells = [
+                when.to_owned(),
+                hot.to_string(),
+                format!("{max:.0} %"),
+                format!("{p95:.0} %"),
+                format!("{mean:.0} %"),
+                format!("{stddev:.1} points"),
+            ];
+            page.row("tr", "td", cells);
+        }
+    });
 }
 
 #[cfg(test)]

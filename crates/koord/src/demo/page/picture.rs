@@ -1,6 +1,7 @@
 //! The pictures of the report. Bars are HTML, so that their labels keep their size on every screen
 //! and never overlap; CPU over time is SVG. Colors are the page's, for light and dark.
 
+use super::Page;
 use crate::demo::result::{CpuSample, Phase, PhaseResult, Run, ScenarioResult, Verdict};
 use crate::demo::table::{quotient, span};
 use crate::demo::words::latency;
@@ -42,30 +43,44 @@ struct Bar {
 }
 
 impl Bar {
-    fn html(&self, page: &mut String, top: f64) {
+    fn html(&self, page: &mut Page, top: f64) {
         let percent = |value: f64| (value / top.max(f64::MIN_POSITIVE) * 100.0).clamp(0.0, 100.0);
-        let _ = write!(
-            page,
-            "<div class=\"track\"><i class=\"bar {}\" style=\"width:{:.2}%\"></i>",
-            self.class,
-            percent(self.value)
-        );
-        if self.runs.len() > 1 {
-            for run in &self.runs {
-                let beyond = if *run > top { " beyond" } else { "" };
-                let _ = write!(
-                    page,
-                    "<i class=\"run{beyond}\" style=\"left:{:.2}%\"></i>",
-                    percent(*run)
-                );
+        page.element("div class=\"track\"", |page| {
+            let (class, width) = (self.class, percent(self.value));
+            write!(
+                page,
+                "<i class=\"bar {class}\" style=\"width:{width:.2}%\"></i>"
+            );
+            if self.runs.len() > 1 {
+                for run in &self.runs {
+                    let beyond = if *run > top { " beyond" } else { "" };
+                    let left = percent(*run);
+                    write!(
+                        page,
+                        "<i class=\"run{beyond}\" style=\"left:{left:.2}%\"></i>"
+                    );
+                }
             }
-        }
-        let _ = write!(
+        });
+        let (text, note) = (&self.text, &self.note);
+        write!(
             page,
-            "</div><div class=\"value\"><b>{}</b> <span>{}</span></div>",
-            self.text, self.note
+            "<div class=\"value\"><b>{text}</b> <span>{note}</span></div>"
         );
     }
+}
+
+/// A row of small bars: a label, and what `content` appends as the bar.
+fn small(page: &mut Page, class: &str, label: &str, content: impl FnOnce(&mut Page)) {
+    page.element(&format!("div class=\"{class}\""), |page| {
+        page.text("span", label);
+        pair(page, content);
+    });
+}
+
+/// A bar and its figure.
+fn pair(page: &mut Page, content: impl FnOnce(&mut Page)) {
+    page.element("div class=\"pair\"", content);
 }
 
 fn values(result: &PhaseResult, of: fn(&Run) -> f64) -> Vec<f64> {
@@ -126,45 +141,45 @@ pub fn scenario(of: &ScenarioResult) -> String {
         .collect();
     let slowest = top(rows.iter().map(|(_, slow, _)| slow));
     let most = top(rows.iter().filter_map(|(_, _, work)| work.as_ref()));
-    let mut page = String::from(
-        "<div class=\"picture\" role=\"img\" aria-label=\"p99 of the service and batch work by phase\"><div class=\"head\"><span></span>",
-    );
-    let _ = write!(
-        page,
-        "<span>1 request of 100 takes longer than this <em>(p99; shorter is better)</em></span>\
+    let head = format!(
+        "<div class=\"head\"><span></span>\
+         <span>1 request of 100 takes longer than this <em>(p99; shorter is better)</em></span>\
          <span>batch work: {} per second <em>(longer is better)</em></span></div>",
         of.operation
     );
-    for (phase, slow, work) in &rows {
-        let _ = write!(
-            page,
-            "<div class=\"row{}\"><div class=\"label\">{}<small>{}</small></div><div class=\"pair\">",
-            if *phase == Phase::Managed {
-                " ours"
-            } else {
-                ""
-            },
-            phase.label(),
-            phase.name()
-        );
-        slow.html(&mut page, slowest);
-        page.push_str("</div><div class=\"pair\">");
-        match work {
-            Some(work) => work.html(&mut page, most),
-            None => page.push_str(
-                "<div class=\"track none\"></div><div class=\"value\"><span>no batch</span></div>",
-            ),
-        }
-        page.push_str("</div></div>");
-    }
-    let _ = write!(
-        page,
-        "<div class=\"row scale\"><div class=\"label\"></div><div class=\"pair\">{}</div>\
-         <div class=\"pair\">{}</div></div></div>",
-        scale(slowest, 1000.0, "ms"),
-        scale(most, 1.0, "/s")
-    );
-    page
+    Page::fragment(|page| {
+        let tag = "div class=\"picture\" role=\"img\" aria-label=\"p99 of the service and batch work by phase\"";
+        page.element(tag, |page| {
+            write!(page, "{head}");
+            for (phase, slow, work) in &rows {
+                let ours = if *phase == Phase::Managed {
+                    " ours"
+                } else {
+                    ""
+                };
+                page.element(&format!("div class=\"row{ours}\""), |page| {
+                    let (label, name) = (phase.label(), phase.name());
+                    write!(
+                        page,
+                        "<div class=\"label\">{label}<small>{name}</small></div>"
+                    );
+                    pair(page, |page| slow.html(page, slowest));
+                    pair(page, |page| match work {
+                        Some(work) => work.html(page, most),
+                        None => write!(
+                            page,
+                            "<div class=\"track none\"></div><div class=\"value\"><span>no batch</span></div>"
+                        ),
+                    });
+                });
+            }
+            page.element("div class=\"row scale\"", |page| {
+                write!(page, "<div class=\"label\"></div>");
+                pair(page, |page| scale(page, slowest, 1000.0, "ms"));
+                pair(page, |page| scale(page, most, 1.0, "/s"));
+            });
+        });
+    })
 }
 
 /// Round numbers from 0 to `top`, five or so: where an axis has its marks.
@@ -187,14 +202,14 @@ fn tick(value: f64) -> String {
 }
 
 /// The axis under bars that end at `top`: numbers in `unit`, which is `factor` of the bars' own.
-fn scale(top: f64, factor: f64, unit: &str) -> String {
-    let mut html = String::from("<div class=\"ticks\">");
-    for mark in ticks(top / factor) {
-        let at = (mark * factor / top.max(f64::MIN_POSITIVE) * 100.0).clamp(0.0, 100.0);
-        let _ = write!(html, "<i style=\"left:{at:.2}%\">{}</i>", tick(mark));
-    }
-    let _ = write!(html, "</div><div class=\"value\"><span>{unit}</span></div>");
-    html
+fn scale(page: &mut Page, top: f64, factor: f64, unit: &str) {
+    page.element("div class=\"ticks\"", |page| {
+        for mark in ticks(top / factor) {
+            let at = (mark * factor / top.max(f64::MIN_POSITIVE) * 100.0).clamp(0.0, 100.0);
+            write!(page, "<i style=\"left:{at:.2}%\">{}</i>", tick(mark));
+        }
+    });
+    write!(page, "<div class=\"value\"><span>{unit}</span></div>");
 }
 
 /// Latency by percentile: a block per percentile with a bar per phase. These are the medians of the
@@ -202,58 +217,65 @@ fn scale(top: f64, factor: f64, unit: &str) -> String {
 #[must_use]
 pub fn percentiles(phases: &[PhaseResult]) -> String {
     type Of = (fn(&PhaseResult) -> f64, fn(&Run) -> f64);
+    let alone = phases.iter().find(|result| result.name == Phase::Alone);
     let blocks: [(&str, Of); 4] = [
         ("p50", (|r| r.ls.p50_us, |run| run.ls.p50_us)),
         ("p90", (|r| r.ls.p90_us, |run| run.ls.p90_us)),
         ("p99", (|r| r.ls.p99_us, |run| run.ls.p99_us)),
         ("p99.9", (|r| r.ls.p999_us, |run| run.ls.p999_us)),
     ];
-    let mut page = String::from("<div class=\"percentiles\">");
-    for (name, (median, one)) in blocks {
-        let alone = phases.iter().find(|result| result.name == Phase::Alone);
-        let bars: Vec<(Phase, Bar)> = phases
-            .iter()
-            .map(|result| {
-                let value = median(result);
-                let runs = values(result, one);
-                let range = runs
+    Page::fragment(|page| {
+        page.element("div class=\"percentiles\"", |page| {
+            for (name, (median, one)) in blocks {
+                let bars: Vec<(Phase, Bar)> = phases
                     .iter()
-                    .fold((f64::INFINITY, 0.0_f64), |(low, high), run| {
-                        (low.min(*run), high.max(*run))
-                    });
-                let note = match runs.len() {
-                    0 | 1 => String::new(),
-                    _ => span(range),
-                };
-                let bar = Bar {
-                    class: cue(quotient(result, alone, median)).0,
-                    value,
-                    runs,
-                    text: latency(value),
-                    note,
-                };
-                (result.name, bar)
-            })
-            .collect();
-        let top = top(bars.iter().map(|(_, bar)| bar));
-        let _ = write!(page, "<div class=\"block\"><h4>{name}</h4>");
-        for (phase, bar) in &bars {
-            let _ = write!(
-                page,
-                "<div class=\"small\"><span>{}</span><div class=\"pair\">",
-                phase.label()
-            );
-            bar.html(&mut page, top);
-            page.push_str("</div></div>");
-        }
-        let _ = write!(
-            page,
-            "<div class=\"small scale\"><span></span><div class=\"pair\">{}</div></div></div>",
-            scale(top, 1000.0, "ms")
-        );
+                    .map(|result| (result.name, percentile(result, alone, median, one)))
+                    .collect();
+                let top = top(bars.iter().map(|(_, bar)| bar));
+                block(page, name, &bars, top, 1000.0);
+            }
+        });
+    })
+}
+
+/// The bar of a percentile in a phase.
+fn percentile(
+    result: &PhaseResult,
+    alone: Option<&PhaseResult>,
+    median: fn(&PhaseResult) -> f64,
+    one: fn(&Run) -> f64,
+) -> Bar {
+    let value = median(result);
+    let runs = values(result, one);
+    let range = runs
+        .iter()
+        .fold((f64::INFINITY, 0.0_f64), |(low, high), run| {
+            (low.min(*run), high.max(*run))
+        });
+    let note = match runs.len() {
+        0 | 1 => String::new(),
+        _ => span(range),
+    };
+    Bar {
+        class: cue(quotient(result, alone, median)).0,
+        value,
+        runs,
+        text: latency(value),
+        note,
     }
-    page.push_str("</div>");
-    page
+}
+
+/// A small bar for each phase, and their scale in milliseconds, which have `factor` of the bars' unit.
+fn block(page: &mut Page, title: &str, bars: &[(Phase, Bar)], top: f64, factor: f64) {
+    page.element("div class=\"block\"", |page| {
+        page.text("h4", title);
+        for (phase, bar) in bars {
+            small(page, "small", phase.label(), |page| bar.html(page, top));
+        }
+        small(page, "small scale", "", |page| {
+            scale(page, top, factor, "ms");
+        });
+    });
 }
 
 /// How long p99 took to be back after a step of the load, a bar per phase; where there are steps.
@@ -284,24 +306,8 @@ pub fn recovery(of: &ScenarioResult) -> Option<String> {
     if bars.is_empty() {
         return None;
     }
-    let mut page = String::from(
-        "<div class=\"block\"><h4>After the load's step: until p99 is back (shorter is better)</h4>",
-    );
-    for (phase, bar) in &bars {
-        let _ = write!(
-            page,
-            "<div class=\"small\"><span>{}</span><div class=\"pair\">",
-            phase.label()
-        );
-        bar.html(&mut page, top);
-        page.push_str("</div></div>");
-    }
-    let _ = write!(
-        page,
-        "<div class=\"small scale\"><span></span><div class=\"pair\">{}</div></div></div>",
-        scale(top, 1.0, "ms")
-    );
-    Some(page)
+    let title = "After the load's step: until p99 is back (shorter is better)";
+    Some(Page::fragment(|page| block(page, title, &bars, top, 1.0)))
 }
 
 /// How high a layer of the stack reaches.
@@ -321,11 +327,42 @@ pub fn cpu(run: &Run, cpus: usize) -> String {
         .max(begin + 0.1);
     let x = |at_s: f64| (at_s - begin) / (end - begin) * WIDTH;
     let y = |share: f64| 8.0 + (1.0 - share.clamp(0.0, 1.0)) * (HEIGHT - 8.0);
-    let mut svg = format!(
-        "<div class=\"plot\"><div class=\"levels\"><span>100\u{a0}%</span><span>50\u{a0}%</span><span>0</span></div>\
-         <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" \
-         aria-label=\"CPU over time\">"
-    );
+    Page::fragment(|page| {
+        page.element("div class=\"plot\"", |page| {
+            page.axis("levels", ["100\u{a0}%", "50\u{a0}%", "0"]);
+            page.chart((WIDTH, HEIGHT), "CPU over time", |page| {
+                areas(page, run, x, y, (WIDTH, HEIGHT));
+                for share in [0.25, 0.5, 0.75, 1.0] {
+                    let at = y(share);
+                    write!(
+                        page,
+                        "<path class=\"grid\" d=\"M0 {at:.1} L{WIDTH} {at:.1}\"/>"
+                    );
+                }
+                let cap = cap(run, cpus, x, y);
+                if !cap.is_empty() {
+                    write!(page, "<path class=\"cap\" d=\"{cap}\"/>");
+                }
+                let writes = run.writes.iter().map(|write| write.at_s);
+                for at in writes.filter(|at| (begin..=end).contains(at)).map(x) {
+                    write!(page, "<path class=\"tick\" d=\"M{at:.1} 0 L{at:.1} 6\"/>");
+                }
+            });
+        });
+        let seconds = [begin, f64::midpoint(begin, end), end];
+        let seconds = seconds.map(|at| format!("{at:.1}\u{a0}s"));
+        page.axis("axis seconds", seconds.each_ref().map(String::as_str));
+    })
+}
+
+/// The stacked areas.
+fn areas(
+    page: &mut Page,
+    run: &Run,
+    x: impl Fn(f64) -> f64,
+    y: impl Fn(f64) -> f64,
+    (width, height): (f64, f64),
+) {
     // From the back to the front: each area covers the lower part of the one behind it.
     let stacks: [(&str, Height); 3] = [
         ("other", |sample| {
@@ -334,63 +371,34 @@ pub fn cpu(run: &Run, cpus: usize) -> String {
         ("batch", |sample| sample.service + sample.batch),
         ("service", |sample| sample.service),
     ];
-    for (class, height) in stacks {
-        let mut path = format!("M0 {HEIGHT}");
+    for (class, share) in stacks {
+        let mut path = format!("M0 {height}");
         for sample in &run.cpu {
-            let _ = write!(path, " L{:.1} {:.1}", x(sample.at_s), y(height(sample)));
+            let _ = write!(path, " L{:.1} {:.1}", x(sample.at_s), y(share(sample)));
         }
-        let _ = write!(
-            svg,
-            "<path class=\"{class}\" d=\"{path} L{WIDTH} {HEIGHT} Z\"/>"
+        write!(
+            page,
+            "<path class=\"{class}\" d=\"{path} L{width} {height} Z\"/>"
         );
     }
-    for share in [0.25, 0.5, 0.75, 1.0] {
-        let _ = write!(
-            svg,
-            "<path class=\"grid\" d=\"M0 {0:.1} L{WIDTH} {0:.1}\"/>",
-            y(share)
-        );
-    }
+}
+
+/// The line of the cap on batch work: a part for each time that there is one.
+fn cap(run: &Run, cpus: usize, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) -> String {
     #[allow(clippy::cast_precision_loss, reason = "a count of CPUs")]
     let machine = cpus.max(1) as f64;
     let mut line = String::new();
+    let mut step = 'M';
     for sample in &run.cpu {
-        match sample.be_cap_cores {
-            Some(cap) => {
-                let step = if line.is_empty() || line.ends_with(';') {
-                    'M'
-                } else {
-                    'L'
-                };
-                let at = y(sample.service + cap / machine);
-                let _ = write!(line, " {step}{:.1} {at:.1}", x(sample.at_s));
-            }
-            None if !line.is_empty() && !line.ends_with(';') => line.push(';'),
-            None => {}
-        }
+        let Some(cap) = sample.be_cap_cores else {
+            step = 'M';
+            continue;
+        };
+        let at = y(sample.service + cap / machine);
+        let _ = write!(line, " {step}{:.1} {at:.1}", x(sample.at_s));
+        step = 'L';
     }
-    let line = line.replace(';', "");
-    if !line.is_empty() {
-        let _ = write!(svg, "<path class=\"cap\" d=\"{line}\"/>");
-    }
-    let shown = run
-        .writes
-        .iter()
-        .filter(|w| w.at_s >= begin && w.at_s <= end);
-    for write in shown {
-        let _ = write!(
-            svg,
-            "<path class=\"tick\" d=\"M{0:.1} 0 L{0:.1} 6\"/>",
-            x(write.at_s)
-        );
-    }
-    let _ = write!(
-        svg,
-        "</svg></div><div class=\"axis seconds\"><span>{begin:.1}\u{a0}s</span><span>{:.1}\u{a0}s</span>\
-         <span>{end:.1}\u{a0}s</span></div>",
-        f64::midpoint(begin, end)
-    );
-    svg
+    line
 }
 
 #[cfg(test)]

@@ -1,50 +1,46 @@
-//! The self-contained HTML page of a demo.
+//! The page of `koord demo`: the figures of all scenarios.
 
-use super::picture;
+use super::{Page, escape, picture};
 use crate::demo::result::{Phase, PhaseResult, Run, ScenarioResult, Suite, Verdict};
 use crate::demo::table::{self, ratio};
 use crate::demo::verdict::{self, Outcome};
 use crate::demo::words::latency;
-use anyhow::Result;
-use std::fmt::Write as _;
 
-pub(in crate::demo) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
+/// Returns the page.
+#[must_use]
+pub fn html(suite: &Suite) -> String {
+    Page::document("koord: co-location on one machine", "", |page| {
+        let first = verdict::first_line(suite);
+        let last = verdict::last_line(suite);
+        page.text("h1", first.as_ref().unwrap_or(&last));
+        page.element("ul class=\"headlines\"", |page| {
+            for one in &suite.scenarios {
+                let class = class_of(one.verdict.outcome);
+                page.text(&format!("li class=\"{class}\""), &one.headline);
+            }
+        });
+        if first.is_some() {
+            page.text("p", &last);
+        }
+        conditions(page, suite);
+        if suite.scenarios.len() > 3 {
+            overview(page, suite);
+        }
+        for scenario in &suite.scenarios {
+            section(page, scenario, suite);
+        }
+        page.text("h2", "Under which conditions");
+        page.element("ul", |page| {
+            for caveat in &suite.caveats {
+                page.text("li", caveat);
+            }
+        });
+    })
 }
 
-pub(in crate::demo) const STYLE: &str = include_str!("style.css");
-
-/// The page.
-///
-/// # Errors
-/// Never in practice: writing into a text does not fail.
-pub fn html(suite: &Suite) -> Result<String> {
-    let mut page = String::new();
+/// The machine, how it was measured, and what could not be.
+fn conditions(page: &mut Page, suite: &Suite) {
     let setup = &suite.setup;
-    write!(
-        page,
-        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-         <meta name=\"color-scheme\" content=\"light dark\">\
-         <title>koord: co-location on one machine</title><style>{STYLE}</style></head><body><main>\
-         <h1>{}</h1><ul class=\"headlines\">",
-        escape(&verdict::first_line(suite).unwrap_or_else(|| verdict::last_line(suite))),
-    )?;
-    for one in &suite.scenarios {
-        write!(
-            page,
-            "<li class=\"{}\">{}</li>",
-            class_of(one.verdict.outcome),
-            escape(&one.headline)
-        )?;
-    }
-    page.push_str("</ul>");
-    if verdict::first_line(suite).is_some() {
-        write!(page, "<p>{}</p>", escape(&verdict::last_line(suite)))?;
-    }
     write!(
         page,
         "<p class=\"soft\">{} CPUs, kernel {}, {}; {:.0}\u{a0}s in all. Open-loop load; medians of clean windows \
@@ -55,22 +51,10 @@ pub fn html(suite: &Suite) -> Result<String> {
         escape(&setup.cgroup),
         setup.took_seconds,
         setup.phase_seconds,
-    )?;
+    );
     for sentence in table::lacks(setup) {
-        write!(page, "<p class=\"warn\">{}</p>", escape(&sentence))?;
+        page.text("p class=\"warn\"", &sentence);
     }
-    if suite.scenarios.len() > 3 {
-        overview(&mut page, suite)?;
-    }
-    for scenario in &suite.scenarios {
-        section(&mut page, scenario, suite)?;
-    }
-    page.push_str("<h2>Under which conditions</h2><ul>");
-    for caveat in &suite.caveats {
-        write!(page, "<li>{}</li>", escape(caveat))?;
-    }
-    page.push_str("</ul></main></body></html>\n");
-    Ok(page)
 }
 
 /// The CSS class of an outcome.
@@ -84,73 +68,72 @@ fn class_of(outcome: Outcome) -> &'static str {
 }
 
 /// A row per scenario with a cue for each figure.
-fn overview(page: &mut String, suite: &Suite) -> Result<()> {
-    page.push_str(
-        "<div class=\"panel scroll\"><table class=\"overview\"><tr><th rowspan=\"2\">neighbor</th>\
-         <th colspan=\"3\">p99 of the service, times alone</th>\
-         <th colspan=\"2\">batch work of koord, times that of</th></tr>\
-         <tr>",
-    );
-    let (plain, fixed) = ("plain <i>Kubernetes</i>", "<i>Koordinator's</i> cap");
-    for title in [plain, fixed, "koord", plain, fixed] {
-        write!(page, "<th>{title}</th>")?;
-    }
-    page.push_str("</tr>");
-    for one in &suite.scenarios {
-        let ratios = &one.ratios;
+fn overview(page: &mut Page, suite: &Suite) {
+    page.table("table class=\"overview\"", |page| {
         write!(
             page,
-            "<tr><td><a href=\"#{0}\">{0}</a><small>{1}</small></td>",
-            escape(&one.name),
-            escape(&one.title)
-        )?;
-        if one.phases.is_empty() {
-            let why = one.why.as_deref().unwrap_or("not measured");
-            write!(
-                page,
-                "<td colspan=\"5\" class=\"l soft\">{}</td></tr>",
-                escape(why)
-            )?;
-            continue;
+            "<tr><th rowspan=\"2\">neighbor</th>\
+             <th colspan=\"3\">p99 of the service, times alone</th>\
+             <th colspan=\"2\">batch work of koord, times that of</th></tr>"
+        );
+        let (plain, fixed) = ("plain <i>Kubernetes</i>", "<i>Koordinator's</i> cap");
+        page.row("tr", "th", [plain, fixed, "koord", plain, fixed]);
+        for one in &suite.scenarios {
+            page.element("tr", |page| cues(page, one));
         }
-        for (phase, times) in [
-            (Phase::BestEffort, ratios.p99_besteffort_over_alone),
-            (Phase::Suppressed, ratios.p99_suppressed_over_alone),
-            (Phase::Managed, ratios.p99_managed_over_alone),
-        ] {
-            let (class, word) = picture::cue(times);
-            let same = if overlaps(one, phase) { "≈ " } else { "" };
-            write!(
-                page,
-                "<td><span class=\"chip {class}\" title=\"{word}\">{same}{}</span></td>",
-                ratio(times)
-            )?;
-        }
-        for times in [
-            ratios.be_managed_over_besteffort,
-            ratios.be_managed_over_suppressed,
-        ] {
-            let class = match times {
-                Some(times) if times >= 0.9 => "good",
-                Some(times) if times >= 0.5 => "fair",
-                Some(_) => "bad",
-                None => "",
-            };
-            write!(
-                page,
-                "<td><span class=\"chip {class}\">{}</span></td>",
-                ratio(times)
-            )?;
-        }
-        page.push_str("</tr>");
-    }
-    page.push_str(
-        "</table></div><p class=\"key\"><span class=\"chip good\">p99 up to 1.15, batch from 0.9</span>\
+    });
+    write!(
+        page,
+        "<p class=\"key\"><span class=\"chip good\">p99 up to 1.15, batch from 0.9</span>\
          <span class=\"chip fair\">in between</span>\
          <span class=\"chip bad\">p99 over 1.5, batch under 0.5</span>\
          <span>≈ the runs' ranges overlap with those of alone</span></p>",
     );
-    Ok(())
+}
+
+/// The cells of a scenario in the overview.
+fn cues(page: &mut Page, one: &ScenarioResult) {
+    let ratios = &one.ratios;
+    write!(
+        page,
+        "<td><a href=\"#{0}\">{0}</a><small>{1}</small></td>",
+        escape(&one.name),
+        escape(&one.title)
+    );
+    if one.phases.is_empty() {
+        let why = one.why.as_deref().unwrap_or("not measured");
+        page.text("td colspan=\"5\" class=\"l soft\"", why);
+        return;
+    }
+    for (phase, times) in [
+        (Phase::BestEffort, ratios.p99_besteffort_over_alone),
+        (Phase::Suppressed, ratios.p99_suppressed_over_alone),
+        (Phase::Managed, ratios.p99_managed_over_alone),
+    ] {
+        let (class, word) = picture::cue(times);
+        let same = if overlaps(one, phase) { "≈ " } else { "" };
+        write!(
+            page,
+            "<td><span class=\"chip {class}\" title=\"{word}\">{same}{}</span></td>",
+            ratio(times)
+        );
+    }
+    for times in [
+        ratios.be_managed_over_besteffort,
+        ratios.be_managed_over_suppressed,
+    ] {
+        let class = match times {
+            Some(times) if times >= 0.9 => "good",
+            Some(times) if times >= 0.5 => "fair",
+            Some(_) => "bad",
+            None => "",
+        };
+        write!(
+            page,
+            "<td><span class=\"chip {class}\">{}</span></td>",
+            ratio(times)
+        );
+    }
 }
 
 /// Whether the runs of a phase cannot be told from those of `alone`.
@@ -162,179 +145,177 @@ fn overlaps(one: &ScenarioResult, phase: Phase) -> bool {
     }
 }
 
-fn section(page: &mut String, scenario: &ScenarioResult, suite: &Suite) -> Result<()> {
-    write!(
-        page,
-        "<section id=\"{0}\"><h2><code>{0}</code> {1}</h2><p class=\"soft\">{2}</p>",
-        escape(&scenario.name),
-        escape(&scenario.title),
-        escape(&scenario.about)
-    )?;
-    if let Some(missing) = table::missing(scenario) {
-        write!(page, "<p class=\"warn\">{}</p>", escape(&missing))?;
-    }
-    if scenario.phases.is_empty() {
-        page.push_str("</section>");
-        return Ok(());
-    }
-    write!(
-        page,
-        "<div class=\"panel\">{}</div>",
-        picture::scenario(scenario)
-    )?;
+fn section(page: &mut Page, scenario: &ScenarioResult, suite: &Suite) {
+    let name = escape(&scenario.name);
+    page.element(&format!("section id=\"{name}\""), |page| {
+        page.element("h2", |page| {
+            page.text("code", &scenario.name);
+            page.append(" ");
+            page.append(&scenario.title);
+        });
+        page.text("p class=\"soft\"", &scenario.about);
+        if let Some(missing) = table::missing(scenario) {
+            page.text("p class=\"warn\"", &missing);
+        }
+        if !scenario.phases.is_empty() {
+            measured(page, scenario, suite);
+        }
+    });
+}
+
+/// The pictures and figures of a scenario that was measured.
+fn measured(page: &mut Page, scenario: &ScenarioResult, suite: &Suite) {
+    page.panel(|page| write!(page, "{}", picture::scenario(scenario)));
     if let Some(back) = picture::recovery(scenario) {
-        write!(page, "<div class=\"panel\">{back}</div>")?;
+        page.panel(|page| write!(page, "{back}"));
     }
     for sentence in &scenario.words {
-        write!(page, "<p>{}</p>", escape(sentence))?;
+        page.text("p", sentence);
     }
-    let open = if suite.scenarios.len() == 1 {
-        " open"
-    } else {
-        ""
-    };
-    write!(
-        page,
-        "<details{open}><summary>Figures and percentiles</summary>"
-    )?;
-    figures(page, scenario)?;
-    write!(
-        page,
-        "<p class=\"soft\">{:.0} requests per second on average, {:.0}\u{a0}µs of CPU each. ≈: the ranges \
-         of the runs overlap, the two are indistinguishable.</p>\
-         <div class=\"panel\">{}</div></details>",
-        scenario.rate,
-        scenario.service_us,
-        picture::percentiles(&scenario.phases)
-    )?;
-    write!(page, "<details{open}><summary>CPU over time</summary>")?;
-    cpu(page, scenario, suite.setup.cpus)?;
-    page.push_str("</details><details><summary>What koordlet wrote</summary>");
-    for result in &scenario.phases {
-        if let Some(run) = picture::representative(result) {
-            writes(page, result, run)?;
-        }
-    }
-    page.push_str("</details><details><summary>Every run</summary>");
-    runs(page, scenario)?;
-    page.push_str("</details></section>");
-    Ok(())
-}
-
-fn figures(page: &mut String, scenario: &ScenarioResult) -> Result<()> {
-    page.push_str("<div class=\"panel scroll\"><table><tr>");
-    for title in table::HEADER {
-        write!(page, "<th>{title}</th>")?;
-    }
-    page.push_str("</tr>");
-    for (row, result) in table::rows(scenario).iter().zip(&scenario.phases) {
-        write!(page, "<tr title=\"{}\">", escape(result.name.summary()))?;
-        for cell in row {
-            write!(page, "<td>{cell}</td>")?;
-        }
-        page.push_str("</tr>");
-    }
-    page.push_str("</table></div>");
-    Ok(())
-}
-
-fn cpu(page: &mut String, scenario: &ScenarioResult, cpus: usize) -> Result<()> {
-    page.push_str(
-        "<p class=\"key\"><span><i class=\"dot service\"></i>service</span>\
-         <span><i class=\"dot batch\"></i>batch</span>\
-         <span><i class=\"dot other\"></i>everything else</span>\
-         <span><i class=\"dot cap\"></i>cap on batch</span>\
-         <span>ticks at the top: koordlet wrote to the kernel</span></p><div class=\"grid\">",
-    );
-    for result in &scenario.phases {
-        if let Some(run) = picture::representative(result) {
-            write!(
-                page,
-                "<div class=\"panel\"><b>{}</b> <span class=\"soft\">{}</span>{}</div>",
-                result.name.label(),
-                escape(result.name.summary()),
-                picture::cpu(run, cpus)
-            )?;
-        }
-    }
-    page.push_str("</div>");
-    Ok(())
-}
-
-fn writes(page: &mut String, result: &PhaseResult, run: &Run) -> Result<()> {
-    const SHOWN: usize = 100;
-    write!(
-        page,
-        "<h4>{}: {} writes{}</h4>",
-        result.name.name(),
-        run.writes.len(),
-        if run.writes.len() > SHOWN {
-            format!(", the first {SHOWN}")
-        } else {
-            String::new()
-        }
-    )?;
-    if run.writes.is_empty() {
-        return Ok(());
-    }
-    page.push_str(
-        "<div class=\"panel scroll\"><table class=\"wrap\"><tr><th>at s</th><th class=\"l\">file</th>\
-         <th>was</th><th>is</th><th class=\"l\">why</th></tr>",
-    );
-    for write in run.writes.iter().take(SHOWN) {
+    let is_open = suite.scenarios.len() == 1;
+    details(page, is_open, "Figures and percentiles", |page| {
+        figures(page, scenario);
         write!(
             page,
-            "<tr><td>{:.2}</td><td class=\"l\"><code>{}</code></td><td>{}</td><td>{}</td>\
-             <td class=\"l\">{}</td></tr>",
-            write.at_s,
-            escape(&write.file),
-            escape(&write.old),
-            escape(&write.new),
-            escape(&write.reason)
-        )?;
-    }
-    page.push_str("</table></div>");
-    Ok(())
+            "<p class=\"soft\">{:.0} requests per second on average, {:.0}\u{a0}µs of CPU each. ≈: the ranges \
+             of the runs overlap, the two are indistinguishable.</p>",
+            scenario.rate, scenario.service_us,
+        );
+        page.panel(|page| write!(page, "{}", picture::percentiles(&scenario.phases)));
+    });
+    details(page, is_open, "CPU over time", |page| {
+        cpu(page, scenario, suite.setup.cpus);
+    });
+    details(page, false, "What koordlet wrote", |page| {
+        for result in &scenario.phases {
+            if let Some(run) = picture::representative(result) {
+                writes(page, result, run);
+            }
+        }
+    });
+    details(page, false, "Every run", |page| runs(page, scenario));
 }
 
-fn runs(page: &mut String, scenario: &ScenarioResult) -> Result<()> {
-    page.push_str(
-        "<div class=\"panel scroll\"><table><tr><th>phase</th><th>repeat</th><th>p50</th><th>p90</th>\
-         <th>p99</th><th>p99.9</th><th>requests</th><th>errors</th><th>CPU</th><th>batch/s</th>\
-         <th>PSI</th><th>steal</th><th>lag p99</th><th class=\"l\">note</th></tr>",
+/// Appends what a click on its summary shows or hides.
+fn details(page: &mut Page, is_open: bool, summary: &str, content: impl FnOnce(&mut Page)) {
+    let tag = if is_open { "details open" } else { "details" };
+    page.element(tag, |page| {
+        page.text("summary", summary);
+        content(page);
+    });
+}
+
+fn figures(page: &mut Page, scenario: &ScenarioResult) {
+    page.table("table", |page| {
+        page.row("tr", "th", table::HEADER);
+        for (row, result) in table::rows(scenario).iter().zip(&scenario.phases) {
+            let summary = escape(result.name.summary());
+            page.row(&format!("tr title=\"{summary}\""), "td", row);
+        }
+    });
+}
+
+fn cpu(page: &mut Page, scenario: &ScenarioResult, cpus: usize) {
+    page.key(
+        "p class=\"key\"",
+        &[
+            ("service", "service"),
+            ("batch", "batch"),
+            ("other", "everything else"),
+            ("cap", "cap on batch"),
+        ],
+        "ticks at the top: koordlet wrote to the kernel",
     );
-    for result in &scenario.phases {
-        for run in &result.repeats {
-            let class = if run.rejected.is_some() {
-                " class=\"rejected\""
-            } else {
-                ""
-            };
+    page.element("div class=\"grid\"", |page| {
+        for result in &scenario.phases {
+            if let Some(run) = picture::representative(result) {
+                page.panel(|page| {
+                    write!(page, "<b>{}</b> ", result.name.label());
+                    page.text("span class=\"soft\"", result.name.summary());
+                    write!(page, "{}", picture::cpu(run, cpus));
+                });
+            }
+        }
+    });
+}
+
+fn writes(page: &mut Page, result: &PhaseResult, run: &Run) {
+    const SHOWN: usize = 100;
+    let name = result.name.name();
+    let count = run.writes.len();
+    let shown = if count > SHOWN {
+        format!(", the first {SHOWN}")
+    } else {
+        String::new()
+    };
+    page.text("h4", &format!("{name}: {count} writes{shown}"));
+    if run.writes.is_empty() {
+        return;
+    }
+    page.table("table class=\"wrap\"", |page| {
+        write!(
+            page,
+            "<tr><th>at s</th><th class=\"l\">file</th><th>was</th><th>is</th><th class=\"l\">why</th></tr>"
+        );
+        for write in run.writes.iter().take(SHOWN) {
             write!(
                 page,
-                "<tr{class}><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
-                 <td>{}</td><td>{}</td><td>{:.0}\u{a0}%</td><td>{:.0}</td><td>{}</td>\
-                 <td>{:.1}\u{a0}%</td><td>{}</td><td class=\"l\">{}</td></tr>",
-                result.name.name(),
-                run.repeat,
-                latency(run.ls.p50_us),
-                latency(run.ls.p90_us),
-                latency(run.ls.p99_us),
-                latency(run.ls.p999_us),
-                run.ls.requests,
-                run.ls.errors,
-                run.cpu_utilization * 100.0,
-                run.be_ops_per_s,
-                run.ls_psi_some
-                    .map_or_else(|| "–".to_owned(), |v| format!("{:.1}\u{a0}%", v * 100.0)),
-                run.steal * 100.0,
-                latency(run.ls.send_lag_p99_us),
-                escape(run.rejected.as_deref().unwrap_or(""))
-            )?;
+                "<tr><td>{:.2}</td><td class=\"l\"><code>{}</code></td><td>{}</td><td>{}</td>\
+                 <td class=\"l\">{}</td></tr>",
+                write.at_s,
+                escape(&write.file),
+                escape(&write.old),
+                escape(&write.new),
+                escape(&write.reason)
+            );
         }
-    }
-    page.push_str("</table></div>");
-    Ok(())
+    });
+}
+
+fn runs(page: &mut Page, scenario: &ScenarioResult) {
+    page.table("table", |page| {
+        write!(
+            page,
+            "<tr><th>phase</th><th>repeat</th><th>p50</th><th>p90</th>\
+             <th>p99</th><th>p99.9</th><th>requests</th><th>errors</th><th>CPU</th><th>batch/s</th>\
+             <th>PSI</th><th>steal</th><th>lag p99</th><th class=\"l\">note</th></tr>"
+        );
+        for result in &scenario.phases {
+            for run in &result.repeats {
+                repeat(page, result.name.name(), run);
+            }
+        }
+    });
+}
+
+/// The row of a run.
+fn repeat(page: &mut Page, phase: &str, run: &Run) {
+    let tag = match run.rejected {
+        Some(_) => "tr class=\"rejected\"",
+        None => "tr",
+    };
+    page.element(tag, |page| {
+        write!(
+            page,
+            "<td>{phase}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
+             <td>{}</td><td>{}</td><td>{:.0}\u{a0}%</td><td>{:.0}</td><td>{}</td>\
+             <td>{:.1}\u{a0}%</td><td>{}</td><td class=\"l\">{}</td>",
+            run.repeat,
+            latency(run.ls.p50_us),
+            latency(run.ls.p90_us),
+            latency(run.ls.p99_us),
+            latency(run.ls.p999_us),
+            run.ls.requests,
+            run.ls.errors,
+            run.cpu_utilization * 100.0,
+            run.be_ops_per_s,
+            run.ls_psi_some
+                .map_or_else(|| "–".to_owned(), |v| format!("{:.1}\u{a0}%", v * 100.0)),
+            run.steal * 100.0,
+            latency(run.ls.send_lag_p99_us),
+            escape(run.rejected.as_deref().unwrap_or(""))
+        );
+    });
 }
 
 #[cfg(test)]
@@ -374,7 +355,7 @@ mod tests {
     #[test]
     fn page_has_what_the_terminal_has() {
         let suite = suite(three());
-        let page = html(&suite).unwrap();
+        let page = html(&suite);
         let terminal = table::text(&suite);
         for one in &suite.scenarios {
             assert!(terminal.contains(&one.headline), "{terminal}");
@@ -399,7 +380,7 @@ mod tests {
         let mut scenarios = three();
         scenarios.truncate(2);
         scenarios[1].phases[1] = noisy(Phase::BestEffort, &[562_000.0, 570_000.0]);
-        let page = html(&suite(scenarios)).unwrap();
+        let page = html(&suite(scenarios));
         let first = page.split("<h1>").nth(1).unwrap();
         assert!(
             first.starts_with("NOT CONCLUSIVE: b: every window"),
@@ -412,7 +393,7 @@ mod tests {
         let mut suite = suite(three());
         suite.setup.enforced = false;
         suite.setup.unenforced = Some("kubepods: not <root>".to_owned());
-        let page = html(&suite).unwrap();
+        let page = html(&suite);
         assert!(page.contains("Nothing was protected") && page.contains("not &lt;root&gt;"));
     }
 
@@ -422,7 +403,7 @@ mod tests {
             setup: enforced(),
             ..Suite::default()
         };
-        let said = |suite: &Suite| table::text(suite) + &html(suite).unwrap();
+        let said = |suite: &Suite| table::text(suite) + &html(suite);
         assert!(!said(&suite).contains("PSI"));
         suite.setup.psi = false;
         assert_eq!(said(&suite).matches("run-queue delay").count(), 2);

@@ -1,7 +1,7 @@
 //! The table and the page of `koord demo topology`.
 
 use super::{Chain, NUMA_NODES, Outcome, Watched};
-use crate::demo::page::suite::{STYLE, escape};
+use crate::demo::page::Page;
 use comfy_table::{CellAlignment, Table, presets};
 use std::fmt::Write as _;
 
@@ -71,53 +71,47 @@ pub(super) fn table(outcome: &Outcome) -> String {
 
 /// The page.
 pub(super) fn html(outcome: &Outcome) -> String {
-    let mut page = String::new();
     let headline = format!(
         "{:.0} pods a minute fail with TopologyAffinityError; {:.0} where the scheduler knows the NUMA nodes",
         rate(outcome, Chain::Default),
         rate(outcome, Chain::Koordinator).max(rate(outcome, Chain::Community)),
     );
-    let _ = write!(
-        page,
-        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-         <meta name=\"color-scheme\" content=\"light dark\">\
-         <title>koord: topology-aware scheduling</title><style>{STYLE}</style></head><body><main>\
-         <h1>{}</h1><p class=\"soft\">{}</p>",
-        escape(&headline),
-        escape(&about(outcome)),
-    );
-    let top = outcome.chains.iter().map(|watched| watched.failed).max();
-    for watched in &outcome.chains {
-        section(&mut page, outcome, watched, top.unwrap_or(0));
-    }
-    let _ = writeln!(page, "<p class=\"soft\">{CAVEAT}</p></main></body></html>");
-    page
+    Page::document("koord: topology-aware scheduling", "", |page| {
+        page.text("h1", &headline);
+        page.text("p class=\"soft\"", &about(outcome));
+        let top = outcome.chains.iter().map(|watched| watched.failed).max();
+        for watched in &outcome.chains {
+            section(page, outcome, watched, top.unwrap_or(0));
+        }
+        page.text("p class=\"soft\"", CAVEAT);
+    })
 }
 
-fn section(page: &mut String, outcome: &Outcome, watched: &Watched, top: u64) {
-    let _ = write!(
-        page,
-        "<h2><code>{}</code>{}</h2><div class=\"panel\"><p>{:.0} failed pods a minute; at the end {} of {} pods run, \
-         {} wait.</p>",
-        watched.chain.name(),
-        escape(watched.chain.about()),
+fn section(page: &mut Page, outcome: &Outcome, watched: &Watched, top: u64) {
+    page.element("h2", |page| {
+        page.text("code", watched.chain.name());
+        page.append(watched.chain.about());
+    });
+    let figures = format!(
+        "{:.0} failed pods a minute; at the end {} of {} pods run, {} wait.",
         rate(outcome, watched.chain),
         watched.running,
         outcome.setup.replicas,
         watched.waiting,
     );
-    if let Some(why) = &watched.why {
-        let _ = write!(page, "<p class=\"soft\">{}</p>", escape(why));
-    }
-    let _ = write!(
-        page,
-        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" \
-         aria-label=\"failed pods over time\"><path class=\"cap\" d=\"{}\"/></svg>\
-         <div class=\"axis\"><span>0 s</span><span>failed pods, 0 to {top}</span><span>{} s</span></div></div>",
-        curve(&watched.failed_by_second, top),
-        outcome.setup.seconds,
-    );
+    page.panel(|page| {
+        page.text("p", &figures);
+        if let Some(why) = &watched.why {
+            page.text("p class=\"soft\"", why);
+        }
+        page.chart((WIDTH, HEIGHT), "failed pods over time", |page| {
+            let path = curve(&watched.failed_by_second, top);
+            write!(page, "<path class=\"cap\" d=\"{path}\"/>");
+        });
+        let end = format!("{} s", outcome.setup.seconds);
+        let middle = format!("failed pods, 0 to {top}");
+        page.axis("axis", ["0 s", &middle, &end]);
+    });
 }
 
 /// The sum until each second, up to `top`.
