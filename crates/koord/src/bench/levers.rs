@@ -12,7 +12,7 @@ use super::service::Service;
 use crate::console;
 use crate::demo::sampler::{Sampler, Targets, Window};
 use crate::demo::scenario::{self, Scenario};
-use crate::demo::{pods, window};
+use crate::demo::{noise, pods};
 use crate::workload::{self, load};
 use anyhow::{Context as _, Result, bail};
 use koord_host::{Cgroup, CpuSet, Resource, sched};
@@ -426,7 +426,7 @@ impl Scene {
             steal: window.steal,
             strangers: window.strangers,
             send_lag_p99_us: outcome.send_lag_p99_us,
-            rejected: window::rejection(&window, &outcome, scenario.strangers),
+            rejected: noise::rejection(&window, &outcome, scenario.strangers),
         })
     }
 

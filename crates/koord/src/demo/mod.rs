@@ -5,8 +5,10 @@
 //! and run because koordlet measured, the manager published and the scheduler chose.
 
 pub mod descheduler;
+pub mod noise;
 pub mod output;
 pub mod page;
+pub mod phase;
 pub mod pods;
 pub mod progress;
 pub mod recovery;
@@ -16,10 +18,11 @@ pub mod scenario;
 mod scene;
 pub mod schedule;
 mod stage;
+pub mod statistics;
 pub mod table;
 pub mod topology;
 pub mod verdict;
-pub(crate) mod window;
+mod window;
 pub mod words;
 
 use crate::console;

@@ -1,6 +1,6 @@
 //! The manifests of the demo.
 
-use super::result::Phase;
+use super::phase::Phase;
 use super::scenario::{self, Neighbour, Scenario};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};

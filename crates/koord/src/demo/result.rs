@@ -1,87 +1,13 @@
 //! What the demo measured, as data: the JSON that `--json` writes and everything the table and the
 //! page are drawn from.
 
+pub use super::phase::{PHASES, Phase};
+pub use super::sampler::CpuSample;
+pub use super::statistics::{Verdict, median, range};
+
 use super::verdict::{ScenarioVerdict, SuiteVerdict};
 use crate::workload::load::Outcome;
 use serde::{Deserialize, Serialize};
-
-/// The phases, in the order they are reported.
-pub const PHASES: [Phase; 5] = [
-    Phase::Alone,
-    Phase::BestEffort,
-    Phase::Unmanaged,
-    Phase::Suppressed,
-    Phase::Managed,
-];
-
-/// One way to share the machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Phase {
-    /// The service has the machine for itself.
-    Alone,
-    /// Plain Kubernetes: batch runs as best-effort pods, and nobody looks after the node.
-    BestEffort,
-    /// Batch runs as ordinary burstable pods that request as much as the service, without any QoS.
-    Unmanaged,
-    /// Batch runs as BE under upstream's suppression formula and constants.
-    Suppressed,
-    /// Batch runs as BE under koord's default, pressure-guided suppression.
-    Managed,
-}
-
-impl Phase {
-    /// The name used in the JSON and on the command line.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Alone => "alone",
-            Phase::BestEffort => "besteffort",
-            Phase::Unmanaged => "unmanaged",
-            Phase::Suppressed => "suppressed",
-            Phase::Managed => "managed",
-        }
-    }
-
-    /// A name for people who have not read the text.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Phase::Alone => "service alone",
-            Phase::BestEffort => "plain Kubernetes",
-            Phase::Unmanaged => "no QoS at all",
-            Phase::Suppressed => "Koordinator's cap",
-            Phase::Managed => "koord",
-        }
-    }
-
-    /// One line that says what the phase is.
-    #[must_use]
-    pub fn summary(self) -> &'static str {
-        match self {
-            Phase::Alone => "the service has the machine for itself",
-            Phase::BestEffort => "plain Kubernetes: batch as best-effort pods, koordlet at rest",
-            Phase::Unmanaged => "batch as burstable pods with the service's requests, no QoS",
-            Phase::Suppressed => "batch as BE, Koordinator's fixed 65\u{a0}% cap",
-            Phase::Managed => "batch as BE, koord's default",
-        }
-    }
-}
-
-/// CPU use of the machine by class over one sampling interval, each as a fraction of the machine.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub struct CpuSample {
-    /// Seconds since the start of the phase's measured window (negative while it warms up).
-    pub at_s: f64,
-    /// The latency-sensitive service.
-    pub service: f64,
-    /// Batch pods, however they run.
-    pub batch: f64,
-    /// Everything else: load generator, control plane, other processes of the machine.
-    pub other: f64,
-    /// The BE cap at that moment in cores, `None` when there is none.
-    pub be_cap_cores: Option<f64>,
-}
 
 /// A kernel file that koordlet wrote during a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -294,60 +220,6 @@ pub struct Single {
     pub ratios: Ratios,
 }
 
-/// The median; 0 for no values. The mean of the middle two for an even count.
-#[must_use]
-pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => values[n / 2],
-        n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
-    }
-}
-
-/// Least and greatest; zeros for no values.
-#[must_use]
-pub fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    let (low, high) = values.fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), value| {
-        (low.min(value), high.max(value))
-    });
-    if low.is_finite() {
-        (low, high)
-    } else {
-        (0.0, 0.0)
-    }
-}
-
-/// How two sets of runs compare.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// Every run of the first is below every run of the second.
-    Lower,
-    /// Every run of the first is above every run of the second.
-    Higher,
-    /// Their ranges overlap.
-    Indistinguishable,
-    /// Too few runs to have a range.
-    Single,
-}
-
-impl Verdict {
-    /// Compares two ranges, of phases with `runs` runs each at least.
-    #[must_use]
-    pub fn of(a: (f64, f64), b: (f64, f64), runs: usize) -> Self {
-        if runs < 2 {
-            Verdict::Single
-        } else if a.1 < b.0 {
-            Verdict::Lower
-        } else if a.0 > b.1 {
-            Verdict::Higher
-        } else {
-            Verdict::Indistinguishable
-        }
-    }
-}
-
 impl PhaseResult {
     /// The runs behind the medians: those that are not noisy, or all when all are.
     pub fn counted_runs(&self) -> impl Iterator<Item = &Run> {
@@ -506,22 +378,6 @@ pub(super) mod tests {
             cpu: Vec::new(),
             writes: Vec::new(),
         }
-    }
-
-    #[test]
-    fn medians() {
-        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median([4.0, 1.0]), 2.5);
-        assert_eq!(median([]), 0.0);
-    }
-
-    #[test]
-    fn ranges_that_overlap_are_indistinguishable() {
-        let of = |a, b| Verdict::of(a, b, 3);
-        assert_eq!(of((1.0, 2.0), (2.1, 3.0)), Verdict::Lower);
-        assert_eq!(of((2.1, 3.0), (1.0, 2.0)), Verdict::Higher);
-        assert_eq!(of((1.0, 2.0), (2.0, 3.0)), Verdict::Indistinguishable);
-        assert_eq!(Verdict::of((1.0, 1.0), (2.0, 2.0), 1), Verdict::Single);
     }
 
     #[test]

@@ -3,14 +3,29 @@
 //! It runs on a thread of its own at real-time priority: a sampler of ordinary priority is itself
 //! starved when the machine is full, and its CPU columns are then wrong.
 
-use super::result::CpuSample;
 use crate::workload::{counter, monotonic_ns};
 use koord_host::cgroup::PressureKind;
 use koord_host::{Cgroup, Root};
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
+
+/// CPU use of the machine by class over one sampling interval, each as a fraction of the machine.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct CpuSample {
+    /// Seconds since the start of the phase's measured window (negative while it warms up).
+    pub at_s: f64,
+    /// The latency-sensitive service.
+    pub service: f64,
+    /// Batch pods, however they run.
+    pub batch: f64,
+    /// Everything else: load generator, control plane, other processes of the machine.
+    pub other: f64,
+    /// The BE cap at that moment in cores, `None` when there is none.
+    pub be_cap_cores: Option<f64>,
+}
 
 /// What to look at.
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
 //! What the demo can show: services and the neighbours that hurt them, each a mechanism of its own.
 
-use super::result::Phase;
+use super::phase::Phase;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -133,7 +133,7 @@ pub const ALL: &[Scenario] = &[
         title: "Batch work that computes",
         about: "A request-processing service beside batch pods that take every CPU cycle they get. \
                 Weight alone can hold them back.",
-        phases: &super::result::PHASES,
+        phases: &super::phase::PHASES,
         ..BASE
     },
     Scenario {
@@ -239,7 +239,7 @@ pub const ALL: &[Scenario] = &[
         about: "The reference example: nginx serves a small file, ffmpeg encodes video. What was published \
                 for it with Koordinator and a kernel plug-in, on 104 CPUs: p99 0.706 ms alone, 1.7 ms \
                 unmanaged, 0.88 ms managed.",
-        phases: &super::result::PHASES,
+        phases: &super::phase::PHASES,
         service: Service {
             nginx: true,
             us: 40.0,

@@ -1,0 +1,66 @@
+//! The phases of the demo.
+
+use serde::{Deserialize, Serialize};
+
+/// The phases, in the order they are reported.
+pub const PHASES: [Phase; 5] = [
+    Phase::Alone,
+    Phase::BestEffort,
+    Phase::Unmanaged,
+    Phase::Suppressed,
+    Phase::Managed,
+];
+
+/// One way to share the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// The service has the machine for itself.
+    Alone,
+    /// Plain Kubernetes: batch runs as best-effort pods, and nobody looks after the node.
+    BestEffort,
+    /// Batch runs as ordinary burstable pods that request as much as the service, without any QoS.
+    Unmanaged,
+    /// Batch runs as BE under upstream's suppression formula and constants.
+    Suppressed,
+    /// Batch runs as BE under koord's default, pressure-guided suppression.
+    Managed,
+}
+
+impl Phase {
+    /// The name used in the JSON and on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Alone => "alone",
+            Phase::BestEffort => "besteffort",
+            Phase::Unmanaged => "unmanaged",
+            Phase::Suppressed => "suppressed",
+            Phase::Managed => "managed",
+        }
+    }
+
+    /// A name for people who have not read the text.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Phase::Alone => "service alone",
+            Phase::BestEffort => "plain Kubernetes",
+            Phase::Unmanaged => "no QoS at all",
+            Phase::Suppressed => "Koordinator's cap",
+            Phase::Managed => "koord",
+        }
+    }
+
+    /// One line that says what the phase is.
+    #[must_use]
+    pub fn summary(self) -> &'static str {
+        match self {
+            Phase::Alone => "the service has the machine for itself",
+            Phase::BestEffort => "plain Kubernetes: batch as best-effort pods, koordlet at rest",
+            Phase::Unmanaged => "batch as burstable pods with the service's requests, no QoS",
+            Phase::Suppressed => "batch as BE, Koordinator's fixed 65\u{a0}% cap",
+            Phase::Managed => "batch as BE, koord's default",
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Medians and ranges of runs, and how two sets of runs compare.
+
+/// The median; 0 for no values. The mean of the middle two for an even count.
+#[must_use]
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => values[n / 2],
+        n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
+    }
+}
+
+/// Least and greatest; zeros for no values.
+#[must_use]
+pub fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let (low, high) = values.fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), value| {
+        (low.min(value), high.max(value))
+    });
+    if low.is_finite() {
+        (low, high)
+    } else {
+        (0.0, 0.0)
+    }
+}
+
+/// How two sets of runs compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every run of the first is below every run of the second.
+    Lower,
+    /// Every run of the first is above every run of the second.
+    Higher,
+    /// Their ranges overlap.
+    Indistinguishable,
+    /// Too few runs to have a range.
+    Single,
+}
+
+impl Verdict {
+    /// Compares two ranges, of phases with `runs` runs each at least.
+    #[must_use]
+    pub fn of(a: (f64, f64), b: (f64, f64), runs: usize) -> Self {
+        if runs < 2 {
+            Verdict::Single
+        } else if a.1 < b.0 {
+            Verdict::Lower
+        } else if a.0 > b.1 {
+            Verdict::Higher
+        } else {
+            Verdict::Indistinguishable
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([4.0, 1.0]), 2.5);
+        assert_eq!(median([]), 0.0);
+    }
+
+    #[test]
+    fn ranges_that_overlap_are_indistinguishable() {
+        let of = |a, b| Verdict::of(a, b, 3);
+        assert_eq!(of((1.0, 2.0), (2.1, 3.0)), Verdict::Lower);
+        assert_eq!(of((2.1, 3.0), (1.0, 2.0)), Verdict::Higher);
+        assert_eq!(of((1.0, 2.0), (2.0, 3.0)), Verdict::Indistinguishable);
+        assert_eq!(Verdict::of((1.0, 1.0), (2.0, 2.0), 1), Verdict::Single);
+    }
+}
