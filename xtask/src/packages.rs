@@ -162,6 +162,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
             "koord-rpc",
         ],
     ),
+    ("koord-workload", Wing::Lab, &["koord-api", "koord-host"]),
     (
         "koord",
         Wing::Lab,
@@ -183,6 +184,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
             "koord-runtime-proxy",
             "koord-node",
             "koord-sim",
+            "koord-workload",
             "koordctl",
         ],
     ),

@@ -1,8 +1,9 @@
 //! Arguments of `koord`, and which of its parts they start.
 
-use crate::{bench, console, demo, up, workload};
+use crate::{bench, console, demo, up};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use koord_workload as workload;
 use koordctl::running;
 use std::ffi::OsString;
 use std::process::ExitCode;

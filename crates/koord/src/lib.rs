@@ -9,6 +9,5 @@ mod exported;
 mod place;
 pub mod runtime;
 pub mod up;
-pub mod workload;
 
 use koord_app::console;

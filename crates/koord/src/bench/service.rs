@@ -1,10 +1,10 @@
 //! The demo's service in a container of its own, and the demo's load on it.
 
 use super::koordlet::fixture::{Groups, Shape};
-use crate::demo::sampler::Sampler;
-use crate::workload::load;
 use anyhow::{Context as _, Result, bail};
 use koord_host::Cgroup;
+use koord_workload::load;
+use koord_workload::sampler::Sampler;
 use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::path::Path;

@@ -5,20 +5,14 @@
 //! and run because koordlet measured, the manager published and the scheduler chose.
 
 pub mod descheduler;
-pub mod noise;
 pub mod output;
 pub mod page;
-pub mod phase;
-pub mod pods;
 pub mod progress;
 pub mod recovery;
 pub mod result;
-pub mod sampler;
-pub mod scenario;
 mod scene;
 pub mod schedule;
 mod stage;
-pub mod statistics;
 pub mod table;
 pub mod topology;
 pub mod verdict;
@@ -27,9 +21,9 @@ pub mod words;
 
 use crate::console;
 use anyhow::{Context, Result};
+use koord_workload::scenario::{self, Scenario};
 use progress::Progress;
 use result::{Phase, PhaseResult, Ratios, Run, ScenarioResult, Single, Suite};
-use scenario::Scenario;
 use scene::Scene;
 use schedule::{Extent, Schedule};
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 
 use super::result::{Phase, Run};
 use super::words::latency;
-use crate::workload::monotonic_ns;
+use koord_workload::monotonic_ns;
 use std::time::Duration;
 
 /// Counts windows.

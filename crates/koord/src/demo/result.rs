@@ -1,12 +1,12 @@
 //! What the demo measured, as data: the JSON that `--json` writes and everything the table and the
 //! page are drawn from.
 
-pub use super::phase::{PHASES, Phase};
-pub use super::sampler::CpuSample;
-pub use super::statistics::{Verdict, median, range};
+pub use koord_workload::phase::{PHASES, Phase};
+pub use koord_workload::sampler::CpuSample;
+pub use koord_workload::statistics::{Verdict, median, range};
 
 use super::verdict::{ScenarioVerdict, SuiteVerdict};
-use crate::workload::load::Outcome;
+use koord_workload::load::Outcome;
 use serde::{Deserialize, Serialize};
 
 /// A kernel file that koordlet wrote during a run.

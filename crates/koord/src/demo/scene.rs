@@ -1,17 +1,17 @@
 //! The cluster the demo plays on: starting it, setting a scenario up, changing the phase.
 
-use super::pods::{self, NAMESPACE};
 use super::result::{Phase, Setup, median};
-use super::sampler::Targets;
 use super::stage::Stage;
 use crate::cluster::{self, Cluster};
 use crate::console;
-use crate::workload::{self, counter, monotonic_ns};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use koord_api::slo::RawNodeSLO;
 use koord_kube::Api;
 use koord_kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use koord_workload::pods::{self, NAMESPACE};
+use koord_workload::sampler::Targets;
+use koord_workload::{self as workload, counter, monotonic_ns};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

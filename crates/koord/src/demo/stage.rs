@@ -1,11 +1,11 @@
 //! What a scenario needs around it: its services, their files, its bystanders.
 
-use super::pods::{self, SERVICE, UNLIMITED};
 use super::result::Phase;
-use super::scenario::{self, Scenario};
 use super::scene::{Scene, poll};
 use anyhow::{Context, Result};
 use koord_kube::api::PostParams;
+use koord_workload::pods::{self, SERVICE, UNLIMITED};
+use koord_workload::scenario::{self, Scenario};
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;

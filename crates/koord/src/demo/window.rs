@@ -1,12 +1,12 @@
 //! One measured window: set the phase up, generate the load, sample, judge the noise.
 
-use super::noise::{rejection, wait_for_quiet};
 use super::result::{Phase, Run, Write};
-use super::sampler::{Sampler, Series, Targets};
 use super::scene::Scene;
 use super::schedule::Visit;
-use crate::workload::{load, monotonic_ns};
 use anyhow::{Context, Result};
+use koord_workload::noise::{rejection, wait_for_quiet};
+use koord_workload::sampler::{Sampler, Series, Targets};
+use koord_workload::{load, monotonic_ns};
 
 /// Load before a further window of the same visit, in seconds: until the connections are open.
 const PAUSE_S: f64 = 0.3;

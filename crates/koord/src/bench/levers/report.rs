@@ -1,7 +1,7 @@
 //! The figures of `koord bench levers`: medians, ranges, what differs, and a table of them.
 
 use super::{Args, Lever};
-use crate::demo::result::{Verdict, median, range};
+use koord_workload::statistics::{Verdict, median, range};
 use serde::Serialize;
 use std::fmt::Write as _;
 

@@ -330,7 +330,7 @@ mod tests {
                 assert!(scenario.phases.contains(phase), "{}", scenario.name);
             }
             if let Some(bursts) = scenario.load.bursts {
-                assert!(bursts.parse::<crate::workload::load::Bursts>().is_ok());
+                assert!(bursts.parse::<crate::load::Bursts>().is_ok());
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What spoils a window: others on the machine, the hypervisor, late wake-ups.
 
 use super::sampler::Window;
-use crate::workload::load;
+use crate::load;
 
 /// When the hypervisor took more than this part: from here on p99 shows the host, not the service.
 const STEAL: f64 = 0.005;

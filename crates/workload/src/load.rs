@@ -246,7 +246,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     clippy::cast_sign_loss,
     reason = "seconds of a demo"
 )]
-pub(crate) fn nanos(seconds: f64) -> u64 {
+pub fn nanos(seconds: f64) -> u64 {
     (seconds.max(0.0) * 1e9) as u64
 }
 
@@ -255,7 +255,7 @@ fn micros(nanoseconds: u64) -> f64 {
     (nanoseconds as f64 / 100.0).round() / 10.0
 }
 
-pub(crate) fn new_histogram() -> Histogram<u64> {
+pub fn new_histogram() -> Histogram<u64> {
     // One nanosecond to one minute at three digits, the bounds the crate documents as valid.
     #[allow(clippy::expect_used, reason = "constant arguments")]
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds are valid")
@@ -333,7 +333,7 @@ pub fn wake_lag_us(probes: u32) -> f64 {
     probe.join().unwrap_or(f64::INFINITY)
 }
 
-pub(crate) fn sleep_until(due: u64) {
+pub fn sleep_until(due: u64) {
     let target = Timespec {
         tv_sec: i64::try_from(due / 1_000_000_000).unwrap_or(i64::MAX),
         tv_nsec: i64::try_from(due % 1_000_000_000).unwrap_or(0),
@@ -531,7 +531,7 @@ mod tests {
     fn an_open_loop_run_against_the_service_answers_every_request() {
         let dir = tempfile::tempdir().unwrap();
         let ready = dir.path().join("ready");
-        let args = super::super::serve::Args {
+        let args = crate::serve::Args {
             listen: "127.0.0.1:0".parse().unwrap(),
             workers: Some(2),
             steps: 100,
@@ -541,7 +541,7 @@ mod tests {
             pages: 0,
             ready_file: Some(ready.clone()),
         };
-        std::thread::spawn(move || super::super::serve::run(&args));
+        std::thread::spawn(move || crate::serve::run(&args));
         let deadline = monotonic_ns() + 10_000_000_000;
         let address = loop {
             if let Ok(text) = std::fs::read_to_string(&ready) {

@@ -3,7 +3,7 @@
 //! It runs on a thread of its own at real-time priority: a sampler of ordinary priority is itself
 //! starved when the machine is full, and its CPU columns are then wrong.
 
-use crate::workload::{counter, monotonic_ns};
+use crate::{counter, monotonic_ns};
 use koord_host::cgroup::PressureKind;
 use koord_host::{Cgroup, Root};
 use serde::{Deserialize, Serialize};

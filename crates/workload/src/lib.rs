@@ -1,6 +1,7 @@
 //! The programs that the co-location demo runs as pods: a request server, batch jobs that are bad
 //! neighbours, and the load generator that measures the server. And one that does nearly nothing,
-//! for benchmarks.
+//! for benchmarks. Also what demo and benchmarks share to measure them: the scenarios and their pods,
+//! the sampler of the machine, and which windows noise spoils.
 //!
 //! They are ordinary processes without any knowledge of koord. Work is counted in xorshift steps,
 //! which neither touch memory nor can be optimised away.
@@ -10,7 +11,13 @@ pub mod doze;
 pub mod hog;
 pub mod load;
 pub mod neighbour;
+pub mod noise;
+pub mod phase;
+pub mod pods;
+pub mod sampler;
+pub mod scenario;
 pub mod serve;
+pub mod statistics;
 
 use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
