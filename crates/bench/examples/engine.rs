@@ -4,7 +4,7 @@
 //! pods says what no other does.
 
 use anyhow::{Context as _, Result};
-use koord_bench::Options;
+use koord_bench::engine::Options;
 
 // As in the daemons.
 #[global_allocator]
@@ -28,7 +28,7 @@ fn main() -> Result<()> {
         koord: args.get(4).is_none_or(|profile| profile != "plain"),
         baseline: args.get(5).is_none_or(|word| word != "alone"),
     };
-    let report = koord_bench::run(&koord_plugins::registry(), &options)?;
+    let report = koord_bench::engine::run(&koord_plugins::registry(), &options)?;
     println!("{}", serde_json::to_string_pretty(&report)?);
     Ok(())
 }

@@ -284,10 +284,10 @@ fn measure(kind: &str, whole: bool) -> Result<f64> {
 fn of_many(hold: impl Fn(usize) -> Result<Held>) -> Result<f64> {
     // What a few take is what the program and the allocator take.
     let few = hold(100)?;
-    let before = koord_bench::rss_mib();
+    let before = koord_bench::usage::rss_mib();
     let count = 20_000;
     let held = hold(count)?;
-    let after = koord_bench::rss_mib();
+    let after = koord_bench::usage::rss_mib();
     anyhow::ensure!(few.len() + held.len() > count, "nothing was held");
     Ok((after - before) * 1024.0 * 1024.0 / 20_000.0)
 }

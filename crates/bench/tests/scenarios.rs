@@ -6,7 +6,7 @@
     reason = "a test fails by panicking"
 )]
 
-use koord_bench::{Options, Report, Scenario};
+use koord_bench::engine::{Options, Report, Scenario};
 
 fn run(scenario: Scenario, koord: bool) -> Report {
     let options = Options {
@@ -18,7 +18,7 @@ fn run(scenario: Scenario, koord: bool) -> Report {
         koord,
         baseline: true,
     };
-    koord_bench::run(&koord_plugins::registry(), &options).unwrap()
+    koord_bench::engine::run(&koord_plugins::registry(), &options).unwrap()
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
         koord: true,
         baseline: false,
     };
-    let report = koord_bench::run(&koord_plugins::registry(), &options).unwrap();
+    let report = koord_bench::engine::run(&koord_plugins::registry(), &options).unwrap();
     assert_eq!(report.scheduling_failure_count, 2);
     let control = report.control.unwrap();
     assert!(control.throughput_pods_per_sec > 0.0);
@@ -94,6 +94,6 @@ fn pods_that_share_with_nobody_leave_room_for_others() {
         koord: true,
         baseline: true,
     };
-    let report = koord_bench::run(&koord_plugins::registry(), &options).unwrap();
+    let report = koord_bench::engine::run(&koord_plugins::registry(), &options).unwrap();
     assert_eq!((report.scheduling_failure_count, report.mismatches), (0, 0));
 }

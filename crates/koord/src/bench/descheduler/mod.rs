@@ -8,7 +8,7 @@ mod jobs;
 use anyhow::{Context as _, Result};
 use cluster::{Cluster, Moved};
 use jobs::Jobs;
-use koord_bench::rss_mib;
+use koord_bench::usage::rss_mib;
 use koord_descheduler::config::Configuration;
 use koord_descheduler::framework::{Ask, Evictor, Filter, Framework, Intent, PluginHandles, Why};
 use koord_descheduler::registry::Registry;

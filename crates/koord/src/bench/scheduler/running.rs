@@ -3,7 +3,8 @@
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_app::Context;
-use koord_bench::{self as bench, ApiObjects};
+use koord_bench::engine::{self as bench, ApiObjects};
+use koord_bench::usage;
 use koord_kube::api::PostParams;
 use koord_kube::{Api, Client};
 use koord_scheduler::DebugHandle;
@@ -119,12 +120,12 @@ impl Running {
 
     /// CPU time so far: of its process, which for ours is this one.
     pub(super) fn cpu(&self) -> Duration {
-        bench::cpu_of(&self.process())
+        usage::cpu_of(&self.process())
     }
 
     /// Memory now, of the same process.
     pub(super) fn rss_mib(&self) -> f64 {
-        bench::rss_mib_of(&self.process())
+        usage::rss_mib_of(&self.process())
     }
 
     pub(super) async fn stop(self) {

@@ -1,8 +1,8 @@
 //! The same scenarios for a run through an API server: objects to be created, and the report.
 
-use crate::objects::{self, NAMESPACE};
-use crate::scenario::{Fixture, Step};
-use crate::{Options, Report, as_f64, percentile, rate, ratio};
+use super::objects::{self, NAMESPACE};
+use super::scenario::{Fixture, Step};
+use super::{Options, Report, as_f64, percentile, rate, ratio};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::Value;

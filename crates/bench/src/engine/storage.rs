@@ -1,6 +1,6 @@
 //! Claims and volumes of the scenario `volumes`, and the controller that makes and binds what is asked for.
 
-use crate::objects::{NAMESPACE, added, node_name, parse};
+use super::objects::{NAMESPACE, added, node_name, parse};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use koord_scheduler::framework::{Action, ObjectChange, Verb, Write};

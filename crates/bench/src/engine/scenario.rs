@@ -1,11 +1,11 @@
 //! What is measured: clusters and the pods that come to them.
 
-use crate::objects::{
+use super::objects::{
     aligned, bound, device, merge, metric, migration, node, node_name, own, pod, quota, requests,
     reservation, topology,
 };
-use crate::workload::{DEPLOYMENTS, daemon, replica, replica_set, service};
-use crate::{Options, openb, storage};
+use super::workload::{DEPLOYMENTS, daemon, replica, replica_set, service};
+use super::{Options, openb, storage};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::framework::{Action, ObjectChange};
 use rustc_hash::FxHashMap;

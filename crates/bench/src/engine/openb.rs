@@ -1,7 +1,7 @@
 //! Pods and nodes in the proportions of the openb trace (Alibaba's cluster-trace-gpu-v2023): the 24 most
 //! frequent sizes of its pods, which 80 % of them have, and its three most frequent kinds of nodes.
 
-use crate::objects::{merge, requests};
+use super::objects::{merge, requests};
 use serde_json::{Value, json};
 
 /// Milli-CPU, MiB, percent of a GPU, whether best effort, and how many pods of the trace are so.

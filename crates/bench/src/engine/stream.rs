@@ -1,6 +1,6 @@
 //! Reports of an exporter, which say which pods they have counted.
 
-use crate::objects::added;
+use super::objects::added;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::topology::AttributeInfo;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
@@ -64,8 +64,8 @@ pub(crate) fn start(pod: &mut Pod) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::objects::{aligned, bound, node_name, pod};
     use super::*;
-    use crate::objects::{aligned, bound, node_name, pod};
     use koord_scheduler::framework::Action;
     use serde_json::json;
 

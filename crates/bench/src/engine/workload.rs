@@ -1,7 +1,7 @@
 //! Pods as a cluster's workloads make them: with an owner, labels of a Service, the tolerations and the
 //! token volume that admission adds.
 
-use crate::objects::{NAMESPACE, added, node_name, parse};
+use super::objects::{NAMESPACE, added, node_name, parse};
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Service;
 use koord_scheduler::framework::ObjectChange;
