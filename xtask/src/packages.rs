@@ -138,7 +138,16 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
     (
         "koord-bench",
         Wing::Lab,
-        &["koord-api", "koord-model", "koord-scheduler"],
+        &[
+            "koord-api",
+            "koord-model",
+            "koord-app",
+            "koord-kube",
+            "koord-scheduler",
+            "koord-kinds",
+            "koord-apiserver",
+            "koord-sim",
+        ],
     ),
     (
         "koord-node",

@@ -322,8 +322,11 @@ impl ApiServer {
         Ok(self.server.authority_pem()?)
     }
 
-    /// TLS for an HTTP/2 client of this server that is `user` in `groups`.
-    pub(crate) fn client_tls(
+    /// Returns TLS for an HTTP/2 client of this server that is `user` in `groups`.
+    ///
+    /// # Errors
+    /// No certificate can be issued.
+    pub fn client_tls(
         &self,
         user: &str,
         groups: &[&str],

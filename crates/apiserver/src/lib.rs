@@ -18,7 +18,6 @@
 //! knows any koord component.
 
 pub mod authz;
-pub mod bench;
 pub mod controllers;
 pub mod rest;
 pub mod server;

@@ -1,4 +1,5 @@
 //! Benchmarks.
 
+pub mod apiserver;
 pub mod engine;
 pub mod usage;

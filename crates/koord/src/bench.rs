@@ -10,13 +10,13 @@ mod recommend;
 mod runtime;
 mod scheduler;
 mod service;
-mod simulated;
 mod whole;
 
 use crate::{cluster, console};
 use anyhow::{Context, Result};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::Clock;
+use koord_bench::apiserver::simulated;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -82,7 +82,7 @@ pub struct ApiserverArgs {
 #[derive(Debug, Serialize)]
 struct ApiserverReport {
     #[serde(flatten)]
-    server: koord_apiserver::bench::BenchReport,
+    server: koord_bench::apiserver::BenchReport,
     #[serde(flatten)]
     simulated: simulated::Report,
     /// Seconds until 5,000 replicas of a Deployment are bound to the 1,000 nodes of a `koord up`.
@@ -171,7 +171,7 @@ pub fn main(command: Command) -> Result<ExitCode> {
         }
         Command::Apiserver(args) => {
             let directory = tempfile::tempdir().context("temporary directory")?;
-            let options = koord_apiserver::bench::BenchOptions {
+            let options = koord_bench::apiserver::BenchOptions {
                 measure: Duration::from_secs(args.seconds),
                 data_dir: (!args.memory_only).then(|| directory.path().join("durable")),
                 connections: args.connections,
@@ -182,7 +182,7 @@ pub fn main(command: Command) -> Result<ExitCode> {
             };
             let clock = koord_app::Clock::system();
             let runtime = koord_app::daemon::runtime()?;
-            let server = runtime.block_on(koord_apiserver::bench::run(&options, clock))?;
+            let server = runtime.block_on(koord_bench::apiserver::run(&options, clock))?;
             let simulated = runtime.block_on(simulated::run())?;
             let up = runtime.block_on(whole::run(&whole::Args::default()))?;
             let report = ApiserverReport {

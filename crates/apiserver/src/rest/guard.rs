@@ -40,7 +40,7 @@ const TABLES: [&str; 4] = [
 
 /// Answers which requests a user may send.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub struct Guard {
     store: Store,
     mode: Authorization,
     index: RwLock<Index>,
@@ -159,11 +159,7 @@ impl Guard {
     ///
     /// # Errors
     /// 403 that says who may not do what.
-    pub(crate) fn authorize(
-        &self,
-        user: &User,
-        attributes: &Attributes<'_>,
-    ) -> Result<(), ApiError> {
+    pub fn authorize(&self, user: &User, attributes: &Attributes<'_>) -> Result<(), ApiError> {
         if self.unbounded(user) {
             return Ok(());
         }

@@ -61,7 +61,7 @@ pub use admission::{
 pub(crate) use crd::CRDS;
 pub(crate) use delete::{FOREGROUND, ORPHAN};
 pub use exec::PodExec;
-pub use guard::Authorization;
+pub use guard::{Authorization, Guard};
 pub use logs::{LogOptions, LogStream, PodLogs};
 pub use options::{DeleteOptions, FieldValidation, Propagation, WriteOptions};
 pub(crate) use path::percent_decode;
@@ -165,7 +165,8 @@ impl Api {
     }
 
     /// Which requests a user may send.
-    pub(crate) fn guard(&self) -> &guard::Guard {
+    #[must_use]
+    pub fn guard(&self) -> &Guard {
         &self.inner.guard
     }
 

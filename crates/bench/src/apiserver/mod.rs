@@ -9,11 +9,12 @@ mod authorization;
 mod client;
 mod load;
 mod objects;
+pub mod simulated;
 mod webhook;
 
-use crate::authz::bootstrap::GROUP;
-use crate::{ApiServer, Config, Error, Storage};
 use futures::future::BoxFuture;
+use koord_apiserver::authz::bootstrap::GROUP;
+use koord_apiserver::{ApiServer, Config, Error, Storage};
 use koord_app::Clock;
 use koord_kinds::status::ApiError;
 use load::{Client, Owner, Target};
@@ -299,8 +300,8 @@ async fn measure(options: &BenchOptions, clock: Clock) -> Result<BenchReport, Be
     };
     Ok(BenchReport {
         cpus,
-        controllers: crate::controllers::names(),
-        authorization_mode: format!("{:?}", crate::Authorization::default()),
+        controllers: koord_apiserver::controllers::names(),
+        authorization_mode: format!("{:?}", koord_apiserver::Authorization::default()),
         key,
         authorization,
         cold_start_ms,

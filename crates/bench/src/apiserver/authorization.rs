@@ -2,8 +2,8 @@
 
 use super::load::{self, Client, Measured, Owner};
 use super::{AuthorizationReport, BenchError, BenchOptions, GROUP, USER, bind_user, config, serve};
-use crate::authz::{AUTHENTICATED, Attributes, ResourceTarget, Target, User};
-use crate::{ApiServer, Authorization, Storage};
+use koord_apiserver::authz::{AUTHENTICATED, Attributes, ResourceTarget, Target, User};
+use koord_apiserver::{ApiServer, Authorization, Storage};
 use koord_app::Clock;
 use serde_json::json;
 use std::hint::black_box;
@@ -31,7 +31,7 @@ struct Served {
     server: Arc<ApiServer>,
     client: Client,
     stop: CancellationToken,
-    serving: JoinHandle<Result<(), crate::Error>>,
+    serving: JoinHandle<Result<(), koord_apiserver::Error>>,
 }
 
 async fn start(

@@ -2,7 +2,7 @@
 
 use super::load::{self, Owner};
 use super::{BenchError, BenchOptions, config};
-use crate::{ApiServer, Storage, WebhookRequest, WebhookResponse};
+use koord_apiserver::{ApiServer, Storage, WebhookRequest, WebhookResponse};
 use koord_app::Clock;
 use koord_app::flags::Selection;
 use serde_json::json;
