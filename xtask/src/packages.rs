@@ -171,6 +171,18 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
             "koord-rpc",
         ],
     ),
+    (
+        "koord-cluster",
+        Wing::Lab,
+        &[
+            "koord-api",
+            "koord-app",
+            "koord-kube",
+            "koord-apiserver",
+            "koord-manager",
+            "koord-descheduler",
+        ],
+    ),
     ("koord-workload", Wing::Lab, &["koord-api", "koord-host"]),
     (
         "koord",
@@ -193,6 +205,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
             "koord-runtime-proxy",
             "koord-node",
             "koord-sim",
+            "koord-cluster",
             "koord-workload",
             "koordctl",
         ],

@@ -1,13 +1,10 @@
 //! A whole cluster in this process: what `koord up` and `koord demo` start.
 
 mod node_side;
-mod objects;
 mod startup;
-pub(crate) mod webhooks;
 
-use objects::create;
-pub(crate) use objects::first_objects;
-pub use objects::{QUICK_REPORT, config_data, descheduler_config, quick_config};
+use koord_cluster::objects::create;
+pub use koord_cluster::objects::{QUICK_REPORT, config_data, descheduler_config, quick_config};
 
 pub use koord_api::configmap::{NAME as CONFIG_NAME, NAMESPACE as CONFIG_NAMESPACE};
 pub use koordctl::cluster_files::{ADDRESSES_NAME, default_data_dir};

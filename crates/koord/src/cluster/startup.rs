@@ -1,10 +1,12 @@
 //! What a start writes before the components run. Until the data directory takes writes, what it holds is served.
 
-use super::{Options, first_objects};
+use super::Options;
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use koord_apiserver::ApiServer;
 use koord_app::Clock;
+use koord_cluster::objects::first_objects;
+use koord_cluster::webhooks;
 use koord_kube::api::{DeleteParams, ListParams};
 use koord_kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
@@ -81,7 +83,7 @@ impl Startup<'_> {
         let managed = options.components.enabled("manager");
         // Another manager's are its own.
         if managed {
-            super::webhooks::disconnect(client).await?;
+            webhooks::disconnect(client).await?;
         }
         first_objects(client, &options.slo_config).await?;
         let mut manager = koord_manager::Options::default();
@@ -90,7 +92,7 @@ impl Startup<'_> {
         let shared = options.device_files.is_some();
         manager.gates.set("EnableSyncGPUSharedResource", shared);
         if managed {
-            manager.webhooks = super::webhooks::connect(server, client, &manager.gates).await?;
+            manager.webhooks = webhooks::connect(server, client, &manager.gates).await?;
         }
         self.prepare_nodes().await?;
         Ok(manager)

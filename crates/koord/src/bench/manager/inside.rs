@@ -2,9 +2,9 @@
 
 use super::Args;
 use super::objects::{self, Cluster};
-use crate::cluster::webhooks;
 use anyhow::{Context as _, Result, ensure};
 use koord_app::Context;
+use koord_cluster::webhooks;
 use serde::Serialize;
 use serde_json::Value;
 use std::time::{Duration, Instant};

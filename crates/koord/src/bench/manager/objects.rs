@@ -2,9 +2,9 @@
 
 use crate::bench::koordlet::fixture::Shape;
 use crate::bench::koordlet::objects as node;
-use crate::cluster::CONFIG_NAMESPACE;
 use anyhow::{Context as _, Result};
 use futures::StreamExt as _;
+use koord_api::configmap::NAMESPACE as CONFIG_NAMESPACE;
 use koord_apiserver::ApiServer;
 use koord_kube::Client;
 use koord_kube::webhook::configuration::Service;
@@ -53,7 +53,7 @@ impl Cluster {
             stop,
             _serving: serving,
         };
-        crate::cluster::first_objects(&cluster.client, &settings(65, 65)).await?;
+        koord_cluster::objects::first_objects(&cluster.client, &settings(65, 65)).await?;
         let namespace = json!({"metadata": {"name": node::NAMESPACE, "labels": {"team": "shop"}}});
         cluster.create("/api/v1/namespaces", namespace).await?;
         Ok(cluster)

@@ -111,7 +111,7 @@ impl Manager {
             .env("WEBHOOK_HOST", "localhost")
             .env("WEBHOOK_PORT", port.to_string())
             .env("WEBHOOK_CERT_DIR", &certificates)
-            .env("POD_NAMESPACE", crate::cluster::CONFIG_NAMESPACE)
+            .env("POD_NAMESPACE", koord_api::configmap::NAMESPACE)
             .stdin(Stdio::null())
             .stdout(out.try_clone()?)
             .stderr(out)

@@ -30,9 +30,9 @@ type Handlers = BTreeMap<&'static str, Webhook>;
 ///
 /// # Errors
 /// The configurations cannot be written.
-pub(crate) async fn connect(server: &ApiServer, client: &Client, gates: &Gates) -> Result<Serve> {
+pub async fn connect(server: &ApiServer, client: &Client, gates: &Gates) -> Result<Serve> {
     let service = Service {
-        namespace: super::CONFIG_NAMESPACE.to_owned(),
+        namespace: koord_api::configmap::NAMESPACE.to_owned(),
         name: "koordinator-webhook-service".to_owned(),
     };
     let (sender, handlers) = watch::channel(Arc::new(Handlers::new()));
@@ -58,7 +58,7 @@ pub(crate) async fn connect(server: &ApiServer, client: &Client, gates: &Gates) 
 ///
 /// # Errors
 /// They cannot be deleted.
-pub(crate) async fn disconnect(client: &Client) -> Result<()> {
+pub async fn disconnect(client: &Client) -> Result<()> {
     let params = DeleteParams::default();
     let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let mutating = mutating.delete(MUTATING, &params).await.map(drop);
@@ -216,7 +216,7 @@ mod tests {
         maps.create(&PostParams::default(), &typed(older))
             .await
             .unwrap();
-        crate::cluster::first_objects(&client, &json!({}))
+        crate::objects::first_objects(&client, &json!({}))
             .await
             .unwrap();
         let found = maps.get("slo-controller-config").await.unwrap();
@@ -225,7 +225,7 @@ mod tests {
         // As after a restart: nobody answers yet, and the first objects are looked at again.
         connect(&server, &client, &options.gates).await.unwrap();
         disconnect(&client).await.unwrap();
-        crate::cluster::first_objects(&client, &json!({}))
+        crate::objects::first_objects(&client, &json!({}))
             .await
             .unwrap();
         options.webhooks = connect(&server, &client, &options.gates).await.unwrap();

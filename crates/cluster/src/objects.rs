@@ -12,7 +12,10 @@ use std::time::Duration;
 
 /// The objects that a Koordinator installation brings along: priority classes and the manager's
 /// ConfigMap. Existing ones stay as the user left them.
-pub(crate) async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
+///
+/// # Errors
+/// One cannot be written.
+pub async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
     let classes: Api<PriorityClass> = Api::all(client.clone());
     for class in koord_api::priority_class_values() {
         let class: PriorityClass = serde_json::from_value(class).context("PriorityClass")?;
@@ -64,7 +67,11 @@ pub fn config_data(slo_config: &Value) -> Value {
         .collect()
 }
 
-pub(super) async fn create<K>(api: &Api<K>, object: &K) -> Result<()>
+/// Creates an object, unless there is one of its name.
+///
+/// # Errors
+/// The object cannot be created.
+pub async fn create<K>(api: &Api<K>, object: &K) -> Result<()>
 where
     K: koord_kube::Decode + serde::Serialize,
 {
@@ -108,7 +115,7 @@ pub fn quick_config() -> Value {
 /// # Errors
 /// Never, as a test shows.
 pub fn descheduler_config() -> Result<koord_descheduler::config::Configuration> {
-    const MANIFEST: &str = include_str!("../../../../deploy/descheduler/config.yaml");
+    const MANIFEST: &str = include_str!("../../../deploy/descheduler/config.yaml");
     let map: ConfigMap = serde_saphyr::from_str(MANIFEST).context("deploy/descheduler")?;
     let data = map.data.unwrap_or_default();
     let text = data
