@@ -1,5 +1,218 @@
-//! Benchmarks.
+//! `koord bench`: one component measured by itself.
 
 pub mod apiserver;
+mod burst;
+mod descheduler;
 pub mod engine;
+mod exporter;
+mod koordlet;
+mod levers;
+mod manager;
+mod recommend;
+mod runtime;
+mod scheduler;
+mod service;
 pub mod usage;
+mod whole;
+
+use anyhow::{Context, Result};
+use apiserver::simulated;
+use koord_apiserver::{ApiServer, Config};
+use koord_app::{Clock, console};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// What is logged unless the user chooses: that certificates made here are not verified is no news.
+pub const LOG: &str = "warn,kube_client::client::tls=error";
+
+/// What is measured.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum Command {
+    /// What koordlet costs a node of so many pods.
+    Koordlet(koordlet::Args),
+    /// What the topology exporter costs a node of so many pods.
+    Exporter(exporter::Args),
+    /// What CPU burst does for a service with a CPU limit.
+    Burst(burst::Args),
+    /// What each means to hold batch work back does for a service, beside each kind of batch work.
+    Levers(levers::Args),
+    /// What the API server does per second, and the memory it takes.
+    Apiserver(ApiserverArgs),
+    /// How many pods the scheduler places per second, and what that costs.
+    Scheduler(scheduler::Args),
+    /// What a cycle of the descheduler costs, and what it does for a cluster with hot nodes.
+    Descheduler(descheduler::Args),
+    /// What koord-manager costs: its webhooks and its controllers.
+    Manager(Box<manager::Args>),
+    /// What the recommender recommends for traces, beside simpler rules, and its memory.
+    Recommend(recommend::Args),
+    /// What being asked before a container starts adds to its creation; exit code 3 without a runtime.
+    Runtime(runtime::Args),
+    /// How long `koord up` with simulated nodes takes to place a large Deployment, and its memory.
+    Up(whole::Args),
+}
+
+/// The size of `koord bench apiserver`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ApiserverArgs {
+    /// How long each rate is measured, in seconds.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub seconds: u64,
+    /// Connections over TLS.
+    #[arg(long, default_value_t = 2)]
+    pub connections: usize,
+    /// Requests in progress per connection.
+    #[arg(long, default_value_t = 16)]
+    pub streams: usize,
+    /// Nodes stored for the memory figure.
+    #[arg(long, default_value_t = 5000)]
+    pub nodes: usize,
+    /// Pods stored for the memory figure.
+    #[arg(long, default_value_t = 50_000)]
+    pub pods: usize,
+    /// Leave out the durable mode, which writes to the temporary directory.
+    #[arg(long)]
+    pub memory_only: bool,
+    /// Write the figures to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// The figures of `koord bench apiserver`.
+#[derive(Debug, Serialize)]
+struct ApiserverReport {
+    #[serde(flatten)]
+    server: crate::apiserver::BenchReport,
+    #[serde(flatten)]
+    simulated: simulated::Report,
+    /// Seconds until 5,000 replicas of a Deployment are bound to the 1,000 nodes of a `koord up`.
+    #[serde(rename = "up1000x5000Sec")]
+    up_bound: f64,
+    /// Memory of its process then, MiB.
+    #[serde(rename = "up1000x5000RssMiB")]
+    up_rss: f64,
+    up: whole::Report,
+}
+
+/// An API server in memory on a free loopback port, with the CRDs and without controllers, that serves
+/// until `stop`; `kubeconfig` is written for its clients.
+async fn api_server(
+    kubeconfig: &Path,
+    stop: &CancellationToken,
+) -> Result<(Arc<ApiServer>, JoinHandle<()>)> {
+    let mut config = Config::memory(Clock::system());
+    config.controllers = koord_app::flags::Selection::none();
+    config.bind = ([127, 0, 0, 1], 0).into();
+    let server = ApiServer::open(config).await?;
+    server.install_crds(koord_api::crd_values()).await?;
+    let listener = server.listen().await?;
+    server.write_kubeconfig(kubeconfig)?;
+    let serving = tokio::spawn({
+        let (server, stop) = (server.clone(), stop.clone());
+        async move {
+            if let Err(error) = server.serve(listener, stop).await {
+                tracing::error!(%error, "API server");
+            }
+        }
+    });
+    Ok((server, serving))
+}
+
+/// Runs a benchmark and prints its figures.
+///
+/// # Errors
+/// When the fixture cannot be made or the file cannot be written.
+pub fn main(command: Command) -> Result<ExitCode> {
+    koord_kube::tls::install_crypto_provider();
+    match command {
+        Command::Runtime(args) => match runtime::run(&args)? {
+            Some(report) => publish(&report, args.json.as_deref()),
+            None => return Ok(ExitCode::from(3)),
+        },
+        Command::Scheduler(args) => {
+            let report = scheduler::run(&args)?;
+            publish(&report, args.json.as_deref())
+        }
+        Command::Descheduler(args) => {
+            let report = descheduler::run(&args)?;
+            publish(&report, args.json.as_deref())
+        }
+        Command::Koordlet(args) => {
+            let report = koordlet::run(&args)?;
+            publish(&report, args.json.as_deref())
+        }
+        Command::Exporter(args) => {
+            let report = koord_app::daemon::runtime()?.block_on(exporter::run(&args))?;
+            publish(&report, args.json.as_deref())
+        }
+        Command::Burst(args) => {
+            let report = burst::run(&args)?;
+            publish(&report, args.json.as_deref())
+        }
+        Command::Levers(args) => {
+            let report = levers::run(&args)?;
+            console::say(levers::text(&report).trim_end());
+            store(&report, args.json.as_deref())
+        }
+        Command::Manager(args) => {
+            let report = manager::run(&args)?;
+            publish(&report, args.json.as_deref())
+        }
+        Command::Recommend(args) => {
+            let report = recommend::run(&args)?;
+            console::say(recommend::text(&report).trim_end());
+            store(&report, args.json.as_deref())
+        }
+        Command::Up(args) => {
+            let report = koord_app::daemon::runtime()?.block_on(whole::run(&args))?;
+            publish(&report, args.json.as_deref())
+        }
+        Command::Apiserver(args) => {
+            let directory = tempfile::tempdir().context("temporary directory")?;
+            let options = crate::apiserver::BenchOptions {
+                measure: Duration::from_secs(args.seconds),
+                data_dir: (!args.memory_only).then(|| directory.path().join("durable")),
+                connections: args.connections,
+                streams: args.streams,
+                nodes: args.nodes,
+                pods: args.pods,
+                ..Default::default()
+            };
+            let clock = koord_app::Clock::system();
+            let runtime = koord_app::daemon::runtime()?;
+            let server = runtime.block_on(crate::apiserver::run(&options, clock))?;
+            let simulated = runtime.block_on(simulated::run())?;
+            let up = runtime.block_on(whole::run(&whole::Args::default()))?;
+            let report = ApiserverReport {
+                server,
+                simulated,
+                up_bound: up.bound_sec,
+                up_rss: up.rss_bound_mib,
+                up,
+            };
+            publish(&report, args.json.as_deref())
+        }
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn publish(figures: &impl Serialize, file: Option<&Path>) -> Result<()> {
+    let text = serde_json::to_string_pretty(figures).context("figures as JSON")?;
+    console::say(&text);
+    store(figures, file)
+}
+
+fn store(figures: &impl Serialize, file: Option<&Path>) -> Result<()> {
+    match file {
+        Some(path) => {
+            let text = serde_json::to_string_pretty(figures).context("figures as JSON")?;
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        }
+        None => Ok(()),
+    }
+}

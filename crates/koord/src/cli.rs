@@ -1,8 +1,9 @@
 //! Arguments of `koord`, and which of its parts they start.
 
-use crate::{bench, console, demo, up};
+use crate::{cluster, console, demo, up};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use koord_bench as bench;
 use koord_workload as workload;
 use koordctl::running;
 use std::ffi::OsString;
@@ -169,7 +170,10 @@ fn run(args: Args) -> Result<ExitCode> {
             demo: None,
             colocation,
         } => return demo::main(&colocation),
-        Command::Bench(command) => return bench::main(command),
+        Command::Bench(command) => {
+            cluster::init_logging(bench::LOG);
+            return bench::main(command);
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

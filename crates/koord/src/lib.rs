@@ -1,7 +1,6 @@
 //! The `koord` command: argument parsing and wiring. Decisions live in the component crates.
 
 mod access;
-pub mod bench;
 pub mod cli;
 pub mod cluster;
 pub mod demo;

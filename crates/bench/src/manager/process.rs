@@ -154,7 +154,7 @@ impl Manager {
 
     /// CPU time so far, user and system.
     pub(super) fn cpu_seconds(&self) -> f64 {
-        koord_bench::usage::cpu_of(&self.pid().to_string()).as_secs_f64()
+        crate::usage::cpu_of(&self.pid().to_string()).as_secs_f64()
     }
 
     /// Fails when it has ended.

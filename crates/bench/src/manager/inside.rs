@@ -107,7 +107,7 @@ async fn cluster(args: &Args, work: &std::path::Path) -> Result<Cluster> {
 async fn create(cluster: &Cluster, pod: &str) -> Result<String> {
     let path = format!(
         "/api/v1/namespaces/{}/pods?dryRun=All",
-        crate::bench::koordlet::objects::NAMESPACE
+        crate::koordlet::objects::NAMESPACE
     );
     let post = http::Request::post(path).header("content-type", "application/json");
     let made = cluster

@@ -5,10 +5,10 @@
 mod cluster;
 mod jobs;
 
+use crate::usage::rss_mib;
 use anyhow::{Context as _, Result};
 use cluster::{Cluster, Moved};
 use jobs::Jobs;
-use koord_bench::usage::rss_mib;
 use koord_descheduler::config::Configuration;
 use koord_descheduler::framework::{Ask, Evictor, Filter, Framework, Intent, PluginHandles, Why};
 use koord_descheduler::registry::Registry;

@@ -1,10 +1,10 @@
 //! The scheduler under test: ours in this process, or any program that takes a kubeconfig.
 
+use crate::engine::{self as bench, ApiObjects};
+use crate::usage;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_app::Context;
-use koord_bench::engine::{self as bench, ApiObjects};
-use koord_bench::usage;
 use koord_kube::api::PostParams;
 use koord_kube::{Api, Client};
 use koord_scheduler::DebugHandle;

@@ -15,7 +15,7 @@ const SLO_API: &str = "/apis/slo.koordinator.sh/v1alpha1";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
 /// A running cluster.
-pub(in crate::bench) struct World {
+pub(crate) struct World {
     kubeconfig: PathBuf,
     client: Client,
     stop: CancellationToken,
@@ -33,16 +33,12 @@ impl World {
     ///
     /// # Errors
     /// When a server does not start or an object is refused.
-    pub(in crate::bench) async fn start(
-        directory: &Path,
-        pods: Vec<Value>,
-        node_slo: Value,
-    ) -> Result<Self> {
+    pub(crate) async fn start(directory: &Path, pods: Vec<Value>, node_slo: Value) -> Result<Self> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
         let kubeconfig = directory.join("kubeconfig");
         let stop = CancellationToken::new();
-        let (server, serving) = crate::bench::api_server(&kubeconfig, &stop).await?;
+        let (server, serving) = crate::api_server(&kubeconfig, &stop).await?;
         let world = Self {
             kubeconfig,
             client: koord_kube::client::in_process(server.service()),
@@ -99,7 +95,7 @@ impl World {
     ///
     /// # Errors
     /// When it is refused.
-    pub(in crate::bench) async fn patch_node_slo(&self, spec: Value) -> Result<()> {
+    pub(crate) async fn patch_node_slo(&self, spec: Value) -> Result<()> {
         let path = format!("{SLO_API}/nodeslos/{}", objects::NODE);
         let patch = http::Request::patch(path).header("content-type", MERGE_PATCH);
         let patch = patch.body(json!({"spec": spec}).to_string().into())?;
@@ -127,7 +123,7 @@ impl World {
         Ok(())
     }
 
-    pub(in crate::bench) fn kubeconfig(&self) -> &Path {
+    pub(crate) fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
@@ -135,7 +131,7 @@ impl World {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub(in crate::bench) async fn pods_reported(&self) -> Result<Option<usize>> {
+    pub(crate) async fn pods_reported(&self) -> Result<Option<usize>> {
         let path = format!("{SLO_API}/nodemetrics/{}", objects::NODE);
         let get = http::Request::get(path).body(Vec::new())?;
         let metric: Value = self.client.request(get).await?;
@@ -144,7 +140,7 @@ impl World {
         Ok(reported.then(|| pods.map_or(0, Vec::len)))
     }
 
-    pub(in crate::bench) async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.stop.cancel();
         // A client that keeps its connection open is not waited for.
         let end = std::time::Duration::from_secs(2);

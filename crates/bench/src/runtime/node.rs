@@ -1,7 +1,7 @@
 //! The node around the containers: a cluster with the Node, agents and proxies.
 
 use super::party::Party;
-use crate::bench::api_server;
+use crate::api_server;
 use anyhow::{Context as _, Result, bail};
 use koord_app::Context;
 use koord_host::CgroupPath;

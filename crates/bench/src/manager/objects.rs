@@ -1,7 +1,7 @@
 //! The cluster that the manager finds.
 
-use crate::bench::koordlet::fixture::Shape;
-use crate::bench::koordlet::objects as node;
+use crate::koordlet::fixture::Shape;
+use crate::koordlet::objects as node;
 use anyhow::{Context as _, Result};
 use futures::StreamExt as _;
 use koord_api::configmap::NAMESPACE as CONFIG_NAMESPACE;
@@ -45,7 +45,7 @@ impl Cluster {
             .with_context(|| format!("cannot create {}", work.display()))?;
         let kubeconfig = work.join("kubeconfig");
         let stop = CancellationToken::new();
-        let (server, serving) = crate::bench::api_server(&kubeconfig, &stop).await?;
+        let (server, serving) = crate::api_server(&kubeconfig, &stop).await?;
         let cluster = Self {
             client: koord_kube::client::in_process(server.service()),
             kubeconfig,

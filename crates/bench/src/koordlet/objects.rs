@@ -5,9 +5,9 @@ use super::fixture::{Machine, Shape};
 use serde_json::{Value, json};
 
 /// The node's name.
-pub(in crate::bench) const NODE: &str = "bench";
+pub(crate) const NODE: &str = "bench";
 /// Where the pods are.
-pub(in crate::bench) const NAMESPACE: &str = "bench";
+pub(crate) const NAMESPACE: &str = "bench";
 
 /// The classes of the pods.
 pub(super) fn priority_classes() -> [Value; 2] {
@@ -109,11 +109,11 @@ pub(super) fn pods(count: u32, containers: u32) -> Vec<Value> {
 }
 
 /// The name of pod `index`.
-pub(in crate::bench) fn pod_name(index: u32) -> String {
+pub(crate) fn pod_name(index: u32) -> String {
     format!("service-{index}-7d9c6bd5f-x{index:04}")
 }
 
-pub(in crate::bench) fn pod(index: u32, containers: u32) -> Value {
+pub(crate) fn pod(index: u32, containers: u32) -> Value {
     let shape = Shape::of(index);
     let batch = shape.is_batch();
     let name = pod_name(index);

@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 
 /// Counters of a process at one instant.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::bench) struct Counters {
+pub(crate) struct Counters {
     at: Instant,
     user_ticks: u64,
     system_ticks: u64,
     reads_and_writes: u64,
     rss_kib: u64,
     peak_rss_kib: u64,
-    pub(in crate::bench) threads: u64,
-    pub(in crate::bench) open_files: usize,
+    pub(crate) threads: u64,
+    pub(crate) open_files: usize,
 }
 
 /// What happened between two of them.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::bench) struct Spent {
-    pub(in crate::bench) seconds: f64,
-    pub(in crate::bench) cpu_millicores: f64,
-    pub(in crate::bench) system_millicores: f64,
-    pub(in crate::bench) reads_and_writes_per_sec: f64,
+pub(crate) struct Spent {
+    pub(crate) seconds: f64,
+    pub(crate) cpu_millicores: f64,
+    pub(crate) system_millicores: f64,
+    pub(crate) reads_and_writes_per_sec: f64,
 }
 
 impl Counters {
@@ -32,7 +32,7 @@ impl Counters {
     ///
     /// # Errors
     /// The process is gone, or a file has another form.
-    pub(in crate::bench) fn of(pid: u32) -> Result<Self> {
+    pub(crate) fn of(pid: u32) -> Result<Self> {
         let read = |name: &str| {
             let path = format!("/proc/{pid}/{name}");
             std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
@@ -55,15 +55,15 @@ impl Counters {
         })
     }
 
-    pub(in crate::bench) fn rss_mib(&self) -> f64 {
+    pub(crate) fn rss_mib(&self) -> f64 {
         self.rss_kib as f64 / 1024.0
     }
 
-    pub(in crate::bench) fn peak_rss_mib(&self) -> f64 {
+    pub(crate) fn peak_rss_mib(&self) -> f64 {
         self.peak_rss_kib as f64 / 1024.0
     }
 
-    pub(in crate::bench) fn since(&self, before: &Self) -> Spent {
+    pub(crate) fn since(&self, before: &Self) -> Spent {
         let seconds = self.at.duration_since(before.at).as_secs_f64().max(0.001);
         let per_sec = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
         let millicores =
@@ -97,7 +97,7 @@ fn field(text: &str, name: &str) -> Option<u64> {
 }
 
 /// Every system call of a process per second, by `perf`; `None` where perf cannot.
-pub(in crate::bench) fn all_system_calls(pid: u32, window: Duration) -> Option<f64> {
+pub(crate) fn all_system_calls(pid: u32, window: Duration) -> Option<f64> {
     let seconds = window.as_secs_f64();
     let output = Command::new("perf")
         .args(["stat", "-x", ",", "-e", "raw_syscalls:sys_enter", "-p"])
@@ -117,7 +117,7 @@ fn count(text: &str) -> Option<f64> {
 
 /// CPU time of the whole machine.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::bench) struct Machine {
+pub(crate) struct Machine {
     busy: u64,
     steal: u64,
     total: u64,
@@ -126,21 +126,21 @@ pub(in crate::bench) struct Machine {
 
 /// What the machine did between two instants.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::bench) struct MachineUse {
-    pub(in crate::bench) busy_percent: f64,
-    pub(in crate::bench) steal_percent: f64,
+pub(crate) struct MachineUse {
+    pub(crate) busy_percent: f64,
+    pub(crate) steal_percent: f64,
     cpus: f64,
 }
 
 impl MachineUse {
     /// So many milli-cores as percent of the machine.
-    pub(in crate::bench) fn percent_of(&self, millicores: f64) -> f64 {
+    pub(crate) fn percent_of(&self, millicores: f64) -> f64 {
         millicores / 10.0 / self.cpus
     }
 }
 
 impl Machine {
-    pub(in crate::bench) fn now() -> Result<Self> {
+    pub(crate) fn now() -> Result<Self> {
         let text = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
         Self::parse(&text).context("/proc/stat has no line cpu")
     }
@@ -166,7 +166,7 @@ impl Machine {
         })
     }
 
-    pub(in crate::bench) fn since(&self, before: &Self) -> MachineUse {
+    pub(crate) fn since(&self, before: &Self) -> MachineUse {
         let total = self.total.saturating_sub(before.total).max(1) as f64;
         let percent = |now: u64, then: u64| now.saturating_sub(then) as f64 * 100.0 / total;
         MachineUse {

@@ -3,13 +3,13 @@
 mod placement;
 mod running;
 
+use crate::engine::{self as bench, ApiObjects, Report, Scenario};
 use anyhow::{Context as _, Result, anyhow, bail};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use koord_bench::engine::{self as bench, ApiObjects, Report, Scenario};
 use koord_kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use koord_kube::client::{ClientOptions, from_kubeconfig};
 use koord_kube::{Api, Change, Client, Informer};

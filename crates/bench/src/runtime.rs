@@ -12,8 +12,8 @@ mod party;
 mod picture;
 mod times;
 
-use crate::console;
 use anyhow::{Context as _, Result};
+use koord_app::console;
 use koord_host::testing::{CONTAINERD, Containerd, Groups};
 use lanes::Lane;
 use node::{Answered, Asked};

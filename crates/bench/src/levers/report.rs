@@ -12,7 +12,7 @@ pub(super) const ALONE_WALKING: &str = "none (for stream)";
 
 /// Where it was measured.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(in crate::bench) struct Machine {
+pub(crate) struct Machine {
     pub(super) cpus: usize,
     pub(super) kernel: String,
     pub(super) cgroup: &'static str,
@@ -21,7 +21,7 @@ pub(in crate::bench) struct Machine {
 /// One window.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::bench) struct Run {
+pub(crate) struct Run {
     pub(super) neighbour: &'static str,
     pub(super) lever: Lever,
     pub(super) repeat: u64,
@@ -69,7 +69,7 @@ struct Absent {
 /// The whole outcome.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::bench) struct Report {
+pub(crate) struct Report {
     machine: Machine,
     seconds: f64,
     repeat: u8,
@@ -169,7 +169,7 @@ fn verdict(verdict: Verdict) -> &'static str {
 }
 
 /// The table, as Markdown.
-pub(in crate::bench) fn text(report: &Report) -> String {
+pub(crate) fn text(report: &Report) -> String {
     let mut text = String::from(
         "| neighbour | lever | p99 ms [range] | against shares 2 | batch/s [range] | against \
          shares 2 | windows |\n|---|---|---:|---|---:|---|---:|\n",

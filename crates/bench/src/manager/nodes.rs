@@ -4,11 +4,11 @@
 use super::objects::{self, Cluster};
 use super::process::{Manager, Program};
 use super::{Args, Cost, Window};
-use crate::bench::koordlet::objects as node;
-use crate::console;
+use crate::koordlet::objects as node;
 use anyhow::{Context as _, Result, bail, ensure};
 use koord_api::configmap::{NAME as CONFIG_NAME, NAMESPACE as CONFIG_NAMESPACE};
 use koord_apiserver::store::{Entry, TableId, Watcher};
+use koord_app::console;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::HashSet;

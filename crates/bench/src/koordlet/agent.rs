@@ -3,8 +3,8 @@
 use super::fixture::Groups;
 use super::objects::NODE;
 use super::world::World;
-use crate::console;
 use anyhow::{Context as _, Result, bail};
+use koord_app::console;
 use koordlet::status::{State, Status};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -20,13 +20,13 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Whose agent it is. Both take the same flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::bench) enum Flavour {
+pub(crate) enum Flavour {
     Koord,
     Upstream,
 }
 
 impl Flavour {
-    pub(in crate::bench) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Koord => "koord",
             Self::Upstream => "upstream",
@@ -39,26 +39,26 @@ const GATES: &str =
 
 /// How the agent is told to run.
 #[derive(Debug, Clone, clap::Args)]
-pub(in crate::bench) struct Settings {
+pub(crate) struct Settings {
     /// Features, as both agents name them. The kubelet here has no socket for pod resources, and the
     /// machine's network is not the fixture's.
     #[arg(long, default_value = GATES)]
-    pub(in crate::bench) feature_gates: String,
+    pub(crate) feature_gates: String,
     /// Verbosity of the agent's log.
     #[arg(long, default_value_t = 4)]
-    pub(in crate::bench) v: u8,
+    pub(crate) v: u8,
 }
 
 /// A program, with the arguments that go before its flags.
 #[derive(Debug)]
-pub(in crate::bench) struct Program {
+pub(crate) struct Program {
     path: PathBuf,
     first: Option<&'static str>,
     flavour: Flavour,
 }
 
 impl Program {
-    pub(in crate::bench) fn new(path: &Path, flavour: Flavour) -> Result<Self> {
+    pub(crate) fn new(path: &Path, flavour: Flavour) -> Result<Self> {
         if !path.is_file() {
             bail!("{} is no file", path.display());
         }
@@ -70,7 +70,7 @@ impl Program {
     }
 
     /// The `koordlet` that was built along with this program, or the one inside it.
-    pub(in crate::bench) fn ours() -> Result<Self> {
+    pub(crate) fn ours() -> Result<Self> {
         let this = std::env::current_exe().context("this program's path")?;
         let beside = this.with_file_name("koordlet");
         if beside.is_file() {
@@ -83,20 +83,20 @@ impl Program {
         })
     }
 
-    pub(in crate::bench) fn flavour(&self) -> Flavour {
+    pub(crate) fn flavour(&self) -> Flavour {
         self.flavour
     }
 }
 
 /// What an agent says it does.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::bench) struct Active {
-    pub(in crate::bench) collectors: Vec<String>,
-    pub(in crate::bench) strategies: Vec<String>,
+pub(crate) struct Active {
+    pub(crate) collectors: Vec<String>,
+    pub(crate) strategies: Vec<String>,
 }
 
 /// A running agent; killed on drop.
-pub(in crate::bench) struct Agent {
+pub(crate) struct Agent {
     child: Child,
     flavour: Flavour,
     log: PathBuf,
@@ -115,7 +115,7 @@ impl Agent {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub(in crate::bench) fn start(
+    pub(crate) fn start(
         program: &Program,
         settings: &Settings,
         groups: &Groups,
@@ -152,11 +152,11 @@ impl Agent {
         })
     }
 
-    pub(in crate::bench) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub(in crate::bench) fn flavour(&self) -> Flavour {
+    pub(crate) fn flavour(&self) -> Flavour {
         self.flavour
     }
 
@@ -164,7 +164,7 @@ impl Agent {
     ///
     /// # Errors
     /// Tells the end of its log.
-    pub(in crate::bench) fn alive(&mut self) -> Result<()> {
+    pub(crate) fn alive(&mut self) -> Result<()> {
         let Some(status) = self.child.try_wait()? else {
             return Ok(());
         };
@@ -181,7 +181,7 @@ impl Agent {
     ///
     /// # Errors
     /// When it does not answer.
-    pub(in crate::bench) async fn active(&self) -> Result<Active> {
+    pub(crate) async fn active(&self) -> Result<Active> {
         match self.flavour {
             Flavour::Koord => ours(self.port).await,
             Flavour::Upstream => Ok(upstream(&std::fs::read_to_string(&self.log)?)),
@@ -189,7 +189,7 @@ impl Agent {
     }
 
     /// Asks it to end, and kills it when it does not.
-    pub(in crate::bench) async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         let pid = self.child.id().to_string();
         let _ = Command::new("kill").args(["-TERM", &pid]).status();
         let end = Instant::now() + GRACE;

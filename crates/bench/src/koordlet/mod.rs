@@ -13,10 +13,10 @@ pub(super) mod meter;
 pub(super) mod objects;
 pub(super) mod world;
 
-use crate::console;
 use agent::{Active, Agent, Flavour, Program, Settings};
 use anyhow::{Context as _, Result, bail};
 use fixture::Groups;
+use koord_app::console;
 use meter::{Counters, Machine};
 use serde::Serialize;
 use std::path::PathBuf;

@@ -9,8 +9,8 @@ mod report;
 
 use super::koordlet::fixture::{Groups, Shape};
 use super::service::Service;
-use crate::console;
 use anyhow::{Context as _, Result, bail};
+use koord_app::console;
 use koord_host::{Cgroup, CpuSet, Resource, sched};
 use koord_workload::sampler::{Sampler, Targets, Window};
 use koord_workload::scenario::{self, Scenario};

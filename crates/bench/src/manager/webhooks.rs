@@ -8,12 +8,12 @@
 use super::objects::{self, Cluster};
 use super::process::{Manager, Program};
 use super::{Args, Cost, Window};
-use crate::console;
 use anyhow::{Context as _, Result, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use hdrhistogram::Histogram;
+use koord_app::console;
 use koord_kube::Client;
 use koord_kube::client::Body;
 use koord_workload::load::{nanos, new_histogram, sleep_until};

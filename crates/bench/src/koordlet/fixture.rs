@@ -16,15 +16,15 @@ const MAX_SHARES: i64 = 262_144;
 
 /// The machine as far as the Node object tells.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::bench) struct Machine {
-    pub(in crate::bench) cpus: u64,
+pub(crate) struct Machine {
+    pub(crate) cpus: u64,
     /// Bytes.
-    pub(in crate::bench) memory: u64,
+    pub(crate) memory: u64,
 }
 
 impl Machine {
     /// The machine's size.
-    pub(in crate::bench) fn this() -> Self {
+    pub(crate) fn this() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let memory = std::fs::read_to_string("/proc/meminfo")
             .ok()
@@ -41,7 +41,7 @@ impl Machine {
 
 /// What kind of pod the one with some index is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::bench) enum Shape {
+pub(crate) enum Shape {
     /// Batch: best-effort for the kubelet.
     Batch,
     /// A service with limits.
@@ -51,7 +51,7 @@ pub(in crate::bench) enum Shape {
 }
 
 impl Shape {
-    pub(in crate::bench) fn of(index: u32) -> Self {
+    pub(crate) fn of(index: u32) -> Self {
         match index % 3 {
             0 => Self::Limited,
             1 => Self::Open,
@@ -59,11 +59,11 @@ impl Shape {
         }
     }
 
-    pub(in crate::bench) fn is_batch(self) -> bool {
+    pub(crate) fn is_batch(self) -> bool {
         self == Self::Batch
     }
 
-    pub(in crate::bench) fn kube_qos(self) -> &'static str {
+    pub(crate) fn kube_qos(self) -> &'static str {
         if self.is_batch() {
             "BestEffort"
         } else {
@@ -72,12 +72,12 @@ impl Shape {
     }
 
     /// The UID of a pod.
-    pub(in crate::bench) fn uid(index: u32) -> String {
+    pub(crate) fn uid(index: u32) -> String {
         format!("00000000-0000-4000-8000-{index:012}")
     }
 
     /// The id of a container, without its runtime.
-    pub(in crate::bench) fn container(index: u32, number: u32) -> String {
+    pub(crate) fn container(index: u32, number: u32) -> String {
         format!("{:064x}", (u64::from(index) << 16 | u64::from(number)) + 1)
     }
 
@@ -90,7 +90,7 @@ impl Shape {
 
 /// Groups below one of our own, and processes in them; removed on drop.
 #[derive(Debug)]
-pub(in crate::bench) struct Groups {
+pub(crate) struct Groups {
     root: Root,
     /// The directory for `--cgroup-root-dir`.
     cgroup_dir: PathBuf,
@@ -107,7 +107,7 @@ impl Groups {
     ///
     /// # Errors
     /// When a group or a link cannot be made.
-    pub(in crate::bench) fn new(fake: bool, psi: bool, directory: &Path) -> Result<Self> {
+    pub(crate) fn new(fake: bool, psi: bool, directory: &Path) -> Result<Self> {
         let real = Root::system()?;
         if !fake && features::probe(&real)?.writable {
             return Self::real(&real, directory, psi);
@@ -168,7 +168,7 @@ impl Groups {
     ///
     /// # Errors
     /// What the kernel answers.
-    pub(in crate::bench) fn make(&self, group: &str) -> Result<Cgroup> {
+    pub(crate) fn make(&self, group: &str) -> Result<Cgroup> {
         let group = self.root.cgroup(&CgroupPath::new(group)?);
         group.create(&Controller::ALL)?;
         Ok(group)
@@ -178,7 +178,7 @@ impl Groups {
     ///
     /// # Errors
     /// When it cannot be started or moved.
-    pub(in crate::bench) fn run(&mut self, group: &Cgroup, workload: &[&OsStr]) -> Result<()> {
+    pub(crate) fn run(&mut self, group: &Cgroup, workload: &[&OsStr]) -> Result<()> {
         if self.top.is_none() {
             return Ok(());
         }
@@ -199,7 +199,7 @@ impl Groups {
     ///
     /// # Errors
     /// When processes cannot be listed or ended, or do not end in time.
-    pub(in crate::bench) fn stop(&mut self, group: &Cgroup) -> Result<()> {
+    pub(crate) fn stop(&mut self, group: &Cgroup) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         loop {
             group.kill()?;
@@ -220,7 +220,7 @@ impl Groups {
     ///
     /// # Errors
     /// What the kernel answers.
-    pub(in crate::bench) fn outweigh_others(&self) -> Result<()> {
+    pub(crate) fn outweigh_others(&self) -> Result<()> {
         if let Some(top) = &self.top {
             Root::system()?.cgroup(top).set_cpu_shares(MAX_SHARES)?;
         }
@@ -228,12 +228,12 @@ impl Groups {
     }
 
     /// Whether the groups are the kernel's.
-    pub(in crate::bench) fn is_real(&self) -> bool {
+    pub(crate) fn is_real(&self) -> bool {
         self.top.is_some()
     }
 
     /// The directory that the agent is to take for the root of all groups.
-    pub(in crate::bench) fn cgroup_dir(&self) -> &Path {
+    pub(crate) fn cgroup_dir(&self) -> &Path {
         &self.cgroup_dir
     }
 
