@@ -4,7 +4,8 @@ use crate::common::args;
 use crate::common::resources::is_scalar;
 use koord_model::resources::{ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,
+    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScoreResult, Signable, Signature,
+    State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -77,7 +78,7 @@ impl Plugin for BalancedAllocation {
         signature.amounts(&pod.requests);
         Signable::Yes
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let scored: Vec<(ResourceId, i64)> = self
             .resources
             .iter()
@@ -86,9 +87,9 @@ impl Plugin for BalancedAllocation {
             .filter(|(id, adds)| *adds > 0 || !is_scalar(*id))
             .collect();
         if scored.iter().all(|(_, adds)| *adds == 0) {
-            return PreScore::Skip;
+            return PreScoreResult::Skip;
         }
-        PreScore::Ready(State::of(Scored(scored)))
+        PreScoreResult::Ready(State::of(Scored(scored)))
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let nodes = cycle.view.nodes;

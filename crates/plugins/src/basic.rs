@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{Taint, WorkloadReference};
 use koord_model::nodes::tolerates;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BindPlan, Binding, Cycle, Helps, Holders, Interest, Plugin, Points, PreFilter,
+    Action, BindPlan, Binding, Cycle, Helps, Holders, Interest, Plugin, Points, PreFilterResult,
     QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -75,13 +75,13 @@ impl Plugin for DynamicResources {
         signature.number(i64::from(has_claims(pod)));
         Signable::Yes
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if has_claims(cycle.pod) {
-            return PreFilter::Reject(Rejection::unresolvable(
+            return PreFilterResult::Reject(Rejection::unresolvable(
                 "the pod has resource claims, which this scheduler does not allocate",
             ));
         }
-        PreFilter::Skip
+        PreFilterResult::Skip
     }
 }
 
@@ -125,9 +125,9 @@ impl Plugin for GangScheduling {
         signature.number(i64::from(workload_of(pod).is_some()));
         Signable::Yes
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let Some(workload) = workload_of(cycle.pod) else {
-            return PreFilter::Skip;
+            return PreFilterResult::Skip;
         };
         let named = match workload.name.as_str() {
             "" => format!("spec.schedulingGroup names {:?}", workload.pod_group),
@@ -136,7 +136,7 @@ impl Plugin for GangScheduling {
                 workload.pod_group
             ),
         };
-        PreFilter::Reject(Rejection::unresolvable(format!(
+        PreFilterResult::Reject(Rejection::unresolvable(format!(
             "{named}: this scheduler does not place pod groups of the Workload API"
         )))
     }
@@ -176,10 +176,10 @@ impl Plugin for NodeName {
         signature.text(pod.node.as_deref().unwrap_or_default());
         Signable::Yes
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match cycle.pod.node {
-            None => PreFilter::Skip,
-            Some(_) => PreFilter::Ready {
+            None => PreFilterResult::Skip,
+            Some(_) => PreFilterResult::Ready {
                 state: State::default(),
                 nodes: None,
             },
@@ -248,11 +248,11 @@ impl Plugin for NodeUnschedulable {
         signature.number(i64::from(Self::tolerated(pod)));
         Signable::Yes
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if Self::tolerated(cycle.pod) {
-            return PreFilter::Skip;
+            return PreFilterResult::Skip;
         }
-        PreFilter::Ready {
+        PreFilterResult::Ready {
             state: State::default(),
             nodes: None,
         }

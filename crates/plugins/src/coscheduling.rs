@@ -22,11 +22,11 @@ use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, Settled, spec};
 use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
-    Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects,
-    Grouping, Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered, Normalize,
-    NotShown, ObjectChange, Offer, PerProfile, Permit, Planning, Plugin, PodPatch, Points,
-    PreFilter, PreScore, Problem, QueueHints, Readings, Reason, Rejection, ReportedProblems, State,
-    Subject, Verdict, View, Volatile,
+    Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Grouping,
+    Helps, Holders, IndexKind, Insight, Interest, Metered, Normalize, NotShown, ObjectChange,
+    Offer, PerProfile, Permit, PermitResult, Planning, Plugin, PodPatch, Points, PostFilter,
+    PreFilterResult, PreScoreResult, Problem, QueueHints, Readings, Reason, Rejection,
+    ReportedProblems, State, Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -170,20 +170,20 @@ impl Coscheduling {
     }
 
     /// What is left to a member that is placed alone: where its mates are, if they have to be together.
-    fn joining(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn joining(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let topology = self.topology.as_ref().zip(self.settled(cycle.pod));
         match topology.and_then(|(topology, settled)| topology.home_nodes(&settled)) {
-            Some(nodes) => PreFilter::Ready {
+            Some(nodes) => PreFilterResult::Ready {
                 state: State::default(),
                 nodes: Some(nodes),
             },
-            None => PreFilter::Skip,
+            None => PreFilterResult::Skip,
         }
     }
 
     /// What is left to a member whose gang asks for a network topology.
-    fn gathered(&self, cycle: &Cycle<'_>) -> PreFilter {
-        let reject = |text: String| PreFilter::Reject(Rejection::unresolvable(text));
+    fn gathered(&self, cycle: &Cycle<'_>) -> PreFilterResult {
+        let reject = |text: String| PreFilterResult::Reject(Rejection::unresolvable(text));
         let tree = self.topology.as_ref().and_then(Topology::tree);
         if tree.is_none() {
             return reject(Blocked::NoTopology.to_string());
@@ -198,12 +198,12 @@ impl Coscheduling {
             // not strict tries the others even when it got none.
             return match gathering.is_some_and(|g| g.trying) {
                 true => reject("no planned pods".to_owned()),
-                false => PreFilter::Skip,
+                false => PreFilterResult::Skip,
             };
         };
         let node = plan.nodes.get(&cycle.pod.uid);
         match node.and_then(|node| cycle.view.nodes.find(node)) {
-            Some(node) => PreFilter::Ready {
+            Some(node) => PreFilterResult::Ready {
                 state: State::default(),
                 nodes: Some(vec![node]),
             },
@@ -288,7 +288,7 @@ impl Plugin for Coscheduling {
     fn binding(&self) -> Option<&dyn Binding> {
         Some(self)
     }
-    fn consent(&mut self) -> Option<&mut dyn Consent> {
+    fn permit(&mut self) -> Option<&mut dyn Permit> {
         Some(self)
     }
     fn grouping(&mut self) -> Option<&mut dyn Grouping> {
@@ -318,27 +318,27 @@ impl Plugin for Coscheduling {
         let admitted = self.gangs.admit(&pod.uid);
         admitted.map_err(|blocked| Rejection::unresolvable(blocked.to_string()))
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match self.gangs.check(&cycle.pod.uid) {
             Ok(()) => self.joining(cycle),
             Err(Blocked::NoTopology) => self.gathered(cycle),
-            Err(blocked) => PreFilter::Reject(Rejection::unresolvable(blocked.to_string())),
+            Err(blocked) => PreFilterResult::Reject(Rejection::unresolvable(blocked.to_string())),
         }
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let pod = cycle.pod;
         let planned = |plan: &Plan| plan.nodes.contains_key(&pod.uid);
         let topology = self.topology.as_ref();
         let topology = topology.filter(|_| !self.plan.as_ref().is_some_and(planned));
         match topology.and_then(|topology| topology.drawn(pod, self.settled(pod))) {
-            Some(drawn) => PreScore::Ready(State::of(drawn)),
-            None => PreScore::Skip,
+            Some(drawn) => PreScoreResult::Ready(State::of(drawn)),
+            None => PreScoreResult::Skip,
         }
     }
     fn normalization(&self) -> Normalize {
         Normalize::MaxReversed
     }
-    fn last_resort(&self) -> Option<&dyn LastResort> {
+    fn post_filter(&self) -> Option<&dyn PostFilter> {
         self.preempts().then_some(self)
     }
     fn indexes(&self) -> Vec<IndexKind> {
@@ -422,20 +422,22 @@ impl Grouping for Coscheduling {
     }
 }
 
-impl Consent for Coscheduling {
-    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
+impl Permit for Coscheduling {
+    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> PermitResult {
         let uid = &cycle.pod.uid;
         if !self.gangs.knows(uid) {
-            return Permit::Allow;
+            return PermitResult::Allow;
         }
         let mut moves = Moves::default();
         let permission = self.gangs.permit(uid, &mut moves);
         self.follow(Some(metrics::PLACED), cycle.view.now);
         carry_out(moves, fx);
         match permission {
-            Permission::Go => Permit::Allow,
-            Permission::Wait(longest) => Permit::Wait(longest),
-            Permission::NotFound => Permit::Reject(Rejection::unschedulable("Gang not found")),
+            Permission::Go => PermitResult::Allow,
+            Permission::Wait(longest) => PermitResult::Wait(longest),
+            Permission::NotFound => {
+                PermitResult::Reject(Rejection::unschedulable("Gang not found"))
+            }
         }
     }
 }

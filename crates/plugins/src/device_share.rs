@@ -30,8 +30,8 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
     Effects, Helps, Holders, IndexKind, Insight, Interest, Lacks, Metered, Normalize, NotShown,
-    ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, QueueHints,
-    Readings, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilterResult, PreScoreResult, Problem,
+    QueueHints, Readings, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -284,11 +284,11 @@ impl Plugin for DeviceShare {
         vec![restricted::index()]
     }
 
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match self.incoming(cycle) {
-            Ok(Some(pod)) => PreFilter::ready(pod),
-            Ok(None) => PreFilter::Skip,
-            Err(rejection) => PreFilter::Reject(rejection),
+            Ok(Some(pod)) => PreFilterResult::ready(pod),
+            Ok(None) => PreFilterResult::Skip,
+            Err(rejection) => PreFilterResult::Reject(rejection),
         }
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
@@ -321,10 +321,10 @@ impl Plugin for DeviceShare {
         let placed = self.place(cycle, pod, node, How::default());
         placed.map(|_| ()).map_err(|No(rejection)| rejection)
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         match self.incoming(cycle) {
-            Ok(Some(pod)) => PreScore::Ready(State::of(pod)),
-            _ => PreScore::Skip,
+            Ok(Some(pod)) => PreScoreResult::Ready(State::of(pod)),
+            _ => PreScoreResult::Skip,
         }
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {

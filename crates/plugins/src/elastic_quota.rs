@@ -28,9 +28,9 @@ use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
     Action, Admission, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
-    IndexKind, Insight, Interest, LastResort, Metered, NotShown, ObjectChange, PerProfile, Plugin,
-    Points, Pool, PostFilter, PreFilter, Preemption, QueueHints, Readings, Signable, Signature,
-    State, Subject, Verdict, View,
+    IndexKind, Insight, Interest, Metered, NotShown, ObjectChange, PerProfile, Plugin, Points,
+    Pool, PostFilter, PostFilterResult, PreFilterResult, Preemption, QueueHints, Readings,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -329,7 +329,7 @@ impl Plugin for ElasticQuotas {
     fn insight(&self) -> Option<&dyn Insight> {
         Some(self)
     }
-    fn last_resort(&self) -> Option<&dyn LastResort> {
+    fn post_filter(&self) -> Option<&dyn PostFilter> {
         Some(self)
     }
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
@@ -350,18 +350,18 @@ impl Plugin for ElasticQuotas {
         self.budgets.index().into_iter().collect()
     }
 
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let Some(quota) = self.quota_of(cycle.pod) else {
-            return PreFilter::Skip;
+            return PreFilterResult::Skip;
         };
         let overlay = cycle.overlay;
         let shift = Shift::of(&quota, overlay.removed, overlay.added, &self.ledger);
         match self.admit(cycle.pod, &quota, &shift, cycle.view.resources) {
-            Ok(()) => PreFilter::Ready {
+            Ok(()) => PreFilterResult::Ready {
                 state: State::default(),
                 nodes: None,
             },
-            Err(rejection) => PreFilter::Reject(rejection),
+            Err(rejection) => PreFilterResult::Reject(rejection),
         }
     }
 }
@@ -390,14 +390,18 @@ impl QueueHints for ElasticQuotas {
     }
 }
 
-impl LastResort for ElasticQuotas {
-    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
+impl PostFilter for ElasticQuotas {
+    fn post_filter<'a>(
+        &'a self,
+        cycle: &Cycle<'a>,
+        _diagnosis: &Diagnosis,
+    ) -> PostFilterResult<'a> {
         let quota = self.quota_of(cycle.pod);
         let (same, own) = (quota.clone(), quota.clone());
         let spare_default = self.manners.of(cycle.pod).spare_default;
         let pool = self.pool(quota.clone(), spare_default);
         let (pod, view, table) = (cycle.pod, cycle.view, cycle.view.resources);
-        PostFilter::Preempt(Preemption {
+        PostFilterResult::Preempt(Preemption {
             prefix: "preemption: ",
             min_candidate_percentage: 100,
             min_candidate_absolute: 0,

@@ -9,8 +9,8 @@ use koord_api::priority::class_of;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Holders, Insight, Interest,
-    Lacks, Plugin, Points, PreFilter, PreScore, QueueHints, Reason, Reasons, Rejection, Signable,
-    Signature, State, Subject, Verdict, View,
+    Lacks, Plugin, Points, PreFilterResult, PreScoreResult, QueueHints, Reason, Reasons, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo, ResourceColumn};
 use serde_json::Value;
@@ -153,8 +153,8 @@ impl Plugin for Fit {
         signature.number(pod.scoring[1]);
         Signable::Yes
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
-        PreFilter::ready(self.needs(cycle.pod, cycle.view.resources))
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
+        PreFilterResult::ready(self.needs(cycle.pod, cycle.view.resources))
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let nodes = cycle.view.nodes;
@@ -219,7 +219,7 @@ impl Plugin for Fit {
             }
         }
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let pod = cycle.pod;
         let scored = self
             .args
@@ -235,7 +235,7 @@ impl Plugin for Fit {
                 };
                 (adds > 0 || !is_scalar(id)).then_some((id, spec.weight, adds))
             });
-        PreScore::Ready(State::of(Scored(scored.collect())))
+        PreScoreResult::Ready(State::of(Scored(scored.collect())))
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let nodes = cycle.view.nodes;

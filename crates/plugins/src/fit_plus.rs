@@ -3,7 +3,8 @@
 use crate::common::args::{decode, invalid};
 use koord_model::resources::{CPU, MEMORY, PODS, ResourceId, ResourceTable, percent};
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,
+    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScoreResult, Signable, Signature,
+    State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -97,7 +98,7 @@ impl Plugin for FitPlus {
         signature.number(pod.scoring[1]);
         Signable::Yes
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let pod = cycle.pod;
         let scored = self.args.resources.iter().filter_map(|(name, preference)| {
             let id = cycle.view.resources.get(name)?;
@@ -109,7 +110,7 @@ impl Plugin for FitPlus {
             let asked = pod.requests.get(id) > 0 && id != PODS;
             asked.then_some((id, *preference, adds))
         });
-        PreScore::Ready(State::of(Scored(scored.collect())))
+        PreScoreResult::Ready(State::of(Scored(scored.collect())))
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let Some(Scored(scored)) = state.get::<Scored>() else {

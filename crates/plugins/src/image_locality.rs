@@ -7,7 +7,7 @@
 use koord_model::resources;
 use koord_scheduler::framework::{
     Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, Normalize, Plugin, Points,
-    PreScore, State, View, Volatile,
+    PreScoreResult, State, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -130,16 +130,16 @@ impl Plugin for ImageLocality {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         if self.images.is_empty() {
-            return PreScore::Skip;
+            return PreScoreResult::Skip;
         }
         let (known, containers) = self.known(cycle);
         let most = known.iter().map(|(_, worth)| worth).sum();
         if points(most, containers) == 0 {
-            return PreScore::Skip;
+            return PreScoreResult::Skip;
         }
-        PreScore::Ready(State::default())
+        PreScoreResult::Ready(State::default())
     }
     fn normalization(&self) -> Normalize {
         Normalize::None

@@ -14,8 +14,8 @@ use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps,
-    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, QueueHints,
-    Rejection, ShapeId, State, Subject, Verdict, View, Volatile,
+    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilterResult, PreScoreResult,
+    QueueHints, Rejection, ShapeId, State, Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -284,7 +284,7 @@ impl Plugin for InterPodAffinity {
         )]
     }
 
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         #[cfg(test)]
         {
@@ -299,7 +299,7 @@ impl Plugin for InterPodAffinity {
         };
         if let Some(said) = Said::of(cycle.pod) {
             let Some(own) = self.own(cycle) else {
-                return PreFilter::Reject(Rejection::error(UNPREPARED));
+                return PreFilterResult::Reject(Rejection::error(UNPREPARED));
             };
             asked.affinity.clone_from(&own.affinity);
             asked.anti_affinity.clone_from(&own.anti_affinity);
@@ -309,9 +309,9 @@ impl Plugin for InterPodAffinity {
         }
         if asked.existing.is_empty() && asked.affinity.is_empty() && asked.anti_affinity.is_empty()
         {
-            return PreFilter::Skip;
+            return PreFilterResult::Skip;
         }
-        PreFilter::ready(asked)
+        PreFilterResult::ready(asked)
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(asked) = state.get::<Asked>() else {
@@ -356,13 +356,13 @@ impl Plugin for InterPodAffinity {
         Ok(())
     }
 
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let own = [(false, 1), (true, -1)];
         let constrained = own
             .iter()
             .any(|(anti, _)| !terms::preferred(cycle.pod, *anti).is_empty());
         if self.args.ignore_preferred_terms_of_existing_pods && !constrained {
-            return PreScore::Skip;
+            return PreScoreResult::Skip;
         }
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let mut preferred = Preferred {
@@ -373,9 +373,9 @@ impl Plugin for InterPodAffinity {
             preferred.wanted.clone_from(&own.preferred);
         }
         if preferred.drawn.is_empty() && preferred.wanted.is_empty() {
-            return PreScore::Skip;
+            return PreScoreResult::Skip;
         }
-        PreScore::Ready(State::of(preferred))
+        PreScoreResult::Ready(State::of(preferred))
     }
     fn normalization(&self) -> Normalize {
         Normalize::Custom

@@ -20,8 +20,8 @@ use koord_model::estimate;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Insight, Interest, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore, Problem,
-    QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Insight, Interest, NotShown, ObjectChange, Plugin, Points, PreFilterResult, PreScoreResult,
+    Problem, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -396,11 +396,11 @@ impl Plugin for LoadAware {
         ]
     }
 
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if cycle.pod.daemon {
-            return PreFilter::Skip;
+            return PreFilterResult::Skip;
         }
-        PreFilter::ready(self.incoming(cycle.pod, cycle.view))
+        PreFilterResult::ready(self.incoming(cycle.pod, cycle.view))
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
@@ -427,8 +427,8 @@ impl Plugin for LoadAware {
         }
     }
 
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
-        PreScore::Ready(State::of(self.incoming(cycle.pod, cycle.view)))
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
+        PreScoreResult::Ready(State::of(self.incoming(cycle.pod, cycle.view)))
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let (incoming, load) = (state.get::<Incoming>(), self.loads.get(node.row()));

@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorTerm};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Interest, Normalize, Plugin, Points, PreFilter, PreScore, QueueHints, Rejection, Signable,
-    Signature, State, Subject, Verdict, View,
+    Interest, Normalize, Plugin, Points, PreFilterResult, PreScoreResult, QueueHints, Rejection,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -118,14 +118,14 @@ impl Plugin for NodeAffinity {
         let terms = wanted.required.as_ref()?;
         self.hosts.of_terms(terms, cycle.view.nodes)
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let wanted = Wanted::of(cycle.pod);
         if wanted.is_empty() && self.added_terms().is_none() {
-            return PreFilter::Skip;
+            return PreFilterResult::Skip;
         }
         let nodes = match wanted.names() {
             Some(names) if names.is_empty() => {
-                return PreFilter::Reject(Rejection::unresolvable(CONFLICT));
+                return PreFilterResult::Reject(Rejection::unresolvable(CONFLICT));
             }
             Some(names) => {
                 let found = names.iter().filter_map(|name| cycle.view.nodes.find(name));
@@ -133,7 +133,7 @@ impl Plugin for NodeAffinity {
             }
             None => None,
         };
-        PreFilter::Ready {
+        PreFilterResult::Ready {
             state: State::of(wanted),
             nodes,
         }
@@ -156,12 +156,12 @@ impl Plugin for NodeAffinity {
         }
         Ok(())
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let preferences = self.preferences(cycle.pod);
         if preferences.is_empty() {
-            return PreScore::Skip;
+            return PreScoreResult::Skip;
         }
-        PreScore::Ready(State::of(preferences))
+        PreScoreResult::Ready(State::of(preferences))
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let Some(info) = cycle.view.nodes.info(node) else {

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::ContainerPort;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Interest, Plugin, Points, PreFilter, QueueHints, Rejection, Signable, Signature, State,
+    Interest, Plugin, Points, PreFilterResult, QueueHints, Rejection, Signable, Signature, State,
     Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -115,12 +115,12 @@ impl Plugin for NodePorts {
         Signable::Yes
     }
 
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let wanted: Vec<HostPort> = ports(cycle.pod).collect();
         if wanted.is_empty() {
-            return PreFilter::Skip;
+            return PreFilterResult::Skip;
         }
-        PreFilter::ready(wanted)
+        PreFilterResult::ready(wanted)
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(wanted) = state.get::<Vec<HostPort>>() else {

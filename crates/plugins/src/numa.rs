@@ -32,8 +32,8 @@ use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
     Effects, Helps, Holders, IndexKind, Insight, Interest, Lacks, NotShown, ObjectChange,
-    PerProfile, Plugin, PodPatch, Points, PreFilter, PreScore, Problem, QueueHints, Rejection,
-    ReportedProblems, Signable, Signature, State, Subject, Verdict, View,
+    PerProfile, Plugin, PodPatch, Points, PreFilterResult, PreScoreResult, Problem, QueueHints,
+    Rejection, ReportedProblems, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 use node::{NodeSide, Report, milli};
@@ -230,11 +230,11 @@ impl Plugin for Numa {
         vec![restricted::index()]
     }
 
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match self.incoming(cycle.pod, cycle.view) {
-            Ok(Some(incoming)) => PreFilter::ready(incoming),
-            Ok(None) => PreFilter::Skip,
-            Err(message) => PreFilter::Reject(Rejection::unresolvable(message)),
+            Ok(Some(incoming)) => PreFilterResult::ready(incoming),
+            Ok(None) => PreFilterResult::Skip,
+            Err(message) => PreFilterResult::Reject(Rejection::unresolvable(message)),
         }
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
@@ -292,10 +292,10 @@ impl Plugin for Numa {
             }
         }
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         match self.incoming(cycle.pod, cycle.view) {
-            Ok(Some(incoming)) => PreScore::Ready(State::of(incoming)),
-            _ => PreScore::Skip,
+            Ok(Some(incoming)) => PreScoreResult::Ready(State::of(incoming)),
+            _ => PreScoreResult::Skip,
         }
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {

@@ -6,8 +6,8 @@ use crate::common::args::invalid;
 use crate::common::budgets::{self, is_spared};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Diagnosis, Holders, IndexKind, Interest, LastResort,
-    Plugin, Points, PostFilter, Preemption, QueueHints, RulesVersion, Subject, View,
+    Action, BuildContext, BuildError, Cycle, Diagnosis, Holders, IndexKind, Interest, Plugin,
+    Points, PostFilter, PostFilterResult, Preemption, QueueHints, RulesVersion, Subject, View,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -85,7 +85,7 @@ impl Plugin for DefaultPreemption {
     fn queue_hints(&self) -> Option<&dyn QueueHints> {
         Some(self)
     }
-    fn last_resort(&self) -> Option<&dyn LastResort> {
+    fn post_filter(&self) -> Option<&dyn PostFilter> {
         Some(self)
     }
     fn holders(&self) -> Holders {
@@ -108,10 +108,14 @@ impl QueueHints for DefaultPreemption {
     }
 }
 
-impl LastResort for DefaultPreemption {
-    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
+impl PostFilter for DefaultPreemption {
+    fn post_filter<'a>(
+        &'a self,
+        cycle: &Cycle<'a>,
+        _diagnosis: &Diagnosis,
+    ) -> PostFilterResult<'a> {
         let view = cycle.view;
-        PostFilter::Preempt(Preemption {
+        PostFilterResult::Preempt(Preemption {
             prefix: "preemption: ",
             min_candidate_percentage: self.args.min_candidate_nodes_percentage,
             min_candidate_absolute: self.args.min_candidate_nodes_absolute,

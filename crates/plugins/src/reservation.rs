@@ -34,10 +34,11 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Diagnosis, Effects, Helps, Holders, IndexKind, Insight, Interest, LastResort, Metered,
-    Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter, PreFilter,
-    PreScore, Preemption, Protection, QueueHints, Readings, Rejection, Release, Remark,
-    RulesVersion, Signable, Signature, State, Subject, Verb, Verdict, View, Words, Write,
+    Diagnosis, Effects, Helps, Holders, IndexKind, Insight, Interest, Metered, Normalize, NotShown,
+    ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter, PostFilterResult,
+    PreFilterResult, PreScoreResult, Preemption, Protection, QueueHints, Readings, Rejection,
+    Release, Remark, RulesVersion, Signable, Signature, State, Subject, Verb, Verdict, View, Words,
+    Write,
 };
 use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
 use serde_json::{Value, json};
@@ -267,7 +268,7 @@ impl Plugin for Reservations {
     fn binding(&self) -> Option<&dyn Binding> {
         Some(self)
     }
-    fn last_resort(&self) -> Option<&dyn LastResort> {
+    fn post_filter(&self) -> Option<&dyn PostFilter> {
         Some(self)
     }
     fn holders(&self) -> Holders {
@@ -327,17 +328,17 @@ impl Plugin for Reservations {
         watches
     }
 
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let side = match self.side(cycle) {
             Ok(side) => side,
-            Err(rejection) => return PreFilter::Reject(rejection),
+            Err(rejection) => return PreFilterResult::Reject(rejection),
         };
         let mut nodes = None;
         if let Incoming::Pod(side) = &side
             && let Some(affinity) = &side.affinity
         {
             if !side.ignores && !self.any_match(cycle, side) {
-                return PreFilter::Reject(Rejection::unresolvable(NO_MATCH));
+                return PreFilterResult::Reject(Rejection::unresolvable(NO_MATCH));
             }
             if affinity.name.is_some() && !side.ignores {
                 nodes = Some(self.table.named_row(affinity).into_iter().collect());
@@ -346,7 +347,7 @@ impl Plugin for Reservations {
         if let Incoming::Reserve { ahead, .. } = &side {
             nodes = ahead.as_ref().and_then(Ahead::only);
         }
-        PreFilter::Ready {
+        PreFilterResult::Ready {
             state: State::of(side),
             nodes,
         }
@@ -380,13 +381,15 @@ impl Plugin for Reservations {
         }
     }
 
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         match self.side(cycle) {
             Ok(Incoming::Pod(side)) if !side.is_plain() && !side.ignores => {
-                PreScore::Ready(State::of(Incoming::Pod(side)))
+                PreScoreResult::Ready(State::of(Incoming::Pod(side)))
             }
-            Ok(side @ Incoming::Reserve { ahead: Some(_), .. }) => PreScore::Ready(State::of(side)),
-            _ => PreScore::Skip,
+            Ok(side @ Incoming::Reserve { ahead: Some(_), .. }) => {
+                PreScoreResult::Ready(State::of(side))
+            }
+            _ => PreScoreResult::Skip,
         }
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
@@ -489,15 +492,19 @@ impl QueueHints for Reservations {
     }
 }
 
-impl LastResort for Reservations {
-    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
+impl PostFilter for Reservations {
+    fn post_filter<'a>(
+        &'a self,
+        cycle: &Cycle<'a>,
+        _diagnosis: &Diagnosis,
+    ) -> PostFilterResult<'a> {
         let besides = self.counts(cycle);
         let args = self.args.of(cycle.pod);
         if !args.enable_preemption {
-            return PostFilter::Unhelpful(besides);
+            return PostFilterResult::Unhelpful(besides);
         }
         let view = cycle.view;
-        PostFilter::Preempt(Preemption {
+        PostFilterResult::Preempt(Preemption {
             prefix: "preemption: ",
             min_candidate_percentage: args.min_candidate_nodes_percentage.into(),
             min_candidate_absolute: args.min_candidate_nodes_absolute.into(),

@@ -3,7 +3,8 @@
 use crate::common::args::decode;
 use koord_model::resources::{PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, Signable, Signature, State,
+    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScoreResult, Signable, Signature,
+    State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -56,11 +57,11 @@ impl Plugin for Scarce {
         signature.number(-1);
         Signable::Yes
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let known = self.args.resources.iter();
         let known = known.filter_map(|name| cycle.view.resources.get(name));
         let unwanted = known.filter(|id| cycle.pod.requests.get(*id) == 0);
-        PreScore::Ready(State::of(Unwanted(unwanted.collect())))
+        PreScoreResult::Ready(State::of(Unwanted(unwanted.collect())))
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let (Some(Unwanted(unwanted)), Some(info)) =

@@ -6,7 +6,7 @@ use koord_api::extension::SchedulingHint as Hint;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Plugin,
-    Points, PreFilter, QueueHints, Rejection, Signable, Signature, State, Subject, View,
+    Points, PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -96,18 +96,18 @@ impl Plugin for SchedulingHint {
         }
         Signable::Yes
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match hint(cycle.pod) {
             Ok(Some(hint)) if !hint.node_names.is_empty() => {
                 let names = hint.node_names.iter();
                 let nodes = names.filter_map(|name| cycle.view.nodes.find(name));
-                PreFilter::Ready {
+                PreFilterResult::Ready {
                     state: State::default(),
                     nodes: Some(nodes.collect()),
                 }
             }
-            Ok(_) => PreFilter::Skip,
-            Err(message) => PreFilter::Reject(Rejection::unresolvable(message.to_owned())),
+            Ok(_) => PreFilterResult::Skip,
+            Err(message) => PreFilterResult::Reject(Rejection::unresolvable(message.to_owned())),
         }
     }
     fn prefer(&self, cycle: &Cycle<'_>) -> Vec<NodeIndex> {

@@ -6,8 +6,8 @@ use koord_model::nodes::{NO_EXECUTE, NO_SCHEDULE, PREFER_NO_SCHEDULE, tolerates_
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Normalize,
-    Plugin, Points, PreScore, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict,
-    View,
+    Plugin, Points, PreScoreResult, QueueHints, Rejection, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -76,7 +76,7 @@ impl Plugin for TaintToleration {
             Some(_) => Err(Rejection::unresolvable("node(s) had untolerated taint(s)")),
         }
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let relevant = |toleration: &&Toleration| {
             matches!(
                 toleration.effect.as_deref(),
@@ -84,7 +84,7 @@ impl Plugin for TaintToleration {
             )
         };
         let kept: Vec<Toleration> = of(cycle.pod).iter().filter(relevant).cloned().collect();
-        PreScore::Ready(State::of(kept))
+        PreScoreResult::Ready(State::of(kept))
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let taints = taints_of(cycle, node);

@@ -23,8 +23,9 @@ use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilter, PreScore,
-    QueueHints, Rejection, ReportedProblems, Signable, Signature, State, Subject, Verdict, View,
+    Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilterResult,
+    PreScoreResult, QueueHints, Rejection, ReportedProblems, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use pod::Print;
@@ -222,10 +223,10 @@ impl Plugin for TopologyMatch {
         vec![topologies::watch()]
     }
 
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match pod::ask(cycle.pod, cycle.view.resources) {
-            Some(ask) => PreFilter::ready(ask.clone()),
-            None => PreFilter::Skip,
+            Some(ask) => PreFilterResult::ready(ask.clone()),
+            None => PreFilterResult::Skip,
         }
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
@@ -234,11 +235,11 @@ impl Plugin for TopologyMatch {
         };
         Ok(self.judge(cycle, ask, node)?)
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         // To a pod that is given nothing of its own all nodes are alike.
         match pod::ask(cycle.pod, cycle.view.resources) {
-            Some(ask) if ask.guaranteed => PreScore::Ready(State::of(ask.clone())),
-            _ => PreScore::Skip,
+            Some(ask) if ask.guaranteed => PreScoreResult::Ready(State::of(ask.clone())),
+            _ => PreScoreResult::Skip,
         }
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {

@@ -15,8 +15,8 @@ use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps,
-    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreScore, QueueHints,
-    Rejection, Signature, State, Subject, Surroundings, Verdict, View, Volatile,
+    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilterResult, PreScoreResult,
+    QueueHints, Rejection, Signature, State, Subject, Surroundings, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
@@ -282,13 +282,13 @@ impl Plugin for TopologySpread {
         Owners::watches()
     }
 
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         #[cfg(test)]
         assert!(self.census.balances(cycle.view.nodes, true, &no_labels));
         match self.asked(cycle) {
-            Some(asked) if asked.hard.is_empty() => PreFilter::Skip,
-            Some(asked) => PreFilter::ready(Hard(asked.hard.clone())),
-            None => PreFilter::Reject(Rejection::error(UNPREPARED)),
+            Some(asked) if asked.hard.is_empty() => PreFilterResult::Skip,
+            Some(asked) => PreFilterResult::ready(Hard(asked.hard.clone())),
+            None => PreFilterResult::Reject(Rejection::error(UNPREPARED)),
         }
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
@@ -328,13 +328,13 @@ impl Plugin for TopologySpread {
         Ok(())
     }
 
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let asked = self.asked(cycle).filter(|asked| !asked.soft.is_empty());
         let Some(constraints) = asked.map(|asked| asked.soft.clone()) else {
-            return PreScore::Skip;
+            return PreScoreResult::Skip;
         };
         let all_labels = !self.system || !listed(cycle.pod).is_empty();
-        PreScore::Ready(State::of(Soft {
+        PreScoreResult::Ready(State::of(Soft {
             constraints,
             all_labels,
         }))

@@ -182,7 +182,7 @@ fn a_named_node_is_the_only_one() {
         let cycle = Cycle::new(&info, engine.cluster().view(now()));
         assert!(matches!(
             NodeName.pre_filter(&cycle),
-            PreFilter::Ready { nodes: None, .. }
+            PreFilterResult::Ready { nodes: None, .. }
         ));
         for (node, expected) in [("open", open), ("cordoned", cordoned)] {
             let row = engine.cluster().nodes().find(node).unwrap();

@@ -4,7 +4,7 @@ use super::Coscheduling;
 use crate::common::budgets::{self, is_non_preemptible, is_spared};
 use koord_model::gang::Job;
 use koord_scheduler::framework::{
-    Cycle, Diagnosis, GroupPreemption, LastResort, PostFilter, Preemption, RulesVersion, View,
+    Cycle, Diagnosis, GroupPreemption, PostFilter, PostFilterResult, Preemption, RulesVersion, View,
 };
 use koord_scheduler::state::PodInfo;
 use std::sync::Arc;
@@ -53,23 +53,27 @@ impl Coscheduling {
     }
 }
 
-impl LastResort for Coscheduling {
-    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, _diagnosis: &Diagnosis) -> PostFilter<'a> {
+impl PostFilter for Coscheduling {
+    fn post_filter<'a>(
+        &'a self,
+        cycle: &Cycle<'a>,
+        _diagnosis: &Diagnosis,
+    ) -> PostFilterResult<'a> {
         let uid = &cycle.pod.uid;
         if !self.settings.of(cycle.pod).preempts {
-            return PostFilter::Unhelpful(String::new());
+            return PostFilterResult::Unhelpful(String::new());
         }
         if self.gangs.goes_alone(uid) {
-            return PostFilter::Preempt(self.rules(cycle.view, None));
+            return PostFilterResult::Preempt(self.rules(cycle.view, None));
         }
         let Some(job) = self.gangs.job(uid) else {
-            return PostFilter::Unhelpful(String::new());
+            return PostFilterResult::Unhelpful(String::new());
         };
         if let Some(told) = self.decided(&job) {
-            return PostFilter::Decided(told.to_owned());
+            return PostFilterResult::Decided(told.to_owned());
         }
         let group = job.group.clone();
-        PostFilter::PreemptForGroup(Box::new(GroupPreemption {
+        PostFilterResult::PreemptForGroup(Box::new(GroupPreemption {
             rules: self.rules(cycle.view, Some(job.group)),
             pending: job.pending,
             held: job.held,

@@ -22,10 +22,10 @@ use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Cycle, Effects, Helps,
-    IndexKind, Interest, Metered, ObjectChange, PerProfile, Permit, Plugin, Points, PreFilter,
-    PreScore, QueueHints, Readings, Reason, Rejection, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind,
+    Interest, Metered, ObjectChange, PerProfile, Permit, PermitResult, Plugin, Points,
+    PreFilterResult, PreScoreResult, QueueHints, Readings, Reason, Rejection, Signable, Signature,
+    State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -309,7 +309,7 @@ impl Plugin for VolumeBinding {
     fn metered(&mut self) -> Option<&mut dyn Metered> {
         Some(self)
     }
-    fn consent(&mut self) -> Option<&mut dyn Consent> {
+    fn permit(&mut self) -> Option<&mut dyn Permit> {
         Some(self)
     }
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
@@ -341,13 +341,13 @@ impl Plugin for VolumeBinding {
         indexes()
     }
 
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if !uses_claims(cycle.pod) {
-            return PreFilter::Skip;
+            return PreFilterResult::Skip;
         }
         match self.wanted(storage(cycle.view), cycle.pod) {
-            Ok(wanted) => PreFilter::ready(wanted),
-            Err(rejection) => PreFilter::Reject(rejection),
+            Ok(wanted) => PreFilterResult::ready(wanted),
+            Err(rejection) => PreFilterResult::Reject(rejection),
         }
     }
     /// Those of the local volume that the fewest nodes have, or the node that was chosen before.
@@ -373,12 +373,14 @@ impl Plugin for VolumeBinding {
         };
         self.answer(storage(cycle.view), wanted, info, None)
     }
-    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScore {
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let shape = self.settings.of(cycle.pod).shape.as_ref();
         let wanted = shape.map(|_| self.wanted(storage(cycle.view), cycle.pod));
         match wanted {
-            Some(Ok(wanted)) if !wanted.delayed.is_empty() => PreScore::Ready(State::of(wanted)),
-            _ => PreScore::Skip,
+            Some(Ok(wanted)) if !wanted.delayed.is_empty() => {
+                PreScoreResult::Ready(State::of(wanted))
+            }
+            _ => PreScoreResult::Skip,
         }
     }
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
@@ -425,12 +427,17 @@ impl QueueHints for VolumeBinding {
     }
 }
 
-impl Consent for VolumeBinding {
-    fn ready_to_bind(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> Permit {
+impl Permit for VolumeBinding {
+    fn ready_to_bind(
+        &mut self,
+        cycle: &Cycle<'_>,
+        _node: NodeIndex,
+        fx: &mut Effects,
+    ) -> PermitResult {
         let now = cycle.view.now;
         let storage = storage(cycle.view);
         let Some(plan) = self.plans.get_mut(&cycle.pod.uid) else {
-            return Permit::Allow;
+            return PermitResult::Allow;
         };
         let since = match plan.sent {
             Some((first, _)) => first,
@@ -444,16 +451,16 @@ impl Consent for VolumeBinding {
         match plan.progress(storage, node_info(&plan.node, cycle.view).as_deref()) {
             Progress::Done => {
                 self.let_go(storage, &cycle.pod.uid, fx);
-                Permit::Allow
+                PermitResult::Allow
             }
             Progress::Pending => {
                 let waited = Duration::try_from(now.duration_since(since)).unwrap_or_default();
                 let timeout = self.settings.of(cycle.pod).timeout;
-                Permit::Wait(timeout.saturating_sub(waited))
+                PermitResult::Wait(timeout.saturating_sub(waited))
             }
             Progress::Failed(problem) => {
                 let reason = format!("binding volumes: {problem}");
-                Permit::Reject(Rejection::unschedulable(reason))
+                PermitResult::Reject(Rejection::unschedulable(reason))
             }
         }
     }

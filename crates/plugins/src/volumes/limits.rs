@@ -13,8 +13,8 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, ObjectChange,
-    Plugin, Points, PreFilter, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict,
-    View,
+    Plugin, Points, PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::borrow::Cow;
@@ -265,9 +265,9 @@ impl Plugin for NodeVolumeLimits {
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if !uses_claims(cycle.pod) {
-            return PreFilter::Skip;
+            return PreFilterResult::Skip;
         }
         let brought = sources(storage(cycle.view), cycle.pod).map(|sources| {
             let own = |(source, known): (Source<'_>, bool)| Volume {
@@ -278,7 +278,7 @@ impl Plugin for NodeVolumeLimits {
             };
             sources.into_iter().map(own).collect()
         });
-        PreFilter::ready(Brought(brought))
+        PreFilterResult::ready(Brought(brought))
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(Brought(brought)) = state.get() else {

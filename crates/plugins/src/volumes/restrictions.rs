@@ -7,7 +7,7 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, Plugin, Points,
-    PreFilter, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -149,21 +149,21 @@ impl Plugin for VolumeRestrictions {
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let pod = cycle.pod;
         let storage = storage(cycle.view);
         let mut claims = match Self::exclusive(storage, pod) {
             Ok(claims) => claims,
-            Err(rejection) => return PreFilter::Reject(rejection),
+            Err(rejection) => return PreFilterResult::Reject(rejection),
         };
         claims.retain(|key| storage.is_shared(key, &pod.uid));
         if claims.is_empty() && !volumes(pod).iter().any(is_disk) {
-            return PreFilter::Skip;
+            return PreFilterResult::Skip;
         }
         let users = claims.iter().filter_map(|key| self.users.get(key));
         let users: usize = users.map(FxHashSet::len).sum();
         let users = i64::try_from(users).unwrap_or(i64::MAX);
-        PreFilter::ready(Exclusive { claims, users })
+        PreFilterResult::ready(Exclusive { claims, users })
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(exclusive) = state.get::<Exclusive>() else {

@@ -6,8 +6,8 @@ use super::{CLAIMS, CLASSES, VOLUMES, indexes, interest, standing, storage, uses
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Helps, IndexKind, Interest, Plugin, Points, PreFilter, QueueHints,
-    Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, ClusterEvent, Cycle, Helps, IndexKind, Interest, Plugin, Points, PreFilterResult,
+    QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::collections::BTreeSet;
@@ -121,14 +121,14 @@ impl Plugin for VolumeZone {
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
     }
-    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilter {
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if standing(cycle.pod).next().is_none() {
-            return PreFilter::Skip;
+            return PreFilterResult::Skip;
         }
         match Self::places(storage(cycle.view), cycle.pod) {
-            Ok(places) if places.is_empty() => PreFilter::Skip,
-            Ok(places) => PreFilter::ready(Places(places)),
-            Err(rejection) => PreFilter::Reject(rejection),
+            Ok(places) if places.is_empty() => PreFilterResult::Skip,
+            Ok(places) => PreFilterResult::ready(Places(places)),
+            Err(rejection) => PreFilterResult::Reject(rejection),
         }
     }
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {

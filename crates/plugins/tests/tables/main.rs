@@ -20,7 +20,7 @@ use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{Engine, EngineOptions};
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, Code, Cycle, Effects, Indexes, Normalize, ObjectChange,
-    Plugin, PreFilter, PreScore, Profiles, Rejection, State, View,
+    Plugin, PreFilterResult, PreScoreResult, Profiles, Rejection, State, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -161,7 +161,7 @@ impl Alone {
             .collect();
         let scores = self.cycle(pod, |this, cycle| {
             let mut scores = vec![0; rows.len()];
-            let PreScore::Ready(state) = this.plugin.pre_score(cycle) else {
+            let PreScoreResult::Ready(state) = this.plugin.pre_score(cycle) else {
                 return scores;
             };
             if let Some(volatile) = this.plugin.volatile() {
@@ -202,9 +202,9 @@ impl Alone {
         };
         self.cycle(pod, |this, cycle| {
             let state = match this.plugin.pre_filter(cycle) {
-                PreFilter::Ready { state, .. } => state,
-                PreFilter::Skip => return "fits".to_owned(),
-                PreFilter::Reject(rejection) => return text(rejection),
+                PreFilterResult::Ready { state, .. } => state,
+                PreFilterResult::Skip => return "fits".to_owned(),
+                PreFilterResult::Reject(rejection) => return text(rejection),
             };
             let verdict = this.plugin.filter(cycle, &state, this.row(node));
             verdict.map_or_else(text, |()| "fits".to_owned())
@@ -240,7 +240,7 @@ fn who_counts_is_prepared_for_the_very_pod() {
             this.plugin.pre_filter(&Cycle::new(&other, cycle.view))
         });
         match asked_unprepared {
-            PreFilter::Reject(rejection) => assert_eq!(rejection.code, Code::Error, "{name}"),
+            PreFilterResult::Reject(rejection) => assert_eq!(rejection.code, Code::Error, "{name}"),
             other => panic!("{name}: {other:?}"),
         }
     }
@@ -253,7 +253,7 @@ fn the_share_of_a_quota_is_divided_before_anybody_is_judged() {
     let pod = Arc::new(serde_json::from_value(pod).unwrap());
     let pod = Arc::new(PodInfo::new(pod, alone.engine.cluster().resources()).unwrap());
     let asked = |alone: &Alone| match alone.plugin.pre_filter(&Cycle::new(&pod, alone.view())) {
-        PreFilter::Reject(rejection) => Some(rejection.code),
+        PreFilterResult::Reject(rejection) => Some(rejection.code),
         _ => None,
     };
     assert_eq!(asked(&alone), Some(Code::Error));

@@ -7,8 +7,8 @@ use super::select::{Choice, NodeSelection};
 use super::waiting::WaitEnd;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
 use crate::framework::{
-    Advice, BindPlan, Code, Cycle, Diagnosis, Effects, Instance, Permit, PodPatch, QueueHints,
-    Rejection, Remark, View, Words,
+    Advice, BindPlan, Code, Cycle, Diagnosis, Effects, Instance, PermitResult, PodPatch,
+    QueueHints, Rejection, Remark, View, Words,
 };
 use crate::guard::{attempted, guarded};
 use crate::queue::{PluginSet, QueuedPod, Refusal};
@@ -489,14 +489,14 @@ impl PluginTable {
         let instances = self.profiles[profile].permit.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view);
-            let answer = match self.plugins[*instance].consent() {
-                Some(consent) => consent.permit(&cycle, node, fx),
-                None => Permit::Allow,
+            let answer = match self.plugins[*instance].permit() {
+                Some(permit) => permit.permit(&cycle, node, fx),
+                None => PermitResult::Allow,
             };
             laps.lap(*instance, || measure::of_permit(&answer));
             match answer {
-                Permit::Allow => {}
-                Permit::Wait(longest) => {
+                PermitResult::Allow => {}
+                PermitResult::Wait(longest) => {
                     let longest = SignedDuration::try_from(longest)
                         .unwrap_or(MAX_WAIT)
                         .min(MAX_WAIT);
@@ -517,7 +517,7 @@ impl PluginTable {
                         (entry.until, entry.patience) = (until, (name, longest));
                     }
                 }
-                Permit::Reject(rejection) => {
+                PermitResult::Reject(rejection) => {
                     refused = Some((*instance, rejection));
                     break;
                 }
@@ -546,13 +546,13 @@ impl PluginTable {
         let told = self.booking(pod);
         let instances = self.profiles[profile].pre_bind.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let Some(consent) = self.plugins[*instance].consent() else {
+            let Some(permit) = self.plugins[*instance].permit() else {
                 continue;
             };
             let cycle = Cycle::new(pod, view);
-            match consent.ready_to_bind(&cycle, node, fx) {
-                Permit::Allow => {}
-                Permit::Wait(longest) => {
+            match permit.ready_to_bind(&cycle, node, fx) {
+                PermitResult::Allow => {}
+                PermitResult::Wait(longest) => {
                     let longest = SignedDuration::try_from(longest).unwrap_or(MAX_WAIT);
                     return Ok(Some(Waiting {
                         pod: pod.clone(),
@@ -565,7 +565,7 @@ impl PluginTable {
                         missed: None,
                     }));
                 }
-                Permit::Reject(rejection) => {
+                PermitResult::Reject(rejection) => {
                     return Err(self.stop_at("PreBind", *instance, &rejection));
                 }
             }

@@ -5,7 +5,9 @@
 //! scores only one pass over one node, made for that purpose. What is only counted is counted always.
 
 use super::scope::{Prepared, Scope};
-use crate::framework::{Code, Instance, Permit, PreFilter, PreScore, Profile, RowVerdict, Verdict};
+use crate::framework::{
+    Code, Instance, PermitResult, PreFilterResult, PreScoreResult, Profile, RowVerdict, Verdict,
+};
 use crate::state::NodeIndex;
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
@@ -534,25 +536,25 @@ pub(super) fn of_verdict(verdict: &Verdict) -> &'static str {
     }
 }
 
-pub(super) fn of_pre_filter(answer: &PreFilter) -> &'static str {
+pub(super) fn of_pre_filter(answer: &PreFilterResult) -> &'static str {
     match answer {
-        PreFilter::Ready { .. } => "Success",
-        PreFilter::Skip => "Skip",
-        PreFilter::Reject(rejection) => of_code(rejection.code),
+        PreFilterResult::Ready { .. } => "Success",
+        PreFilterResult::Skip => "Skip",
+        PreFilterResult::Reject(rejection) => of_code(rejection.code),
     }
 }
 
-pub(super) fn of_pre_score(answer: &PreScore) -> &'static str {
+pub(super) fn of_pre_score(answer: &PreScoreResult) -> &'static str {
     match answer {
-        PreScore::Ready(_) => "Success",
-        PreScore::Skip => "Skip",
+        PreScoreResult::Ready(_) => "Success",
+        PreScoreResult::Skip => "Skip",
     }
 }
 
-pub(super) fn of_permit(answer: &Permit) -> &'static str {
+pub(super) fn of_permit(answer: &PermitResult) -> &'static str {
     match answer {
-        Permit::Allow => "Success",
-        Permit::Wait(_) => "Wait",
-        Permit::Reject(rejection) => of_code(rejection.code),
+        PermitResult::Allow => "Success",
+        PermitResult::Wait(_) => "Wait",
+        PermitResult::Reject(rejection) => of_code(rejection.code),
     }
 }

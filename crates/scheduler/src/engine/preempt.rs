@@ -206,7 +206,7 @@ impl VictimSearch<'_> {
         view: View<'_>,
         is_stable: bool,
     ) -> Option<(MemoKey, u64)> {
-        let rules = self.table.plugins[asked.owner].last_resort()?;
+        let rules = self.table.plugins[asked.owner].post_filter()?;
         let version = rules.preemption_state(view)?;
         let mut shape = Signature::default();
         let shared = is_stable

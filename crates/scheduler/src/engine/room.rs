@@ -6,7 +6,7 @@ use super::measure::Point;
 use super::plugin_table::PluginTable;
 use super::preempt::{Asked, Attempt, VictimSearch};
 use super::{Engine, together};
-use crate::framework::{Cycle, Diagnosis, Effects, Instance, PostFilter, View};
+use crate::framework::{Cycle, Diagnosis, Effects, Instance, PostFilterResult, View};
 use crate::state::PodInfo;
 use jiff::Timestamp;
 use std::sync::Arc;
@@ -57,20 +57,20 @@ impl Engine {
         for instance in instances.filter(|at| asked & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view);
             let mut besides = String::new();
-            let answer = match self.table.plugins[*instance].last_resort() {
-                Some(last_resort) => last_resort.post_filter(&cycle, &diagnosis),
-                None => PostFilter::Unhelpful(String::new()),
+            let answer = match self.table.plugins[*instance].post_filter() {
+                Some(role) => role.post_filter(&cycle, &diagnosis),
+                None => PostFilterResult::Unhelpful(String::new()),
             };
             let text = match answer {
-                PostFilter::Nominated(node) => {
+                PostFilterResult::Nominated(node) => {
                     diagnosis.nominated = Some(node.to_string());
                     break;
                 }
                 // What is reserved does not run yet: unless it is said, nobody is evicted for it.
-                PostFilter::Preempt(rules) if pod.is_holder() && !rules.for_holders => {
+                PostFilterResult::Preempt(rules) if pod.is_holder() && !rules.for_holders => {
                     format!("{}not eligible to evict pods.", rules.prefix)
                 }
-                PostFilter::Preempt(mut rules) => {
+                PostFilterResult::Preempt(mut rules) => {
                     besides = std::mem::take(&mut rules.besides);
                     self.preemptor.searches += 1;
                     let mut memo = std::mem::take(&mut self.classes.memo);
@@ -111,7 +111,7 @@ impl Engine {
                         }
                     }
                 }
-                PostFilter::PreemptForGroup(group) => {
+                PostFilterResult::PreemptForGroup(group) => {
                     self.preemptor.searches += 1;
                     let attempt = VictimSearch::new(self).find_room_together(
                         pod,
@@ -134,13 +134,13 @@ impl Engine {
                     });
                     break;
                 }
-                PostFilter::Decided(text) => {
+                PostFilterResult::Decided(text) => {
                     laps.lap(*instance, || "Unschedulable");
                     diagnosis.nominated = None;
                     messages.push(text);
                     break;
                 }
-                PostFilter::Unhelpful(text) => text,
+                PostFilterResult::Unhelpful(text) => text,
             };
             laps.lap(*instance, || "Unschedulable");
             // Two plugins that look for victims in vain say the same; once is enough.

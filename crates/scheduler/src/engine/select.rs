@@ -13,8 +13,8 @@ use super::scope::{Prepared, Scope};
 use super::telemetry::Telemetry;
 use super::{Engine, EngineOptions, special};
 use crate::framework::{
-    Code, Cycle, Diagnosis, Instance, PreFilter, PreScore, Rejection, RowVerdict, ShapeId,
-    Signable, Signature, Tally, View,
+    Code, Cycle, Diagnosis, Instance, PreFilterResult, PreScoreResult, Rejection, RowVerdict,
+    ShapeId, Signable, Signature, Tally, View,
 };
 use crate::guard::guarded;
 use crate::queue::PluginSet;
@@ -348,7 +348,7 @@ impl PluginTable {
             let answer = self.plugins[*instance].pre_filter(cycle);
             laps.lap(*instance, || measure::of_pre_filter(&answer));
             match answer {
-                PreFilter::Ready { state, nodes } => {
+                PreFilterResult::Ready { state, nodes } => {
                     if let Some(mut nodes) = nodes {
                         nodes.sort_unstable();
                         if let Some(only) = &prepared.only {
@@ -359,11 +359,11 @@ impl PluginTable {
                     }
                     states.push((*instance, state));
                 }
-                PreFilter::Skip => skipped |= 1 << instance,
-                PreFilter::Reject(_) if tolerated & (1 << instance) != 0 => {
+                PreFilterResult::Skip => skipped |= 1 << instance,
+                PreFilterResult::Reject(_) if tolerated & (1 << instance) != 0 => {
                     skipped |= 1 << instance
                 }
-                PreFilter::Reject(rejection) => {
+                PreFilterResult::Reject(rejection) => {
                     let mut stop = self.pre_filter_stop(*instance, &rejection, nodes);
                     if let Stop::Refused(diagnosis) = &mut stop {
                         diagnosis.pre_filter_by = Some(*instance);
@@ -405,8 +405,8 @@ impl PluginTable {
                 let answer = plugin.pre_score(cycle);
                 laps.lap(*instance, || measure::of_pre_score(&answer));
                 match answer {
-                    PreScore::Ready(state) => state,
-                    PreScore::Skip => {
+                    PreScoreResult::Ready(state) => state,
+                    PreScoreResult::Skip => {
                         prepared.unscored |= 1 << instance;
                         continue;
                     }

@@ -10,10 +10,10 @@ mod waits;
 
 use super::*;
 use crate::framework::{
-    BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Consent, Factory,
-    Grouping, Helps, Insight, Interest, Metered, ObjectChange, Permit, Plugin, Points, QueueHints,
-    Readings, Registry, Rejection, Remark, Signable, Signature, State, Subject, Verdict, View,
-    Words,
+    BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Factory, Grouping,
+    Helps, Insight, Interest, Metered, ObjectChange, Permit, PermitResult, Plugin, Points,
+    QueueHints, Readings, Registry, Rejection, Remark, Signable, Signature, State, Subject,
+    Verdict, View, Words,
 };
 use crate::state::NodeIndex;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -54,7 +54,7 @@ impl Plugin for Knobs {
     fn binding(&self) -> Option<&dyn Binding> {
         Some(self)
     }
-    fn consent(&mut self) -> Option<&mut dyn Consent> {
+    fn permit(&mut self) -> Option<&mut dyn Permit> {
         Some(self)
     }
     fn grouping(&mut self) -> Option<&mut dyn Grouping> {
@@ -129,11 +129,11 @@ impl QueueHints for Knobs {
     }
 }
 
-impl Consent for Knobs {
-    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Permit {
+impl Permit for Knobs {
+    fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> PermitResult {
         match cycle.pod.name.starts_with("wait") {
-            true => Permit::Wait(Duration::from_secs(30)),
-            false => Permit::Allow,
+            true => PermitResult::Wait(Duration::from_secs(30)),
+            false => PermitResult::Allow,
         }
     }
 }

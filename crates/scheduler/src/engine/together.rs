@@ -101,7 +101,7 @@ impl PluginTable {
         profile: usize,
     ) -> Company {
         let plugins = self.profiles[profile].post_filter.iter();
-        let plugins = plugins.filter_map(|at| self.plugins[*at].last_resort());
+        let plugins = plugins.filter_map(|at| self.plugins[*at].post_filter());
         let company: Vec<Arc<PodInfo>> = plugins
             .flat_map(|plugin| plugin.company(pod))
             .filter_map(|uid| Some(queue.get(&uid)?.info.clone()))
@@ -371,8 +371,8 @@ impl PluginTable {
     pub(super) fn admissions(&self, profile: usize) -> PluginSet {
         let instances = self.profiles[profile].post_filter.iter();
         let those = instances.filter(|at| {
-            let last_resort = self.plugins[**at].last_resort();
-            last_resort.is_some_and(|plugin| plugin.admission().is_some())
+            let post_filter = self.plugins[**at].post_filter();
+            post_filter.is_some_and(|plugin| plugin.admission().is_some())
         });
         those.fold(0, |set, at| set | 1 << at)
     }

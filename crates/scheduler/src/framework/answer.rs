@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Answer of [`Plugin::pre_filter`].
 #[derive(Debug)]
-pub enum PreFilter {
+pub enum PreFilterResult {
     /// Filter with this state, on the listed nodes only if any are listed.
     Ready {
         /// Handed to [`Plugin::filter`].
@@ -24,7 +24,7 @@ pub enum PreFilter {
     Reject(Rejection),
 }
 
-impl PreFilter {
+impl PreFilterResult {
     /// Ready with `value` as state and no restriction.
     #[must_use]
     pub fn ready<T: Any + Send + Sync>(value: T) -> Self {
@@ -37,7 +37,7 @@ impl PreFilter {
 
 /// Answer of [`Plugin::pre_score`].
 #[derive(Debug)]
-pub enum PreScore {
+pub enum PreScoreResult {
     /// Score with this state.
     Ready(State),
     /// The plugin scores nothing for this pod.
@@ -89,7 +89,7 @@ pub struct Preemption<'a> {
 /// Hands uids over, one by one.
 pub type Pool<'a> = Box<dyn Fn(&mut dyn FnMut(&str)) + 'a>;
 
-/// What the rules of [`PostFilter::Preempt`] stand on. While both numbers stay, they answer the same
+/// What the rules of [`PostFilterResult::Preempt`] stand on. While both numbers stay, they answer the same
 /// for pods of one shape and priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RulesVersion {
@@ -132,9 +132,9 @@ impl std::fmt::Debug for GroupPreemption<'_> {
     }
 }
 
-/// Answer of [`LastResort::post_filter`](super::LastResort::post_filter).
+/// Answer of [`PostFilter::post_filter`](super::PostFilter::post_filter).
 #[derive(Debug)]
-pub enum PostFilter<'a> {
+pub enum PostFilterResult<'a> {
     /// Room will be made on this node; the pod is nominated to it.
     Nominated(Arc<str>),
     /// The engine is to look for victims under these rules.
@@ -147,9 +147,9 @@ pub enum PostFilter<'a> {
     Unhelpful(String),
 }
 
-/// Answer of [`Consent::permit`](super::Consent::permit).
+/// Answer of [`Permit::permit`](super::Permit::permit).
 #[derive(Debug)]
-pub enum Permit {
+pub enum PermitResult {
     /// Bind now.
     Allow,
     /// Keep what is booked and wait, at most this long.

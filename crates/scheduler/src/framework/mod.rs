@@ -22,8 +22,8 @@ mod status;
 mod watch;
 
 pub use answer::{
-    BindError, BindPlan, GroupPreemption, Judge, Lacks, Normalize, NotShown, Permit, PodPatch,
-    Pool, PostFilter, PreFilter, PreScore, Preemption, RulesVersion,
+    BindError, BindPlan, GroupPreemption, Judge, Lacks, Normalize, NotShown, PermitResult,
+    PodPatch, Pool, PostFilterResult, PreFilterResult, PreScoreResult, Preemption, RulesVersion,
 };
 pub use books::Bookkeeping;
 pub use diagnosis::{Diagnosis, NodeRefusal, Words};
@@ -37,8 +37,8 @@ pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
 pub use roles::{
-    Admission, Alignment, Binding, Consent, Grouping, Insight, LastResort, Metered, Offer,
-    Planning, Protection, QueueHints, Release, Volatile,
+    Admission, Alignment, Binding, Grouping, Insight, Metered, Offer, Permit, Planning, PostFilter,
+    Protection, QueueHints, Release, Volatile,
 };
 pub use shared::PerProfile;
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
@@ -281,8 +281,8 @@ pub enum Holders {
 ///
 /// Whatever else a plugin does is a trait of its own, which it says it has: it judges nodes in ways that
 /// only few do ([`Release`], [`Alignment`], [`Volatile`]), finds the events that help pods it refused
-/// ([`QueueHints`]), has a say when no node fits ([`LastResort`], [`Protection`]), keeps books ([`Bookkeeping`]), decides who goes next, who waits and how it is bound
-/// ([`Planning`], [`Grouping`], [`Consent`], [`Binding`]), or shows people what it knows ([`Insight`],
+/// ([`QueueHints`]), has a say when no node fits ([`PostFilter`], [`Protection`]), keeps books ([`Bookkeeping`]), decides who goes next, who waits and how it is bound
+/// ([`Planning`], [`Grouping`], [`Permit`], [`Binding`]), or shows people what it knows ([`Insight`],
 /// [`Metered`]).
 ///
 /// Where a method asks about many nodes, nothing is imagined of any of them ([`Cycle::overlay`]) and no
@@ -311,8 +311,8 @@ pub trait Plugin: Send + Sync {
     fn volatile(&self) -> Option<&dyn Volatile> {
         None
     }
-    /// See [`LastResort`].
-    fn last_resort(&self) -> Option<&dyn LastResort> {
+    /// See [`PostFilter`].
+    fn post_filter(&self) -> Option<&dyn PostFilter> {
         None
     }
     /// See [`Protection`].
@@ -331,8 +331,8 @@ pub trait Plugin: Send + Sync {
     fn grouping(&mut self) -> Option<&mut dyn Grouping> {
         None
     }
-    /// See [`Consent`].
-    fn consent(&mut self) -> Option<&mut dyn Consent> {
+    /// See [`Permit`].
+    fn permit(&mut self) -> Option<&mut dyn Permit> {
         None
     }
     /// See [`Binding`].
@@ -392,14 +392,14 @@ pub trait Plugin: Send + Sync {
         Ok(())
     }
     /// Looks at the pod once, before any node.
-    fn pre_filter(&self, _cycle: &Cycle<'_>) -> PreFilter {
-        PreFilter::Ready {
+    fn pre_filter(&self, _cycle: &Cycle<'_>) -> PreFilterResult {
+        PreFilterResult::Ready {
             state: State::default(),
             nodes: None,
         }
     }
     /// The only nodes that [`Plugin::filter`] may accept, where these are known before any is looked at.
-    /// Unlike the list of [`PreFilter::Ready`], this is not said of the others: their filters are asked
+    /// Unlike the list of [`PreFilterResult::Ready`], this is not said of the others: their filters are asked
     /// if none of these fits.
     fn only_nodes(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Vec<NodeIndex>> {
         None
@@ -429,8 +429,8 @@ pub trait Plugin: Send + Sync {
         }
     }
     /// Prepares scoring.
-    fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScore {
-        PreScore::Ready(State::default())
+    fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScoreResult {
+        PreScoreResult::Ready(State::default())
     }
     /// The raw score of `node`.
     fn score(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> i64 {

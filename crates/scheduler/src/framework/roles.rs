@@ -5,8 +5,8 @@
 use super::Plugin;
 use super::{
     BindPlan, ClusterEvent, Cycle, Diagnosis, Effects, Groups, Helps, Interest, Lacks, NotShown,
-    Permit, PodPatch, PostFilter, Readings, Rejection, Remark, RulesVersion, State, Surroundings,
-    Verdict, View, Words,
+    PermitResult, PodPatch, PostFilterResult, Readings, Rejection, Remark, RulesVersion, State,
+    Surroundings, Verdict, View, Words,
 };
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use koord_model::numa::{NumaPolicy, Offers};
@@ -266,15 +266,15 @@ pub trait Metered {
 }
 
 /// Has something to say when no node fits a pod.
-pub trait LastResort {
+pub trait PostFilter {
     /// No node fits: make room, or say why that is impossible.
-    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, diagnosis: &Diagnosis) -> PostFilter<'a>;
-    /// The version of the rules in [`PostFilter::Preempt`]; `None` when their answers depend on more
+    fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, diagnosis: &Diagnosis) -> PostFilterResult<'a>;
+    /// The version of the rules in [`PostFilterResult::Preempt`]; `None` when their answers depend on more
     /// than a pod's shape and priority, or change all the time.
     fn preemption_state(&self, _view: View<'_>) -> Option<RulesVersion> {
         None
     }
-    /// The pods, by uid, for which [`PostFilter::PreemptForGroup`] would look for room, if that is what would be
+    /// The pods, by uid, for which [`PostFilterResult::PreemptForGroup`] would look for room, if that is what would be
     /// answered for `pod`: books are prepared for them, too.
     fn company(&self, _pod: &PodInfo) -> Vec<Arc<str>> {
         Vec::new()
@@ -305,15 +305,20 @@ pub trait Grouping {
 }
 
 /// May make a pod that is booked on a node wait before it is bound.
-pub trait Consent {
+pub trait Permit {
     /// Whether the pod may bind now.
-    fn permit(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Permit {
-        Permit::Allow
+    fn permit(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> PermitResult {
+        PermitResult::Allow
     }
     /// Whether what must precede the binding has happened: asked once the pod has every permission,
     /// and again when this plugin allows a pod that it made wait.
-    fn ready_to_bind(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Permit {
-        Permit::Allow
+    fn ready_to_bind(
+        &mut self,
+        _cycle: &Cycle<'_>,
+        _node: NodeIndex,
+        _fx: &mut Effects,
+    ) -> PermitResult {
+        PermitResult::Allow
     }
 }
 

@@ -48,12 +48,12 @@ fn said_of(bench: &Bench, victims: &[&str], more: &[Arc<PodInfo>]) -> String {
     let cycle = Cycle::new(&pod, bench.view());
     let row = bench.row();
     let state = match bench.plugin.pre_filter(&cycle) {
-        PreFilter::Ready { state, nodes } => {
+        PreFilterResult::Ready { state, nodes } => {
             assert!(nodes.is_none_or(|nodes| nodes == [row]));
             state
         }
-        PreFilter::Reject(rejection) => return rejection.message(),
-        PreFilter::Skip => return "skipped".to_owned(),
+        PreFilterResult::Reject(rejection) => return rejection.message(),
+        PreFilterResult::Skip => return "skipped".to_owned(),
     };
     let booked = bench.engine.cluster().nodes().booked(row);
     let victims: Vec<_> = booked
@@ -88,8 +88,8 @@ fn said_of(bench: &Bench, victims: &[&str], more: &[Arc<PodInfo>]) -> String {
         return rejection.message();
     }
     let score = match bench.plugin.pre_score(&cycle) {
-        PreScore::Ready(state) => bench.plugin.score(&cycle, &state, row),
-        PreScore::Skip => return "not scored".to_owned(),
+        PreScoreResult::Ready(state) => bench.plugin.score(&cycle, &state, row),
+        PreScoreResult::Skip => return "not scored".to_owned(),
     };
     let names: Vec<&str> = released.iter().map(|pod| &*pod.name).collect();
     format!("{names:?} {score}").replace('"', "")

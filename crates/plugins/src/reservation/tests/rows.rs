@@ -159,14 +159,14 @@ impl Bench {
     fn judge_in(&self, cycle: &Cycle<'_>, victims: &[&str]) -> String {
         let row = self.row();
         let state = match self.plugin.pre_filter(cycle) {
-            PreFilter::Ready { state, nodes } => {
+            PreFilterResult::Ready { state, nodes } => {
                 if nodes.is_some_and(|nodes| !nodes.contains(&row)) {
                     return "elsewhere".to_owned();
                 }
                 state
             }
-            PreFilter::Reject(rejection) => return rejection.message(),
-            PreFilter::Skip => State::default(),
+            PreFilterResult::Reject(rejection) => return rejection.message(),
+            PreFilterResult::Skip => State::default(),
         };
         let mut removed = Vec::new();
         self.plugin
@@ -192,7 +192,7 @@ impl Bench {
     fn choice(&self, pod: Value) -> (i64, String) {
         self.cycle_of(pod, |cycle| {
             let row = self.row();
-            let PreFilter::Ready { state, .. } = self.plugin.pre_filter(cycle) else {
+            let PreFilterResult::Ready { state, .. } = self.plugin.pre_filter(cycle) else {
                 return (0, "refused".to_owned());
             };
             let mut released = Vec::new();
@@ -206,8 +206,8 @@ impl Bench {
                 .unwrap()
                 .nominate(cycle, &state, row, &released);
             let score = match self.plugin.pre_score(cycle) {
-                PreScore::Skip => 0,
-                PreScore::Ready(state) => {
+                PreScoreResult::Skip => 0,
+                PreScoreResult::Ready(state) => {
                     let overlay = Overlay {
                         removed: &released,
                         added: &[],

@@ -61,7 +61,7 @@ impl Planner<'_> {
         let view = self.view;
         let plugins = search.table.plugins.iter().enumerate();
         let plugins = plugins.filter(|(at, _)| admissions & (1 << at) != 0);
-        let plugins = plugins.filter_map(|(_, plugin)| plugin.last_resort()?.admission());
+        let plugins = plugins.filter_map(|(_, plugin)| plugin.post_filter()?.admission());
         let plugins: Vec<&dyn Admission> = plugins.collect();
         let admits = |pods: &[Arc<PodInfo>], victims: &[Arc<PodInfo>]| {
             let mut plugins = plugins.iter();
