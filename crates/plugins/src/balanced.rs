@@ -4,8 +4,8 @@ use crate::common::args;
 use crate::common::resources::is_scalar;
 use koord_model::resources::{ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScoreResult, Signable, Signature,
-    State,
+    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, PreScoreResult, Score,
+    Signable, Signature, State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -78,6 +78,15 @@ impl Plugin for BalancedAllocation {
         signature.amounts(&pod.requests);
         Signable::Yes
     }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
+
+impl PreScore for BalancedAllocation {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let scored: Vec<(ResourceId, i64)> = self
             .resources
@@ -91,6 +100,9 @@ impl Plugin for BalancedAllocation {
         }
         PreScoreResult::Ready(State::of(Scored(scored)))
     }
+}
+
+impl Score for BalancedAllocation {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let nodes = cycle.view.nodes;
         let Some(Scored(scored)) = state.get::<Scored>() else {

@@ -4,8 +4,9 @@ use k8s_openapi::api::core::v1::{Taint, WorkloadReference};
 use koord_model::nodes::tolerates;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BindPlan, Binding, Cycle, Helps, Holders, Interest, Plugin, Points, PreFilterResult,
-    QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, BindPlan, Binding, Cycle, Filter, Helps, Holders, Interest, Plugin, Points, PreEnqueue,
+    PreFilter, PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 
@@ -36,6 +37,12 @@ impl Plugin for SchedulingGates {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
+    fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
+        Some(self)
+    }
+}
+
+impl PreEnqueue for SchedulingGates {
     fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
         if pod.gates.is_empty() {
             return Ok(());
@@ -75,6 +82,12 @@ impl Plugin for DynamicResources {
         signature.number(i64::from(has_claims(pod)));
         Signable::Yes
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+}
+
+impl PreFilter for DynamicResources {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if has_claims(cycle.pod) {
             return PreFilterResult::Reject(Rejection::unresolvable(
@@ -125,6 +138,12 @@ impl Plugin for GangScheduling {
         signature.number(i64::from(workload_of(pod).is_some()));
         Signable::Yes
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+}
+
+impl PreFilter for GangScheduling {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let Some(workload) = workload_of(cycle.pod) else {
             return PreFilterResult::Skip;
@@ -176,6 +195,15 @@ impl Plugin for NodeName {
         signature.text(pod.node.as_deref().unwrap_or_default());
         Signable::Yes
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+}
+
+impl PreFilter for NodeName {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match cycle.pod.node {
             None => PreFilterResult::Skip,
@@ -185,6 +213,9 @@ impl Plugin for NodeName {
             },
         }
     }
+}
+
+impl Filter for NodeName {
     fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
         match &cycle.pod.node {
             Some(wanted) if wanted != cycle.view.nodes.name(node) => Err(Rejection::unresolvable(
@@ -248,6 +279,15 @@ impl Plugin for NodeUnschedulable {
         signature.number(i64::from(Self::tolerated(pod)));
         Signable::Yes
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+}
+
+impl PreFilter for NodeUnschedulable {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if Self::tolerated(cycle.pod) {
             return PreFilterResult::Skip;
@@ -257,6 +297,9 @@ impl Plugin for NodeUnschedulable {
             nodes: None,
         }
     }
+}
+
+impl Filter for NodeUnschedulable {
     fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
         if cycle.view.nodes.is_unschedulable(node) {
             return Err(Rejection::unresolvable("node(s) were unschedulable"));

@@ -25,8 +25,8 @@ use koord_scheduler::framework::{
     Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Grouping,
     Helps, Holders, IndexKind, Insight, Interest, Metered, Normalize, NotShown, ObjectChange,
     Offer, PerProfile, Permit, PermitResult, Planning, Plugin, PodPatch, Points, PostFilter,
-    PreFilterResult, PreScoreResult, Problem, QueueHints, Readings, Reason, Rejection,
-    ReportedProblems, State, Subject, Verdict, View, Volatile,
+    PreEnqueue, PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints,
+    Readings, Reason, Rejection, ReportedProblems, Score, State, Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -313,11 +313,38 @@ impl Plugin for Coscheduling {
             .flatten()
             .collect()
     }
+    fn post_filter(&self) -> Option<&dyn PostFilter> {
+        self.preempts().then_some(self)
+    }
+    fn indexes(&self) -> Vec<IndexKind> {
+        let index = self.budgets.index().filter(|_| self.preempts());
+        index.into_iter().collect()
+    }
+    fn planning(&self) -> Option<&dyn Planning> {
+        self.topology.is_some().then_some(self)
+    }
+    fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
+        Some(self)
+    }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
 
+impl PreEnqueue for Coscheduling {
     fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
         let admitted = self.gangs.admit(&pod.uid);
         admitted.map_err(|blocked| Rejection::unresolvable(blocked.to_string()))
     }
+}
+
+impl PreFilter for Coscheduling {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match self.gangs.check(&cycle.pod.uid) {
             Ok(()) => self.joining(cycle),
@@ -325,6 +352,9 @@ impl Plugin for Coscheduling {
             Err(blocked) => PreFilterResult::Reject(Rejection::unresolvable(blocked.to_string())),
         }
     }
+}
+
+impl PreScore for Coscheduling {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let pod = cycle.pod;
         let planned = |plan: &Plan| plan.nodes.contains_key(&pod.uid);
@@ -335,18 +365,11 @@ impl Plugin for Coscheduling {
             None => PreScoreResult::Skip,
         }
     }
+}
+
+impl Score for Coscheduling {
     fn normalization(&self) -> Normalize {
         Normalize::MaxReversed
-    }
-    fn post_filter(&self) -> Option<&dyn PostFilter> {
-        self.preempts().then_some(self)
-    }
-    fn indexes(&self) -> Vec<IndexKind> {
-        let index = self.budgets.index().filter(|_| self.preempts());
-        index.into_iter().collect()
-    }
-    fn planning(&self) -> Option<&dyn Planning> {
-        self.topology.is_some().then_some(self)
     }
 }
 

@@ -29,9 +29,10 @@ use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Helps, Holders, IndexKind, Insight, Interest, Lacks, Metered, Normalize, NotShown,
-    ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilterResult, PreScoreResult, Problem,
-    QueueHints, Readings, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Effects, Filter, Helps, Holders, IndexKind, Insight, Interest, Lacks, Metered, Normalize,
+    NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreFilterResult,
+    PreScore, PreScoreResult, Problem, QueueHints, Readings, Rejection, Score, Signable, Signature,
+    State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -283,7 +284,21 @@ impl Plugin for DeviceShare {
     fn indexes(&self) -> Vec<IndexKind> {
         vec![restricted::index()]
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
 
+impl PreFilter for DeviceShare {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match self.incoming(cycle) {
             Ok(Some(pod)) => PreFilterResult::ready(pod),
@@ -291,6 +306,9 @@ impl Plugin for DeviceShare {
             Err(rejection) => PreFilterResult::Reject(rejection),
         }
     }
+}
+
+impl Filter for DeviceShare {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let (Some(pod), Some(info)) = (state.get::<Incoming>(), cycle.view.nodes.info(node)) else {
             return Ok(());
@@ -321,12 +339,18 @@ impl Plugin for DeviceShare {
         let placed = self.place(cycle, pod, node, How::default());
         placed.map(|_| ()).map_err(|No(rejection)| rejection)
     }
+}
+
+impl PreScore for DeviceShare {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         match self.incoming(cycle) {
             Ok(Some(pod)) => PreScoreResult::Ready(State::of(pod)),
             _ => PreScoreResult::Skip,
         }
     }
+}
+
+impl Score for DeviceShare {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let (Some(pod), Some(row)) = (state.get::<Incoming>(), self.rows.get(node.row())) else {
             return 0;

@@ -25,13 +25,13 @@ use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
 use koord_model::quota::{Forest, Options, Spec};
 use koord_model::resources::{Amounts, ResourceTable};
-use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
     Action, Admission, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
     IndexKind, Insight, Interest, Metered, NotShown, ObjectChange, PerProfile, Plugin, Points,
     Pool, PostFilter, PostFilterResult, PreFilterResult, Preemption, QueueHints, Readings,
     Signable, Signature, State, Subject, Verdict, View,
 };
+use koord_scheduler::framework::{Diagnosis, PreFilter};
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
 use ledger::{Charge, Ledger};
@@ -349,7 +349,12 @@ impl Plugin for ElasticQuotas {
     fn indexes(&self) -> Vec<IndexKind> {
         self.budgets.index().into_iter().collect()
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+}
 
+impl PreFilter for ElasticQuotas {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let Some(quota) = self.quota_of(cycle.pod) else {
             return PreFilterResult::Skip;

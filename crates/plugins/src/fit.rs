@@ -8,9 +8,10 @@ use koord_api::priority::PriorityClass;
 use koord_api::priority::class_of;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Helps, Holders, Insight, Interest,
-    Lacks, Plugin, Points, PreFilterResult, PreScoreResult, QueueHints, Reason, Reasons, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Filter, Helps, Holders, Insight,
+    Interest, Lacks, Plugin, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult,
+    QueueHints, Reason, Reasons, Rejection, Score, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo, ResourceColumn};
 use serde_json::Value;
@@ -153,9 +154,27 @@ impl Plugin for Fit {
         signature.number(pod.scoring[1]);
         Signable::Yes
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
+
+impl PreFilter for Fit {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         PreFilterResult::ready(self.needs(cycle.pod, cycle.view.resources))
     }
+}
+
+impl Filter for Fit {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let nodes = cycle.view.nodes;
         let full = cycle.requested(node, PODS) >= nodes.allocatable(node, PODS);
@@ -213,12 +232,15 @@ impl Plugin for Fit {
             let full = pods.requested(*node) >= pods.allocatable(*node);
             // Why is asked of few nodes.
             if (full || needs.iter().any(lacks))
-                && let Err(rejection) = self.filter(cycle, state, *node)
+                && let Err(rejection) = Filter::filter(self, cycle, state, *node)
             {
                 refuse(at, rejection);
             }
         }
     }
+}
+
+impl PreScore for Fit {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let pod = cycle.pod;
         let scored = self
@@ -237,6 +259,9 @@ impl Plugin for Fit {
             });
         PreScoreResult::Ready(State::of(Scored(scored.collect())))
     }
+}
+
+impl Score for Fit {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let nodes = cycle.view.nodes;
         let Some(Scored(scored)) = state.get::<Scored>() else {

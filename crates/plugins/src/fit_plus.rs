@@ -3,8 +3,8 @@
 use crate::common::args::{decode, invalid};
 use koord_model::resources::{CPU, MEMORY, PODS, ResourceId, ResourceTable, percent};
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScoreResult, Signable, Signature,
-    State,
+    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, PreScoreResult, Score,
+    Signable, Signature, State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -98,6 +98,15 @@ impl Plugin for FitPlus {
         signature.number(pod.scoring[1]);
         Signable::Yes
     }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
+
+impl PreScore for FitPlus {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let pod = cycle.pod;
         let scored = self.args.resources.iter().filter_map(|(name, preference)| {
@@ -112,6 +121,9 @@ impl Plugin for FitPlus {
         });
         PreScoreResult::Ready(State::of(Scored(scored.collect())))
     }
+}
+
+impl Score for FitPlus {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let Some(Scored(scored)) = state.get::<Scored>() else {
             return 0;

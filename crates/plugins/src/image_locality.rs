@@ -7,7 +7,7 @@
 use koord_model::resources;
 use koord_scheduler::framework::{
     Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, Normalize, Plugin, Points,
-    PreScoreResult, State, View, Volatile,
+    PreScore, PreScoreResult, Score, State, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -130,6 +130,15 @@ impl Plugin for ImageLocality {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
+
+impl PreScore for ImageLocality {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         if self.images.is_empty() {
             return PreScoreResult::Skip;
@@ -141,6 +150,9 @@ impl Plugin for ImageLocality {
         }
         PreScoreResult::Ready(State::default())
     }
+}
+
+impl Score for ImageLocality {
     fn normalization(&self) -> Normalize {
         Normalize::None
     }

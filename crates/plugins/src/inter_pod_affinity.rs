@@ -13,9 +13,10 @@ use crate::common::topology::{Census, CounterId, Frame, Labels, NONE};
 use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps,
-    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilterResult, PreScoreResult,
-    QueueHints, Rejection, ShapeId, State, Subject, Verdict, View, Volatile,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Groups,
+    Helps, Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreFilterResult,
+    PreScore, PreScoreResult, QueueHints, Rejection, Score, ShapeId, State, Subject, Verdict, View,
+    Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -283,7 +284,21 @@ impl Plugin for InterPodAffinity {
             NAMESPACES,
         )]
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
 
+impl PreFilter for InterPodAffinity {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         #[cfg(test)]
@@ -313,6 +328,9 @@ impl Plugin for InterPodAffinity {
         }
         PreFilterResult::ready(asked)
     }
+}
+
+impl Filter for InterPodAffinity {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(asked) = state.get::<Asked>() else {
             return Ok(());
@@ -355,7 +373,9 @@ impl Plugin for InterPodAffinity {
         }
         Ok(())
     }
+}
 
+impl PreScore for InterPodAffinity {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let own = [(false, 1), (true, -1)];
         let constrained = own
@@ -377,6 +397,9 @@ impl Plugin for InterPodAffinity {
         }
         PreScoreResult::Ready(State::of(preferred))
     }
+}
+
+impl Score for InterPodAffinity {
     fn normalization(&self) -> Normalize {
         Normalize::Custom
     }

@@ -19,9 +19,10 @@ use koord_api::slo::NodeMetric;
 use koord_model::estimate;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Insight, Interest, NotShown, ObjectChange, Plugin, Points, PreFilterResult, PreScoreResult,
-    Problem, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
+    Holders, Insight, Interest, NotShown, ObjectChange, Plugin, Points, PreFilter, PreFilterResult,
+    PreScore, PreScoreResult, Problem, QueueHints, Rejection, Score, Signable, Signature, State,
+    Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -395,13 +396,30 @@ impl Plugin for LoadAware {
                 .counted_as(event_names!("nodemetrics.v1alpha1.slo.koordinator.sh")),
         ]
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
 
+impl PreFilter for LoadAware {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if cycle.pod.daemon {
             return PreFilterResult::Skip;
         }
         PreFilterResult::ready(self.incoming(cycle.pod, cycle.view))
     }
+}
+
+impl Filter for LoadAware {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
         else {
@@ -426,10 +444,15 @@ impl Plugin for LoadAware {
             }
         }
     }
+}
 
+impl PreScore for LoadAware {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         PreScoreResult::Ready(State::of(self.incoming(cycle.pod, cycle.view)))
     }
+}
+
+impl Score for LoadAware {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let (incoming, load) = (state.get::<Incoming>(), self.loads.get(node.row()));
         let of = |(incoming, load)| self.points(load, incoming, cycle.view.now);

@@ -8,9 +8,10 @@ use crate::common::node_selector::{
 use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorTerm};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Interest, Normalize, Plugin, Points, PreFilterResult, PreScoreResult, QueueHints, Rejection,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
+    Holders, Interest, Normalize, Plugin, Points, PreFilter, PreFilterResult, PreScore,
+    PreScoreResult, QueueHints, Rejection, Score, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -110,6 +111,21 @@ impl Plugin for NodeAffinity {
         }
         Signable::Yes
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
+
+impl PreFilter for NodeAffinity {
     fn only_nodes(&self, cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
         let wanted = state.get::<Wanted>()?;
         if let Some(name) = wanted.selector.get("kubernetes.io/hostname") {
@@ -138,6 +154,9 @@ impl Plugin for NodeAffinity {
             nodes,
         }
     }
+}
+
+impl Filter for NodeAffinity {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(info) = cycle.view.nodes.info(node) else {
             return Ok(());
@@ -156,6 +175,9 @@ impl Plugin for NodeAffinity {
         }
         Ok(())
     }
+}
+
+impl PreScore for NodeAffinity {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let preferences = self.preferences(cycle.pod);
         if preferences.is_empty() {
@@ -163,6 +185,9 @@ impl Plugin for NodeAffinity {
         }
         PreScoreResult::Ready(State::of(preferences))
     }
+}
+
+impl Score for NodeAffinity {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let Some(info) = cycle.view.nodes.info(node) else {
             return 0;

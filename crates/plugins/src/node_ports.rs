@@ -3,9 +3,9 @@
 use k8s_openapi::api::core::v1::ContainerPort;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Interest, Plugin, Points, PreFilterResult, QueueHints, Rejection, Signable, Signature, State,
-    Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
+    Holders, Interest, Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -114,7 +114,15 @@ impl Plugin for NodePorts {
         }
         Signable::Yes
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+}
 
+impl PreFilter for NodePorts {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let wanted: Vec<HostPort> = ports(cycle.pod).collect();
         if wanted.is_empty() {
@@ -122,6 +130,9 @@ impl Plugin for NodePorts {
         }
         PreFilterResult::ready(wanted)
     }
+}
+
+impl Filter for NodePorts {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(wanted) = state.get::<Vec<HostPort>>() else {
             return Ok(());

@@ -31,9 +31,10 @@ use koord_model::resources::{
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Helps, Holders, IndexKind, Insight, Interest, Lacks, NotShown, ObjectChange,
-    PerProfile, Plugin, PodPatch, Points, PreFilterResult, PreScoreResult, Problem, QueueHints,
-    Rejection, ReportedProblems, Signable, Signature, State, Subject, Verdict, View,
+    Effects, Filter, Helps, Holders, IndexKind, Insight, Interest, Lacks, NotShown, ObjectChange,
+    PerProfile, Plugin, PodPatch, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult,
+    Problem, QueueHints, Rejection, ReportedProblems, Score, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 use node::{NodeSide, Report, milli};
@@ -229,7 +230,21 @@ impl Plugin for Numa {
     fn indexes(&self) -> Vec<IndexKind> {
         vec![restricted::index()]
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
 
+impl PreFilter for Numa {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match self.incoming(cycle.pod, cycle.view) {
             Ok(Some(incoming)) => PreFilterResult::ready(incoming),
@@ -237,6 +252,9 @@ impl Plugin for Numa {
             Err(message) => PreFilterResult::Reject(Rejection::unresolvable(message)),
         }
     }
+}
+
+impl Filter for Numa {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(incoming) = state.get::<Incoming>() else {
             return Ok(());
@@ -287,17 +305,23 @@ impl Plugin for Numa {
             return;
         };
         for at in self.not_plain(incoming, nodes) {
-            if let Err(rejection) = self.filter(cycle, state, nodes[at]) {
+            if let Err(rejection) = Filter::filter(self, cycle, state, nodes[at]) {
                 refuse(at, rejection);
             }
         }
     }
+}
+
+impl PreScore for Numa {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         match self.incoming(cycle.pod, cycle.view) {
             Ok(Some(incoming)) => PreScoreResult::Ready(State::of(incoming)),
             _ => PreScoreResult::Skip,
         }
     }
+}
+
+impl Score for Numa {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let own;
         let incoming = match state.get::<Incoming>() {
@@ -381,7 +405,7 @@ impl Plugin for Numa {
             .collect();
         for (score, node) in scores.iter_mut().zip(nodes) {
             let Some(incoming) = incoming.filter(|incoming| self.are_plain(incoming, *node)) else {
-                *score = self.score(cycle, state, *node);
+                *score = Score::score(self, cycle, state, *node);
                 continue;
             };
             let usages = columns.iter().map(|(column, id, weight)| Usage {

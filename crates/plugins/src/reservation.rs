@@ -34,11 +34,11 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Diagnosis, Effects, Helps, Holders, IndexKind, Insight, Interest, Metered, Normalize, NotShown,
-    ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter, PostFilterResult,
-    PreFilterResult, PreScoreResult, Preemption, Protection, QueueHints, Readings, Rejection,
-    Release, Remark, RulesVersion, Signable, Signature, State, Subject, Verb, Verdict, View, Words,
-    Write,
+    Diagnosis, Effects, Filter, Helps, Holders, IndexKind, Insight, Interest, Metered, Normalize,
+    NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter, PostFilterResult,
+    PreFilter, PreFilterResult, PreScore, PreScoreResult, Preemption, Protection, QueueHints,
+    Readings, Rejection, Release, Remark, RulesVersion, Score, Signable, Signature, State, Subject,
+    Verb, Verdict, View, Words, Write,
 };
 use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
 use serde_json::{Value, json};
@@ -327,7 +327,30 @@ impl Plugin for Reservations {
         }
         watches
     }
+    fn protection(&self) -> Option<&dyn Protection> {
+        Some(self)
+    }
 
+    fn indexes(&self) -> Vec<IndexKind> {
+        let mut indexes = vec![restricted::index()];
+        indexes.extend(self.budgets.index().filter(|_| self.preempts()));
+        indexes
+    }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
+
+impl PreFilter for Reservations {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let side = match self.side(cycle) {
             Ok(side) => side,
@@ -352,6 +375,9 @@ impl Plugin for Reservations {
             nodes,
         }
     }
+}
+
+impl Filter for Reservations {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         match state.get::<Incoming>() {
             None => Ok(()),
@@ -380,7 +406,9 @@ impl Plugin for Reservations {
             }
         }
     }
+}
 
+impl PreScore for Reservations {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         match self.side(cycle) {
             Ok(Incoming::Pod(side)) if !side.is_plain() && !side.ignores => {
@@ -392,6 +420,9 @@ impl Plugin for Reservations {
             _ => PreScoreResult::Skip,
         }
     }
+}
+
+impl Score for Reservations {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let side = match state.get::<Incoming>() {
             Some(Incoming::Pod(side)) => side,
@@ -411,15 +442,6 @@ impl Plugin for Reservations {
     }
     fn normalization(&self) -> Normalize {
         Normalize::Max
-    }
-    fn protection(&self) -> Option<&dyn Protection> {
-        Some(self)
-    }
-
-    fn indexes(&self) -> Vec<IndexKind> {
-        let mut indexes = vec![restricted::index()];
-        indexes.extend(self.budgets.index().filter(|_| self.preempts()));
-        indexes
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::common::args::decode;
 use koord_model::resources::{PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScoreResult, Signable, Signature,
-    State,
+    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, PreScoreResult, Score,
+    Signable, Signature, State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -57,12 +57,24 @@ impl Plugin for Scarce {
         signature.number(-1);
         Signable::Yes
     }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
+
+impl PreScore for Scarce {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let known = self.args.resources.iter();
         let known = known.filter_map(|name| cycle.view.resources.get(name));
         let unwanted = known.filter(|id| cycle.pod.requests.get(*id) == 0);
         PreScoreResult::Ready(State::of(Unwanted(unwanted.collect())))
     }
+}
+
+impl Score for Scarce {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let (Some(Unwanted(unwanted)), Some(info)) =
             (state.get::<Unwanted>(), cycle.view.nodes.info(node))

@@ -6,7 +6,8 @@ use koord_api::extension::SchedulingHint as Hint;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Plugin,
-    Points, PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject, View,
+    Points, PreFilter, PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -96,6 +97,12 @@ impl Plugin for SchedulingHint {
         }
         Signable::Yes
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+}
+
+impl PreFilter for SchedulingHint {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match hint(cycle.pod) {
             Ok(Some(hint)) if !hint.node_names.is_empty() => {

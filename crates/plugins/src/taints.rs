@@ -5,9 +5,9 @@ use k8s_openapi::api::core::v1::{Taint, Toleration};
 use koord_model::nodes::{NO_EXECUTE, NO_SCHEDULE, PREFER_NO_SCHEDULE, tolerates_comparing};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Normalize,
-    Plugin, Points, PreScoreResult, QueueHints, Rejection, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, BuildContext, BuildError, ClusterEvent, Cycle, Filter, Helps, Holders, Interest,
+    Normalize, Plugin, Points, PreScore, PreScoreResult, QueueHints, Rejection, Score, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -70,12 +70,27 @@ impl Plugin for TaintToleration {
         tolerations::sign(of(pod), signature);
         Signable::Yes
     }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
+
+impl Filter for TaintToleration {
     fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
         match keeps_off(of(cycle.pod), taints_of(cycle, node), self.compares) {
             None => Ok(()),
             Some(_) => Err(Rejection::unresolvable("node(s) had untolerated taint(s)")),
         }
     }
+}
+
+impl PreScore for TaintToleration {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let relevant = |toleration: &&Toleration| {
             matches!(
@@ -86,6 +101,9 @@ impl Plugin for TaintToleration {
         let kept: Vec<Toleration> = of(cycle.pod).iter().filter(relevant).cloned().collect();
         PreScoreResult::Ready(State::of(kept))
     }
+}
+
+impl Score for TaintToleration {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let taints = taints_of(cycle, node);
         if taints.is_empty() {

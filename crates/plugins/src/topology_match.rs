@@ -22,10 +22,10 @@ use koord_model::alignment::{self, Ask, Policy, Unfit};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, Holders,
-    Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilterResult,
-    PreScoreResult, QueueHints, Rejection, ReportedProblems, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
+    Holders, Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilter,
+    PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection, ReportedProblems, Score,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use pod::Print;
@@ -222,19 +222,39 @@ impl Plugin for TopologyMatch {
     fn watches(&self) -> Vec<Watch> {
         vec![topologies::watch()]
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
 
+impl PreFilter for TopologyMatch {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match pod::ask(cycle.pod, cycle.view.resources) {
             Some(ask) => PreFilterResult::ready(ask.clone()),
             None => PreFilterResult::Skip,
         }
     }
+}
+
+impl Filter for TopologyMatch {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(ask) = state.get::<Arc<Ask>>() else {
             return Ok(());
         };
         Ok(self.judge(cycle, ask, node)?)
     }
+}
+
+impl PreScore for TopologyMatch {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         // To a pod that is given nothing of its own all nodes are alike.
         match pod::ask(cycle.pod, cycle.view.resources) {
@@ -242,6 +262,9 @@ impl Plugin for TopologyMatch {
             _ => PreScoreResult::Skip,
         }
     }
+}
+
+impl Score for TopologyMatch {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let (Some(ask), Some(desk)) = (state.get::<Arc<Ask>>(), self.desk(node, cycle.view)) else {
             return 0;

@@ -14,9 +14,10 @@ use args::Args;
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Groups, Helps,
-    Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilterResult, PreScoreResult,
-    QueueHints, Rejection, Signature, State, Subject, Surroundings, Verdict, View, Volatile,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Groups,
+    Helps, Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreFilterResult,
+    PreScore, PreScoreResult, QueueHints, Rejection, Score, Signature, State, Subject,
+    Surroundings, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
@@ -281,7 +282,21 @@ impl Plugin for TopologySpread {
         }
         Owners::watches()
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
 
+impl PreFilter for TopologySpread {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         #[cfg(test)]
         assert!(self.census.balances(cycle.view.nodes, true, &no_labels));
@@ -291,6 +306,9 @@ impl Plugin for TopologySpread {
             None => PreFilterResult::Reject(Rejection::error(UNPREPARED)),
         }
     }
+}
+
+impl Filter for TopologySpread {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let census = &self.census;
         for constraint in state.get::<Hard>().into_iter().flat_map(|hard| &hard.0) {
@@ -327,7 +345,9 @@ impl Plugin for TopologySpread {
         }
         Ok(())
     }
+}
 
+impl PreScore for TopologySpread {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let asked = self.asked(cycle).filter(|asked| !asked.soft.is_empty());
         let Some(constraints) = asked.map(|asked| asked.soft.clone()) else {
@@ -339,6 +359,9 @@ impl Plugin for TopologySpread {
             all_labels,
         }))
     }
+}
+
+impl Score for TopologySpread {
     fn normalization(&self) -> Normalize {
         Normalize::Custom
     }

@@ -181,12 +181,12 @@ fn a_named_node_is_the_only_one() {
         let info = Arc::new(info);
         let cycle = Cycle::new(&info, engine.cluster().view(now()));
         assert!(matches!(
-            NodeName.pre_filter(&cycle),
+            PreFilter::pre_filter(&NodeName, &cycle),
             PreFilterResult::Ready { nodes: None, .. }
         ));
         for (node, expected) in [("open", open), ("cordoned", cordoned)] {
             let row = engine.cluster().nodes().find(node).unwrap();
-            let verdict = NodeName.filter(&cycle, &State::default(), row);
+            let verdict = Filter::filter(&NodeName, &cycle, &State::default(), row);
             let said = verdict.err().map(|rejection| rejection.message());
             assert_eq!(said.unwrap_or_default(), expected, "{named} on {node}");
         }

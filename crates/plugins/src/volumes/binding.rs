@@ -22,10 +22,10 @@ use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps, IndexKind,
-    Interest, Metered, ObjectChange, PerProfile, Permit, PermitResult, Plugin, Points,
-    PreFilterResult, PreScoreResult, QueueHints, Readings, Reason, Rejection, Signable, Signature,
-    State, Subject, Verdict, View,
+    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
+    IndexKind, Interest, Metered, ObjectChange, PerProfile, Permit, PermitResult, Plugin, Points,
+    PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints, Readings, Reason, Rejection,
+    Score, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -340,7 +340,21 @@ impl Plugin for VolumeBinding {
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
 
+impl PreFilter for VolumeBinding {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if !uses_claims(cycle.pod) {
             return PreFilterResult::Skip;
@@ -366,6 +380,9 @@ impl Plugin for VolumeBinding {
         });
         local.chain(chosen).min_by_key(Vec::len)
     }
+}
+
+impl Filter for VolumeBinding {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let (Some(wanted), Some(info)) = (state.get::<Wanted>(), cycle.view.nodes.info(node))
         else {
@@ -373,6 +390,9 @@ impl Plugin for VolumeBinding {
         };
         self.answer(storage(cycle.view), wanted, info, None)
     }
+}
+
+impl PreScore for VolumeBinding {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let shape = self.settings.of(cycle.pod).shape.as_ref();
         let wanted = shape.map(|_| self.wanted(storage(cycle.view), cycle.pod));
@@ -383,6 +403,9 @@ impl Plugin for VolumeBinding {
             _ => PreScoreResult::Skip,
         }
     }
+}
+
+impl Score for VolumeBinding {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let shape = &self.settings.of(cycle.pod).shape;
         let (Some(shape), Some(wanted)) = (shape, state.get::<Wanted>()) else {

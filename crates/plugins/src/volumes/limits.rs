@@ -12,9 +12,9 @@ use k8s_openapi::api::storage::v1::CSINode;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, ObjectChange,
-    Plugin, Points, PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Interest,
+    ObjectChange, Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::borrow::Cow;
@@ -265,6 +265,15 @@ impl Plugin for NodeVolumeLimits {
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+}
+
+impl PreFilter for NodeVolumeLimits {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if !uses_claims(cycle.pod) {
             return PreFilterResult::Skip;
@@ -280,6 +289,9 @@ impl Plugin for NodeVolumeLimits {
         });
         PreFilterResult::ready(Brought(brought))
     }
+}
+
+impl Filter for NodeVolumeLimits {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(Brought(brought)) = state.get() else {
             return Ok(());

@@ -6,8 +6,9 @@ use k8s_openapi::api::core::v1::Volume;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Helps, IndexKind, Interest, Plugin, Points,
-    PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Interest, Plugin,
+    Points, PreFilter, PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -149,6 +150,15 @@ impl Plugin for VolumeRestrictions {
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+}
+
+impl PreFilter for VolumeRestrictions {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let pod = cycle.pod;
         let storage = storage(cycle.view);
@@ -165,6 +175,9 @@ impl Plugin for VolumeRestrictions {
         let users = i64::try_from(users).unwrap_or(i64::MAX);
         PreFilterResult::ready(Exclusive { claims, users })
     }
+}
+
+impl Filter for VolumeRestrictions {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let Some(exclusive) = state.get::<Exclusive>() else {
             return Ok(());

@@ -6,8 +6,8 @@ use super::{CLAIMS, CLASSES, VOLUMES, indexes, interest, standing, storage, uses
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Helps, IndexKind, Interest, Plugin, Points, PreFilterResult,
-    QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, ClusterEvent, Cycle, Filter, Helps, IndexKind, Interest, Plugin, Points, PreFilter,
+    PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::collections::BTreeSet;
@@ -121,6 +121,15 @@ impl Plugin for VolumeZone {
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+}
+
+impl PreFilter for VolumeZone {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         if standing(cycle.pod).next().is_none() {
             return PreFilterResult::Skip;
@@ -131,6 +140,9 @@ impl Plugin for VolumeZone {
             Err(rejection) => PreFilterResult::Reject(rejection),
         }
     }
+}
+
+impl Filter for VolumeZone {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
         let (Some(Places(places)), Some(info)) =
             (state.get::<Places>(), cycle.view.nodes.info(node))

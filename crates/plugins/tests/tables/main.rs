@@ -75,6 +75,20 @@ impl Alone {
         }
     }
 
+    fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
+        match self.plugin.pre_filter() {
+            Some(pre_filter) => pre_filter.pre_filter(cycle),
+            None => PreFilterResult::ready(()),
+        }
+    }
+
+    fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
+        match self.plugin.pre_score() {
+            Some(pre_score) => pre_score.pre_score(cycle),
+            None => PreScoreResult::Ready(State::default()),
+        }
+    }
+
     fn view(&self) -> View<'_> {
         View {
             indexes: &self.indexes,
@@ -161,7 +175,7 @@ impl Alone {
             .collect();
         let scores = self.cycle(pod, |this, cycle| {
             let mut scores = vec![0; rows.len()];
-            let PreScoreResult::Ready(state) = this.plugin.pre_score(cycle) else {
+            let PreScoreResult::Ready(state) = this.pre_score(cycle) else {
                 return scores;
             };
             if let Some(volatile) = this.plugin.volatile() {
@@ -171,20 +185,24 @@ impl Alone {
                 let sorted: Vec<NodeIndex> = order.iter().map(|at| rows[*at]).collect();
                 let mut found = vec![0; rows.len()];
                 volatile.score_rows(cycle, &state, &sorted, &mut found);
-                if this.plugin.normalization() == Normalize::Custom {
-                    this.plugin.normalize(cycle, &mut found);
+                if let Some(score) = this.plugin.score()
+                    && score.normalization() == Normalize::Custom
+                {
+                    score.normalize(cycle, &mut found);
                 }
                 for (at, score) in order.into_iter().zip(found) {
                     scores[at] = score;
                 }
             } else {
+                let rule = this.plugin.score();
                 for (row, score) in rows.iter().zip(&mut scores) {
-                    *score = this.plugin.score(cycle, &state, *row);
+                    *score = rule.map_or(0, |rule| rule.score(cycle, &state, *row));
                 }
             }
             let max = scores.iter().copied().max().unwrap_or(0);
+            let normalization = this.plugin.score().map(|score| score.normalization());
             let share = |score: i64| if max == 0 { 0 } else { score * 100 / max };
-            match this.plugin.normalization() {
+            match normalization.unwrap_or(Normalize::None) {
                 Normalize::Max => scores.iter().map(|score| share(*score)).collect(),
                 Normalize::MaxReversed => scores.iter().map(|s| 100 - share(*s)).collect(),
                 Normalize::None | Normalize::Custom => scores,
@@ -201,12 +219,14 @@ impl Alone {
             _ => rejection.message(),
         };
         self.cycle(pod, |this, cycle| {
-            let state = match this.plugin.pre_filter(cycle) {
+            let state = match this.pre_filter(cycle) {
                 PreFilterResult::Ready { state, .. } => state,
                 PreFilterResult::Skip => return "fits".to_owned(),
                 PreFilterResult::Reject(rejection) => return text(rejection),
             };
-            let verdict = this.plugin.filter(cycle, &state, this.row(node));
+            let filter = this.plugin.filter();
+            let row = this.row(node);
+            let verdict = filter.map_or(Ok(()), |filter| filter.filter(cycle, &state, row));
             verdict.map_or_else(text, |()| "fits".to_owned())
         })
     }
@@ -237,7 +257,7 @@ fn who_counts_is_prepared_for_the_very_pod() {
         let asked_unprepared = alone.cycle(pod, |this, cycle| {
             // The same in all but identity: its counters may be gone by now.
             let other = Arc::new((**cycle.pod).clone());
-            this.plugin.pre_filter(&Cycle::new(&other, cycle.view))
+            this.pre_filter(&Cycle::new(&other, cycle.view))
         });
         match asked_unprepared {
             PreFilterResult::Reject(rejection) => assert_eq!(rejection.code, Code::Error, "{name}"),
@@ -252,7 +272,7 @@ fn the_share_of_a_quota_is_divided_before_anybody_is_judged() {
     let pod = complete(json!({"metadata": {"name": "p", "uid": "p"}, "spec": {}}));
     let pod = Arc::new(serde_json::from_value(pod).unwrap());
     let pod = Arc::new(PodInfo::new(pod, alone.engine.cluster().resources()).unwrap());
-    let asked = |alone: &Alone| match alone.plugin.pre_filter(&Cycle::new(&pod, alone.view())) {
+    let asked = |alone: &Alone| match alone.pre_filter(&Cycle::new(&pod, alone.view())) {
         PreFilterResult::Reject(rejection) => Some(rejection.code),
         _ => None,
     };

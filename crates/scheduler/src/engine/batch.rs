@@ -34,9 +34,10 @@ impl Batch {
     fn of(scope: &Scope<'_>, rows: usize) -> Self {
         let mut looked = Vec::with_capacity(rows);
         looked.resize_with(rows, Looked::default);
-        let scores = scope.prepared.scores.iter();
-        let raws = scores.map(|(plugin, weight, _)| {
-            let kind = scope.plugins[*plugin].normalization();
+        let weights = scope.prepared.scores.iter();
+        let raws = weights.zip(scope.chain.scores());
+        let raws = raws.map(|((_, weight, _), (_, score, _))| {
+            let kind = score.normalization();
             let kept = if kind == Normalize::None { 0 } else { rows };
             Raws {
                 weight: *weight,
@@ -100,16 +101,16 @@ impl Scope<'_> {
     pub(super) fn look_each(&self, rows: &[NodeIndex], promised: &FxHashSet<NodeIndex>) -> Batch {
         let mut batch = Batch::of(self, rows.len());
         let mut left = self.like_the_books(rows, promised, &mut batch);
-        for (plugin, state) in &self.prepared.filters {
-            if self.leaves_out(*plugin) {
+        for (plugin, filter, state) in self.chain.filters() {
+            if self.leaves_out(plugin) {
                 continue;
             }
             let mut settled = false;
             let mut refuse = |at: usize, rejection| {
-                batch.looked[left.at[at]].verdict = RowVerdict::Refused(*plugin, rejection);
+                batch.looked[left.at[at]].verdict = RowVerdict::Refused(plugin, rejection);
                 settled = true;
             };
-            self.plugins[*plugin].filter_each(&self.cycle, state, &left.nodes, &mut refuse);
+            filter.filter_each(&self.cycle, state, &left.nodes, &mut refuse);
             if settled {
                 left.drop_settled(&batch);
             }
@@ -119,12 +120,12 @@ impl Scope<'_> {
             batch.looked[*at].verdict = RowVerdict::Fits(None);
         }
         let mut scores = vec![0; left.nodes.len()];
-        for (column, (plugin, _, state)) in self.prepared.scores.iter().enumerate() {
-            if self.leaves_out(*plugin) {
+        for (column, (plugin, score, state)) in self.chain.scores().enumerate() {
+            if self.leaves_out(plugin) {
                 continue;
             }
             scores.fill(0);
-            self.plugins[*plugin].score_each(&self.cycle, state, &left.nodes, &mut scores);
+            score.score_each(&self.cycle, state, &left.nodes, &mut scores);
             for (at, score) in left.at.iter().zip(&scores) {
                 batch.score(column, *at, *score);
             }

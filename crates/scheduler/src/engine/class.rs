@@ -459,12 +459,13 @@ impl<'a> Scale<'a> {
 
 /// The columns of an evaluation, empty.
 pub(super) fn columns(scope: &Scope<'_>) -> Vec<Column> {
-    let scores = scope.prepared.scores.iter();
-    scores
-        .map(|(plugin, weight, _)| Column {
+    let weights = scope.prepared.scores.iter();
+    weights
+        .zip(scope.chain.scores())
+        .map(|((plugin, weight, _), (_, score, _))| Column {
             plugin: *plugin,
             weight: *weight,
-            kind: scope.plugins[*plugin].normalization(),
+            kind: score.normalization(),
             raws: Vec::new(),
             max: 0,
             at_max: 0,

@@ -4,7 +4,7 @@ use super::class::{Column, Evaluation, normal};
 use super::cluster::ClusterState;
 use super::inspector::Inspector;
 use super::plugin_table::PluginTable;
-use super::scope::Scope;
+use super::scope::{Scope, filter_of, score_of};
 use crate::framework::{Code, Cycle, Lacks, Normalize, Rejection, RowVerdict};
 use crate::queue::{PluginSet, Queue};
 use crate::state::{NodeIndex, PodInfo};
@@ -153,8 +153,9 @@ impl Inspector<'_> {
         else {
             return Vec::new();
         };
+        let chain = self.table.chain(prepared);
         let nominator = &self.preemptor.nominator;
-        let scope = Scope::new(cycle, self.table, &prepared, nominator, self.options);
+        let scope = Scope::new(cycle, self.table, &chain, nominator, self.options);
         let far = |node: NodeIndex| {
             let mut lacks = Lacks::default();
             scope.lacks(node, &mut lacks);
@@ -282,7 +283,7 @@ fn queue_state(table: &PluginTable, queue: &Queue, pod: &PodInfo, now: Timestamp
         let reasons: Vec<String> = table
             .plugins
             .iter()
-            .filter_map(|plugin| Some(plugin.pre_enqueue(pod).err()?.message()))
+            .filter_map(|plugin| Some(plugin.pre_enqueue()?.pre_enqueue(pod).err()?.message()))
             .collect();
         out["reasons"] = json!(reasons);
     }
@@ -299,10 +300,10 @@ impl Scope<'_> {
         let (removed, added) = self.imagined(node, &[]);
         let cycle = self.imagine(&removed, &added);
         for (plugin, state) in self.prepared.filters.iter().chain(&self.prepared.moving) {
-            let plugin = &self.plugins[*plugin];
-            if let Err(rejection) = plugin.filter(&cycle, state, node) {
+            let filter = filter_of(self.plugins, *plugin);
+            if let Err(rejection) = filter.filter(&cycle, state, node) {
                 let before = out.found();
-                if let Some(insight) = plugin.insight() {
+                if let Some(insight) = self.plugins[*plugin].insight() {
                     insight.lack(&cycle, state, node, out);
                 }
                 if out.found() == before {
@@ -339,7 +340,7 @@ impl Scope<'_> {
         let moving = self.prepared.moving_scores.iter();
         let moving = moving.map(|(plugin, weight, state)| PluginScore {
             plugin: self.plugins[*plugin].name(),
-            raw: self.plugins[*plugin].score(&self.cycle, state, node),
+            raw: score_of(self.plugins, *plugin).score(&self.cycle, state, node),
             score: None,
             weight: *weight,
         });

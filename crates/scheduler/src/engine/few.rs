@@ -27,8 +27,10 @@ pub(super) fn list<'a>(scope: &Scope<'a>) -> Option<Cow<'a, [NodeIndex]>> {
         return (list.len() <= MOST).then(|| list.into());
     }
     let filters = scope.prepared.filters.iter();
-    let lists = filters
-        .filter_map(|(plugin, state)| scope.plugins[*plugin].only_nodes(&scope.cycle, state));
+    let lists = filters.filter_map(|(plugin, state)| {
+        let pre_filter = scope.plugins[*plugin].pre_filter()?;
+        pre_filter.only_nodes(&scope.cycle, state)
+    });
     let mut list = lists
         .min_by_key(Vec::len)
         .filter(|list| list.len() <= MOST)?;

@@ -4,7 +4,7 @@
 //! in ten is timed, as upstream does with its plugins, at most 200 a second, and of the filters and
 //! scores only one pass over one node, made for that purpose. What is only counted is counted always.
 
-use super::scope::{Prepared, Scope};
+use super::scope::{Prepared, Scope, filter_of, score_of};
 use crate::framework::{
     Code, Instance, PermitResult, PreFilterResult, PreScoreResult, Profile, RowVerdict, Verdict,
 };
@@ -331,7 +331,7 @@ impl Meter {
         };
         let prepared = scope.prepared;
         for (plugin, state) in prepared.filters.iter().chain(&prepared.moving) {
-            let verdict = scope.plugins[*plugin].filter(&cycle, state, node);
+            let verdict = filter_of(scope.plugins, *plugin).filter(&cycle, state, node);
             let fits = verdict.is_ok();
             lap(*plugin, Point::Filter, of_verdict(&verdict));
             if !fits {
@@ -339,7 +339,7 @@ impl Meter {
             }
         }
         for (plugin, _, state) in prepared.scores.iter().chain(&prepared.moving_scores) {
-            let _ = scope.plugins[*plugin].score(&cycle, state, node);
+            let _ = score_of(scope.plugins, *plugin).score(&cycle, state, node);
             lap(*plugin, Point::Score, "Success");
         }
     }

@@ -9,7 +9,7 @@ use super::measure::Meter;
 use super::nominator::Nominator;
 use super::plugin_table::PluginTable;
 use super::preemptor::Preemptor;
-use super::scope::{Prepared, Scope};
+use super::scope::{Chain, Prepared, Scope};
 use super::{EngineOptions, Output};
 use crate::framework::{Code, Cycle, Diagnosis, Instance, Offer, RowVerdict, Tally, View};
 use crate::queue::Queue;
@@ -50,15 +50,16 @@ impl PluginTable {
             .filter_map(|uid| Some(queue.get(uid)?.info.clone()))
             .collect();
         planning.arrange(&mut pods);
-        let members = self.prepare_members(meter, view, pods)?;
+        let mut members = self.prepare_members(meter, view, pods)?;
+        let chains = members.prepared.drain(..);
+        let chains: Vec<Chain<'_>> = chains.map(|it| self.chain(it)).collect();
         let mut tally = Tally::default();
         let mut helpable = Vec::new();
         let mut offers = Vec::with_capacity(view.nodes.len());
         for node in view.nodes.indices() {
             let scope = |at: usize| {
                 let cycle = Cycle::new(&members.pods[at], view);
-                let prepared = &members.prepared[at];
-                Scope::new(cycle, self, prepared, nominator, options)
+                Scope::new(cycle, self, &chains[at], nominator, options)
             };
             let (slots, refused) = members.slots(node, scope);
             offers.push(Offer {

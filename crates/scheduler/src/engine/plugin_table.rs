@@ -97,7 +97,10 @@ impl PluginTable {
         let plugins = self.profiles[profile].pre_enqueue.iter();
         plugins
             .filter(|instance| asked & (1 << **instance) != 0)
-            .filter(|instance| self.plugins[**instance].pre_enqueue(pod).is_err())
+            .filter(|instance| {
+                let pre_enqueue = self.plugins[**instance].pre_enqueue();
+                pre_enqueue.is_some_and(|it| it.pre_enqueue(pod).is_err())
+            })
             .fold(0, |set, instance| set | 1 << instance)
     }
 

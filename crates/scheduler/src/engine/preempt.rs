@@ -308,8 +308,9 @@ impl VictimSearch<'_> {
             let refusals = [(Reason::Static(reason), total)];
             return Attempt::Hopeless(hopeless(rules.prefix, total, refusals));
         };
+        let chain = self.table.chain(prepared);
         let nominator = &self.preemptor.nominator;
-        let scope = Scope::new(cycle, self.table, &prepared, nominator, self.options);
+        let scope = Scope::new(cycle, self.table, &chain, nominator, self.options);
         if let Some(node) = self.preemptor.nominator.node_of(&pod.uid)
             && let Some(node) = self.cluster.nodes.find(node)
             && !never_fits(&scope.judge(node))
@@ -339,7 +340,7 @@ impl VictimSearch<'_> {
         let offset = super::class::mix(self.options.seed ^ self.preemptor.searches);
         let offset = usize::try_from(offset % candidates.len().max(1) as u64).unwrap_or(0);
         let (ahead, behind) = candidates.split_at(offset.min(candidates.len()));
-        let is_stable = prepared.moving.is_empty() && !before_filters;
+        let is_stable = scope.prepared.moving.is_empty() && !before_filters;
         let key = self.memo_key(asked, cycle.view, is_stable);
         let (mut known, allowances) = match key {
             Some((key, allowances)) => (Some(memo.of(key, self.cluster.nodes.rows())), allowances),

@@ -5,8 +5,8 @@ use super::nominator::{Nominator, ahead_of};
 use super::opinion::Opinion;
 use super::plugin_table::PluginTable;
 use crate::framework::{
-    Alignment, Code, Cycle, Instance, Overlay, Plugin, Reason, Reasons, Rejection, Release,
-    RowVerdict, State,
+    Alignment, Code, Cycle, Filter, Instance, NoRule, Overlay, Plugin, Reason, Reasons, Rejection,
+    Release, RowVerdict, Score, State,
 };
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -38,11 +38,61 @@ pub(crate) struct Prepared {
     pub(super) unscored: PluginSet,
 }
 
+/// What the plugins prepared for one pod, with the roles in which they judge and score: rows are many, so
+/// these are looked up once.
+pub(crate) struct Chain<'a> {
+    pub(super) prepared: Prepared,
+    /// Of each of [`Prepared::filters`].
+    filters: Vec<&'a dyn Filter>,
+    /// Of each of [`Prepared::scores`].
+    scores: Vec<&'a dyn Score>,
+}
+
+impl PluginTable {
+    /// Returns `prepared` with the roles of its plugins.
+    pub(super) fn chain(&self, prepared: Prepared) -> Chain<'_> {
+        let filters = prepared.filters.iter();
+        let filters = filters.map(|(plugin, _)| filter_of(&self.plugins, *plugin));
+        let scores = prepared.scores.iter();
+        let scores = scores.map(|(plugin, ..)| score_of(&self.plugins, *plugin));
+        Chain {
+            filters: filters.collect(),
+            scores: scores.collect(),
+            prepared,
+        }
+    }
+}
+
+impl Chain<'_> {
+    /// Returns the filters in order, without those that skip and without volatile ones.
+    pub(super) fn filters(&self) -> impl Iterator<Item = (Instance, &dyn Filter, &State)> {
+        let filters = self.prepared.filters.iter().zip(&self.filters);
+        filters.map(|((plugin, state), filter)| (*plugin, *filter, state))
+    }
+
+    /// Returns the scores, without those that skip and without volatile ones.
+    pub(super) fn scores(&self) -> impl Iterator<Item = (Instance, &dyn Score, &State)> {
+        let scores = self.prepared.scores.iter().zip(&self.scores);
+        scores.map(|((plugin, _, state), score)| (*plugin, *score, state))
+    }
+}
+
+/// Returns the filter of a plugin that runs at the filter point.
+pub(super) fn filter_of(plugins: &[Box<dyn Plugin>], instance: Instance) -> &dyn Filter {
+    plugins[instance].filter().unwrap_or(&NoRule)
+}
+
+/// Returns the score of a plugin that runs at the score point.
+pub(super) fn score_of(plugins: &[Box<dyn Plugin>], instance: Instance) -> &dyn Score {
+    plugins[instance].score().unwrap_or(&NoRule)
+}
+
 /// Everything an evaluation reads.
 #[derive(Clone, Copy)]
 pub(crate) struct Scope<'a> {
     pub(super) cycle: Cycle<'a>,
     pub(super) plugins: &'a [Box<dyn Plugin>],
+    pub(super) chain: &'a Chain<'a>,
     pub(super) prepared: &'a Prepared,
     pub(super) nominator: &'a Nominator,
     /// What extenders said about this very pod.
@@ -63,14 +113,15 @@ impl<'a> Scope<'a> {
     pub(super) fn new(
         cycle: Cycle<'a>,
         table: &'a PluginTable,
-        prepared: &'a Prepared,
+        chain: &'a Chain<'a>,
         nominator: &'a Nominator,
         options: &EngineOptions,
     ) -> Self {
         Self {
             cycle,
             plugins: &table.plugins,
-            prepared,
+            chain,
+            prepared: &chain.prepared,
             nominator,
             opinion: None,
             shared: false,
@@ -144,7 +195,7 @@ impl Scope<'_> {
         added.retain(|other| !mates.contains(&other.uid));
         let judge = |added: &[Arc<PodInfo>]| {
             let cycle = self.imagine(&removed, added);
-            match self.chain(&cycle, node) {
+            match self.judge_by_each(&cycle, node) {
                 RowVerdict::Fits(numa) => match self.moving(&cycle, node) {
                     Some((plugin, rejection)) => RowVerdict::Refused(plugin, rejection),
                     None => RowVerdict::Fits(numa),
@@ -175,12 +226,12 @@ impl Scope<'_> {
         }
         let (removed, added) = self.imagined(node, victims);
         if !added.is_empty() {
-            let verdict = self.chain(&self.imagine(&removed, &added), node);
+            let verdict = self.judge_by_each(&self.imagine(&removed, &added), node);
             if !matches!(verdict, RowVerdict::Fits(_)) {
                 return verdict;
             }
         }
-        self.chain(&self.imagine(&removed, &[]), node)
+        self.judge_by_each(&self.imagine(&removed, &[]), node)
     }
 
     /// What is said of nodes that are not on the list of those that can fit.
@@ -238,7 +289,8 @@ impl Scope<'_> {
         node: NodeIndex,
     ) -> Option<(Instance, Rejection)> {
         self.prepared.moving.iter().find_map(|(plugin, state)| {
-            let refused = self.plugins[*plugin].filter(cycle, state, node).err()?;
+            let filter = filter_of(self.plugins, *plugin);
+            let refused = filter.filter(cycle, state, node).err()?;
             Some((*plugin, refused))
         })
     }
@@ -289,8 +341,10 @@ impl Scope<'_> {
         gone.pods.extend_from_slice(victims);
         let cycle = self.imagine(&gone, &[]);
         let mut aligning = self.aligning();
-        aligning.all(|(at, _, state)| self.plugins[at].filter(&cycle, state, node).is_ok())
-            && matches!(self.align(&cycle, node), RowVerdict::Fits(_))
+        aligning.all(|(at, _, state)| {
+            let filter = filter_of(self.plugins, at);
+            filter.filter(&cycle, state, node).is_ok()
+        }) && matches!(self.align(&cycle, node), RowVerdict::Fits(_))
     }
 
     /// Whether this pod may take the place of any pod on `node`.
@@ -401,23 +455,22 @@ impl Scope<'_> {
 
     /// Appends the raw scores of a row that fits to `raws`.
     pub(super) fn score(&self, cycle: &Cycle<'_>, node: NodeIndex, raws: &mut Vec<i64>) {
-        let scores = self.prepared.scores.iter();
-        raws.extend(scores.map(|(plugin, _, state)| {
-            if self.leaves_out(*plugin) {
+        raws.extend(self.chain.scores().map(|(plugin, score, state)| {
+            if self.leaves_out(plugin) {
                 return 0;
             }
-            self.plugins[*plugin].score(cycle, state, node)
+            score.score(cycle, state, node)
         }));
     }
 
     /// The filters of all but the volatile plugins.
-    fn chain(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
-        for (plugin, state) in &self.prepared.filters {
-            if self.leaves_out(*plugin) {
+    fn judge_by_each(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
+        for (plugin, filter, state) in self.chain.filters() {
+            if self.leaves_out(plugin) {
                 continue;
             }
-            if let Err(rejection) = self.plugins[*plugin].filter(cycle, state, node) {
-                return RowVerdict::Refused(*plugin, rejection);
+            if let Err(rejection) = filter.filter(cycle, state, node) {
+                return RowVerdict::Refused(plugin, rejection);
             }
         }
         self.align(cycle, node)

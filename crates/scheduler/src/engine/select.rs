@@ -14,7 +14,7 @@ use super::telemetry::Telemetry;
 use super::{Engine, EngineOptions, special};
 use crate::framework::{
     Code, Cycle, Diagnosis, Instance, PreFilterResult, PreScoreResult, Rejection, RowVerdict,
-    ShapeId, Signable, Signature, Tally, View,
+    ShapeId, Signable, Signature, State, Tally, View,
 };
 use crate::guard::guarded;
 use crate::queue::PluginSet;
@@ -146,7 +146,8 @@ impl<'a> NodeSelection<'a> {
             }
             Err(Stop::Failed(_)) => {}
         }
-        let prepared = prepared?;
+        let chain = self.table.chain(prepared?);
+        let prepared = &chain.prepared;
         // Worth the list only if there is somebody to evict.
         let victims = !self.table.profiles[profile].post_filter.is_empty()
             && self
@@ -156,7 +157,7 @@ impl<'a> NodeSelection<'a> {
         let nominator = self.nominator;
         let scope = Scope {
             opinion,
-            ..Scope::new(cycle, self.table, &prepared, nominator, self.options)
+            ..Scope::new(cycle, self.table, &chain, nominator, self.options)
         };
         // Room was made there: if it is enough now, nothing else is looked at.
         let own = self.nominator.node_of(&pod.uid);
@@ -187,7 +188,7 @@ impl<'a> NodeSelection<'a> {
                 self.telemetry.meter.sample(&scope, &self.table.names, best);
                 self.telemetry
                     .meter
-                    .fared(profile, &prepared, &mut few.fared);
+                    .fared(profile, prepared, &mut few.fared);
                 self.telemetry.meter.served(profile, Served::Fresh);
                 let mut answer = few.answer(best, &scope, &self.table.names, victims);
                 if let Ok(choice) = &mut answer
@@ -256,7 +257,7 @@ impl<'a> NodeSelection<'a> {
             self.telemetry.meter.sample(&exact, &self.table.names, best);
             self.telemetry
                 .meter
-                .fared(profile, &prepared, &mut class.fared);
+                .fared(profile, prepared, &mut class.fared);
             let confirmed =
                 best.is_none_or(|node| matches!(exact.judge(node), RowVerdict::Fits(_)));
             // The class leaves room for the pod itself where it is nominated: only a node that is
@@ -295,7 +296,7 @@ impl<'a> NodeSelection<'a> {
             ..Scope::new(
                 Cycle::new(pod, view),
                 self.table,
-                &prepared,
+                &chain,
                 nominator,
                 self.options,
             )
@@ -315,7 +316,7 @@ impl<'a> NodeSelection<'a> {
         self.telemetry.meter.sample(&scope, &self.table.names, best);
         self.telemetry
             .meter
-            .fared(profile, &prepared, &mut fresh.fared);
+            .fared(profile, prepared, &mut fresh.fared);
         let answer = answer(&fresh, best, &scope, &self.table.names, None, victims);
         let answer = answer.map(|choice| choice.with(&fresh, &scope, noted));
         answer.map(|choice| choice.listing(&fresh, &scope, lists))
@@ -338,14 +339,24 @@ impl PluginTable {
         let at = profile;
         let nodes = cycle.view.nodes.len();
         let profile = &self.profiles[profile];
-        let mut prepared = Prepared::default();
-        let mut states: Vec<(Instance, crate::framework::State)> = Vec::new();
+        let mut prepared = Prepared {
+            filters: Vec::with_capacity(profile.filter.len()),
+            scores: Vec::with_capacity(profile.score.len()),
+            ..Prepared::default()
+        };
+        let mut states: Vec<(Instance, State)> = Vec::with_capacity(profile.pre_filter.len());
         let asked = self.judging(cycle.pod);
         let asks = |instance: &Instance| asked & (1 << instance) != 0;
         let mut skipped: PluginSet = 0;
         let mut laps = meter.start(&self.names, at, Point::PreFilter);
         for instance in profile.pre_filter.iter().filter(|at| asks(at)) {
-            let answer = self.plugins[*instance].pre_filter(cycle);
+            let answer = match self.plugins[*instance].pre_filter() {
+                Some(pre_filter) => pre_filter.pre_filter(cycle),
+                None => PreFilterResult::Ready {
+                    state: State::default(),
+                    nodes: None,
+                },
+            };
             laps.lap(*instance, || measure::of_pre_filter(&answer));
             match answer {
                 PreFilterResult::Ready { state, nodes } => {
@@ -402,7 +413,10 @@ impl PluginTable {
         for (instance, weight) in scorers.filter(|(at, _)| asks(at)) {
             let plugin = &self.plugins[*instance];
             let state = if profile.pre_score.contains(instance) {
-                let answer = plugin.pre_score(cycle);
+                let answer = match plugin.pre_score() {
+                    Some(pre_score) => pre_score.pre_score(cycle),
+                    None => PreScoreResult::Ready(State::default()),
+                };
                 laps.lap(*instance, || measure::of_pre_score(&answer));
                 match answer {
                     PreScoreResult::Ready(state) => state,
@@ -412,7 +426,7 @@ impl PluginTable {
                     }
                 }
             } else {
-                crate::framework::State::default()
+                State::default()
             };
             let scores = if plugin.volatile().is_some() {
                 &mut prepared.moving_scores
@@ -436,7 +450,7 @@ impl PluginTable {
         let plugins = self.profiles[profile].pre_filter.iter();
         let nodes = plugins
             .filter(|at| asked & (1 << **at) != 0)
-            .map(|instance| self.plugins[*instance].prefer(&scope.cycle))
+            .filter_map(|at| Some(self.plugins[*at].pre_filter()?.prefer(&scope.cycle)))
             .find(|nodes| !nodes.is_empty())?;
         nodes.into_iter().find_map(|node| match scope.judge(node) {
             RowVerdict::Fits(numa) => Some(Choice::of(scope, node, numa, (1, 1))),

@@ -4,9 +4,9 @@
 //! It runs per pod over the rows that the shared evaluation accepts, on dense columns.
 
 use super::class::{Column, Evaluation, key, normal};
-use super::scope::Scope;
+use super::scope::{Scope, score_of};
 use super::tree::Key;
-use crate::framework::{Instance, Normalize, Plugin, Rejection, Surroundings, Tally};
+use crate::framework::{Instance, Normalize, Rejection, Score, Surroundings, Tally};
 use crate::state::NodeIndex;
 
 /// Rows that fit, in order, and what they score.
@@ -40,14 +40,13 @@ pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Op
             for (at, score) in scores.iter_mut().enumerate() {
                 *score = (rows.raw)(at, column);
             }
-            scope.plugins[of.plugin].normalize(&scope.cycle, &mut scores);
+            score_of(scope.plugins, of.plugin).normalize(&scope.cycle, &mut scores);
             add(&mut keys, &scores, of.weight);
         }
     }
     if !scores.is_empty() {
         for (at, (plugin, weight, state)) in scope.prepared.moving_scores.iter().enumerate() {
-            let plugin = &scope.plugins[*plugin];
-            let Some(volatile) = plugin.volatile() else {
+            let Some(volatile) = scope.plugins[*plugin].volatile() else {
                 continue;
             };
             match rows.around.and_then(|around| around.get(at)) {
@@ -56,7 +55,7 @@ pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Op
                     volatile.score_among(&scope.cycle, state, around, rows.nodes, &mut scores);
                 }
             }
-            normalize(scope, plugin.as_ref(), &mut scores);
+            normalize(scope, score_of(scope.plugins, *plugin), &mut scores);
             add(&mut keys, &scores, *weight);
         }
     }
@@ -73,9 +72,9 @@ pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Op
 }
 
 /// Brings what a volatile plugin scores to 0..=100.
-fn normalize(scope: &Scope<'_>, plugin: &dyn Plugin, scores: &mut [i64]) {
-    match plugin.normalization() {
-        Normalize::Custom => plugin.normalize(&scope.cycle, scores),
+fn normalize(scope: &Scope<'_>, score: &dyn Score, scores: &mut [i64]) {
+    match score.normalization() {
+        Normalize::Custom => score.normalize(&scope.cycle, scores),
         kind => {
             let max = scores.iter().copied().max().unwrap_or(0).max(0);
             for score in scores {

@@ -10,10 +10,10 @@ mod waits;
 
 use super::*;
 use crate::framework::{
-    BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Factory, Grouping,
-    Helps, Insight, Interest, Metered, ObjectChange, Permit, PermitResult, Plugin, Points,
-    QueueHints, Readings, Registry, Rejection, Remark, Signable, Signature, State, Subject,
-    Verdict, View, Words,
+    BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Factory, Filter,
+    Grouping, Helps, Insight, Interest, Metered, ObjectChange, Permit, PermitResult, Plugin,
+    Points, PreEnqueue, QueueHints, Readings, Registry, Rejection, Remark, Signable, Signature,
+    State, Subject, Verdict, View, Words,
 };
 use crate::state::NodeIndex;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -72,6 +72,15 @@ impl Plugin for Knobs {
         signature.text(&pod.name[..1]);
         Signable::Yes
     }
+    fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+}
+
+impl PreEnqueue for Knobs {
     fn pre_enqueue(&self, pod: &PodInfo) -> Verdict {
         stumble("pre_enqueue");
         if pod.gates.is_empty() {
@@ -80,6 +89,9 @@ impl Plugin for Knobs {
             Err(Rejection::unresolvable("gated"))
         }
     }
+}
+
+impl Filter for Knobs {
     fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
         assert!(!cycle.pod.name.starts_with("panic"), "asked to");
         if cycle.pod.name.ends_with("never") {

@@ -12,7 +12,7 @@ use super::plugin_table::PluginTable;
 use super::pod_waker::PodWaker;
 use super::preempt::VictimSearch;
 use super::preemptor::Preemptor;
-use super::scope::Prepared;
+use super::scope::{Chain, Prepared};
 use super::{Engine, Output};
 use crate::framework::{Cycle, Diagnosis, GroupPreemption, Instance, Signable, Signature, View};
 use crate::queue::{PluginSet, Queue};
@@ -56,10 +56,10 @@ pub(super) struct Tried {
 pub(super) type Company = FxHashMap<Arc<str>, Prepared>;
 
 /// A member with what plugins prepared for it.
-struct Member {
+struct Member<'a> {
     pod: Arc<PodInfo>,
     /// None: it is refused before any node.
-    prepared: Option<Prepared>,
+    chain: Option<Chain<'a>>,
     /// Members with one number get the same answers.
     kind: usize,
 }
@@ -79,7 +79,7 @@ struct Planner<'a> {
     search: VictimSearch<'a>,
     view: View<'a>,
     group: &'a GroupPreemption<'a>,
-    members: Vec<Member>,
+    members: Vec<Member<'a>>,
     mates: FxHashSet<Arc<str>>,
     /// The one that has most to spare.
     weakest: Arc<PodInfo>,
@@ -337,7 +337,7 @@ impl VictimSearch<'_> {
         profile: usize,
         mut company: Company,
         view: View<'_>,
-    ) -> Vec<Member> {
+    ) -> Vec<Member<'_>> {
         let mut kinds = FxHashMap::default();
         let pods = pods.into_iter().enumerate();
         let member = |(at, pod): (usize, Arc<PodInfo>)| {
@@ -358,7 +358,7 @@ impl VictimSearch<'_> {
             };
             Member {
                 pod,
-                prepared,
+                chain: prepared.map(|prepared| self.table.chain(prepared)),
                 kind,
             }
         };

@@ -8,12 +8,12 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Answer of [`Plugin::pre_filter`].
+/// Answer of [`PreFilter::pre_filter`].
 #[derive(Debug)]
 pub enum PreFilterResult {
     /// Filter with this state, on the listed nodes only if any are listed.
     Ready {
-        /// Handed to [`Plugin::filter`].
+        /// Handed to [`Filter::filter`].
         state: State,
         /// Only these nodes can fit.
         nodes: Option<Vec<NodeIndex>>,
@@ -35,7 +35,7 @@ impl PreFilterResult {
     }
 }
 
-/// Answer of [`Plugin::pre_score`].
+/// Answer of [`PreScore::pre_score`].
 #[derive(Debug)]
 pub enum PreScoreResult {
     /// Score with this state.
@@ -53,7 +53,7 @@ pub enum Normalize {
     Max,
     /// As `Max`, then subtracted from 100; all 100 when the largest is 0.
     MaxReversed,
-    /// By [`Plugin::normalize`], over all feasible nodes for each pod.
+    /// By [`Score::normalize`], over all feasible nodes for each pod.
     Custom,
 }
 

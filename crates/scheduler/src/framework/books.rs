@@ -13,7 +13,7 @@ pub trait Bookkeeping {
     /// An object of a watched kind changed. Indexes know of it already.
     fn on_object(&mut self, _change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {}
     /// A pod appeared or changed: pending, on a node or finished, of whatever scheduler. Comes
-    /// before the engine acts on it, so that [`Plugin::pre_enqueue`] already knows.
+    /// before the engine acts on it, so that [`PreEnqueue::pre_enqueue`] already knows.
     fn on_pod(&mut self, _pod: &Arc<PodInfo>, _view: View<'_>, _fx: &mut Effects) {}
     /// The pod with this uid does not exist any more, or cannot be read any more. Comes before the
     /// engine forgets it.

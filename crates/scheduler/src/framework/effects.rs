@@ -133,7 +133,7 @@ pub struct Effects {
     pub activate: Vec<Arc<str>>,
     /// Objects that could not be understood.
     pub problems: Vec<Problem>,
-    /// Queued pods (by uid) whose [`Plugin::pre_enqueue`] answer may have changed.
+    /// Queued pods (by uid) whose [`PreEnqueue::pre_enqueue`] answer may have changed.
     pub regate: Vec<Arc<str>>,
     /// Pods that stand for other objects, to be treated as if the informer had delivered them: new
     /// ones, or known ones that take more or less than before.

@@ -1,7 +1,7 @@
 //! The extension points, and what plugins see.
 //!
 //! Two rules make the engine fast. A plugin judges a node by its dense index against columns, with
-//! the pod's side prepared once per cycle ([`Plugin::pre_filter`], [`Plugin::pre_score`]). And it
+//! the pod's side prepared once per cycle ([`PreFilter`], [`PreScore`]). And it
 //! says what of a pod it reads ([`Plugin::sign`]): pods that sign the same share verdicts and
 //! scores, until the plugin or the engine touches a node.
 
@@ -17,6 +17,7 @@ mod profile;
 mod reading;
 mod registry;
 mod roles;
+mod rules;
 mod shared;
 mod status;
 mod watch;
@@ -40,6 +41,8 @@ pub use roles::{
     Admission, Alignment, Binding, Grouping, Insight, Metered, Offer, Permit, Planning, PostFilter,
     Protection, QueueHints, Release, Volatile,
 };
+pub(crate) use rules::NoRule;
+pub use rules::{Filter, PreEnqueue, PreFilter, PreScore, Score};
 pub use shared::PerProfile;
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
 pub(crate) use watch::{Message, Source};
@@ -295,6 +298,26 @@ pub trait Plugin: Send + Sync {
     fn name(&self) -> &'static str;
     /// The extension points it implements.
     fn points(&self) -> Points;
+    /// See [`PreEnqueue`].
+    fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
+        None
+    }
+    /// See [`PreFilter`].
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        None
+    }
+    /// See [`Filter`].
+    fn filter(&self) -> Option<&dyn Filter> {
+        None
+    }
+    /// See [`PreScore`].
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        None
+    }
+    /// See [`Score`].
+    fn score(&self) -> Option<&dyn Score> {
+        None
+    }
     /// See [`QueueHints`].
     fn queue_hints(&self) -> Option<&dyn QueueHints> {
         None
@@ -386,72 +409,4 @@ pub trait Plugin: Send + Sync {
     fn indexes(&self) -> Vec<IndexKind> {
         Vec::new()
     }
-
-    /// Whether the pod may enter the active queue.
-    fn pre_enqueue(&self, _pod: &PodInfo) -> Verdict {
-        Ok(())
-    }
-    /// Looks at the pod once, before any node.
-    fn pre_filter(&self, _cycle: &Cycle<'_>) -> PreFilterResult {
-        PreFilterResult::Ready {
-            state: State::default(),
-            nodes: None,
-        }
-    }
-    /// The only nodes that [`Plugin::filter`] may accept, where these are known before any is looked at.
-    /// Unlike the list of [`PreFilterResult::Ready`], this is not said of the others: their filters are asked
-    /// if none of these fits.
-    fn only_nodes(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Vec<NodeIndex>> {
-        None
-    }
-    /// Nodes to try before all others, in this order: the first that passes the filters is taken,
-    /// without scoring. Of several plugins with an answer, the first counts.
-    fn prefer(&self, _cycle: &Cycle<'_>) -> Vec<NodeIndex> {
-        Vec::new()
-    }
-    /// Whether the pod may run on `node`.
-    fn filter(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> Verdict {
-        Ok(())
-    }
-    /// [`Plugin::filter`] of each of `nodes`: `refuse` is told the position of those that are refused,
-    /// and why. For plugins that say the same of many nodes, or read columns.
-    fn filter_each(
-        &self,
-        cycle: &Cycle<'_>,
-        state: &State,
-        nodes: &[NodeIndex],
-        refuse: &mut dyn FnMut(usize, Rejection),
-    ) {
-        for (at, node) in nodes.iter().enumerate() {
-            if let Err(rejection) = self.filter(cycle, state, *node) {
-                refuse(at, rejection);
-            }
-        }
-    }
-    /// Prepares scoring.
-    fn pre_score(&self, _cycle: &Cycle<'_>) -> PreScoreResult {
-        PreScoreResult::Ready(State::default())
-    }
-    /// The raw score of `node`.
-    fn score(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex) -> i64 {
-        0
-    }
-    /// [`Plugin::score`] of each of `nodes`, written to `scores`, which is as long and all 0.
-    fn score_each(
-        &self,
-        cycle: &Cycle<'_>,
-        state: &State,
-        nodes: &[NodeIndex],
-        scores: &mut [i64],
-    ) {
-        for (score, node) in scores.iter_mut().zip(nodes) {
-            *score = self.score(cycle, state, *node);
-        }
-    }
-    /// How raw scores are brought to 0..=100.
-    fn normalization(&self) -> Normalize {
-        Normalize::None
-    }
-    /// Brings raw scores, in order of node index, to 0..=100. For [`Normalize::Custom`].
-    fn normalize(&self, _cycle: &Cycle<'_>, _scores: &mut [i64]) {}
 }

@@ -139,7 +139,7 @@ pub trait Alignment {
 /// afresh for each pod, over the nodes that all other plugins accept, and nothing is remembered. What
 /// it reads of the pod need not be signed.
 pub trait Volatile {
-    /// [`Plugin::filter`] for many nodes at a time: clears the entries of `fits` whose node is
+    /// [`Filter::filter`] for many nodes at a time: clears the entries of `fits` whose node is
     /// refused; entries that are clear already need no answer.
     fn filter_rows(
         &self,
@@ -154,7 +154,7 @@ pub trait Volatile {
     fn filter_groups(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Groups> {
         None
     }
-    /// [`Plugin::score`] of all nodes that fit, in order of index: a node may be weighed by what the
+    /// [`Score::score`] of all nodes that fit, in order of index: a node may be weighed by what the
     /// others are.
     fn score_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], scores: &mut [i64]);
     /// By which groups [`Volatile::score_rows`] scores for this pod, if it gives all nodes of a group the

@@ -47,7 +47,7 @@ fn said_of(bench: &Bench, victims: &[&str], more: &[Arc<PodInfo>]) -> String {
     let pod = bench.engine.queued("r").unwrap().clone();
     let cycle = Cycle::new(&pod, bench.view());
     let row = bench.row();
-    let state = match bench.plugin.pre_filter(&cycle) {
+    let state = match bench.plugin.pre_filter().unwrap().pre_filter(&cycle) {
         PreFilterResult::Ready { state, nodes } => {
             assert!(nodes.is_none_or(|nodes| nodes == [row]));
             state
@@ -84,11 +84,11 @@ fn said_of(bench: &Bench, victims: &[&str], more: &[Arc<PodInfo>]) -> String {
         taken_in: taken.as_deref(),
         ..cycle
     };
-    if let Err(rejection) = bench.plugin.filter(&cycle, &state, row) {
+    if let Err(rejection) = bench.plugin.filter().unwrap().filter(&cycle, &state, row) {
         return rejection.message();
     }
-    let score = match bench.plugin.pre_score(&cycle) {
-        PreScoreResult::Ready(state) => bench.plugin.score(&cycle, &state, row),
+    let score = match bench.plugin.pre_score().unwrap().pre_score(&cycle) {
+        PreScoreResult::Ready(state) => bench.plugin.score().unwrap().score(&cycle, &state, row),
         PreScoreResult::Skip => return "not scored".to_owned(),
     };
     let names: Vec<&str> = released.iter().map(|pod| &*pod.name).collect();

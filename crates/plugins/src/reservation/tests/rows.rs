@@ -158,7 +158,7 @@ impl Bench {
 
     fn judge_in(&self, cycle: &Cycle<'_>, victims: &[&str]) -> String {
         let row = self.row();
-        let state = match self.plugin.pre_filter(cycle) {
+        let state = match self.plugin.pre_filter().unwrap().pre_filter(cycle) {
             PreFilterResult::Ready { state, nodes } => {
                 if nodes.is_some_and(|nodes| !nodes.contains(&row)) {
                     return "elsewhere".to_owned();
@@ -182,7 +182,7 @@ impl Bench {
             },
             ..*cycle
         };
-        match self.plugin.filter(&cycle, &state, row) {
+        match self.plugin.filter().unwrap().filter(&cycle, &state, row) {
             Ok(()) => "fits".to_owned(),
             Err(rejection) => rejection.message(),
         }
@@ -192,7 +192,9 @@ impl Bench {
     fn choice(&self, pod: Value) -> (i64, String) {
         self.cycle_of(pod, |cycle| {
             let row = self.row();
-            let PreFilterResult::Ready { state, .. } = self.plugin.pre_filter(cycle) else {
+            let PreFilterResult::Ready { state, .. } =
+                self.plugin.pre_filter().unwrap().pre_filter(cycle)
+            else {
                 return (0, "refused".to_owned());
             };
             let mut released = Vec::new();
@@ -205,7 +207,7 @@ impl Bench {
                 .release()
                 .unwrap()
                 .nominate(cycle, &state, row, &released);
-            let score = match self.plugin.pre_score(cycle) {
+            let score = match self.plugin.pre_score().unwrap().pre_score(cycle) {
                 PreScoreResult::Skip => 0,
                 PreScoreResult::Ready(state) => {
                     let overlay = Overlay {
@@ -213,7 +215,7 @@ impl Bench {
                         added: &[],
                     };
                     let cycle = Cycle { overlay, ..*cycle };
-                    self.plugin.score(&cycle, &state, row)
+                    self.plugin.score().unwrap().score(&cycle, &state, row)
                 }
             };
             (

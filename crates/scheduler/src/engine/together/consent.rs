@@ -42,8 +42,8 @@ impl Planner<'_> {
         };
         let all: Vec<(NodeIndex, usize)> = self.sites.iter().flat_map(placed).collect();
         all.iter().any(|(node, at)| {
-            let Member { pod, prepared, .. } = &self.members[*at];
-            let moving = prepared.iter().flat_map(|prepared| &prepared.moving);
+            let Member { pod, chain, .. } = &self.members[*at];
+            let moving = chain.iter().flat_map(|chain| &chain.prepared.moving);
             let mut moving =
                 moving.filter_map(|(plugin, _)| self.search.table.plugins[*plugin].volatile());
             let mut minds = |rules: &dyn Volatile| {

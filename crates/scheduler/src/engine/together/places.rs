@@ -33,7 +33,7 @@ impl<'a> Planner<'a> {
         Some(Scope::new(
             Cycle::new(&member.pod, self.view),
             self.search.table,
-            member.prepared.as_ref()?,
+            member.chain.as_ref()?,
             &self.search.preemptor.nominator,
             self.search.options,
         ))
