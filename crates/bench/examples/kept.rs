@@ -262,10 +262,12 @@ fn measure(kind: &str, whole: bool) -> Result<f64> {
         return of_many(|count| read_pods(kind, count, whole, &alike));
     }
     let plugins = koord_plugins::registry().factories;
-    let mut watches = plugins.into_iter().flat_map(|factory| {
+    let watches = plugins.into_iter().filter_map(|factory| {
         let plugin = (factory.build)(None, &BuildContext::default());
-        plugin.map_or_else(|_| Vec::new(), |plugin| plugin.watches())
+        let plugin = plugin.ok()?;
+        Some(plugin.inputs()?.watches())
     });
+    let mut watches = watches.flatten();
     let watch = watches.find(|watch| watch.kind() == kind);
     let watch = watch.with_context(|| format!("{kind} is not watched"))?;
     of_many(|count| match kind {

@@ -5,7 +5,7 @@ use crate::common::resources::is_scalar;
 use koord_model::resources::{ResourceId, ResourceTable};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, PreScoreResult, Score,
-    Signable, Signature, State,
+    Sign, Signable, Signature, State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -74,15 +74,21 @@ impl Plugin for BalancedAllocation {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        signature.amounts(&pod.requests);
-        Signable::Yes
-    }
     fn pre_score(&self) -> Option<&dyn PreScore> {
         Some(self)
     }
     fn score(&self) -> Option<&dyn Score> {
         Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for BalancedAllocation {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        signature.amounts(&pod.requests);
+        Signable::Yes
     }
 }
 

@@ -5,7 +5,7 @@ use koord_model::nodes::tolerates;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BindPlan, Binding, Cycle, Filter, Helps, Holders, Interest, Plugin, Points, PreEnqueue,
-    PreFilter, PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject,
+    PreFilter, PreFilterResult, QueueHints, Rejection, Sign, Signable, Signature, State, Subject,
     Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -78,12 +78,18 @@ impl Plugin for DynamicResources {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for DynamicResources {
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.number(i64::from(has_claims(pod)));
         Signable::Yes
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
     }
 }
 
@@ -134,12 +140,18 @@ impl Plugin for GangScheduling {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for GangScheduling {
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         signature.number(i64::from(workload_of(pod).is_some()));
         Signable::Yes
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
     }
 }
 
@@ -191,15 +203,21 @@ impl Plugin for NodeName {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        signature.text(pod.node.as_deref().unwrap_or_default());
-        Signable::Yes
-    }
     fn pre_filter(&self) -> Option<&dyn PreFilter> {
         Some(self)
     }
     fn filter(&self) -> Option<&dyn Filter> {
         Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for NodeName {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        signature.text(pod.node.as_deref().unwrap_or_default());
+        Signable::Yes
     }
 }
 
@@ -275,15 +293,21 @@ impl Plugin for NodeUnschedulable {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        signature.number(i64::from(Self::tolerated(pod)));
-        Signable::Yes
-    }
     fn pre_filter(&self) -> Option<&dyn PreFilter> {
         Some(self)
     }
     fn filter(&self) -> Option<&dyn Filter> {
         Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for NodeUnschedulable {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        signature.number(i64::from(Self::tolerated(pod)));
+        Signable::Yes
     }
 }
 

@@ -23,10 +23,11 @@ use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen,
 use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
     Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Grouping,
-    Helps, Holders, IndexKind, Insight, Interest, Metered, Normalize, NotShown, ObjectChange,
-    Offer, PerProfile, Permit, PermitResult, Planning, Plugin, PodPatch, Points, PostFilter,
-    PreEnqueue, PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints,
-    Readings, Reason, Rejection, ReportedProblems, Score, State, Subject, Verdict, View, Volatile,
+    Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered, Normalize, NotShown,
+    ObjectChange, Offer, PerProfile, Permit, PermitResult, Planning, Plugin, PodPatch, Points,
+    PostFilter, PreEnqueue, PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem,
+    QueueHints, Readings, Reason, Rejection, ReportedProblems, Score, State, Subject, Verdict,
+    View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -300,25 +301,8 @@ impl Plugin for Coscheduling {
     fn volatile(&self) -> Option<&dyn Volatile> {
         Some(self)
     }
-
-    fn watches(&self) -> Vec<Watch> {
-        let groups = Watch::of_trimmed::<PodGroup, crate::common::slim::Slim>(POD_GROUPS)
-            .counted_as(event_names!("podgroups.v1alpha1.scheduling.sigs.k8s.io"));
-        let topologies = self.topology.is_some().then(|| {
-            Watch::of_trimmed::<ClusterNetworkTopology, crate::common::slim::Slim>(TOPOLOGIES)
-        });
-        let budgets = self.budgets.watch().filter(|_| self.preempts());
-        [Some(groups), topologies, budgets]
-            .into_iter()
-            .flatten()
-            .collect()
-    }
     fn post_filter(&self) -> Option<&dyn PostFilter> {
         self.preempts().then_some(self)
-    }
-    fn indexes(&self) -> Vec<IndexKind> {
-        let index = self.budgets.index().filter(|_| self.preempts());
-        index.into_iter().collect()
     }
     fn planning(&self) -> Option<&dyn Planning> {
         self.topology.is_some().then_some(self)
@@ -334,6 +318,28 @@ impl Plugin for Coscheduling {
     }
     fn score(&self) -> Option<&dyn Score> {
         Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Inputs for Coscheduling {
+    fn watches(&self) -> Vec<Watch> {
+        let groups = Watch::of_trimmed::<PodGroup, crate::common::slim::Slim>(POD_GROUPS)
+            .counted_as(event_names!("podgroups.v1alpha1.scheduling.sigs.k8s.io"));
+        let topologies = self.topology.is_some().then(|| {
+            Watch::of_trimmed::<ClusterNetworkTopology, crate::common::slim::Slim>(TOPOLOGIES)
+        });
+        let budgets = self.budgets.watch().filter(|_| self.preempts());
+        [Some(groups), topologies, budgets]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+    fn indexes(&self) -> Vec<IndexKind> {
+        let index = self.budgets.index().filter(|_| self.preempts());
+        index.into_iter().collect()
     }
 }
 

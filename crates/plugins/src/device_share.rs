@@ -29,10 +29,10 @@ use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Filter, Helps, Holders, IndexKind, Insight, Interest, Lacks, Metered, Normalize,
-    NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreFilterResult,
-    PreScore, PreScoreResult, Problem, QueueHints, Readings, Rejection, Score, Signable, Signature,
-    State, Subject, Verdict, View,
+    Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, Metered,
+    Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter,
+    PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Readings, Rejection, Score,
+    Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -269,21 +269,6 @@ impl Plugin for DeviceShare {
         let settings = Settings::new(args, context);
         Some(settings.map(|settings| self.settings.join(profile, settings)))
     }
-    fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
-        pod::sign(pod, &self.numbers(table), signature);
-        Signable::Yes
-    }
-
-    fn watches(&self) -> Vec<Watch> {
-        vec![
-            Watch::of_kept::<scheduling::Device, SeenDevice>(DEVICES)
-                .counted_as(event_names!("devices.v1alpha1.scheduling.koordinator.sh")),
-            restricted::watch(),
-        ]
-    }
-    fn indexes(&self) -> Vec<IndexKind> {
-        vec![restricted::index()]
-    }
     fn pre_filter(&self) -> Option<&dyn PreFilter> {
         Some(self)
     }
@@ -295,6 +280,32 @@ impl Plugin for DeviceShare {
     }
     fn score(&self) -> Option<&dyn Score> {
         Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Sign for DeviceShare {
+    fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
+        pod::sign(pod, &self.numbers(table), signature);
+        Signable::Yes
+    }
+}
+
+impl Inputs for DeviceShare {
+    fn watches(&self) -> Vec<Watch> {
+        vec![
+            Watch::of_kept::<scheduling::Device, SeenDevice>(DEVICES)
+                .counted_as(event_names!("devices.v1alpha1.scheduling.koordinator.sh")),
+            restricted::watch(),
+        ]
+    }
+    fn indexes(&self) -> Vec<IndexKind> {
+        vec![restricted::index()]
     }
 }
 

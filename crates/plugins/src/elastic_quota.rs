@@ -27,9 +27,9 @@ use koord_model::quota::{Forest, Options, Spec};
 use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::framework::{
     Action, Admission, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
-    IndexKind, Insight, Interest, Metered, NotShown, ObjectChange, PerProfile, Plugin, Points,
-    Pool, PostFilter, PostFilterResult, PreFilterResult, Preemption, QueueHints, Readings,
-    Signable, Signature, State, Subject, Verdict, View,
+    IndexKind, Inputs, Insight, Interest, Metered, NotShown, ObjectChange, PerProfile, Plugin,
+    Points, Pool, PostFilter, PostFilterResult, PreFilterResult, Preemption, QueueHints, Readings,
+    Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::framework::{Diagnosis, PreFilter};
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -332,10 +332,24 @@ impl Plugin for ElasticQuotas {
     fn post_filter(&self) -> Option<&dyn PostFilter> {
         Some(self)
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Sign for ElasticQuotas {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
+}
 
+impl Inputs for ElasticQuotas {
     fn watches(&self) -> Vec<Watch> {
         let mut watches = vec![
             Watch::of_trimmed::<ElasticQuota, crate::common::slim::Slim>(ELASTIC_QUOTAS)
@@ -348,9 +362,6 @@ impl Plugin for ElasticQuotas {
     }
     fn indexes(&self) -> Vec<IndexKind> {
         self.budgets.index().into_iter().collect()
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
     }
 }
 

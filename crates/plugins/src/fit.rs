@@ -10,8 +10,8 @@ use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable}
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Filter, Helps, Holders, Insight,
     Interest, Lacks, Plugin, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult,
-    QueueHints, Reason, Reasons, Rejection, Score, Signable, Signature, State, Subject, Verdict,
-    View,
+    QueueHints, Reason, Reasons, Rejection, Score, Sign, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo, ResourceColumn};
 use serde_json::Value;
@@ -148,12 +148,6 @@ impl Plugin for Fit {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        signature.amounts(&pod.requests);
-        signature.number(pod.scoring[0]);
-        signature.number(pod.scoring[1]);
-        Signable::Yes
-    }
     fn pre_filter(&self) -> Option<&dyn PreFilter> {
         Some(self)
     }
@@ -165,6 +159,18 @@ impl Plugin for Fit {
     }
     fn score(&self) -> Option<&dyn Score> {
         Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for Fit {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        signature.amounts(&pod.requests);
+        signature.number(pod.scoring[0]);
+        signature.number(pod.scoring[1]);
+        Signable::Yes
     }
 }
 

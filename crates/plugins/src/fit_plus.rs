@@ -4,7 +4,7 @@ use crate::common::args::{decode, invalid};
 use koord_model::resources::{CPU, MEMORY, PODS, ResourceId, ResourceTable, percent};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, PreScoreResult, Score,
-    Signable, Signature, State,
+    Sign, Signable, Signature, State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -92,17 +92,23 @@ impl Plugin for FitPlus {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        signature.amounts(&pod.requests);
-        signature.number(pod.scoring[0]);
-        signature.number(pod.scoring[1]);
-        Signable::Yes
-    }
     fn pre_score(&self) -> Option<&dyn PreScore> {
         Some(self)
     }
     fn score(&self) -> Option<&dyn Score> {
         Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for FitPlus {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        signature.amounts(&pod.requests);
+        signature.number(pod.scoring[0]);
+        signature.number(pod.scoring[1]);
+        Signable::Yes
     }
 }
 

@@ -14,9 +14,9 @@ use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Groups,
-    Helps, Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreFilterResult,
-    PreScore, PreScoreResult, QueueHints, Rejection, Score, ShapeId, State, Subject, Verdict, View,
-    Volatile,
+    Helps, Holders, Inputs, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter,
+    PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection, Score, ShapeId, State,
+    Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -278,12 +278,6 @@ impl Plugin for InterPodAffinity {
     fn holders(&self) -> Holders {
         Holders::Booked
     }
-
-    fn watches(&self) -> Vec<Watch> {
-        vec![Watch::of_trimmed::<Namespace, crate::common::slim::Slim>(
-            NAMESPACES,
-        )]
-    }
     fn pre_filter(&self) -> Option<&dyn PreFilter> {
         Some(self)
     }
@@ -295,6 +289,17 @@ impl Plugin for InterPodAffinity {
     }
     fn score(&self) -> Option<&dyn Score> {
         Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Inputs for InterPodAffinity {
+    fn watches(&self) -> Vec<Watch> {
+        vec![Watch::of_trimmed::<Namespace, crate::common::slim::Slim>(
+            NAMESPACES,
+        )]
     }
 }
 

@@ -20,9 +20,9 @@ use koord_model::estimate;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    Holders, Insight, Interest, NotShown, ObjectChange, Plugin, Points, PreFilter, PreFilterResult,
-    PreScore, PreScoreResult, Problem, QueueHints, Rejection, Score, Signable, Signature, State,
-    Subject, Verdict, View,
+    Holders, Inputs, Insight, Interest, NotShown, ObjectChange, Plugin, Points, PreFilter,
+    PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Rejection, Score, Sign,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -378,24 +378,6 @@ impl Plugin for LoadAware {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        signature.text(pod.priority_class.as_str());
-        signature.number(i64::from(pod.daemon));
-        signature.amounts(&pod.requests);
-        signature.amounts(&pod.limits);
-        if self.args.allow_customize_estimation {
-            let own = pod.annotation(annotations::LOAD_ESTIMATED_SCALING_FACTORS);
-            signature.text(own.unwrap_or_default());
-        }
-        Signable::Yes
-    }
-
-    fn watches(&self) -> Vec<Watch> {
-        vec![
-            Watch::of_kept::<NodeMetric, SeenMetric>(NODE_METRICS)
-                .counted_as(event_names!("nodemetrics.v1alpha1.slo.koordinator.sh")),
-        ]
-    }
     fn pre_filter(&self) -> Option<&dyn PreFilter> {
         Some(self)
     }
@@ -407,6 +389,35 @@ impl Plugin for LoadAware {
     }
     fn score(&self) -> Option<&dyn Score> {
         Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Sign for LoadAware {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        signature.text(pod.priority_class.as_str());
+        signature.number(i64::from(pod.daemon));
+        signature.amounts(&pod.requests);
+        signature.amounts(&pod.limits);
+        if self.args.allow_customize_estimation {
+            let own = pod.annotation(annotations::LOAD_ESTIMATED_SCALING_FACTORS);
+            signature.text(own.unwrap_or_default());
+        }
+        Signable::Yes
+    }
+}
+
+impl Inputs for LoadAware {
+    fn watches(&self) -> Vec<Watch> {
+        vec![
+            Watch::of_kept::<NodeMetric, SeenMetric>(NODE_METRICS)
+                .counted_as(event_names!("nodemetrics.v1alpha1.slo.koordinator.sh")),
+        ]
     }
 }
 

@@ -10,8 +10,8 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
     Holders, Interest, Normalize, Plugin, Points, PreFilter, PreFilterResult, PreScore,
-    PreScoreResult, QueueHints, Rejection, Score, Signable, Signature, State, Subject, Verdict,
-    View,
+    PreScoreResult, QueueHints, Rejection, Score, Sign, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -92,6 +92,24 @@ impl Plugin for NodeAffinity {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for NodeAffinity {
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         let selector = pod.spec().and_then(|spec| spec.node_selector.as_ref());
         sign_selector(selector, signature);
@@ -110,18 +128,6 @@ impl Plugin for NodeAffinity {
             sign_terms(std::slice::from_ref(&one.preference), signature);
         }
         Signable::Yes
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
     }
 }
 

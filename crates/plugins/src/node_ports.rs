@@ -4,8 +4,8 @@ use k8s_openapi::api::core::v1::ContainerPort;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    Holders, Interest, Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Signable,
-    Signature, State, Subject, Verdict, View,
+    Holders, Interest, Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Sign,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -106,6 +106,18 @@ impl Plugin for NodePorts {
     fn holders(&self) -> Holders {
         Holders::Booked
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for NodePorts {
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         for port in ports(pod) {
             signature.number(port.port.into());
@@ -113,12 +125,6 @@ impl Plugin for NodePorts {
             signature.text(&port.address);
         }
         Signable::Yes
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
     }
 }
 

@@ -31,10 +31,10 @@ use koord_model::resources::{
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Filter, Helps, Holders, IndexKind, Insight, Interest, Lacks, NotShown, ObjectChange,
-    PerProfile, Plugin, PodPatch, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult,
-    Problem, QueueHints, Rejection, ReportedProblems, Score, Signable, Signature, State, Subject,
-    Verdict, View,
+    Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, NotShown,
+    ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreFilterResult, PreScore,
+    PreScoreResult, Problem, QueueHints, Rejection, ReportedProblems, Score, Sign, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 use node::{NodeSide, Report, milli};
@@ -215,21 +215,6 @@ impl Plugin for Numa {
         let settings = crate::common::args::decode(NAME, args).and_then(Args::settings);
         Some(settings.map(|settings| self.settings.join(profile, settings)))
     }
-    fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
-        match Incoming::new(pod, self.settings.of(pod), table) {
-            Ok(Some(incoming)) => incoming.sign(signature),
-            Ok(None) => signature.number(0),
-            Err(message) => signature.text(&message),
-        }
-        Signable::Yes
-    }
-
-    fn watches(&self) -> Vec<Watch> {
-        vec![topologies::watch(), restricted::watch()]
-    }
-    fn indexes(&self) -> Vec<IndexKind> {
-        vec![restricted::index()]
-    }
     fn pre_filter(&self) -> Option<&dyn PreFilter> {
         Some(self)
     }
@@ -241,6 +226,32 @@ impl Plugin for Numa {
     }
     fn score(&self) -> Option<&dyn Score> {
         Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Sign for Numa {
+    fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
+        match Incoming::new(pod, self.settings.of(pod), table) {
+            Ok(Some(incoming)) => incoming.sign(signature),
+            Ok(None) => signature.number(0),
+            Err(message) => signature.text(&message),
+        }
+        Signable::Yes
+    }
+}
+
+impl Inputs for Numa {
+    fn watches(&self) -> Vec<Watch> {
+        vec![topologies::watch(), restricted::watch()]
+    }
+    fn indexes(&self) -> Vec<IndexKind> {
+        vec![restricted::index()]
     }
 }
 

@@ -6,8 +6,9 @@ use crate::common::args::invalid;
 use crate::common::budgets::{self, is_spared};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Diagnosis, Holders, IndexKind, Interest, Plugin,
-    Points, PostFilter, PostFilterResult, Preemption, QueueHints, RulesVersion, Subject, View,
+    Action, BuildContext, BuildError, Cycle, Diagnosis, Holders, IndexKind, Inputs, Interest,
+    Plugin, Points, PostFilter, PostFilterResult, Preemption, QueueHints, RulesVersion, Subject,
+    View,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -91,6 +92,12 @@ impl Plugin for DefaultPreemption {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Inputs for DefaultPreemption {
     fn watches(&self) -> Vec<Watch> {
         self.budgets.watch().into_iter().collect()
     }

@@ -34,11 +34,11 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Diagnosis, Effects, Filter, Helps, Holders, IndexKind, Insight, Interest, Metered, Normalize,
-    NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter, PostFilterResult,
-    PreFilter, PreFilterResult, PreScore, PreScoreResult, Preemption, Protection, QueueHints,
-    Readings, Rejection, Release, Remark, RulesVersion, Score, Signable, Signature, State, Subject,
-    Verb, Verdict, View, Words, Write,
+    Diagnosis, Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered,
+    Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter,
+    PostFilterResult, PreFilter, PreFilterResult, PreScore, PreScoreResult, Preemption, Protection,
+    QueueHints, Readings, Rejection, Release, Remark, RulesVersion, Score, Sign, Signable,
+    Signature, State, Subject, Verb, Verdict, View, Words, Write,
 };
 use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
 use serde_json::{Value, json};
@@ -286,6 +286,30 @@ impl Plugin for Reservations {
         });
         Some(args)
     }
+    fn protection(&self) -> Option<&dyn Protection> {
+        Some(self)
+    }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Sign for Reservations {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
@@ -319,7 +343,9 @@ impl Plugin for Reservations {
         signature.amounts(&pod.requests);
         Signable::Yes
     }
+}
 
+impl Inputs for Reservations {
     fn watches(&self) -> Vec<Watch> {
         let mut watches = vec![restricted::watch()];
         if self.preempts() {
@@ -327,26 +353,11 @@ impl Plugin for Reservations {
         }
         watches
     }
-    fn protection(&self) -> Option<&dyn Protection> {
-        Some(self)
-    }
 
     fn indexes(&self) -> Vec<IndexKind> {
         let mut indexes = vec![restricted::index()];
         indexes.extend(self.budgets.index().filter(|_| self.preempts()));
         indexes
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
     }
 }
 

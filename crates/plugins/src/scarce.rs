@@ -4,7 +4,7 @@ use crate::common::args::decode;
 use koord_model::resources::{PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
     BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, PreScoreResult, Score,
-    Signable, Signature, State,
+    Sign, Signable, Signature, State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -48,6 +48,18 @@ impl Plugin for Scarce {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for Scarce {
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         for (id, amount) in pod.requests.iter() {
             if amount > 0 {
@@ -56,12 +68,6 @@ impl Plugin for Scarce {
         }
         signature.number(-1);
         Signable::Yes
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
     }
 }
 

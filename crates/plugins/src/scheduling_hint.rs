@@ -6,8 +6,8 @@ use koord_api::extension::SchedulingHint as Hint;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Plugin,
-    Points, PreFilter, PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject,
-    View,
+    Points, PreFilter, PreFilterResult, QueueHints, Rejection, Sign, Signable, Signature, State,
+    Subject, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -85,6 +85,15 @@ impl Plugin for SchedulingHint {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for SchedulingHint {
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         // Preferred nodes are tried before anything shared.
         for name in hint(pod)
@@ -96,9 +105,6 @@ impl Plugin for SchedulingHint {
             signature.text(name);
         }
         Signable::Yes
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
     }
 }
 

@@ -6,8 +6,8 @@ use koord_model::nodes::{NO_EXECUTE, NO_SCHEDULE, PREFER_NO_SCHEDULE, tolerates_
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BuildContext, BuildError, ClusterEvent, Cycle, Filter, Helps, Holders, Interest,
-    Normalize, Plugin, Points, PreScore, PreScoreResult, QueueHints, Rejection, Score, Signable,
-    Signature, State, Subject, Verdict, View,
+    Normalize, Plugin, Points, PreScore, PreScoreResult, QueueHints, Rejection, Score, Sign,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -66,10 +66,6 @@ impl Plugin for TaintToleration {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        tolerations::sign(of(pod), signature);
-        Signable::Yes
-    }
     fn filter(&self) -> Option<&dyn Filter> {
         Some(self)
     }
@@ -78,6 +74,16 @@ impl Plugin for TaintToleration {
     }
     fn score(&self) -> Option<&dyn Score> {
         Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for TaintToleration {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        tolerations::sign(of(pod), signature);
+        Signable::Yes
     }
 }
 

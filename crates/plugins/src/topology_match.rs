@@ -23,9 +23,9 @@ use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    Holders, Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilter,
+    Holders, Inputs, Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilter,
     PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection, ReportedProblems, Score,
-    Signable, Signature, State, Subject, Verdict, View,
+    Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use pod::Print;
@@ -211,17 +211,6 @@ impl Plugin for TopologyMatch {
     fn holders(&self) -> Holders {
         Holders::Judged
     }
-    fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
-        match pod::ask(pod, table) {
-            Some(ask) => pod::sign(ask, signature),
-            None => signature.number(-1),
-        }
-        Signable::Yes
-    }
-
-    fn watches(&self) -> Vec<Watch> {
-        vec![topologies::watch()]
-    }
     fn pre_filter(&self) -> Option<&dyn PreFilter> {
         Some(self)
     }
@@ -233,6 +222,28 @@ impl Plugin for TopologyMatch {
     }
     fn score(&self) -> Option<&dyn Score> {
         Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Sign for TopologyMatch {
+    fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
+        match pod::ask(pod, table) {
+            Some(ask) => pod::sign(ask, signature),
+            None => signature.number(-1),
+        }
+        Signable::Yes
+    }
+}
+
+impl Inputs for TopologyMatch {
+    fn watches(&self) -> Vec<Watch> {
+        vec![topologies::watch()]
     }
 }
 

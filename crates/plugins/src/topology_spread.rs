@@ -15,9 +15,9 @@ use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Groups,
-    Helps, Holders, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter, PreFilterResult,
-    PreScore, PreScoreResult, QueueHints, Rejection, Score, Signature, State, Subject,
-    Surroundings, Verdict, View, Volatile,
+    Helps, Holders, Inputs, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter,
+    PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection, Score, Signature, State,
+    Subject, Surroundings, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
@@ -275,13 +275,6 @@ impl Plugin for TopologySpread {
     fn holders(&self) -> Holders {
         Holders::Booked
     }
-
-    fn watches(&self) -> Vec<Watch> {
-        if self.defaults.is_empty() {
-            return Vec::new();
-        }
-        Owners::watches()
-    }
     fn pre_filter(&self) -> Option<&dyn PreFilter> {
         Some(self)
     }
@@ -293,6 +286,18 @@ impl Plugin for TopologySpread {
     }
     fn score(&self) -> Option<&dyn Score> {
         Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Inputs for TopologySpread {
+    fn watches(&self) -> Vec<Watch> {
+        if self.defaults.is_empty() {
+            return Vec::new();
+        }
+        Owners::watches()
     }
 }
 

@@ -23,9 +23,9 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    IndexKind, Interest, Metered, ObjectChange, PerProfile, Permit, PermitResult, Plugin, Points,
-    PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints, Readings, Reason, Rejection,
-    Score, Signable, Signature, State, Subject, Verdict, View,
+    IndexKind, Inputs, Interest, Metered, ObjectChange, PerProfile, Permit, PermitResult, Plugin,
+    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints, Readings, Reason,
+    Rejection, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -312,6 +312,27 @@ impl Plugin for VolumeBinding {
     fn permit(&mut self) -> Option<&mut dyn Permit> {
         Some(self)
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Sign for VolumeBinding {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
@@ -327,7 +348,9 @@ impl Plugin for VolumeBinding {
         self.sign_wanted(storage, &wanted, scored, signature);
         Signable::Yes
     }
+}
 
+impl Inputs for VolumeBinding {
     fn watches(&self) -> Vec<Watch> {
         let all = [CLAIMS, VOLUMES, CLASSES, CSI_DRIVERS, CAPACITIES];
         let count = if self.capacities {
@@ -339,18 +362,6 @@ impl Plugin for VolumeBinding {
     }
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
     }
 }
 

@@ -12,9 +12,9 @@ use k8s_openapi::api::storage::v1::CSINode;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Interest,
-    ObjectChange, Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Signable,
-    Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Inputs, Interest,
+    ObjectChange, Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Sign,
+    Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::borrow::Cow;
@@ -243,6 +243,21 @@ impl Plugin for NodeVolumeLimits {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Sign for NodeVolumeLimits {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
@@ -259,17 +274,14 @@ impl Plugin for NodeVolumeLimits {
         }
         Signable::Yes
     }
+}
+
+impl Inputs for NodeVolumeLimits {
     fn watches(&self) -> Vec<Watch> {
         Storage::watches(&[CLAIMS, VOLUMES, CLASSES, CSI_NODES, ATTACHMENTS])
     }
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
     }
 }
 

@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::Volume;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Interest, Plugin,
-    Points, PreFilter, PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Inputs, Interest,
+    Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Sign, Signable, Signature,
+    State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -125,6 +125,21 @@ impl Plugin for VolumeRestrictions {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Sign for VolumeRestrictions {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
@@ -144,17 +159,14 @@ impl Plugin for VolumeRestrictions {
         }
         Signable::Yes
     }
+}
+
+impl Inputs for VolumeRestrictions {
     fn watches(&self) -> Vec<Watch> {
         Storage::watches(&[CLAIMS])
     }
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
     }
 }
 

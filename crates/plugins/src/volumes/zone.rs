@@ -6,8 +6,9 @@ use super::{CLAIMS, CLASSES, VOLUMES, indexes, interest, standing, storage, uses
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Filter, Helps, IndexKind, Interest, Plugin, Points, PreFilter,
-    PreFilterResult, QueueHints, Rejection, Signable, Signature, State, Subject, Verdict, View,
+    Action, ClusterEvent, Cycle, Filter, Helps, IndexKind, Inputs, Interest, Plugin, Points,
+    PreFilter, PreFilterResult, QueueHints, Rejection, Sign, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::collections::BTreeSet;
@@ -96,6 +97,21 @@ impl Plugin for VolumeZone {
     fn queue_hints(&self) -> Option<&dyn QueueHints> {
         Some(self)
     }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        Some(self)
+    }
+}
+
+impl Sign for VolumeZone {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
@@ -115,17 +131,14 @@ impl Plugin for VolumeZone {
         }
         Signable::Yes
     }
+}
+
+impl Inputs for VolumeZone {
     fn watches(&self) -> Vec<Watch> {
         Storage::watches(&[CLAIMS, VOLUMES, CLASSES])
     }
     fn indexes(&self) -> Vec<IndexKind> {
         indexes()
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
     }
 }
 

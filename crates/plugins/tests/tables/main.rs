@@ -69,7 +69,7 @@ impl Alone {
         let plugin = built(name, &args, gates).unwrap();
         Self {
             engine: Engine::new(&config, profiles, EngineOptions::default()),
-            indexes: Indexes::new(plugin.indexes()),
+            indexes: Indexes::new(plugin.inputs().into_iter().flat_map(|it| it.indexes())),
             plugin,
             pods: 0,
         }
@@ -119,7 +119,8 @@ impl Alone {
 
     /// A change as informers hand it over.
     fn kept(&self, change: ObjectChange) -> ObjectChange {
-        let watches = self.plugin.watches();
+        let inputs = self.plugin.inputs();
+        let watches = inputs.map(|inputs| inputs.watches()).unwrap_or_default();
         match watches.iter().find(|watch| watch.kind() == change.kind) {
             Some(watch) => watch.kept(change),
             None => change,
@@ -346,7 +347,8 @@ fn changes_of_objects_are_counted_under_upstreams_names() {
     let watches = profiles
         .instances
         .iter()
-        .flat_map(|plugin| plugin.watches());
+        .filter_map(|plugin| plugin.inputs())
+        .flat_map(|inputs| inputs.watches());
     let mut seen = 0;
     for watch in watches {
         if let Some((kind, name)) = expected.iter().find(|(kind, _)| *kind == watch.kind()) {

@@ -131,7 +131,8 @@ impl Engine {
         };
         let resources = profiles.resources.clone();
         let table = PluginTable::new(profiles);
-        let indexes = table.plugins.iter().flat_map(|plugin| plugin.indexes());
+        let inputs = table.plugins.iter().filter_map(|plugin| plugin.inputs());
+        let indexes = inputs.flat_map(|inputs| inputs.indexes());
         Self {
             options,
             cluster: ClusterState::new(resources, Indexes::new(indexes)),

@@ -56,7 +56,8 @@ impl PluginTable {
             .filter(|instance| plugins[*instance].protection().is_some())
             .collect();
         let mut event_names: FxHashMap<&'static str, EventNames> = FxHashMap::default();
-        for watch in plugins.iter().flat_map(|plugin| plugin.watches()) {
+        let inputs = plugins.iter().filter_map(|plugin| plugin.inputs());
+        for watch in inputs.flat_map(|inputs| inputs.watches()) {
             let (kind, names) = (watch.kind(), watch.names());
             // Of several who watch a kind, one says how it is called.
             if names != [kind; 3] || !event_names.contains_key(kind) {
@@ -202,7 +203,8 @@ impl PluginTable {
     /// A change of an object as it is seen once informers have taken it in.
     #[must_use]
     pub fn kept(&self, change: ObjectChange) -> ObjectChange {
-        let mut watches = self.plugins.iter().flat_map(|plugin| plugin.watches());
+        let inputs = self.plugins.iter().filter_map(|plugin| plugin.inputs());
+        let mut watches = inputs.flat_map(|inputs| inputs.watches());
         match watches.find(|watch| watch.kind() == change.kind) {
             Some(watch) => watch.kept(change),
             None => change,

@@ -540,8 +540,11 @@ impl PluginTable {
             };
             // Separates what the plugins write.
             signature.count(*instance);
-            if releases && plugin.sign(pod, view.resources, signature) == Signable::No
-                || plugin.sign_found(pod, view, signature) == Signable::No
+            let Some(sign) = plugin.sign() else {
+                return Signable::No;
+            };
+            if releases && sign.sign(pod, view.resources, signature) == Signable::No
+                || sign.sign_found(pod, view, signature) == Signable::No
             {
                 return Signable::No;
             }
@@ -581,7 +584,7 @@ impl PluginTable {
                     continue;
                 }
                 signature.count(*instance);
-                if plugin.sign(pod, resources, &mut signature) == Signable::No {
+                if plugin.sign()?.sign(pod, resources, &mut signature) == Signable::No {
                     return None;
                 }
             }

@@ -12,8 +12,8 @@ use super::*;
 use crate::framework::{
     BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Factory, Filter,
     Grouping, Helps, Insight, Interest, Metered, ObjectChange, Permit, PermitResult, Plugin,
-    Points, PreEnqueue, QueueHints, Readings, Registry, Rejection, Remark, Signable, Signature,
-    State, Subject, Verdict, View, Words,
+    Points, PreEnqueue, QueueHints, Readings, Registry, Rejection, Remark, Sign, Signable,
+    Signature, State, Subject, Verdict, View, Words,
 };
 use crate::state::NodeIndex;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -66,17 +66,23 @@ impl Plugin for Knobs {
     fn metered(&mut self) -> Option<&mut dyn Metered> {
         Some(self)
     }
-    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        assert!(pod.annotation("unreadable").is_none(), "asked not to read");
-        signature.amounts(&pod.requests);
-        signature.text(&pod.name[..1]);
-        Signable::Yes
-    }
     fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
         Some(self)
     }
     fn filter(&self) -> Option<&dyn Filter> {
         Some(self)
+    }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for Knobs {
+    fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
+        assert!(pod.annotation("unreadable").is_none(), "asked not to read");
+        signature.amounts(&pod.requests);
+        signature.text(&pod.name[..1]);
+        Signable::Yes
     }
 }
 

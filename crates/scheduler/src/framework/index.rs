@@ -2,7 +2,7 @@
 
 use super::{Effects, ObjectChange};
 #[cfg(doc)]
-use super::{Plugin, View};
+use super::{Inputs, View};
 use crate::state::PodInfo;
 use std::any::{Any, TypeId};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// plugin hears of it ([`Bookkeeping::on_object`](super::Bookkeeping::on_object)); plugins read it through [`View::index`].
 pub trait Index: Any + Send + Sync {
     /// An object of a watched kind changed, of whatever kind: which are watched is for plugins to say
-    /// ([`Plugin::watches`]).
+    /// ([`Inputs::watches`]).
     fn on_object(&mut self, change: &ObjectChange, fx: &mut Effects);
     /// A pod or holder appeared or changed: pending, on a node or finished ([`Bookkeeping::on_pod`](super::Bookkeeping::on_pod)).
     fn on_pod(&mut self, _pod: &Arc<PodInfo>) {}

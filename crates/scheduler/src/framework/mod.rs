@@ -2,7 +2,7 @@
 //!
 //! Two rules make the engine fast. A plugin judges a node by its dense index against columns, with
 //! the pod's side prepared once per cycle ([`PreFilter`], [`PreScore`]). And it
-//! says what of a pod it reads ([`Plugin::sign`]): pods that sign the same share verdicts and
+//! says what of a pod it reads ([`Sign`]): pods that sign the same share verdicts and
 //! scores, until the plugin or the engine touches a node.
 
 mod answer;
@@ -42,7 +42,7 @@ pub use roles::{
     Protection, QueueHints, Release, Volatile,
 };
 pub(crate) use rules::NoRule;
-pub use rules::{Filter, PreEnqueue, PreFilter, PreScore, Score};
+pub use rules::{Filter, Inputs, PreEnqueue, PreFilter, PreScore, Score, Sign};
 pub use shared::PerProfile;
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
 pub(crate) use watch::{Message, Source};
@@ -114,7 +114,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The index `T`; `None` when no plugin named it ([`Plugin::indexes`]).
+    /// The index `T`; `None` when no plugin named it ([`Inputs::indexes`]).
     #[must_use]
     pub fn index<T: Index>(&self) -> Option<&'a T> {
         self.indexes.get()
@@ -298,6 +298,14 @@ pub trait Plugin: Send + Sync {
     fn name(&self) -> &'static str;
     /// The extension points it implements.
     fn points(&self) -> Points;
+    /// See [`Inputs`].
+    fn inputs(&self) -> Option<&dyn Inputs> {
+        None
+    }
+    /// See [`Sign`].
+    fn sign(&self) -> Option<&dyn Sign> {
+        None
+    }
     /// See [`PreEnqueue`].
     fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
         None
@@ -388,25 +396,5 @@ pub trait Plugin: Send + Sync {
         _context: &BuildContext,
     ) -> Option<Result<(), BuildError>> {
         None
-    }
-
-    /// Writes everything of `pod` that this plugin's pre-filter, filter and scores read. It is the same as
-    /// long as the pod is: written once, and kept with it. What they read of the node in question is told
-    /// by touching it, and is no part of this.
-    fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
-        Signable::No
-    }
-    /// Writes, at each attempt, what they find elsewhere by the pod: in its claims, say.
-    fn sign_found(&self, _: &PodInfo, _: View<'_>, _: &mut Signature) -> Signable {
-        Signable::Yes
-    }
-
-    /// Kinds, beside pods and nodes, that the plugin needs to see.
-    fn watches(&self) -> Vec<Watch> {
-        Vec::new()
-    }
-    /// The indexes that the plugin reads; for what they hold, it watches the kinds it needs.
-    fn indexes(&self) -> Vec<IndexKind> {
-        Vec::new()
     }
 }

@@ -121,7 +121,8 @@ impl Profiles {
     #[must_use]
     pub fn watches(&self) -> Vec<Watch> {
         let mut watches: Vec<Watch> = Vec::new();
-        for watch in self.instances.iter().flat_map(|plugin| plugin.watches()) {
+        let inputs = self.instances.iter().filter_map(|plugin| plugin.inputs());
+        for watch in inputs.flat_map(|inputs| inputs.watches()) {
             if watches.iter().all(|known| known.kind() != watch.kind()) {
                 watches.push(watch);
             }

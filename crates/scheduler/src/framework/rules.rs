@@ -3,8 +3,38 @@
 //! Where a method is asked about many nodes, nothing is imagined of any of them
 //! ([`Cycle::overlay`]) and no NUMA nodes are agreed on.
 
-use super::{Cycle, Normalize, PreFilterResult, PreScoreResult, Rejection, State, Verdict};
+use super::{
+    Cycle, IndexKind, Normalize, PreFilterResult, PreScoreResult, Rejection, Signable, Signature,
+    State, Verdict, View, Watch,
+};
 use crate::state::{NodeIndex, PodInfo};
+use koord_model::resources::ResourceTable;
+
+/// Reads objects besides pods and nodes.
+pub trait Inputs {
+    /// The kinds, besides pods and nodes, that the plugin watches.
+    fn watches(&self) -> Vec<Watch> {
+        Vec::new()
+    }
+    /// The indexes that the plugin reads; for what they hold, it watches the kinds it needs.
+    fn indexes(&self) -> Vec<IndexKind> {
+        Vec::new()
+    }
+}
+
+/// Writes what the plugin reads of a pod, so that pods of one signature share verdicts and scores. Upstream:
+/// `SignPlugin`. Without this role, pods that the plugin filters or scores share nothing.
+pub trait Sign {
+    /// Writes everything of `pod` that this plugin's pre-filter, filter and scores read. It is the same as
+    /// long as the pod is: written once, and kept with it. What they read of the node in question is told
+    /// by touching it, and is no part of this.
+    fn sign(&self, pod: &PodInfo, resources: &ResourceTable, signature: &mut Signature)
+    -> Signable;
+    /// Writes, at each attempt, what they find elsewhere by the pod: in its claims, say.
+    fn sign_found(&self, _: &PodInfo, _: View<'_>, _: &mut Signature) -> Signable {
+        Signable::Yes
+    }
+}
 
 /// May keep a pod out of the active queue.
 pub trait PreEnqueue {

@@ -33,10 +33,12 @@ fn merged(base: &Value, patch: &Value) -> Value {
 /// How `kind` is watched.
 fn watch(kind: &str) -> Watch {
     let plugins = crate::registry().factories;
-    let mut watches = plugins.into_iter().flat_map(|factory| {
+    let watches = plugins.into_iter().filter_map(|factory| {
         let plugin = (factory.build)(None, &BuildContext::default());
-        plugin.map_or_else(|_| Vec::new(), |plugin| plugin.watches())
+        let plugin = plugin.ok()?;
+        Some(plugin.inputs()?.watches())
     });
+    let mut watches = watches.flatten();
     watches.find(|watch| watch.kind() == kind).unwrap()
 }
 

@@ -6,7 +6,7 @@ use crate::common::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::Factory;
-use koord_scheduler::framework::{Bookkeeping, Release};
+use koord_scheduler::framework::{Bookkeeping, Release, Sign};
 
 const HOLDS: &str = "holds.v1.test";
 
@@ -31,6 +31,12 @@ impl Plugin for Holder {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for Holder {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::No
     }

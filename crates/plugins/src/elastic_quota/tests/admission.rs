@@ -471,13 +471,14 @@ fn pods_of_all_quotas_share_what_is_known_of_nodes() {
     let pod: Pod = serde_json::from_value(pod("p", "a", 1, 1)).unwrap();
     let resources = ResourceTable::new();
     let pod = PodInfo::new(Arc::new(pod), &resources).unwrap();
-    assert_eq!(plugin.sign(&pod, &resources, &mut signature), Signable::Yes);
+    let sign = plugin.sign().unwrap();
+    assert_eq!(sign.sign(&pod, &resources, &mut signature), Signable::Yes);
     let view = View {
         nodes: &NodeStore::default(),
         resources: &resources,
         indexes: &Indexes::default(),
         now: Timestamp::UNIX_EPOCH,
     };
-    assert_eq!(plugin.sign_found(&pod, view, &mut signature), Signable::Yes);
+    assert_eq!(sign.sign_found(&pod, view, &mut signature), Signable::Yes);
     assert_eq!(signature.finish(), Signature::default().finish());
 }

@@ -5,7 +5,7 @@ use crate::common::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
-use koord_scheduler::framework::{Bookkeeping, Factory, Registry, Release};
+use koord_scheduler::framework::{Bookkeeping, Factory, Registry, Release, Sign};
 
 /// Books reservations as pods, and lets a pod with label `use` into the reservations it names.
 struct StandIn;
@@ -37,6 +37,12 @@ impl Plugin for StandIn {
     fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
         Some(self)
     }
+    fn sign(&self) -> Option<&dyn Sign> {
+        Some(self)
+    }
+}
+
+impl Sign for StandIn {
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         for (key, value) in pod.labels().iter() {
             signature.text(key);
