@@ -4,8 +4,8 @@ use crate::common::args;
 use crate::common::resources::is_scalar;
 use koord_model::resources::{ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, PreScoreResult, Score,
-    Sign, Signable, Signature, State,
+    BoxedPlugin, BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore,
+    PreScoreResult, Roles, Score, Sign, Signable, Signature, State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -52,7 +52,7 @@ struct Scored(Vec<(ResourceId, i64)>);
 pub(crate) fn build(
     value: Option<&Value>,
     _context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let args: Args = args::decode(NAME, value)?;
     for spec in &args.resources {
         if spec.weight.is_some_and(|weight| weight != 1) {
@@ -65,6 +65,8 @@ pub(crate) fn build(
 }
 
 impl Plugin for BalancedAllocation {
+    const ROLES: Roles<Self> = Roles::none().sign().pre_score().score();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -73,15 +75,6 @@ impl Plugin for BalancedAllocation {
     }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 

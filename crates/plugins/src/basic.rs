@@ -5,8 +5,8 @@ use koord_model::nodes::tolerates;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, BindPlan, Binding, Cycle, Filter, Helps, Holders, Interest, Plugin, Points, PreEnqueue,
-    PreFilter, PreFilterResult, QueueHints, Rejection, Sign, Signable, Signature, State, Subject,
-    Verdict, View,
+    PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign, Signable, Signature, State,
+    Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 
@@ -15,6 +15,8 @@ use koord_scheduler::state::{NodeIndex, PodInfo};
 pub(crate) struct PrioritySort;
 
 impl Plugin for PrioritySort {
+    const ROLES: Roles<Self> = Roles::none();
+
     fn name(&self) -> &'static str {
         "PrioritySort"
     }
@@ -28,6 +30,8 @@ impl Plugin for PrioritySort {
 pub(crate) struct SchedulingGates;
 
 impl Plugin for SchedulingGates {
+    const ROLES: Roles<Self> = Roles::none().pre_enqueue();
+
     fn name(&self) -> &'static str {
         "SchedulingGates"
     }
@@ -36,9 +40,6 @@ impl Plugin for SchedulingGates {
     }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
-        Some(self)
     }
 }
 
@@ -60,6 +61,8 @@ impl PreEnqueue for SchedulingGates {
 pub(crate) struct DynamicResources;
 
 impl Plugin for DynamicResources {
+    const ROLES: Roles<Self> = Roles::none().queue_hints().sign().pre_filter();
+
     fn name(&self) -> &'static str {
         "DynamicResources"
     }
@@ -72,17 +75,8 @@ impl Plugin for DynamicResources {
             .or(Points::RESERVE)
             .or(Points::PRE_BIND)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 
@@ -124,6 +118,8 @@ fn has_claims(pod: &PodInfo) -> bool {
 pub(crate) struct GangScheduling;
 
 impl Plugin for GangScheduling {
+    const ROLES: Roles<Self> = Roles::none().queue_hints().sign().pre_filter();
+
     fn name(&self) -> &'static str {
         "GangScheduling"
     }
@@ -134,17 +130,8 @@ impl Plugin for GangScheduling {
             .or(Points::RESERVE)
             .or(Points::PERMIT)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 
@@ -191,26 +178,16 @@ fn workload_of(pod: &PodInfo) -> Option<&WorkloadReference> {
 pub(crate) struct NodeName;
 
 impl Plugin for NodeName {
+    const ROLES: Roles<Self> = Roles::none().queue_hints().sign().pre_filter().filter();
+
     fn name(&self) -> &'static str {
         "NodeName"
     }
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 
@@ -281,26 +258,16 @@ impl NodeUnschedulable {
 }
 
 impl Plugin for NodeUnschedulable {
+    const ROLES: Roles<Self> = Roles::none().queue_hints().sign().pre_filter().filter();
+
     fn name(&self) -> &'static str {
         "NodeUnschedulable"
     }
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 
@@ -364,14 +331,13 @@ impl QueueHints for NodeUnschedulable {
 pub(crate) struct DefaultBinder;
 
 impl Plugin for DefaultBinder {
+    const ROLES: Roles<Self> = Roles::none().binding();
+
     fn name(&self) -> &'static str {
         "DefaultBinder"
     }
     fn points(&self) -> Points {
         Points::BIND
-    }
-    fn binding(&self) -> Option<&dyn Binding> {
-        Some(self)
     }
 }
 

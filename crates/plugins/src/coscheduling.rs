@@ -22,12 +22,12 @@ use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, Settled, spec};
 use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
-    Action, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Grouping,
-    Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered, Normalize, NotShown,
-    ObjectChange, Offer, PerProfile, Permit, PermitResult, Planning, Plugin, PodPatch, Points,
-    PostFilter, PreEnqueue, PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem,
-    QueueHints, Readings, Reason, Rejection, ReportedProblems, Score, State, Subject, Verdict,
-    View, Volatile,
+    Action, Binding, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle,
+    Effects, Grouping, Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered, Normalize,
+    NotShown, ObjectChange, Offer, PerProfile, Permit, PermitResult, Planning, Plugin, PodPatch,
+    Points, PreEnqueue, PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints,
+    Readings, Reason, Rejection, ReportedProblems, Roles, Score, State, Subject, Verdict, View,
+    Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -69,7 +69,7 @@ pub(crate) struct Coscheduling {
 pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let args: Args = crate::common::args::decode(NAME, value)?;
     let settings = args.settings()?;
     args.warn(context);
@@ -247,6 +247,23 @@ impl Planning for Coscheduling {
 }
 
 impl Plugin for Coscheduling {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .pre_enqueue()
+        .pre_filter()
+        .pre_score()
+        .score()
+        .volatile()
+        .post_filter()
+        .planning()
+        .binding()
+        .insight()
+        .books()
+        .grouping()
+        .permit()
+        .metered();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -274,53 +291,8 @@ impl Plugin for Coscheduling {
             .or(Points::PRE_BIND)
             .or(Points::POST_BIND)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn metered(&mut self) -> Option<&mut dyn Metered> {
-        Some(self)
-    }
-    fn insight(&self) -> Option<&dyn Insight> {
-        Some(self)
-    }
-    fn binding(&self) -> Option<&dyn Binding> {
-        Some(self)
-    }
-    fn permit(&mut self) -> Option<&mut dyn Permit> {
-        Some(self)
-    }
-    fn grouping(&mut self) -> Option<&mut dyn Grouping> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Booked
-    }
-    fn volatile(&self) -> Option<&dyn Volatile> {
-        Some(self)
-    }
-    fn post_filter(&self) -> Option<&dyn PostFilter> {
-        self.preempts().then_some(self)
-    }
-    fn planning(&self) -> Option<&dyn Planning> {
-        self.topology.is_some().then_some(self)
-    }
-    fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
-        Some(self)
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

@@ -28,11 +28,11 @@ use koord_model::device::{
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, Metered,
+    Action, Alignment, Binding, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent,
+    Cycle, Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, Metered,
     Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter,
-    PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Readings, Rejection, Score,
-    Sign, Signable, Signature, State, Subject, Verdict, View,
+    PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Readings, Rejection, Roles,
+    Score, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -91,7 +91,7 @@ impl Settings {
 pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let gate = |name: &str| context.gates.get(name).copied().unwrap_or(false);
     Ok(Box::new(DeviceShare {
         settings: PerProfile::new(Settings::new(value, context)?),
@@ -231,6 +231,20 @@ impl DeviceShare {
 }
 
 impl Plugin for DeviceShare {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter()
+        .pre_score()
+        .score()
+        .alignment()
+        .binding()
+        .insight()
+        .books()
+        .metered();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -238,24 +252,6 @@ impl Plugin for DeviceShare {
         let filter = Points::PRE_FILTER.or(Points::FILTER);
         let score = Points::PRE_SCORE.or(Points::SCORE);
         filter.or(score).or(Points::RESERVE).or(Points::PRE_BIND)
-    }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn alignment(&self) -> Option<&dyn Alignment> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn metered(&mut self) -> Option<&mut dyn Metered> {
-        Some(self)
-    }
-    fn insight(&self) -> Option<&dyn Insight> {
-        Some(self)
-    }
-    fn binding(&self) -> Option<&dyn Binding> {
-        Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Booked
@@ -268,24 +264,6 @@ impl Plugin for DeviceShare {
     ) -> Option<Result<(), BuildError>> {
         let settings = Settings::new(args, context);
         Some(settings.map(|settings| self.settings.join(profile, settings)))
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

@@ -26,10 +26,10 @@ use koord_api::scheduling::ElasticQuota;
 use koord_model::quota::{Forest, Options, Spec};
 use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::framework::{
-    Action, Admission, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
-    IndexKind, Inputs, Insight, Interest, Metered, NotShown, ObjectChange, PerProfile, Plugin,
-    Points, Pool, PostFilter, PostFilterResult, PreFilterResult, Preemption, QueueHints, Readings,
-    Sign, Signable, Signature, State, Subject, Verdict, View,
+    Action, Admission, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle,
+    Effects, Helps, IndexKind, Inputs, Insight, Interest, Metered, NotShown, ObjectChange,
+    PerProfile, Plugin, Points, Pool, PostFilter, PostFilterResult, PreFilterResult, Preemption,
+    QueueHints, Readings, Roles, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::framework::{Diagnosis, PreFilter};
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -101,7 +101,7 @@ impl Manners {
 pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let gates = Gates::of(context);
     let args = Args::read(value)?;
     let trees = Forest::new(Options {
@@ -297,6 +297,16 @@ impl ElasticQuotas {
 }
 
 impl Plugin for ElasticQuotas {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .post_filter()
+        .insight()
+        .books()
+        .metered();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -316,30 +326,6 @@ impl Plugin for ElasticQuotas {
         Points::PRE_FILTER
             .or(Points::POST_FILTER)
             .or(Points::RESERVE)
-    }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn metered(&mut self) -> Option<&mut dyn Metered> {
-        Some(self)
-    }
-    fn insight(&self) -> Option<&dyn Insight> {
-        Some(self)
-    }
-    fn post_filter(&self) -> Option<&dyn PostFilter> {
-        Some(self)
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

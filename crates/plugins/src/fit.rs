@@ -8,10 +8,10 @@ use koord_api::priority::PriorityClass;
 use koord_api::priority::class_of;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Code, Cycle, Filter, Helps, Holders, Insight,
-    Interest, Lacks, Plugin, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult,
-    QueueHints, Reason, Reasons, Rejection, Score, Sign, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Code, Cycle, Filter, Helps,
+    Holders, Insight, Interest, Lacks, Plugin, Points, PreFilter, PreFilterResult, PreScore,
+    PreScoreResult, QueueHints, Reason, Reasons, Rejection, Roles, Score, Sign, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo, ResourceColumn};
 use serde_json::Value;
@@ -60,7 +60,7 @@ struct Scored(Vec<(ResourceId, i64, i64)>);
 pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let mut args: Args = crate::common::args::decode(NAME, value)?;
     args.validate()?;
     args.leave_to_others(&context.ignored_resources);
@@ -130,6 +130,15 @@ fn used([cpu, memory]: [i64; 2], id: ResourceId, requested: impl Fn() -> i64) ->
 }
 
 impl Plugin for Fit {
+    const ROLES: Roles<Self> = Roles::none()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter()
+        .pre_score()
+        .score()
+        .insight();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -139,29 +148,8 @@ impl Plugin for Fit {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn insight(&self) -> Option<&dyn Insight> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::common::args::{decode, invalid};
 use koord_model::resources::{CPU, MEMORY, PODS, ResourceId, ResourceTable, percent};
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, PreScoreResult, Score,
-    Sign, Signable, Signature, State,
+    BoxedPlugin, BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore,
+    PreScoreResult, Roles, Score, Sign, Signable, Signature, State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -50,7 +50,7 @@ struct Scored(Vec<(ResourceId, Preference, i64)>);
 pub(crate) fn build(
     value: Option<&Value>,
     _context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let args: Args = decode(NAME, value)?;
     for (name, preference) in &args.resources {
         if preference.weight < 0 {
@@ -83,6 +83,8 @@ fn points(kind: Kind, used: i64, total: i64) -> i64 {
 }
 
 impl Plugin for FitPlus {
+    const ROLES: Roles<Self> = Roles::none().sign().pre_score().score();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -91,15 +93,6 @@ impl Plugin for FitPlus {
     }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 

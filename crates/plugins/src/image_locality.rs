@@ -6,8 +6,8 @@
 
 use koord_model::resources;
 use koord_scheduler::framework::{
-    Bookkeeping, BuildContext, BuildError, Cycle, Effects, Holders, Normalize, Plugin, Points,
-    PreScore, PreScoreResult, Score, State, View, Volatile,
+    Bookkeeping, BoxedPlugin, BuildContext, BuildError, Cycle, Effects, Holders, Normalize, Plugin,
+    Points, PreScore, PreScoreResult, Roles, Score, State, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -72,7 +72,7 @@ pub(crate) struct ImageLocality {
 pub(crate) fn build(
     _value: Option<&Value>,
     _context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     Ok(Box::<ImageLocality>::default())
 }
 
@@ -115,26 +115,16 @@ impl ImageLocality {
 }
 
 impl Plugin for ImageLocality {
+    const ROLES: Roles<Self> = Roles::none().pre_score().score().volatile().books();
+
     fn name(&self) -> &'static str {
         "ImageLocality"
     }
     fn points(&self) -> Points {
         Points::PRE_SCORE.or(Points::SCORE)
     }
-    fn volatile(&self) -> Option<&dyn Volatile> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
     }
 }
 

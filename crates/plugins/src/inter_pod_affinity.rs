@@ -13,10 +13,10 @@ use crate::common::topology::{Census, CounterId, Frame, Labels, NONE};
 use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Groups,
-    Helps, Holders, Inputs, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter,
-    PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection, Score, ShapeId, State,
-    Subject, Verdict, View, Volatile,
+    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
+    Filter, Groups, Helps, Holders, Inputs, Interest, Normalize, ObjectChange, Plugin, Points,
+    PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection, Roles, Score,
+    ShapeId, State, Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -92,7 +92,7 @@ struct Preferred {
 pub(crate) fn build(
     value: Option<&Value>,
     _context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let args: Args = crate::common::args::decode(NAME, value)?;
     let weight = args.hard_pod_affinity_weight;
     if !(0..=100).contains(&weight) {
@@ -257,6 +257,16 @@ fn tally(
 }
 
 impl Plugin for InterPodAffinity {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .pre_filter()
+        .filter()
+        .pre_score()
+        .score()
+        .volatile()
+        .books();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -266,32 +276,8 @@ impl Plugin for InterPodAffinity {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn volatile(&self) -> Option<&dyn Volatile> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Booked
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

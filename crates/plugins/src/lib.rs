@@ -27,7 +27,7 @@ mod topology_match;
 mod topology_spread;
 mod volumes;
 
-use koord_scheduler::framework::{Factory, Order, Plugin, Registry};
+use koord_scheduler::framework::{BoxedPlugin, Factory, Order, Registry};
 use serde_json::json;
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ pub fn registry() -> Registry {
     };
     let factories = vec![
         both("SchedulingGates", 1, |_, _| {
-            Ok(Box::new(basic::SchedulingGates) as Box<dyn Plugin>)
+            Ok(Box::new(basic::SchedulingGates) as BoxedPlugin)
         }),
         both("PrioritySort", 1, |_, _| Ok(Box::new(basic::PrioritySort))),
         both("GangScheduling", 1, |_, _| {

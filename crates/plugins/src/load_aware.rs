@@ -19,10 +19,10 @@ use koord_api::slo::NodeMetric;
 use koord_model::estimate;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    Holders, Inputs, Insight, Interest, NotShown, ObjectChange, Plugin, Points, PreFilter,
-    PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Rejection, Score, Sign,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
+    Filter, Helps, Holders, Inputs, Insight, Interest, NotShown, ObjectChange, Plugin, Points,
+    PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Rejection, Roles,
+    Score, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -79,7 +79,7 @@ struct Incoming {
 pub(crate) fn build(
     value: Option<&Value>,
     _context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     Ok(Box::new(LoadAware::new(crate::common::args::decode(
         NAME, value,
     )?)?))
@@ -356,6 +356,17 @@ fn node_thresholds(info: &NodeInfo, fx: &mut Effects) -> Option<NodeThresholds> 
 }
 
 impl Plugin for LoadAware {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter()
+        .pre_score()
+        .score()
+        .insight()
+        .books();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -366,35 +377,8 @@ impl Plugin for LoadAware {
             .or(Points::SCORE)
             .or(Points::RESERVE)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn insight(&self) -> Option<&dyn Insight> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

@@ -8,10 +8,10 @@ use crate::common::node_selector::{
 use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorTerm};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    Holders, Interest, Normalize, Plugin, Points, PreFilter, PreFilterResult, PreScore,
-    PreScoreResult, QueueHints, Rejection, Score, Sign, Signable, Signature, State, Subject,
-    Verdict, View,
+    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
+    Filter, Helps, Holders, Interest, Normalize, Plugin, Points, PreFilter, PreFilterResult,
+    PreScore, PreScoreResult, QueueHints, Rejection, Roles, Score, Sign, Signable, Signature,
+    State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -40,7 +40,7 @@ pub(crate) struct NodeAffinity {
 pub(crate) fn build(
     value: Option<&Value>,
     _context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let args: Args = args::decode(NAME, value)?;
     Ok(Box::new(NodeAffinity {
         added: args.added_affinity,
@@ -74,6 +74,15 @@ impl NodeAffinity {
 }
 
 impl Plugin for NodeAffinity {
+    const ROLES: Roles<Self> = Roles::none()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter()
+        .pre_score()
+        .score()
+        .books();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -83,29 +92,8 @@ impl Plugin for NodeAffinity {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 

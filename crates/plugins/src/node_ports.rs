@@ -3,9 +3,9 @@
 use k8s_openapi::api::core::v1::ContainerPort;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    Holders, Interest, Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Sign,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
+    Filter, Helps, Holders, Interest, Plugin, Points, PreFilter, PreFilterResult, QueueHints,
+    Rejection, Roles, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -25,7 +25,7 @@ pub(crate) struct NodePorts {
 pub(crate) fn build(
     _value: Option<&Value>,
     _context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     Ok(Box::<NodePorts>::default())
 }
 
@@ -91,29 +91,21 @@ impl NodePorts {
 }
 
 impl Plugin for NodePorts {
+    const ROLES: Roles<Self> = Roles::none()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter()
+        .books();
+
     fn name(&self) -> &'static str {
         "NodePorts"
     }
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Booked
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 

@@ -30,10 +30,10 @@ use koord_model::resources::{
 };
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Alignment, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, NotShown,
+    Action, Alignment, Binding, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent,
+    Cycle, Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, NotShown,
     ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreFilterResult, PreScore,
-    PreScoreResult, Problem, QueueHints, Rejection, ReportedProblems, Score, Sign, Signable,
+    PreScoreResult, Problem, QueueHints, Rejection, ReportedProblems, Roles, Score, Sign, Signable,
     Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
@@ -76,7 +76,7 @@ enum Heard {
 pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let args: Args = crate::common::args::decode(NAME, value)?;
     Ok(Box::new(Numa {
         settings: PerProfile::new(args.settings()?),
@@ -177,6 +177,19 @@ fn problem(pod: &PodInfo, message: String) -> Problem {
 }
 
 impl Plugin for Numa {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter()
+        .pre_score()
+        .score()
+        .alignment()
+        .binding()
+        .insight()
+        .books();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -187,21 +200,6 @@ impl Plugin for Numa {
             .or(Points::SCORE)
             .or(Points::RESERVE)
             .or(Points::PRE_BIND)
-    }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn alignment(&self) -> Option<&dyn Alignment> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn insight(&self) -> Option<&dyn Insight> {
-        Some(self)
-    }
-    fn binding(&self) -> Option<&dyn Binding> {
-        Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Booked
@@ -214,24 +212,6 @@ impl Plugin for Numa {
     ) -> Option<Result<(), BuildError>> {
         let settings = crate::common::args::decode(NAME, args).and_then(Args::settings);
         Some(settings.map(|settings| self.settings.join(profile, settings)))
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

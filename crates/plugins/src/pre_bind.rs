@@ -3,7 +3,7 @@
 //! The patch is part of every binding request, so there is nothing to do here; the name must be
 //! known because configurations list it.
 
-use koord_scheduler::framework::{Plugin, Points};
+use koord_scheduler::framework::{Plugin, Points, Roles};
 
 pub(crate) const NAME: &str = "DefaultPreBind";
 
@@ -12,6 +12,8 @@ pub(crate) const NAME: &str = "DefaultPreBind";
 pub(crate) struct DefaultPreBind;
 
 impl Plugin for DefaultPreBind {
+    const ROLES: Roles<Self> = Roles::none();
+
     fn name(&self) -> &'static str {
         NAME
     }

@@ -6,9 +6,9 @@ use crate::common::args::invalid;
 use crate::common::budgets::{self, is_spared};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, Cycle, Diagnosis, Holders, IndexKind, Inputs, Interest,
-    Plugin, Points, PostFilter, PostFilterResult, Preemption, QueueHints, RulesVersion, Subject,
-    View,
+    Action, BoxedPlugin, BuildContext, BuildError, Cycle, Diagnosis, Holders, IndexKind, Inputs,
+    Interest, Plugin, Points, PostFilter, PostFilterResult, Preemption, QueueHints, Roles,
+    RulesVersion, Subject, View,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -67,7 +67,7 @@ pub(crate) struct DefaultPreemption {
 pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let args: Args = crate::common::args::decode(NAME, value)?;
     args.validate()?;
     Ok(Box::new(DefaultPreemption {
@@ -77,23 +77,16 @@ pub(crate) fn build(
 }
 
 impl Plugin for DefaultPreemption {
+    const ROLES: Roles<Self> = Roles::none().inputs().queue_hints().post_filter();
+
     fn name(&self) -> &'static str {
         NAME
     }
     fn points(&self) -> Points {
         Points::POST_FILTER
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn post_filter(&self) -> Option<&dyn PostFilter> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

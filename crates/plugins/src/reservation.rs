@@ -33,11 +33,11 @@ use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle,
-    Diagnosis, Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered,
-    Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter,
+    Action, BindPlan, Binding, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent,
+    Cycle, Diagnosis, Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest,
+    Metered, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter,
     PostFilterResult, PreFilter, PreFilterResult, PreScore, PreScoreResult, Preemption, Protection,
-    QueueHints, Readings, Rejection, Release, Remark, RulesVersion, Score, Sign, Signable,
+    QueueHints, Readings, Rejection, Release, Remark, Roles, RulesVersion, Score, Sign, Signable,
     Signature, State, Subject, Verb, Verdict, View, Words, Write,
 };
 use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
@@ -78,7 +78,7 @@ pub(crate) struct Reservations {
 pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let args = Args::read(value)?;
     let gate = |name: &str| context.gates.get(name).copied().unwrap_or(false);
     let controls = context.controllers.enabled(NAME);
@@ -237,6 +237,22 @@ fn allocated_text(record: &Record) -> Result<String, serde_json::Error> {
 }
 
 impl Plugin for Reservations {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter()
+        .pre_score()
+        .score()
+        .release()
+        .post_filter()
+        .protection()
+        .binding()
+        .insight()
+        .books()
+        .metered();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -249,27 +265,6 @@ impl Plugin for Reservations {
             .or(Points::RESERVE)
             .or(Points::PRE_BIND)
             .or(Points::BIND)
-    }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn release(&self) -> Option<&dyn Release> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn metered(&mut self) -> Option<&mut dyn Metered> {
-        Some(self)
-    }
-    fn insight(&self) -> Option<&dyn Insight> {
-        Some(self)
-    }
-    fn binding(&self) -> Option<&dyn Binding> {
-        Some(self)
-    }
-    fn post_filter(&self) -> Option<&dyn PostFilter> {
-        Some(self)
     }
     fn holders(&self) -> Holders {
         Holders::Booked
@@ -285,27 +280,6 @@ impl Plugin for Reservations {
             self.args.join(profile, args);
         });
         Some(args)
-    }
-    fn protection(&self) -> Option<&dyn Protection> {
-        Some(self)
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

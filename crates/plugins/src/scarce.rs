@@ -3,8 +3,8 @@
 use crate::common::args::decode;
 use koord_model::resources::{PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore, PreScoreResult, Score,
-    Sign, Signable, Signature, State,
+    BoxedPlugin, BuildContext, BuildError, Cycle, Holders, Plugin, Points, PreScore,
+    PreScoreResult, Roles, Score, Sign, Signable, Signature, State,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -32,13 +32,15 @@ struct Unwanted(Vec<ResourceId>);
 pub(crate) fn build(
     value: Option<&Value>,
     _context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     Ok(Box::new(Scarce {
         args: decode(NAME, value)?,
     }))
 }
 
 impl Plugin for Scarce {
+    const ROLES: Roles<Self> = Roles::none().sign().pre_score().score();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -47,15 +49,6 @@ impl Plugin for Scarce {
     }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 

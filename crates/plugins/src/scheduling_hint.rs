@@ -5,9 +5,9 @@ use koord_api::annotations::{SCHEDULING_HINT, SCHEDULING_HINT_DEPRECATED};
 use koord_api::extension::SchedulingHint as Hint;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest, Plugin,
-    Points, PreFilter, PreFilterResult, QueueHints, Rejection, Sign, Signable, Signature, State,
-    Subject, View,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest,
+    Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign, Signable,
+    Signature, State, Subject, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde::Deserialize;
@@ -40,7 +40,7 @@ pub(crate) struct SchedulingHint {
 pub(crate) fn build(
     value: Option<&Value>,
     _context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let args: Args = decode(NAME, value)?;
     match usize::try_from(args.max_hint_nodes) {
         Ok(most) if most > 0 => Ok(Box::new(SchedulingHint { most })),
@@ -73,23 +73,16 @@ fn hint(pod: &PodInfo) -> Result<Option<&Hint>, &str> {
 }
 
 impl Plugin for SchedulingHint {
+    const ROLES: Roles<Self> = Roles::none().queue_hints().sign().pre_filter();
+
     fn name(&self) -> &'static str {
         NAME
     }
     fn points(&self) -> Points {
         Points::PRE_FILTER
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 

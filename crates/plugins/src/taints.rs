@@ -5,9 +5,9 @@ use k8s_openapi::api::core::v1::{Taint, Toleration};
 use koord_model::nodes::{NO_EXECUTE, NO_SCHEDULE, PREFER_NO_SCHEDULE, tolerates_comparing};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BuildContext, BuildError, ClusterEvent, Cycle, Filter, Helps, Holders, Interest,
-    Normalize, Plugin, Points, PreScore, PreScoreResult, QueueHints, Rejection, Score, Sign,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Filter, Helps, Holders,
+    Interest, Normalize, Plugin, Points, PreScore, PreScoreResult, QueueHints, Rejection, Roles,
+    Score, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -23,7 +23,7 @@ pub(crate) struct TaintToleration {
 pub(crate) fn build(
     _value: Option<&Value>,
     context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let gate = context.gates.get("TaintTolerationComparisonOperators");
     let compares = gate == Some(&true);
     Ok(Box::new(TaintToleration { compares }))
@@ -54,29 +54,21 @@ fn taints_of<'a>(cycle: &Cycle<'a>, node: NodeIndex) -> &'a [Taint] {
 }
 
 impl Plugin for TaintToleration {
+    const ROLES: Roles<Self> = Roles::none()
+        .queue_hints()
+        .sign()
+        .filter()
+        .pre_score()
+        .score();
+
     fn name(&self) -> &'static str {
         "TaintToleration"
     }
     fn points(&self) -> Points {
         Points::FILTER.or(Points::PRE_SCORE).or(Points::SCORE)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 

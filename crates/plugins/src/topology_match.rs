@@ -22,10 +22,10 @@ use koord_model::alignment::{self, Ask, Policy, Unfit};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    Holders, Inputs, Insight, Interest, Lacks, NotShown, ObjectChange, Plugin, Points, PreFilter,
-    PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection, ReportedProblems, Score,
-    Sign, Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
+    Filter, Helps, Holders, Inputs, Insight, Interest, Lacks, NotShown, ObjectChange, Plugin,
+    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection,
+    ReportedProblems, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use pod::Print;
@@ -63,7 +63,7 @@ pub(crate) struct TopologyMatch {
 pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let args: Args = crate::common::args::decode(NAME, value)?;
     Ok(Box::new(TopologyMatch {
         settings: args.settings()?,
@@ -186,6 +186,17 @@ impl From<Refusal> for Rejection {
 }
 
 impl Plugin for TopologyMatch {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter()
+        .pre_score()
+        .score()
+        .insight()
+        .books();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -199,35 +210,8 @@ impl Plugin for TopologyMatch {
             .or(Points::RESERVE)
             .or(Points::POST_BIND)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn insight(&self) -> Option<&dyn Insight> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Judged
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

@@ -14,10 +14,10 @@ use args::Args;
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Groups,
-    Helps, Holders, Inputs, Interest, Normalize, ObjectChange, Plugin, Points, PreFilter,
-    PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection, Score, Signature, State,
-    Subject, Surroundings, Verdict, View, Volatile,
+    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
+    Filter, Groups, Helps, Holders, Inputs, Interest, Normalize, ObjectChange, Plugin, Points,
+    PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection, Roles, Score,
+    Signature, State, Subject, Surroundings, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
@@ -78,7 +78,7 @@ struct Soft {
 pub(crate) fn build(
     value: Option<&Value>,
     _context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let args = Args::decode(value)?;
     Ok(Box::new(TopologySpread {
         defaults: args.constraints(),
@@ -254,6 +254,16 @@ fn counter(
 }
 
 impl Plugin for TopologySpread {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .pre_filter()
+        .filter()
+        .pre_score()
+        .score()
+        .volatile()
+        .books();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -263,32 +273,8 @@ impl Plugin for TopologySpread {
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
     }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn volatile(&self) -> Option<&dyn Volatile> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
     fn holders(&self) -> Holders {
         Holders::Booked
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

@@ -22,10 +22,11 @@ use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    IndexKind, Inputs, Interest, Metered, ObjectChange, PerProfile, Permit, PermitResult, Plugin,
-    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints, Readings, Reason,
-    Rejection, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
+    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
+    Filter, Helps, IndexKind, Inputs, Interest, Metered, ObjectChange, PerProfile, Permit,
+    PermitResult, Plugin, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints,
+    Readings, Reason, Rejection, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict,
+    View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -59,7 +60,7 @@ impl Default for Args {
 pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
-) -> Result<Box<dyn Plugin>, BuildError> {
+) -> Result<BoxedPlugin, BuildError> {
     let gate = context.gates.get("DisableCSIStorageCapacityInformer");
     Ok(Box::new(VolumeBinding {
         settings: PerProfile::new(Settings::new(value, context)?),
@@ -278,6 +279,18 @@ fn node_info(name: &str, view: View<'_>) -> Option<Arc<NodeInfo>> {
 }
 
 impl Plugin for VolumeBinding {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter()
+        .pre_score()
+        .score()
+        .books()
+        .permit()
+        .metered();
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -299,36 +312,6 @@ impl Plugin for VolumeBinding {
             Some(_) => points.or(Points::PRE_SCORE).or(Points::SCORE),
             None => points,
         }
-    }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn metered(&mut self) -> Option<&mut dyn Metered> {
-        Some(self)
-    }
-    fn permit(&mut self) -> Option<&mut dyn Permit> {
-        Some(self)
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        Some(self)
-    }
-    fn score(&self) -> Option<&dyn Score> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

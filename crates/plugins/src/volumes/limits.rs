@@ -13,7 +13,7 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Inputs, Interest,
-    ObjectChange, Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Sign,
+    ObjectChange, Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign,
     Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -231,29 +231,19 @@ impl NodeVolumeLimits {
 }
 
 impl Plugin for NodeVolumeLimits {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter()
+        .books();
+
     fn name(&self) -> &'static str {
         "NodeVolumeLimits"
     }
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
-    }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

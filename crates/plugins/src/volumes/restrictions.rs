@@ -7,8 +7,8 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bookkeeping, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Inputs, Interest,
-    Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Sign, Signable, Signature,
-    State, Subject, Verdict, View,
+    Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -113,29 +113,19 @@ impl VolumeRestrictions {
 }
 
 impl Plugin for VolumeRestrictions {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter()
+        .books();
+
     fn name(&self) -> &'static str {
         "VolumeRestrictions"
     }
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
-    }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

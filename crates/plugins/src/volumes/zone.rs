@@ -7,8 +7,8 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, ClusterEvent, Cycle, Filter, Helps, IndexKind, Inputs, Interest, Plugin, Points,
-    PreFilter, PreFilterResult, QueueHints, Rejection, Sign, Signable, Signature, State, Subject,
-    Verdict, View,
+    PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign, Signable, Signature, State,
+    Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::collections::BTreeSet;
@@ -88,26 +88,18 @@ impl VolumeZone {
 struct Places(Vec<Place>);
 
 impl Plugin for VolumeZone {
+    const ROLES: Roles<Self> = Roles::none()
+        .inputs()
+        .queue_hints()
+        .sign()
+        .pre_filter()
+        .filter();
+
     fn name(&self) -> &'static str {
         "VolumeZone"
     }
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
-    }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
-    }
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        Some(self)
     }
 }
 

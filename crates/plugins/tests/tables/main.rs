@@ -19,8 +19,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{Engine, EngineOptions};
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BuildContext, Code, Cycle, Effects, Indexes, Normalize, ObjectChange,
-    Plugin, PreFilterResult, PreScoreResult, Profiles, Rejection, State, View,
+    Action, Bookkeeping, BoxedPlugin, BuildContext, Code, Cycle, Effects, Indexes, Normalize,
+    ObjectChange, PreFilterResult, PreScoreResult, Profiles, Rejection, State, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ fn now() -> Timestamp {
     Timestamp::from_second(1_700_000_000).unwrap()
 }
 
-fn built(name: &str, args: &Value, gates: &[&str]) -> Result<Box<dyn Plugin>, String> {
+fn built(name: &str, args: &Value, gates: &[&str]) -> Result<BoxedPlugin, String> {
     let mut factories = koord_plugins::registry().factories.into_iter();
     let factory = factories.find(|factory| factory.name == name).unwrap();
     let gates = gates.iter().map(|gate| ((*gate).to_owned(), true));
@@ -43,7 +43,7 @@ fn built(name: &str, args: &Value, gates: &[&str]) -> Result<Box<dyn Plugin>, St
 struct Alone {
     engine: Engine,
     indexes: Indexes,
-    plugin: Box<dyn Plugin>,
+    plugin: BoxedPlugin,
     /// Every pod on a node needs a name of its own.
     pods: usize,
 }

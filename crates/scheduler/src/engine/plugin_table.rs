@@ -3,8 +3,8 @@
 use super::consult;
 use super::measure::{self, Measured, Meter};
 use crate::framework::{
-    Bookkeeping, ClusterEvent, Cycle, EventNames, Helps, Holders, Instance, Interest, ObjectChange,
-    Plugin, Points, Profile, Profiles, View,
+    AnyPlugin, Bookkeeping, BoxedPlugin, ClusterEvent, Cycle, EventNames, Helps, Holders, Instance,
+    Interest, ObjectChange, Points, Profile, Profiles, View,
 };
 use crate::queue::PluginSet;
 use crate::state::PodInfo;
@@ -19,7 +19,7 @@ use std::time::Instant;
 /// `signers`, `protectors` and in the sets are positions in `plugins`.
 pub struct PluginTable {
     pub(super) profiles: Vec<Profile>,
-    pub(super) plugins: Vec<Box<dyn Plugin>>,
+    pub(super) plugins: Vec<BoxedPlugin>,
     /// By instance; the last is that of all extenders together.
     pub(super) names: Vec<&'static str>,
     pub(super) interests: Vec<Vec<Interest>>,
@@ -230,13 +230,13 @@ impl PluginTable {
 }
 
 /// Returns the events that can make a pod schedulable that `plugin` refused.
-fn interests(plugin: &dyn Plugin) -> Vec<Interest> {
+fn interests(plugin: &dyn AnyPlugin) -> Vec<Interest> {
     let hints = plugin.queue_hints();
     hints.map(|hints| hints.interests()).unwrap_or_default()
 }
 
 /// The plugins whose answers pods share, each once.
-fn signers(profile: &Profile, plugins: &[Box<dyn Plugin>]) -> Vec<Instance> {
+fn signers(profile: &Profile, plugins: &[BoxedPlugin]) -> Vec<Instance> {
     let scores = profile.score.iter().map(|(instance, _)| instance);
     let mut out: Vec<Instance> = profile
         .pre_filter

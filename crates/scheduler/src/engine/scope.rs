@@ -5,8 +5,8 @@ use super::nominator::{Nominator, ahead_of};
 use super::opinion::Opinion;
 use super::plugin_table::PluginTable;
 use crate::framework::{
-    Alignment, Code, Cycle, Filter, Instance, NoRule, Overlay, Plugin, Reason, Reasons, Rejection,
-    Release, RowVerdict, Score, State,
+    Alignment, BoxedPlugin, Code, Cycle, Filter, Instance, NoRule, Overlay, Reason, Reasons,
+    Rejection, Release, RowVerdict, Score, State,
 };
 use crate::queue::PluginSet;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -78,12 +78,12 @@ impl Chain<'_> {
 }
 
 /// Returns the filter of a plugin that runs at the filter point.
-pub(super) fn filter_of(plugins: &[Box<dyn Plugin>], instance: Instance) -> &dyn Filter {
+pub(super) fn filter_of(plugins: &[BoxedPlugin], instance: Instance) -> &dyn Filter {
     plugins[instance].filter().unwrap_or(&NoRule)
 }
 
 /// Returns the score of a plugin that runs at the score point.
-pub(super) fn score_of(plugins: &[Box<dyn Plugin>], instance: Instance) -> &dyn Score {
+pub(super) fn score_of(plugins: &[BoxedPlugin], instance: Instance) -> &dyn Score {
     plugins[instance].score().unwrap_or(&NoRule)
 }
 
@@ -91,7 +91,7 @@ pub(super) fn score_of(plugins: &[Box<dyn Plugin>], instance: Instance) -> &dyn 
 #[derive(Clone, Copy)]
 pub(crate) struct Scope<'a> {
     pub(super) cycle: Cycle<'a>,
-    pub(super) plugins: &'a [Box<dyn Plugin>],
+    pub(super) plugins: &'a [BoxedPlugin],
     pub(super) chain: &'a Chain<'a>,
     pub(super) prepared: &'a Prepared,
     pub(super) nominator: &'a Nominator,

@@ -10,10 +10,10 @@ mod waits;
 
 use super::*;
 use crate::framework::{
-    BindPlan, Binding, Bookkeeping, BuildContext, BuildError, ClusterEvent, Factory, Filter,
-    Grouping, Helps, Insight, Interest, Metered, ObjectChange, Permit, PermitResult, Plugin,
-    Points, PreEnqueue, QueueHints, Readings, Registry, Rejection, Remark, Sign, Signable,
-    Signature, State, Subject, Verdict, View, Words,
+    BindPlan, Binding, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Factory,
+    Filter, Grouping, Helps, Insight, Interest, Metered, ObjectChange, Permit, PermitResult,
+    Plugin, Points, PreEnqueue, QueueHints, Readings, Registry, Rejection, Remark, Roles, Sign,
+    Signable, Signature, State, Subject, Verdict, View, Words,
 };
 use crate::state::NodeIndex;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -38,42 +38,24 @@ fn stumble(place: &str) {
 struct Knobs;
 
 impl Plugin for Knobs {
+    const ROLES: Roles<Self> = Roles::none()
+        .queue_hints()
+        .sign()
+        .pre_enqueue()
+        .filter()
+        .binding()
+        .insight()
+        .books()
+        .grouping()
+        .permit()
+        .metered();
+
     fn name(&self) -> &'static str {
         "Knobs"
     }
     fn points(&self) -> Points {
         let judge = Points::PRE_ENQUEUE.or(Points::FILTER).or(Points::RESERVE);
         judge.or(Points::PERMIT).or(Points::BIND)
-    }
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn binding(&self) -> Option<&dyn Binding> {
-        Some(self)
-    }
-    fn permit(&mut self) -> Option<&mut dyn Permit> {
-        Some(self)
-    }
-    fn grouping(&mut self) -> Option<&mut dyn Grouping> {
-        Some(self)
-    }
-    fn insight(&self) -> Option<&dyn Insight> {
-        Some(self)
-    }
-    fn metered(&mut self) -> Option<&mut dyn Metered> {
-        Some(self)
-    }
-    fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
-        Some(self)
-    }
-    fn filter(&self) -> Option<&dyn Filter> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 
@@ -218,7 +200,7 @@ impl Bookkeeping for Knobs {
     }
 }
 
-fn build(_: Option<&Value>, _: &BuildContext) -> Result<Box<dyn Plugin>, BuildError> {
+fn build(_: Option<&Value>, _: &BuildContext) -> Result<BoxedPlugin, BuildError> {
     Ok(Box::new(Knobs))
 }
 

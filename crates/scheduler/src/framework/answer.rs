@@ -1,7 +1,7 @@
 //! What plugins answer at the extension points.
 
 #[cfg(doc)]
-use super::Plugin;
+use super::{Filter, PreFilter, PreScore, Score};
 use super::{Rejection, State, Write};
 use crate::state::{NodeIndex, PodInfo};
 use std::any::Any;

@@ -2,7 +2,7 @@
 
 use super::{Cycle, Diagnosis, Effects, ObjectChange, Verdict, View};
 #[cfg(doc)]
-use super::{Insight, Planning, Plugin};
+use super::{Insight, Planning, PreEnqueue};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! What plugins ask of the engine.
 
 #[cfg(doc)]
-use super::Plugin;
+use super::PreEnqueue;
 use super::{Family, Reason};
 use crate::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;

@@ -13,6 +13,7 @@ mod event;
 mod extender;
 mod groups;
 mod index;
+mod plugin;
 mod profile;
 mod reading;
 mod registry;
@@ -34,6 +35,7 @@ pub use event::{Action, ClusterEvent, EventNames, Helps, Interest, ObjectChange,
 pub use extender::{Advice, Advised, Agreed};
 pub use groups::{Groups, Label, Surroundings};
 pub use index::{Index, IndexKind, Indexes};
+pub use plugin::{AnyPlugin, BoxedPlugin, Plugin, Roles};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
@@ -276,125 +278,4 @@ pub enum Holders {
     Judged,
     /// They are pods to it: all hooks are called for them.
     Booked,
-}
-
-/// A scheduling rule: what it says of a pod and of nodes, which changes nothing. One instance serves all
-/// profiles that give it the same arguments; one that keeps books of what it gives away serves all profiles
-/// there are ([`Plugin::join`]).
-///
-/// Whatever else a plugin does is a trait of its own, which it says it has: it judges nodes in ways that
-/// only few do ([`Release`], [`Alignment`], [`Volatile`]), finds the events that help pods it refused
-/// ([`QueueHints`]), has a say when no node fits ([`PostFilter`], [`Protection`]), keeps books ([`Bookkeeping`]), decides who goes next, who waits and how it is bound
-/// ([`Planning`], [`Grouping`], [`Permit`], [`Binding`]), or shows people what it knows ([`Insight`],
-/// [`Metered`]).
-///
-/// Where a method asks about many nodes, nothing is imagined of any of them ([`Cycle::overlay`]) and no
-/// NUMA nodes are agreed on.
-///
-/// All methods are called from the one task that owns the engine. Methods with `&self` may be
-/// called for several nodes at a time.
-pub trait Plugin: Send + Sync {
-    /// The name in configuration files and metrics.
-    fn name(&self) -> &'static str;
-    /// The extension points it implements.
-    fn points(&self) -> Points;
-    /// See [`Inputs`].
-    fn inputs(&self) -> Option<&dyn Inputs> {
-        None
-    }
-    /// See [`Sign`].
-    fn sign(&self) -> Option<&dyn Sign> {
-        None
-    }
-    /// See [`PreEnqueue`].
-    fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
-        None
-    }
-    /// See [`PreFilter`].
-    fn pre_filter(&self) -> Option<&dyn PreFilter> {
-        None
-    }
-    /// See [`Filter`].
-    fn filter(&self) -> Option<&dyn Filter> {
-        None
-    }
-    /// See [`PreScore`].
-    fn pre_score(&self) -> Option<&dyn PreScore> {
-        None
-    }
-    /// See [`Score`].
-    fn score(&self) -> Option<&dyn Score> {
-        None
-    }
-    /// See [`QueueHints`].
-    fn queue_hints(&self) -> Option<&dyn QueueHints> {
-        None
-    }
-    /// See [`Release`].
-    fn release(&self) -> Option<&dyn Release> {
-        None
-    }
-    /// See [`Alignment`].
-    fn alignment(&self) -> Option<&dyn Alignment> {
-        None
-    }
-    /// See [`Volatile`].
-    fn volatile(&self) -> Option<&dyn Volatile> {
-        None
-    }
-    /// See [`PostFilter`].
-    fn post_filter(&self) -> Option<&dyn PostFilter> {
-        None
-    }
-    /// See [`Protection`].
-    fn protection(&self) -> Option<&dyn Protection> {
-        None
-    }
-    /// See [`Planning`].
-    fn planning(&self) -> Option<&dyn Planning> {
-        None
-    }
-    /// See [`Bookkeeping`].
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        None
-    }
-    /// See [`Grouping`].
-    fn grouping(&mut self) -> Option<&mut dyn Grouping> {
-        None
-    }
-    /// See [`Permit`].
-    fn permit(&mut self) -> Option<&mut dyn Permit> {
-        None
-    }
-    /// See [`Binding`].
-    fn binding(&self) -> Option<&dyn Binding> {
-        None
-    }
-    /// See [`Insight`].
-    fn insight(&self) -> Option<&dyn Insight> {
-        None
-    }
-    /// See [`Metered`].
-    fn metered(&mut self) -> Option<&mut dyn Metered> {
-        None
-    }
-    /// What it makes of holders. At [`Holders::Judged`], it is asked at the points before reserve,
-    /// and by [`Insight::explain`]; at [`Holders::Booked`], also at the points from there on, and told
-    /// by [`Bookkeeping::on_pod`], [`Bookkeeping::on_assigned`], [`Bookkeeping::on_updated`] and
-    /// [`Bookkeeping::on_unassigned`].
-    fn holders(&self) -> Holders {
-        Holders::Ignored
-    }
-
-    /// Takes on the arguments of one more profile. Whoever books in [`Bookkeeping::reserve`] what can
-    /// be given once does so, and asks [`PerProfile`] what applies to a pod: of two instances, neither
-    /// would know what the other gave away. `None`: other arguments make another instance.
-    fn join(
-        &mut self,
-        _profile: &str,
-        _args: Option<&serde_json::Value>,
-        _context: &BuildContext,
-    ) -> Option<Result<(), BuildError>> {
-        None
-    }
 }

@@ -1,6 +1,8 @@
 //! From configuration to the resolved list of plugins per extension point.
 
-use super::{BuildContext, BuildError, Factory, Order, Plugin, Points, Registry, Watch};
+#[cfg(doc)]
+use super::Plugin;
+use super::{BoxedPlugin, BuildContext, BuildError, Factory, Order, Points, Registry, Watch};
 use crate::config::{Configuration, PluginSetConfig, PluginsConfig, ProfileConfig};
 use koord_model::resources::ResourceTable;
 use serde_json::Value;
@@ -86,7 +88,7 @@ pub struct Profiles {
     /// The profiles.
     pub profiles: Vec<Profile>,
     /// The instances.
-    pub instances: Vec<Box<dyn Plugin>>,
+    pub instances: Vec<BoxedPlugin>,
     /// What the configuration asks for and does not get.
     pub warnings: Vec<String>,
     /// Numbers of resource names, also for who reads pods before an engine does.

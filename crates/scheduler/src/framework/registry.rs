@@ -1,6 +1,6 @@
 //! The list of plugins the binary offers, as data.
 
-use super::Plugin;
+use super::BoxedPlugin;
 use koord_app::flags::Selection;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +43,7 @@ pub struct BuildError {
 }
 
 /// Builds a plugin from its arguments, if it has any.
-pub type Build = fn(Option<&Value>, &BuildContext) -> Result<Box<dyn Plugin>, BuildError>;
+pub type Build = fn(Option<&Value>, &BuildContext) -> Result<BoxedPlugin, BuildError>;
 
 /// How to build one plugin.
 #[derive(Clone)]

@@ -1,13 +1,12 @@
-//! What not every plugin does, one trait each; they are found by methods of [`Plugin`]. What plugins keep
-//! count of is in `books`.
+//! The roles that few plugins have. What plugins keep count of is in `books`.
 
-#[cfg(doc)]
-use super::Plugin;
 use super::{
     BindPlan, ClusterEvent, Cycle, Diagnosis, Effects, Groups, Helps, Interest, Lacks, NotShown,
     PermitResult, PodPatch, PostFilterResult, Readings, Rejection, Remark, RulesVersion, State,
     Surroundings, Verdict, View, Words,
 };
+#[cfg(doc)]
+use super::{Filter, Score};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;

@@ -6,7 +6,7 @@ use crate::common::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::Factory;
-use koord_scheduler::framework::{Bookkeeping, Release, Sign};
+use koord_scheduler::framework::{Bookkeeping, Release, Roles, Sign};
 
 const HOLDS: &str = "holds.v1.test";
 
@@ -19,20 +19,13 @@ fn owner(pod: &PodInfo) -> Option<&str> {
 }
 
 impl Plugin for Holder {
+    const ROLES: Roles<Self> = Roles::none().sign().release().books();
+
     fn name(&self) -> &'static str {
         "Holder"
     }
     fn points(&self) -> Points {
         Points::PRE_FILTER.or(Points::FILTER)
-    }
-    fn release(&self) -> Option<&dyn Release> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 

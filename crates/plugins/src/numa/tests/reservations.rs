@@ -5,7 +5,7 @@ use crate::common::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
-use koord_scheduler::framework::{Bookkeeping, Factory, Registry, Release, Sign};
+use koord_scheduler::framework::{Bookkeeping, Factory, Registry, Release, Roles, Sign};
 
 /// Books reservations as pods, and lets a pod with label `use` into the reservations it names.
 struct StandIn;
@@ -25,20 +25,13 @@ impl StandIn {
 }
 
 impl Plugin for StandIn {
+    const ROLES: Roles<Self> = Roles::none().sign().release().books();
+
     fn name(&self) -> &'static str {
         "StandIn"
     }
     fn points(&self) -> Points {
         Points::FILTER
-    }
-    fn release(&self) -> Option<&dyn Release> {
-        Some(self)
-    }
-    fn books(&mut self) -> Option<&mut dyn Bookkeeping> {
-        Some(self)
-    }
-    fn sign(&self) -> Option<&dyn Sign> {
-        Some(self)
     }
 }
 

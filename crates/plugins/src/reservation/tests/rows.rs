@@ -1,12 +1,12 @@
 //! Which reservations serve whom: the rows of upstream's tables, on the plugin alone.
 
 use super::*;
-use koord_scheduler::framework::Overlay;
+use koord_scheduler::framework::{BoxedPlugin, Overlay};
 
 /// The plugin beside an engine that keeps the books of node `n`.
 pub(super) struct Bench {
     pub(super) engine: Engine,
-    pub(super) plugin: Box<dyn Plugin>,
+    pub(super) plugin: BoxedPlugin,
     now: Timestamp,
     /// What the plugin said was wrong.
     said: Vec<String>,
@@ -233,7 +233,7 @@ impl Bench {
 }
 
 /// Stands in for the plugin while it is borrowed.
-fn nothing() -> Box<dyn Plugin> {
+fn nothing() -> BoxedPlugin {
     build(None, &BuildContext::default()).unwrap()
 }
 
