@@ -22,12 +22,12 @@ use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, Settled, spec};
 use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
-    Action, Binding, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Grouping, Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered, Normalize,
-    NotShown, ObjectChange, Offer, PerProfile, Permit, PermitResult, Planning, Plugin, PodPatch,
-    Points, PreEnqueue, PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints,
-    Readings, Reason, Rejection, ReportedProblems, Roles, Score, State, Subject, Verdict, View,
-    Volatile,
+    Action, Binding, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Grouping,
+    Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered, Normalize, NotShown,
+    ObjectChange, ObjectEvents, Offer, PerProfile, Permit, PermitResult, Planning, Plugin,
+    PodEvents, PodPatch, Points, PostBind, PostFilterTransformer, PreEnqueue, PreFilter,
+    PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Readings, Reason, Rejection,
+    ReportedProblems, Reserve, Roles, Score, State, Subject, Tick, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -259,7 +259,12 @@ impl Plugin for Coscheduling {
         .planning()
         .binding()
         .insight()
-        .books()
+        .object_events()
+        .pod_events()
+        .tick()
+        .reserve()
+        .post_filter_transformer()
+        .post_bind()
         .grouping()
         .permit()
         .metered();
@@ -421,6 +426,13 @@ impl Grouping for Coscheduling {
     fn is_grouped(&self, pod: &PodInfo) -> bool {
         self.gangs.knows(&pod.uid)
     }
+    fn planned(&mut self, plan: Option<Vec<(Arc<str>, Arc<str>)>>) {
+        self.plan = plan.and_then(|plan| {
+            let group = self.gangs.gathering(&plan.first()?.0)?.group;
+            let nodes = plan.into_iter().collect();
+            Some(Plan { group, nodes })
+        });
+    }
 }
 
 impl Permit for Coscheduling {
@@ -499,7 +511,7 @@ impl Metered for Coscheduling {
     }
 }
 
-impl Bookkeeping for Coscheduling {
+impl ObjectEvents for Coscheduling {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if change.kind == TOPOLOGIES {
             self.on_topology(change, view, fx);
@@ -541,7 +553,14 @@ impl Bookkeeping for Coscheduling {
         }
         carry_out(moves, fx);
     }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        if let Some(topology) = &mut self.topology {
+            topology.node(node, view);
+        }
+    }
+}
 
+impl PodEvents for Coscheduling {
     fn on_pod(&mut self, pod: &Arc<PodInfo>, view: View<'_>, fx: &mut Effects) {
         let mut moves = Moves::default();
         let Some(name) = spec::name_of(&**pod) else {
@@ -598,11 +617,6 @@ impl Bookkeeping for Coscheduling {
         self.reported.forget(uid);
         carry_out(moves, fx);
     }
-    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        if let Some(topology) = &mut self.topology {
-            topology.node(node, view);
-        }
-    }
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -638,6 +652,9 @@ impl Bookkeeping for Coscheduling {
             topology.left(pod, node);
         }
     }
+}
+
+impl Tick for Coscheduling {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         let mut moves = Moves::default();
         self.gangs.settle_promises(&mut moves);
@@ -657,6 +674,9 @@ impl Bookkeeping for Coscheduling {
         let orphans = self.orphans.next();
         groups.into_iter().chain(topology).chain(orphans).min()
     }
+}
+
+impl PostFilterTransformer for Coscheduling {
     fn after_post_filter(
         &mut self,
         cycle: &Cycle<'_>,
@@ -699,6 +719,9 @@ impl Bookkeeping for Coscheduling {
         diagnosis.post_filter_message = room;
         carry_out(moves, fx);
     }
+}
+
+impl Reserve for Coscheduling {
     fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
         let uid = &cycle.pod.uid;
         if !self.gangs.knows(uid) {
@@ -708,17 +731,12 @@ impl Bookkeeping for Coscheduling {
         self.gangs.released(uid, &mut moves);
         carry_out(moves, fx);
     }
+}
+
+impl PostBind for Coscheduling {
     fn post_bind(&mut self, pod: &Arc<PodInfo>, _node: &str, _view: View<'_>, fx: &mut Effects) {
         let mut moves = Moves::default();
         self.gangs.bound(&pod.uid, &mut moves);
         carry_out(moves, fx);
-    }
-
-    fn planned(&mut self, plan: Option<Vec<(Arc<str>, Arc<str>)>>) {
-        self.plan = plan.and_then(|plan| {
-            let group = self.gangs.gathering(&plan.first()?.0)?.group;
-            let nodes = plan.into_iter().collect();
-            Some(Plan { group, nodes })
-        });
     }
 }

@@ -28,11 +28,11 @@ use koord_model::device::{
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Alignment, Binding, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent,
-    Cycle, Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, Metered,
-    Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter,
-    PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Readings, Rejection, Roles,
-    Score, Sign, Signable, Signature, State, Subject, Verdict, View,
+    Action, Alignment, Binding, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle,
+    Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, Metered,
+    Normalize, NotShown, ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch,
+    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Readings,
+    Rejection, Reserve, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -242,7 +242,9 @@ impl Plugin for DeviceShare {
         .alignment()
         .binding()
         .insight()
-        .books()
+        .object_events()
+        .pod_events()
+        .reserve()
         .metered();
 
     fn name(&self) -> &'static str {
@@ -470,7 +472,7 @@ impl Metered for DeviceShare {
     }
 }
 
-impl Bookkeeping for DeviceShare {
+impl ObjectEvents for DeviceShare {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if change.kind == DEVICES {
             self.device_changed(change, view, fx);
@@ -493,6 +495,9 @@ impl Bookkeeping for DeviceShare {
         let inventory = known.map(|known| known.inventory.clone());
         self.row(node, view).inventory = inventory;
     }
+}
+
+impl PodEvents for DeviceShare {
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -531,7 +536,9 @@ impl Bookkeeping for DeviceShare {
     ) {
         self.row(node, view).forget(&pod.uid);
     }
+}
 
+impl Reserve for DeviceShare {
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
         let Some(pod) = self.incoming(cycle)? else {
             return Ok(());

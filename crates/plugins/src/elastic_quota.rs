@@ -26,10 +26,11 @@ use koord_api::scheduling::ElasticQuota;
 use koord_model::quota::{Forest, Options, Spec};
 use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::framework::{
-    Action, Admission, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Helps, IndexKind, Inputs, Insight, Interest, Metered, NotShown, ObjectChange,
-    PerProfile, Plugin, Points, Pool, PostFilter, PostFilterResult, PreFilterResult, Preemption,
-    QueueHints, Readings, Roles, Sign, Signable, Signature, State, Subject, Verdict, View,
+    Action, Admission, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
+    IndexKind, Inputs, Insight, Interest, Metered, NotShown, ObjectChange, ObjectEvents,
+    PerProfile, Plugin, PodEvents, Points, Pool, PostFilter, PostFilterResult,
+    PostFilterTransformer, PreFilterResult, Preemption, Preparation, QueueHints, Readings, Roles,
+    Sign, Signable, Signature, State, Subject, Tick, Verdict, View,
 };
 use koord_scheduler::framework::{Diagnosis, PreFilter};
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -304,7 +305,11 @@ impl Plugin for ElasticQuotas {
         .pre_filter()
         .post_filter()
         .insight()
-        .books()
+        .object_events()
+        .pod_events()
+        .preparation()
+        .tick()
+        .post_filter_transformer()
         .metered();
 
     fn name(&self) -> &'static str {
@@ -538,7 +543,7 @@ impl Metered for ElasticQuotas {
     }
 }
 
-impl Bookkeeping for ElasticQuotas {
+impl Preparation for ElasticQuotas {
     fn prepare(&mut self, cycle: &Cycle<'_>) {
         if let Some(quota) = self.quota_of(cycle.pod) {
             let Manners { rules, .. } = self.manners.of(cycle.pod);
@@ -553,6 +558,9 @@ impl Bookkeeping for ElasticQuotas {
             }
         }
     }
+}
+
+impl ObjectEvents for ElasticQuotas {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Ok(object) = change.new.clone().downcast::<ElasticQuota>() else {
             return;
@@ -596,6 +604,9 @@ impl Bookkeeping for ElasticQuotas {
             self.moved();
         }
     }
+}
+
+impl PodEvents for ElasticQuotas {
     fn on_pod(&mut self, pod: &Arc<PodInfo>, view: View<'_>, _fx: &mut Effects) {
         self.start(view.resources);
         let began = self.times.sometimes();
@@ -654,7 +665,9 @@ impl Bookkeeping for ElasticQuotas {
             self.moved();
         }
     }
+}
 
+impl Tick for ElasticQuotas {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         self.start(view.resources);
         let trees = &mut self.trees;
@@ -680,6 +693,9 @@ impl Bookkeeping for ElasticQuotas {
         let all = retry.into_iter().chain(write).chain(end).chain(revoke);
         all.chain(report).min()
     }
+}
+
+impl PostFilterTransformer for ElasticQuotas {
     fn after_post_filter(
         &mut self,
         cycle: &Cycle<'_>,

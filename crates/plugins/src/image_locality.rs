@@ -6,8 +6,8 @@
 
 use koord_model::resources;
 use koord_scheduler::framework::{
-    Bookkeeping, BoxedPlugin, BuildContext, BuildError, Cycle, Effects, Holders, Normalize, Plugin,
-    Points, PreScore, PreScoreResult, Roles, Score, State, View, Volatile,
+    BoxedPlugin, BuildContext, BuildError, Cycle, Effects, Holders, Normalize, ObjectEvents,
+    Plugin, Points, PreScore, PreScoreResult, Roles, Score, State, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -115,7 +115,7 @@ impl ImageLocality {
 }
 
 impl Plugin for ImageLocality {
-    const ROLES: Roles<Self> = Roles::none().pre_score().score().volatile().books();
+    const ROLES: Roles<Self> = Roles::none().pre_score().score().volatile().object_events();
 
     fn name(&self) -> &'static str {
         "ImageLocality"
@@ -148,7 +148,7 @@ impl Score for ImageLocality {
     }
 }
 
-impl Bookkeeping for ImageLocality {
+impl ObjectEvents for ImageLocality {
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let row = node.row();
         if self.rows.len() <= row {

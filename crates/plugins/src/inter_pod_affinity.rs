@@ -13,10 +13,10 @@ use crate::common::topology::{Census, CounterId, Frame, Labels, NONE};
 use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
-    Filter, Groups, Helps, Holders, Inputs, Interest, Normalize, ObjectChange, Plugin, Points,
-    PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection, Roles, Score,
-    ShapeId, State, Subject, Verdict, View, Volatile,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Groups,
+    Helps, Holders, Inputs, Interest, Normalize, ObjectChange, ObjectEvents, Plugin, PodEvents,
+    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, Preparation, QueueHints,
+    Rejection, Roles, Score, ShapeId, State, Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::FxHashMap;
@@ -265,7 +265,9 @@ impl Plugin for InterPodAffinity {
         .pre_score()
         .score()
         .volatile()
-        .books();
+        .object_events()
+        .pod_events()
+        .preparation();
 
     fn name(&self) -> &'static str {
         NAME
@@ -455,7 +457,7 @@ impl QueueHints for InterPodAffinity {
     }
 }
 
-impl Bookkeeping for InterPodAffinity {
+impl Preparation for InterPodAffinity {
     fn prepare(&mut self, cycle: &Cycle<'_>) {
         let Some(said) = Said::of(cycle.pod) else {
             return;
@@ -480,6 +482,9 @@ impl Bookkeeping for InterPodAffinity {
         }
         self.own = own;
     }
+}
+
+impl ObjectEvents for InterPodAffinity {
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
         let Some(namespace) = change.new_as::<Namespace>() else {
             return;
@@ -502,6 +507,9 @@ impl Bookkeeping for InterPodAffinity {
         self.kept_away.node_changed(node, info);
         self.drawn.node_changed(node, info);
     }
+}
+
+impl PodEvents for InterPodAffinity {
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,

@@ -19,10 +19,10 @@ use koord_api::slo::NodeMetric;
 use koord_model::estimate;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
-    Filter, Helps, Holders, Inputs, Insight, Interest, NotShown, ObjectChange, Plugin, Points,
-    PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Rejection, Roles,
-    Score, Sign, Signable, Signature, State, Subject, Verdict, View,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
+    Holders, Inputs, Insight, Interest, NotShown, ObjectChange, ObjectEvents, Plugin, PodEvents,
+    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Rejection,
+    Roles, Score, Sign, Signable, Signature, State, Subject, Tick, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -365,7 +365,9 @@ impl Plugin for LoadAware {
         .pre_score()
         .score()
         .insight()
-        .books();
+        .object_events()
+        .pod_events()
+        .tick();
 
     fn name(&self) -> &'static str {
         NAME
@@ -530,7 +532,7 @@ impl Insight for LoadAware {
     }
 }
 
-impl Bookkeeping for LoadAware {
+impl ObjectEvents for LoadAware {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if change.kind != NODE_METRICS {
             return;
@@ -544,6 +546,9 @@ impl Bookkeeping for LoadAware {
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
         self.rebuild(node, view, fx);
     }
+}
+
+impl PodEvents for LoadAware {
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -588,6 +593,9 @@ impl Bookkeeping for LoadAware {
         load.remove(&pod.uid, rules);
         load.eased = true;
     }
+}
+
+impl Tick for LoadAware {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         while let Some(Reverse((at, _))) = self.expiries.peek()
             && *at <= view.now

@@ -8,8 +8,8 @@ use crate::common::node_selector::{
 use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorTerm};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
-    Filter, Helps, Holders, Interest, Normalize, Plugin, Points, PreFilter, PreFilterResult,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
+    Holders, Interest, Normalize, ObjectEvents, Plugin, Points, PreFilter, PreFilterResult,
     PreScore, PreScoreResult, QueueHints, Rejection, Roles, Score, Sign, Signable, Signature,
     State, Subject, Verdict, View,
 };
@@ -81,7 +81,7 @@ impl Plugin for NodeAffinity {
         .filter()
         .pre_score()
         .score()
-        .books();
+        .object_events();
 
     fn name(&self) -> &'static str {
         NAME
@@ -220,7 +220,7 @@ impl QueueHints for NodeAffinity {
     }
 }
 
-impl Bookkeeping for NodeAffinity {
+impl ObjectEvents for NodeAffinity {
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let info = view.nodes.info(node);
         self.hosts.set(node, info.map(|info| &**info));

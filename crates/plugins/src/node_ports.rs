@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::ContainerPort;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
-    Filter, Helps, Holders, Interest, Plugin, Points, PreFilter, PreFilterResult, QueueHints,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
+    Holders, Interest, Plugin, PodEvents, Points, PreFilter, PreFilterResult, QueueHints,
     Rejection, Roles, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -96,7 +96,7 @@ impl Plugin for NodePorts {
         .sign()
         .pre_filter()
         .filter()
-        .books();
+        .pod_events();
 
     fn name(&self) -> &'static str {
         "NodePorts"
@@ -168,7 +168,7 @@ impl QueueHints for NodePorts {
     }
 }
 
-impl Bookkeeping for NodePorts {
+impl PodEvents for NodePorts {
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,

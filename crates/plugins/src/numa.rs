@@ -30,11 +30,11 @@ use koord_model::resources::{
 };
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Alignment, Binding, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent,
-    Cycle, Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, NotShown,
-    ObjectChange, PerProfile, Plugin, PodPatch, Points, PreFilter, PreFilterResult, PreScore,
-    PreScoreResult, Problem, QueueHints, Rejection, ReportedProblems, Roles, Score, Sign, Signable,
-    Signature, State, Subject, Verdict, View,
+    Action, Alignment, Binding, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle,
+    Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, NotShown,
+    ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch, Points, PreFilter,
+    PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Rejection, ReportedProblems,
+    Reserve, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 use node::{NodeSide, Report, milli};
@@ -188,7 +188,9 @@ impl Plugin for Numa {
         .alignment()
         .binding()
         .insight()
-        .books();
+        .object_events()
+        .pod_events()
+        .reserve();
 
     fn name(&self) -> &'static str {
         NAME
@@ -517,7 +519,7 @@ impl Insight for Numa {
     }
 }
 
-impl Bookkeeping for Numa {
+impl ObjectEvents for Numa {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let gone = change.action == Action::DELETE;
         let Some(object) = SeenTopology::of(change) else {
@@ -548,6 +550,9 @@ impl Bookkeeping for Numa {
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
         self.refresh(node, view, fx);
     }
+}
+
+impl PodEvents for Numa {
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -592,7 +597,9 @@ impl Bookkeeping for Numa {
     ) {
         self.book(node).take_back(&pod.uid);
     }
+}
 
+impl Reserve for Numa {
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) -> Verdict {
         let Ok(Some(incoming)) = self.incoming(cycle.pod, cycle.view) else {
             return Ok(());

@@ -33,12 +33,13 @@ use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BindPlan, Binding, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent,
-    Cycle, Diagnosis, Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest,
-    Metered, Normalize, NotShown, ObjectChange, PerProfile, Plugin, PodPatch, Points, PostFilter,
-    PostFilterResult, PreFilter, PreFilterResult, PreScore, PreScoreResult, Preemption, Protection,
-    QueueHints, Readings, Rejection, Release, Remark, Roles, RulesVersion, Score, Sign, Signable,
-    Signature, State, Subject, Verb, Verdict, View, Words, Write,
+    Action, BindPlan, Binding, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle,
+    Diagnosis, Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered,
+    Normalize, NotShown, ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch,
+    Points, PostFilter, PostFilterResult, PostFilterTransformer, PreFilter, PreFilterResult,
+    PreScore, PreScoreResult, Preemption, Protection, QueueHints, Readings, Rejection, Release,
+    Remark, Reserve, Roles, RulesVersion, Score, Sign, Signable, Signature, State, Subject, Tick,
+    Verb, Verdict, View, Words, Write,
 };
 use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
 use serde_json::{Value, json};
@@ -250,7 +251,11 @@ impl Plugin for Reservations {
         .protection()
         .binding()
         .insight()
-        .books()
+        .object_events()
+        .pod_events()
+        .tick()
+        .reserve()
+        .post_filter_transformer()
         .metered();
 
     fn name(&self) -> &'static str {
@@ -601,7 +606,7 @@ impl Metered for Reservations {
     }
 }
 
-impl Bookkeeping for Reservations {
+impl ObjectEvents for Reservations {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Ok(object) = change.new.clone().downcast::<Reservation>() else {
             return;
@@ -652,6 +657,9 @@ impl Bookkeeping for Reservations {
             self.table.dirty.extend(gone);
         }
     }
+}
+
+impl PodEvents for Reservations {
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -693,6 +701,9 @@ impl Bookkeeping for Reservations {
             self.crowds.gone(&pod.uid, node);
         }
     }
+}
+
+impl Tick for Reservations {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         self.control(view, fx);
     }
@@ -702,6 +713,9 @@ impl Bookkeeping for Reservations {
         }
         Some(jiff::Timestamp::UNIX_EPOCH)
     }
+}
+
+impl PostFilterTransformer for Reservations {
     fn after_post_filter(
         &mut self,
         cycle: &Cycle<'_>,
@@ -713,7 +727,9 @@ impl Bookkeeping for Reservations {
             self.say_unschedulable(&cycle.pod.uid, message, cycle.view.now, fx);
         }
     }
+}
 
+impl Reserve for Reservations {
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
         let pod = cycle.pod;
         if pod.is_holder() {

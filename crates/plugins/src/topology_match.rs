@@ -22,10 +22,11 @@ use koord_model::alignment::{self, Ask, Policy, Unfit};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
-    Filter, Helps, Holders, Inputs, Insight, Interest, Lacks, NotShown, ObjectChange, Plugin,
-    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection,
-    ReportedProblems, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
+    Holders, Inputs, Insight, Interest, Lacks, NotShown, ObjectChange, ObjectEvents, Plugin,
+    PodEvents, Points, PostBind, PostFilterTransformer, PreFilter, PreFilterResult, PreScore,
+    PreScoreResult, QueueHints, Rejection, ReportedProblems, Roles, Score, Sign, Signable,
+    Signature, State, Subject, Tick, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use pod::Print;
@@ -195,7 +196,11 @@ impl Plugin for TopologyMatch {
         .pre_score()
         .score()
         .insight()
-        .books();
+        .object_events()
+        .pod_events()
+        .tick()
+        .post_filter_transformer()
+        .post_bind();
 
     fn name(&self) -> &'static str {
         NAME
@@ -334,7 +339,7 @@ impl Insight for TopologyMatch {
     }
 }
 
-impl Bookkeeping for TopologyMatch {
+impl ObjectEvents for TopologyMatch {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Some(object) = SeenTopology::of(change) else {
             return;
@@ -378,6 +383,20 @@ impl Bookkeeping for TopologyMatch {
         self.unchecked.insert(name);
         self.look_later(how, view);
     }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        let Some(how) = self.over_reserve() else {
+            return;
+        };
+        let name = view.nodes.name(node).clone();
+        if self.desks.get(&name).is_some_and(Desk::is_dirty) {
+            // While there was no node, nobody could be told.
+            self.look_later(how, view);
+        }
+        self.unchecked.insert(name);
+    }
+}
+
+impl PodEvents for TopologyMatch {
     fn on_pod(&mut self, pod: &Arc<PodInfo>, view: View<'_>, _fx: &mut Effects) {
         let Some(node) = pod.node.as_ref().filter(|_| self.over_reserve().is_some()) else {
             return;
@@ -448,17 +467,9 @@ impl Bookkeeping for TopologyMatch {
             }
         }
     }
-    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        let Some(how) = self.over_reserve() else {
-            return;
-        };
-        let name = view.nodes.name(node).clone();
-        if self.desks.get(&name).is_some_and(Desk::is_dirty) {
-            // While there was no node, nobody could be told.
-            self.look_later(how, view);
-        }
-        self.unchecked.insert(name);
-    }
+}
+
+impl Tick for TopologyMatch {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         let Some(how) = self.over_reserve() else {
             return;
@@ -474,6 +485,9 @@ impl Bookkeeping for TopologyMatch {
         let check = (!self.unchecked.is_empty()).then_some(Timestamp::UNIX_EPOCH);
         check.or(self.look)
     }
+}
+
+impl PostFilterTransformer for TopologyMatch {
     fn after_post_filter(
         &mut self,
         cycle: &Cycle<'_>,
@@ -485,6 +499,9 @@ impl Bookkeeping for TopologyMatch {
             self.refused.insert(pod.uid.clone(), pod);
         }
     }
+}
+
+impl PostBind for TopologyMatch {
     fn post_bind(&mut self, pod: &Arc<PodInfo>, node: &str, view: View<'_>, fx: &mut Effects) {
         if self.settings.books == Books::Discard {
             self.bound(&pod.uid, node, view, fx);

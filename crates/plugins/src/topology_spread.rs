@@ -14,10 +14,10 @@ use args::Args;
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
-    Filter, Groups, Helps, Holders, Inputs, Interest, Normalize, ObjectChange, Plugin, Points,
-    PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints, Rejection, Roles, Score,
-    Signature, State, Subject, Surroundings, Verdict, View, Volatile,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Groups,
+    Helps, Holders, Inputs, Interest, Normalize, ObjectChange, ObjectEvents, Plugin, PodEvents,
+    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, Preparation, QueueHints,
+    Rejection, Roles, Score, Signature, State, Subject, Surroundings, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::Owners;
@@ -262,7 +262,9 @@ impl Plugin for TopologySpread {
         .pre_score()
         .score()
         .volatile()
-        .books();
+        .object_events()
+        .pod_events()
+        .preparation();
 
     fn name(&self) -> &'static str {
         NAME
@@ -423,7 +425,7 @@ impl QueueHints for TopologySpread {
     }
 }
 
-impl Bookkeeping for TopologySpread {
+impl Preparation for TopologySpread {
     fn prepare(&mut self, cycle: &Cycle<'_>) {
         self.asked = Asked {
             pod: Some(cycle.pod.clone()),
@@ -431,6 +433,9 @@ impl Bookkeeping for TopologySpread {
             soft: self.constraints(cycle, SCHEDULE_ANYWAY),
         };
     }
+}
+
+impl ObjectEvents for TopologySpread {
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
         self.owners.changed(change);
     }
@@ -438,6 +443,9 @@ impl Bookkeeping for TopologySpread {
         let info = view.nodes.info(node).map(|info| &**info);
         self.census.node_changed(node, info);
     }
+}
+
+impl PodEvents for TopologySpread {
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,

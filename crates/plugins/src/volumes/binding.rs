@@ -22,11 +22,11 @@ use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
-    Filter, Helps, IndexKind, Inputs, Interest, Metered, ObjectChange, PerProfile, Permit,
-    PermitResult, Plugin, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, QueueHints,
-    Readings, Reason, Rejection, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict,
-    View,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
+    IndexKind, Inputs, Interest, Metered, ObjectChange, ObjectEvents, PerProfile, Permit,
+    PermitResult, Plugin, PodEvents, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult,
+    QueueHints, Readings, Reason, Rejection, Reserve, Roles, Score, Sign, Signable, Signature,
+    State, Subject, Tick, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -287,7 +287,10 @@ impl Plugin for VolumeBinding {
         .filter()
         .pre_score()
         .score()
-        .books()
+        .object_events()
+        .pod_events()
+        .tick()
+        .reserve()
         .permit()
         .metered();
 
@@ -489,7 +492,7 @@ impl Metered for VolumeBinding {
     }
 }
 
-impl Bookkeeping for VolumeBinding {
+impl ObjectEvents for VolumeBinding {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if matches!(change.kind, CLAIMS | VOLUMES) {
             let hosts = storage(view).moved().iter();
@@ -498,6 +501,13 @@ impl Bookkeeping for VolumeBinding {
             self.review(change, view, fx);
         }
     }
+    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
+        let info = view.nodes.info(node);
+        self.hosts.set(node, info.map(|info| &**info));
+    }
+}
+
+impl PodEvents for VolumeBinding {
     fn on_unassigned(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -507,6 +517,9 @@ impl Bookkeeping for VolumeBinding {
     ) {
         self.let_go(storage(view), &pod.uid, fx);
     }
+}
+
+impl Tick for VolumeBinding {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         while let Some((sent, uid)) = self.resend.front() {
             let is_last = self.is_last(*sent, uid);
@@ -530,11 +543,9 @@ impl Bookkeeping for VolumeBinding {
         let (sent, _) = sent.find(|(sent, uid)| self.is_last(*sent, uid))?;
         sent.saturating_add(RESEND).ok()
     }
-    fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        let info = view.nodes.info(node);
-        self.hosts.set(node, info.map(|info| &**info));
-    }
+}
 
+impl Reserve for VolumeBinding {
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
         if !uses_claims(cycle.pod) {
             return Ok(());

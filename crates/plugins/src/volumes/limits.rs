@@ -12,9 +12,9 @@ use k8s_openapi::api::storage::v1::CSINode;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Inputs, Interest,
-    ObjectChange, Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign,
-    Signable, Signature, State, Subject, Verdict, View,
+    Action, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Inputs, Interest, ObjectChange,
+    ObjectEvents, Plugin, PodEvents, Points, PreFilter, PreFilterResult, QueueHints, Rejection,
+    Roles, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::borrow::Cow;
@@ -237,7 +237,8 @@ impl Plugin for NodeVolumeLimits {
         .sign()
         .pre_filter()
         .filter()
-        .books();
+        .object_events()
+        .pod_events();
 
     fn name(&self) -> &'static str {
         "NodeVolumeLimits"
@@ -362,7 +363,7 @@ impl QueueHints for NodeVolumeLimits {
     }
 }
 
-impl Bookkeeping for NodeVolumeLimits {
+impl ObjectEvents for NodeVolumeLimits {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let storage = storage(view);
         match change.kind {
@@ -403,6 +404,9 @@ impl Bookkeeping for NodeVolumeLimits {
             _ => {}
         }
     }
+}
+
+impl PodEvents for NodeVolumeLimits {
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,

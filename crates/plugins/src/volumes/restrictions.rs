@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::Volume;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Bookkeeping, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Inputs, Interest,
-    Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign, Signable,
+    Action, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Inputs, Interest, Plugin,
+    PodEvents, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign, Signable,
     Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -119,7 +119,7 @@ impl Plugin for VolumeRestrictions {
         .sign()
         .pre_filter()
         .filter()
-        .books();
+        .pod_events();
 
     fn name(&self) -> &'static str {
         "VolumeRestrictions"
@@ -238,7 +238,7 @@ impl QueueHints for VolumeRestrictions {
     }
 }
 
-impl Bookkeeping for VolumeRestrictions {
+impl PodEvents for VolumeRestrictions {
     fn on_assigned(
         &mut self,
         pod: &Arc<PodInfo>,

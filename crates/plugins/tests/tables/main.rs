@@ -19,8 +19,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{Engine, EngineOptions};
 use koord_scheduler::framework::{
-    Action, Bookkeeping, BoxedPlugin, BuildContext, Code, Cycle, Effects, Indexes, Normalize,
-    ObjectChange, PreFilterResult, PreScoreResult, Profiles, Rejection, State, View,
+    Action, BoxedPlugin, BuildContext, Code, Cycle, Effects, Indexes, Normalize, ObjectChange,
+    PreFilterResult, PreScoreResult, Profiles, Rejection, State, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::{Value, json};
@@ -96,14 +96,12 @@ impl Alone {
         }
     }
 
-    fn tell(&mut self, news: impl FnOnce(&mut dyn Bookkeeping, View<'_>, &mut Effects)) {
+    fn tell(&mut self, news: impl FnOnce(&mut BoxedPlugin, View<'_>, &mut Effects)) {
         let view = View {
             indexes: &self.indexes,
             ..self.engine.cluster().view(now())
         };
-        if let Some(books) = self.plugin.books() {
-            news(books, view, &mut Effects::default());
-        }
+        news(&mut self.plugin, view, &mut Effects::default());
     }
 
     fn node(&mut self, name: &str, labels: Value, rest: Value) {
@@ -114,7 +112,11 @@ impl Alone {
         let node: Node = serde_json::from_value(value).unwrap();
         self.engine.node_applied(Arc::new(node), now());
         let row = self.engine.cluster().nodes().find(name).unwrap();
-        self.tell(|books, view, fx| books.on_node(row, view, fx));
+        self.tell(|plugin, view, fx| {
+            if let Some(role) = plugin.object_events() {
+                role.on_node(row, view, fx);
+            }
+        });
     }
 
     /// A change as informers hand it over.
@@ -136,7 +138,11 @@ impl Alone {
         };
         let change = self.kept(change);
         self.indexes.on_object(&change, &mut Effects::default());
-        self.tell(|books, view, fx| books.on_object(&change, view, fx));
+        self.tell(|plugin, view, fx| {
+            if let Some(role) = plugin.object_events() {
+                role.on_object(&change, view, fx);
+            }
+        });
     }
 
     /// A pod on a node.
@@ -152,7 +158,11 @@ impl Alone {
         let mut pods = self.engine.cluster().nodes().pods(row);
         let info = pods.find(|pod| *pod.name == *name).unwrap().clone();
         drop(pods);
-        self.tell(|books, view, fx| books.on_assigned(&info, row, view, fx));
+        self.tell(|plugin, view, fx| {
+            if let Some(role) = plugin.pod_events() {
+                role.on_assigned(&info, row, view, fx);
+            }
+        });
     }
 
     fn row(&self, node: &str) -> NodeIndex {
@@ -164,7 +174,11 @@ impl Alone {
         pod["metadata"]["uid"] = json!("p");
         let pod = Arc::new(serde_json::from_value(complete(pod)).unwrap());
         let pod = Arc::new(PodInfo::new(pod, self.engine.cluster().resources()).unwrap());
-        self.tell(|books, view, _| books.prepare(&Cycle::new(&pod, view)));
+        self.tell(|plugin, view, _| {
+            if let Some(role) = plugin.preparation() {
+                role.prepare(&Cycle::new(&pod, view));
+            }
+        });
         look(self, &Cycle::new(&pod, self.view()))
     }
 
@@ -278,7 +292,11 @@ fn the_share_of_a_quota_is_divided_before_anybody_is_judged() {
         _ => None,
     };
     assert_eq!(asked(&alone), Some(Code::Error));
-    alone.tell(|books, view, _| books.prepare(&Cycle::new(&pod, view)));
+    alone.tell(|plugin, view, _| {
+        if let Some(role) = plugin.preparation() {
+            role.prepare(&Cycle::new(&pod, view));
+        }
+    });
     assert_eq!(asked(&alone), None);
     // Whatever happens may change it.
     alone.node(

@@ -413,9 +413,10 @@ impl Engine {
     pub(super) fn tick(&mut self, now: Timestamp) {
         let mut fx = Effects::default();
         let mut sound = true;
-        for books in self.table.books_of(PluginSet::MAX) {
+        let plugins = self.table.plugins_of(PluginSet::MAX);
+        for role in plugins.filter_map(|plugin| plugin.tick()) {
             let view = self.cluster.view(now);
-            sound &= guarded("as time passes", || books.tick(view, &mut fx)).is_some();
+            sound &= guarded("as time passes", || role.tick(view, &mut fx)).is_some();
         }
         sound &= guarded("over what follows", || self.apply(fx, now)).is_some();
         if !sound {
@@ -454,8 +455,8 @@ impl PluginTable {
                 taken_in: Some(&choice.taken_in),
                 ..Cycle::new(pod, view)
             };
-            let verdict = match self.plugins[*instance].books() {
-                Some(books) => books.reserve(&cycle, choice.node, fx),
+            let verdict = match self.plugins[*instance].reserve() {
+                Some(role) => role.reserve(&cycle, choice.node, fx),
                 None => Ok(()),
             };
             laps.lap(*instance, || measure::of_verdict(&verdict));

@@ -44,9 +44,10 @@ impl Engine {
         let mut fx = Effects::default();
         self.cluster.indexes.on_pod(&info);
         let told = self.table.booking(&info);
-        for books in self.table.books_of(told) {
+        let plugins = self.table.plugins_of(told);
+        for role in plugins.filter_map(|plugin| plugin.pod_events()) {
             let view = self.cluster.view(now);
-            books.on_pod(&info, view, &mut fx);
+            role.on_pod(&info, view, &mut fx);
         }
         self.apply(fx, now);
         if info.terminal {
@@ -69,9 +70,10 @@ impl Engine {
     pub fn pod_left(&mut self, uid: &str, now: Timestamp) {
         let mut fx = Effects::default();
         self.cluster.indexes.on_pod_gone(uid);
-        for books in self.table.books_of(PluginSet::MAX) {
+        let plugins = self.table.plugins_of(PluginSet::MAX);
+        for role in plugins.filter_map(|plugin| plugin.pod_events()) {
             let view = self.cluster.view(now);
-            books.on_pod_gone(uid, view, &mut fx);
+            role.on_pod_gone(uid, view, &mut fx);
         }
         self.apply(fx, now);
         self.pod_gone(uid, now);
@@ -120,9 +122,10 @@ impl Engine {
         };
         let mut fx = Effects::default();
         let told = self.table.booking(&info);
-        for books in self.table.books_of(told) {
+        let plugins = self.table.plugins_of(told);
+        for role in plugins.filter_map(|plugin| plugin.pod_events()) {
             let view = self.cluster.view(now);
-            books.on_updated(&old, &info, index, view, &mut fx);
+            role.on_updated(&old, &info, index, view, &mut fx);
         }
         self.apply(fx, now);
         if was_assumed {
@@ -238,9 +241,10 @@ impl Engine {
         let info = Arc::new(info);
         let index = self.cluster.nodes.set_node(info.clone());
         let mut fx = Effects::default();
-        for books in self.table.books_of(PluginSet::MAX) {
+        let plugins = self.table.plugins_of(PluginSet::MAX);
+        for role in plugins.filter_map(|plugin| plugin.object_events()) {
             let view = self.cluster.view(now);
-            books.on_node(index, view, &mut fx);
+            role.on_node(index, view, &mut fx);
         }
         self.apply(fx, now);
         if action.0 == 0 {
@@ -266,9 +270,10 @@ impl Engine {
         };
         self.cluster.nodes.remove_node(name);
         let mut fx = Effects::default();
-        for books in self.table.books_of(PluginSet::MAX) {
+        let plugins = self.table.plugins_of(PluginSet::MAX);
+        for role in plugins.filter_map(|plugin| plugin.object_events()) {
             let view = self.cluster.view(now);
-            books.on_node(index, view, &mut fx);
+            role.on_node(index, view, &mut fx);
         }
         self.apply(fx, now);
         let event = ClusterEvent {
@@ -288,9 +293,10 @@ impl Engine {
             ..Effects::default()
         };
         self.cluster.indexes.on_object(change, &mut fx);
-        for books in self.table.books_of(PluginSet::MAX) {
+        let plugins = self.table.plugins_of(PluginSet::MAX);
+        for role in plugins.filter_map(|plugin| plugin.object_events()) {
             let view = self.cluster.view(now);
-            books.on_object(change, view, &mut fx);
+            role.on_object(change, view, &mut fx);
         }
         self.apply(fx, now);
         let event = ClusterEvent {
@@ -324,8 +330,8 @@ impl Engine {
                     let instances = self.table.profiles[at].post_bind.iter();
                     for instance in instances.filter(|at| told & (1 << **at) != 0) {
                         let view = self.cluster.view(now);
-                        if let Some(books) = self.table.plugins[*instance].books() {
-                            books.post_bind(&pod, &node, view, &mut fx);
+                        if let Some(role) = self.table.plugins[*instance].post_bind() {
+                            role.post_bind(&pod, &node, view, &mut fx);
                         }
                         laps.lap(*instance, || "Success");
                     }

@@ -69,8 +69,8 @@ impl Inspector<'_> {
     ) -> Result<serde_json::Value, NotShown> {
         let known = self.table.names.iter().position(|name| *name == plugin);
         let at = known.ok_or(NotShown::NoSuchPath)?;
-        if let Some(books) = self.table.plugins[at].books() {
-            books.prepare_to_show(self.cluster.view(now));
+        if let Some(role) = self.table.plugins[at].preparation() {
+            role.prepare_to_show(self.cluster.view(now));
         }
         let insight = self.table.plugins[at]
             .insight()

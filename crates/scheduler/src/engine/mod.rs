@@ -200,8 +200,9 @@ impl Engine {
     #[must_use]
     pub fn next_deadline(&mut self) -> Option<Timestamp> {
         let waits = self.waits.next_deadline();
-        let books = self.table.books_of(PluginSet::MAX);
-        let ticks = books.filter_map(|books| guarded("over time", || books.next_tick())?);
+        let ticks = self.table.plugins_of(PluginSet::MAX);
+        let ticks = ticks.filter_map(|plugin| plugin.tick());
+        let ticks = ticks.filter_map(|tick| guarded("over time", || tick.next_tick())?);
         let queue = self.queue.next_deadline().into_iter();
         queue.chain(waits).chain(ticks).min()
     }
@@ -212,9 +213,10 @@ impl Engine {
         let index = self.cluster.book(&pod, node, profile, assumed);
         let mut fx = Effects::default();
         let told = self.table.booking(&pod);
-        for books in self.table.books_of(told) {
+        let plugins = self.table.plugins_of(told);
+        for role in plugins.filter_map(|plugin| plugin.pod_events()) {
             let view = self.cluster.view(now);
-            books.on_assigned(&pod, index, view, &mut fx);
+            role.on_assigned(&pod, index, view, &mut fx);
         }
         self.apply(fx, now);
     }
@@ -232,8 +234,8 @@ impl Engine {
             let instances = self.table.profiles[profile].reserve.iter().rev();
             for instance in instances.filter(|instance| told & (1 << **instance) != 0) {
                 let cycle = Cycle::new(&record.info, view);
-                if let Some(books) = self.table.plugins[*instance].books() {
-                    guarded(UNDONE, || books.unreserve(&cycle, record.node, &mut fx));
+                if let Some(role) = self.table.plugins[*instance].reserve() {
+                    guarded(UNDONE, || role.unreserve(&cycle, record.node, &mut fx));
                 }
             }
             self.apply(fx, now);
@@ -241,9 +243,10 @@ impl Engine {
         // The row may be released with its last pod: plugins hear of it while it still has a name.
         let mut fx = Effects::default();
         guarded(UNDONE, || {
-            for books in self.table.books_of(told) {
+            let plugins = self.table.plugins_of(told);
+            for role in plugins.filter_map(|plugin| plugin.pod_events()) {
                 let view = self.cluster.view(now);
-                books.on_unassigned(&record.info, record.node, view, &mut fx);
+                role.on_unassigned(&record.info, record.node, view, &mut fx);
             }
         });
         self.cluster.nodes.remove_pod(record.node, uid);

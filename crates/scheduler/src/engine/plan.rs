@@ -83,14 +83,14 @@ impl PluginTable {
             Ok(nodes) => {
                 let uids = members.pods.iter().map(|pod| pod.uid.clone());
                 let plan = uids.zip(nodes.iter().cloned()).collect();
-                if let Some(books) = self.plugins[instance].books() {
-                    books.planned(Some(plan));
+                if let Some(grouping) = self.plugins[instance].grouping() {
+                    grouping.planned(Some(plan));
                 }
                 Ok(Some((members.pods, nodes)))
             }
             Err(message) => {
-                if let Some(books) = self.plugins[instance].books() {
-                    books.planned(None);
+                if let Some(grouping) = self.plugins[instance].grouping() {
+                    grouping.planned(None);
                 }
                 diagnosis.by |= 1 << instance;
                 diagnosis.plugins = vec![self.names[instance]];

@@ -3,8 +3,8 @@
 use super::consult;
 use super::measure::{self, Measured, Meter};
 use crate::framework::{
-    AnyPlugin, Bookkeeping, BoxedPlugin, ClusterEvent, Cycle, EventNames, Helps, Holders, Instance,
-    Interest, ObjectChange, Points, Profile, Profiles, View,
+    AnyPlugin, BoxedPlugin, ClusterEvent, Cycle, EventNames, Helps, Holders, Instance, Interest,
+    ObjectChange, Points, Profile, Profiles, View,
 };
 use crate::queue::PluginSet;
 use crate::state::PodInfo;
@@ -105,15 +105,11 @@ impl PluginTable {
             .fold(0, |set, instance| set | 1 << instance)
     }
 
-    /// Returns the books of those plugins that are in `set` and keep any.
-    pub(super) fn books_of(
-        &mut self,
-        set: PluginSet,
-    ) -> impl Iterator<Item = &mut dyn Bookkeeping> {
+    /// Returns the plugins of `set`.
+    pub(super) fn plugins_of(&mut self, set: PluginSet) -> impl Iterator<Item = &mut BoxedPlugin> {
         let numbered = self.plugins.iter_mut().enumerate();
-        numbered
-            .filter(move |(instance, _)| set & (1 << instance) != 0)
-            .filter_map(|(_, plugin)| plugin.books())
+        let those = numbered.filter(move |(instance, _)| set & (1 << instance) != 0);
+        those.map(|(_, plugin)| plugin)
     }
 
     /// The plugins that are asked where `pod` goes.
@@ -139,15 +135,17 @@ impl PluginTable {
         let rules = &self.profiles[profile];
         let rules = rules.pre_filter.iter().chain(&rules.pre_score);
         let asked = rules.fold(0, |set, instance| set | 1 << instance) & self.judging(pod);
-        for books in self.books_of(asked) {
-            books.prepare(&Cycle::new(pod, view));
+        let those = self.plugins_of(asked);
+        for role in those.filter_map(|plugin| plugin.preparation()) {
+            role.prepare(&Cycle::new(pod, view));
         }
     }
 
     /// Has books brought up to date for people.
     pub(super) fn prepare_to_show(&mut self, view: View<'_>) {
-        for books in self.books_of(PluginSet::MAX) {
-            books.prepare_to_show(view);
+        let plugins = self.plugins.iter_mut();
+        for role in plugins.filter_map(|plugin| plugin.preparation()) {
+            role.prepare_to_show(view);
         }
     }
 

@@ -206,8 +206,8 @@ impl PluginTable {
         let instances = self.profiles[profile].post_filter.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view);
-            if let Some(books) = self.plugins[*instance].books() {
-                books.after_post_filter(&cycle, diagnosis, fx);
+            if let Some(role) = self.plugins[*instance].post_filter_transformer() {
+                role.after_post_filter(&cycle, diagnosis, fx);
             }
         }
     }

@@ -10,10 +10,10 @@ mod waits;
 
 use super::*;
 use crate::framework::{
-    BindPlan, Binding, Bookkeeping, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Factory,
-    Filter, Grouping, Helps, Insight, Interest, Metered, ObjectChange, Permit, PermitResult,
-    Plugin, Points, PreEnqueue, QueueHints, Readings, Registry, Rejection, Remark, Roles, Sign,
-    Signable, Signature, State, Subject, Verdict, View, Words,
+    BindPlan, Binding, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Factory, Filter,
+    Grouping, Helps, Insight, Interest, Metered, ObjectChange, ObjectEvents, Permit, PermitResult,
+    Plugin, PodEvents, Points, PreEnqueue, QueueHints, Readings, Registry, Rejection, Remark,
+    Reserve, Roles, Sign, Signable, Signature, State, Subject, Tick, Verdict, View, Words,
 };
 use crate::state::NodeIndex;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -45,7 +45,10 @@ impl Plugin for Knobs {
         .filter()
         .binding()
         .insight()
-        .books()
+        .object_events()
+        .pod_events()
+        .tick()
+        .reserve()
         .grouping()
         .permit()
         .metered();
@@ -168,7 +171,7 @@ impl Metered for Knobs {
     }
 }
 
-impl Bookkeeping for Knobs {
+impl Tick for Knobs {
     fn tick(&mut self, _view: View<'_>, _: &mut Effects) {
         stumble("tick");
     }
@@ -176,11 +179,11 @@ impl Bookkeeping for Knobs {
         stumble("next_tick");
         None
     }
+}
+
+impl Reserve for Knobs {
     fn unreserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) {
         stumble("unreserve");
-    }
-    fn on_unassigned(&mut self, _: &Arc<PodInfo>, _: NodeIndex, _: View<'_>, _: &mut Effects) {
-        stumble("on_unassigned");
     }
     fn reserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, _: &mut Effects) -> Verdict {
         if cycle.pod.name.starts_with("unreservable") {
@@ -188,6 +191,15 @@ impl Bookkeeping for Knobs {
         }
         Ok(())
     }
+}
+
+impl PodEvents for Knobs {
+    fn on_unassigned(&mut self, _: &Arc<PodInfo>, _: NodeIndex, _: View<'_>, _: &mut Effects) {
+        stumble("on_unassigned");
+    }
+}
+
+impl ObjectEvents for Knobs {
     fn on_object(
         &mut self,
         change: &ObjectChange,

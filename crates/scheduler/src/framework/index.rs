@@ -8,12 +8,12 @@ use std::any::{Any, TypeId};
 use std::sync::Arc;
 
 /// What several plugins read of the cluster. The engine owns it, and tells it of every change before any
-/// plugin hears of it ([`Bookkeeping::on_object`](super::Bookkeeping::on_object)); plugins read it through [`View::index`].
+/// plugin hears of it ([`ObjectEvents::on_object`](super::ObjectEvents::on_object)); plugins read it through [`View::index`].
 pub trait Index: Any + Send + Sync {
     /// An object of a watched kind changed, of whatever kind: which are watched is for plugins to say
     /// ([`Inputs::watches`]).
     fn on_object(&mut self, change: &ObjectChange, fx: &mut Effects);
-    /// A pod or holder appeared or changed: pending, on a node or finished ([`Bookkeeping::on_pod`](super::Bookkeeping::on_pod)).
+    /// A pod or holder appeared or changed: pending, on a node or finished ([`PodEvents::on_pod`](super::PodEvents::on_pod)).
     fn on_pod(&mut self, _pod: &Arc<PodInfo>) {}
     /// The pod with this uid does not exist any more, or cannot be read any more.
     fn on_pod_gone(&mut self, _uid: &str) {}

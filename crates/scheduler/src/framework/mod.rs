@@ -27,7 +27,9 @@ pub use answer::{
     BindError, BindPlan, GroupPreemption, Judge, Lacks, Normalize, NotShown, PermitResult,
     PodPatch, Pool, PostFilterResult, PreFilterResult, PreScoreResult, Preemption, RulesVersion,
 };
-pub use books::Bookkeeping;
+pub use books::{
+    ObjectEvents, PodEvents, PostBind, PostFilterTransformer, Preparation, Reserve, Tick,
+};
 pub use diagnosis::{Diagnosis, NodeRefusal, Words};
 pub(crate) use diagnosis::{RowVerdict, Tally};
 pub use effects::{Effects, Problem, Remark, ReportedProblems, Timed, Verb, Write};

@@ -3,9 +3,10 @@
 #[cfg(doc)]
 use super::PerProfile;
 use super::{
-    Alignment, Binding, Bookkeeping, BuildContext, BuildError, Filter, Grouping, Holders, Inputs,
-    Insight, Metered, Permit, Planning, Points, PostFilter, PreEnqueue, PreFilter, PreScore,
-    Protection, QueueHints, Release, Score, Sign, Volatile,
+    Alignment, Binding, BuildContext, BuildError, Filter, Grouping, Holders, Inputs, Insight,
+    Metered, ObjectEvents, Permit, Planning, PodEvents, Points, PostBind, PostFilter,
+    PostFilterTransformer, PreEnqueue, PreFilter, PreScore, Preparation, Protection, QueueHints,
+    Release, Reserve, Score, Sign, Tick, Volatile,
 };
 
 /// A scheduling rule. One instance serves all profiles that give it the same arguments; one that keeps books of
@@ -23,12 +24,12 @@ pub trait Plugin: Send + Sync + Sized + 'static {
     fn points(&self) -> Points;
     /// What it makes of holders. At [`Holders::Judged`], it is asked at the points before reserve,
     /// and by [`Insight::explain`]; at [`Holders::Booked`], also at the points from there on, and told
-    /// by [`Bookkeeping::on_pod`], [`Bookkeeping::on_assigned`], [`Bookkeeping::on_updated`] and
-    /// [`Bookkeeping::on_unassigned`].
+    /// by [`PodEvents::on_pod`], [`PodEvents::on_assigned`], [`PodEvents::on_updated`] and
+    /// [`PodEvents::on_unassigned`].
     fn holders(&self) -> Holders {
         Holders::Ignored
     }
-    /// Takes on the arguments of one more profile. A plugin that books in [`Bookkeeping::reserve`] what can
+    /// Takes on the arguments of one more profile. A plugin that books in [`Reserve::reserve`] what can
     /// be given once does so, and asks [`PerProfile`] what applies to a pod: of two instances, neither
     /// would know what the other gave away. `None`: other arguments make another instance.
     fn join(
@@ -157,7 +158,13 @@ roles! {
         insight: Insight,
     }
     exclusive {
-        books: Bookkeeping,
+        object_events: ObjectEvents,
+        pod_events: PodEvents,
+        preparation: Preparation,
+        tick: Tick,
+        reserve: Reserve,
+        post_filter_transformer: PostFilterTransformer,
+        post_bind: PostBind,
         grouping: Grouping,
         permit: Permit,
         metered: Metered,

@@ -301,6 +301,8 @@ pub trait Grouping {
     /// Whether `pod` is of a group whose members this plugin has tried in one piece: while an extender is
     /// asked about one of them, no pod of another group is tried.
     fn is_grouped(&self, pod: &PodInfo) -> bool;
+    /// What became of [`Planning::plan`]: the members with their nodes, by uid and name, or none.
+    fn planned(&mut self, _plan: Option<Vec<(Arc<str>, Arc<str>)>>) {}
 }
 
 /// May make a pod that is booked on a node wait before it is bound.

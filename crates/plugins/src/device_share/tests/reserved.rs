@@ -6,7 +6,7 @@ use crate::common::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::Factory;
-use koord_scheduler::framework::{Bookkeeping, Release, Roles, Sign};
+use koord_scheduler::framework::{ObjectEvents, Release, Roles, Sign};
 
 const HOLDS: &str = "holds.v1.test";
 
@@ -19,7 +19,7 @@ fn owner(pod: &PodInfo) -> Option<&str> {
 }
 
 impl Plugin for Holder {
-    const ROLES: Roles<Self> = Roles::none().sign().release().books();
+    const ROLES: Roles<Self> = Roles::none().sign().release().object_events();
 
     fn name(&self) -> &'static str {
         "Holder"
@@ -35,7 +35,7 @@ impl Sign for Holder {
     }
 }
 
-impl Bookkeeping for Holder {
+impl ObjectEvents for Holder {
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, fx: &mut Effects) {
         if let Some(pod) = change.new_as::<PodInfo>() {
             fx.apply.push(Arc::new(pod.clone()));

@@ -5,7 +5,7 @@ use crate::common::restricted::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
-use koord_scheduler::framework::{Bookkeeping, Factory, Registry, Release, Roles, Sign};
+use koord_scheduler::framework::{Factory, ObjectEvents, Registry, Release, Roles, Sign};
 
 /// Books reservations as pods, and lets a pod with label `use` into the reservations it names.
 struct StandIn;
@@ -25,7 +25,7 @@ impl StandIn {
 }
 
 impl Plugin for StandIn {
-    const ROLES: Roles<Self> = Roles::none().sign().release().books();
+    const ROLES: Roles<Self> = Roles::none().sign().release().object_events();
 
     fn name(&self) -> &'static str {
         "StandIn"
@@ -45,7 +45,7 @@ impl Sign for StandIn {
     }
 }
 
-impl Bookkeeping for StandIn {
+impl ObjectEvents for StandIn {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let Some(reservation) = change.new_as::<Reservation>() else {
             return;

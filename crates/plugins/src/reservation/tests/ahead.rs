@@ -284,7 +284,7 @@ fn who_says_otherwise_is_not_taken_in() {
         );
         for pod in &pods {
             plugin
-                .books()
+                .pod_events()
                 .unwrap()
                 .on_assigned(pod, row, bench.view(), &mut fx);
         }

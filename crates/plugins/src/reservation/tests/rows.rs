@@ -103,7 +103,7 @@ impl Bench {
         let mut fx = Effects::default();
         let mut plugin = std::mem::replace(&mut self.plugin, nothing());
         plugin
-            .books()
+            .object_events()
             .unwrap()
             .on_object(&change, self.view(), &mut fx);
         self.plugin = plugin;
@@ -137,7 +137,7 @@ impl Bench {
         let (row, mut fx) = (self.row(), Effects::default());
         for pod in self.engine.cluster().nodes().booked(row) {
             plugin
-                .books()
+                .pod_events()
                 .unwrap()
                 .on_assigned(pod, row, self.view(), &mut fx);
         }
