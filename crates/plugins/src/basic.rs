@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{Taint, WorkloadReference};
 use koord_model::nodes::tolerates;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BindPlan, Binding, Cycle, Filter, Helps, Holders, Interest, Plugin, Points, PreEnqueue,
+    Action, Bind, BindPlan, Cycle, Filter, Helps, Holders, Interest, Plugin, Points, PreEnqueue,
     PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign, Signable, Signature, State,
     Subject, Verdict, View,
 };
@@ -331,7 +331,7 @@ impl QueueHints for NodeUnschedulable {
 pub(crate) struct DefaultBinder;
 
 impl Plugin for DefaultBinder {
-    const ROLES: Roles<Self> = Roles::none().binding();
+    const ROLES: Roles<Self> = Roles::none().bind();
 
     fn name(&self) -> &'static str {
         "DefaultBinder"
@@ -341,7 +341,7 @@ impl Plugin for DefaultBinder {
     }
 }
 
-impl Binding for DefaultBinder {
+impl Bind for DefaultBinder {
     fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
         BindPlan::Binding
     }

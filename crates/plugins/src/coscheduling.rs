@@ -22,12 +22,12 @@ use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
 use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, Settled, spec};
 use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
-    Action, Binding, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Grouping,
-    Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered, Normalize, NotShown,
-    ObjectChange, ObjectEvents, Offer, PerProfile, Permit, PermitResult, Planning, Plugin,
-    PodEvents, PodPatch, Points, PostBind, PostFilterTransformer, PreEnqueue, PreFilter,
-    PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Readings, Reason, Rejection,
-    ReportedProblems, Reserve, Roles, Score, State, Subject, Tick, Verdict, View, Volatile,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Grouping, Helps,
+    Holders, IndexKind, Inputs, Insight, Interest, Metered, Normalize, NotShown, ObjectChange,
+    ObjectEvents, Offer, PerProfile, Permit, PermitResult, Planning, Plugin, PodEvents, PodPatch,
+    Points, PostBind, PostFilterTransformer, PreBind, PreEnqueue, PreFilter, PreFilterResult,
+    PreScore, PreScoreResult, Problem, QueueHints, Readings, Reason, Rejection, ReportedProblems,
+    Reserve, Roles, Score, State, Subject, Tick, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -257,7 +257,7 @@ impl Plugin for Coscheduling {
         .volatile()
         .post_filter()
         .planning()
-        .binding()
+        .pre_bind()
         .insight()
         .object_events()
         .pod_events()
@@ -455,7 +455,7 @@ impl Permit for Coscheduling {
     }
 }
 
-impl Binding for Coscheduling {
+impl PreBind for Coscheduling {
     fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         if let Some((group, count)) = self.gangs.binding(&cycle.pod.uid) {
             for (key, value) in [

@@ -28,11 +28,11 @@ use koord_model::device::{
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Alignment, Binding, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, Metered,
-    Normalize, NotShown, ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch,
-    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Readings,
-    Rejection, Reserve, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
+    Action, Alignment, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter,
+    Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, Metered, Normalize, NotShown,
+    ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch, Points, PreBind,
+    PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Readings, Rejection,
+    Reserve, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -240,7 +240,7 @@ impl Plugin for DeviceShare {
         .pre_score()
         .score()
         .alignment()
-        .binding()
+        .pre_bind()
         .insight()
         .object_events()
         .pod_events()
@@ -399,7 +399,7 @@ impl QueueHints for DeviceShare {
     }
 }
 
-impl Binding for DeviceShare {
+impl PreBind for DeviceShare {
     fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         let key = annotations::DEVICE_ALLOCATED;
         let row = self.rows.get(node.row());

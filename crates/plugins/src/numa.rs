@@ -30,9 +30,9 @@ use koord_model::resources::{
 };
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Alignment, Binding, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle,
-    Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, NotShown,
-    ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch, Points, PreFilter,
+    Action, Alignment, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter,
+    Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, NotShown, ObjectChange,
+    ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch, Points, PreBind, PreFilter,
     PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Rejection, ReportedProblems,
     Reserve, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
@@ -186,7 +186,7 @@ impl Plugin for Numa {
         .pre_score()
         .score()
         .alignment()
-        .binding()
+        .pre_bind()
         .insight()
         .object_events()
         .pod_events()
@@ -442,7 +442,7 @@ impl QueueHints for Numa {
     }
 }
 
-impl Binding for Numa {
+impl PreBind for Numa {
     fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         let known = self.known(node).filter(|_| !self.is_empty_on(node));
         let given = known.and_then(|(book, side)| Some((book.pods.get(&cycle.pod.uid)?, side)));

@@ -33,10 +33,10 @@ use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BindPlan, Binding, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle,
-    Diagnosis, Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered,
-    Normalize, NotShown, ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch,
-    Points, PostFilter, PostFilterResult, PostFilterTransformer, PreFilter, PreFilterResult,
+    Action, Bind, BindPlan, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Diagnosis,
+    Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered, Normalize,
+    NotShown, ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch, Points,
+    PostFilter, PostFilterResult, PostFilterTransformer, PreBind, PreFilter, PreFilterResult,
     PreScore, PreScoreResult, Preemption, Protection, QueueHints, Readings, Rejection, Release,
     Remark, Reserve, Roles, RulesVersion, Score, Sign, Signable, Signature, State, Subject, Tick,
     Verb, Verdict, View, Words, Write,
@@ -249,7 +249,8 @@ impl Plugin for Reservations {
         .release()
         .post_filter()
         .protection()
-        .binding()
+        .pre_bind()
+        .bind()
         .insight()
         .object_events()
         .pod_events()
@@ -534,7 +535,7 @@ impl PostFilter for Reservations {
     }
 }
 
-impl Binding for Reservations {
+impl PreBind for Reservations {
     fn pre_bind(&self, cycle: &Cycle<'_>, _node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         let pod = cycle.pod;
         let used = self.table.used_by(&pod.uid);
@@ -549,6 +550,9 @@ impl Binding for Reservations {
         }
         Ok(())
     }
+}
+
+impl Bind for Reservations {
     fn bind(&self, cycle: &Cycle<'_>, node: NodeIndex) -> BindPlan {
         let pod = cycle.pod;
         if !pod.is_holder() {

@@ -305,8 +305,8 @@ impl Engine {
             .start(&self.table.names, profile, Point::PreBind);
         let instances = self.table.profiles[profile].pre_bind.iter();
         for instance in instances.filter(|at| told & (1 << **at) != 0) {
-            let verdict = match self.table.plugins[*instance].binding() {
-                Some(binding) => binding.pre_bind(&cycle, node, &mut patch),
+            let verdict = match self.table.plugins[*instance].pre_bind() {
+                Some(role) => role.pre_bind(&cycle, node, &mut patch),
                 None => Ok(()),
             };
             laps.lap(*instance, || measure::of_verdict(&verdict));
@@ -318,7 +318,7 @@ impl Engine {
         let plans = self.table.profiles[profile].bind.iter();
         let plan = plans
             .filter(|at| told & (1 << **at) != 0)
-            .filter_map(|at| Some((self.table.plugins[*at].binding()?.bind(&cycle, node), *at)))
+            .filter_map(|at| Some((self.table.plugins[*at].bind()?.bind(&cycle, node), *at)))
             .find(|(plan, _)| *plan != BindPlan::Skip);
         let Some((plan, binder)) = plan else {
             return Err(Stop::Failed("every bind plugin skipped the pod".to_owned()));

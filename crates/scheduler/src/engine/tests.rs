@@ -10,10 +10,10 @@ mod waits;
 
 use super::*;
 use crate::framework::{
-    BindPlan, Binding, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Factory, Filter,
-    Grouping, Helps, Insight, Interest, Metered, ObjectChange, ObjectEvents, Permit, PermitResult,
-    Plugin, PodEvents, Points, PreEnqueue, QueueHints, Readings, Registry, Rejection, Remark,
-    Reserve, Roles, Sign, Signable, Signature, State, Subject, Tick, Verdict, View, Words,
+    Bind, BindPlan, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Factory, Filter, Grouping,
+    Helps, Insight, Interest, Metered, ObjectChange, ObjectEvents, Permit, PermitResult, Plugin,
+    PodEvents, Points, PreEnqueue, QueueHints, Readings, Registry, Rejection, Remark, Reserve,
+    Roles, Sign, Signable, Signature, State, Subject, Tick, Verdict, View, Words,
 };
 use crate::state::NodeIndex;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -43,7 +43,7 @@ impl Plugin for Knobs {
         .sign()
         .pre_enqueue()
         .filter()
-        .binding()
+        .bind()
         .insight()
         .object_events()
         .pod_events()
@@ -141,7 +141,7 @@ impl Permit for Knobs {
     }
 }
 
-impl Binding for Knobs {
+impl Bind for Knobs {
     fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
         stumble("bind");
         BindPlan::Binding

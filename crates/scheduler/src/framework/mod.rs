@@ -42,8 +42,8 @@ pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
 pub use roles::{
-    Admission, Alignment, Binding, Grouping, Insight, Metered, Offer, Permit, Planning, PostFilter,
-    Protection, QueueHints, Release, Volatile,
+    Admission, Alignment, Bind, Grouping, Insight, Metered, Offer, Permit, Planning, PostFilter,
+    PreBind, Protection, QueueHints, Release, Volatile,
 };
 pub(crate) use rules::NoRule;
 pub use rules::{Filter, Inputs, PreEnqueue, PreFilter, PreScore, Score, Sign};

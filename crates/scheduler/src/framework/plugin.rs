@@ -3,10 +3,10 @@
 #[cfg(doc)]
 use super::PerProfile;
 use super::{
-    Alignment, Binding, BuildContext, BuildError, Filter, Grouping, Holders, Inputs, Insight,
-    Metered, ObjectEvents, Permit, Planning, PodEvents, Points, PostBind, PostFilter,
-    PostFilterTransformer, PreEnqueue, PreFilter, PreScore, Preparation, Protection, QueueHints,
-    Release, Reserve, Score, Sign, Tick, Volatile,
+    Alignment, Bind, BuildContext, BuildError, Filter, Grouping, Holders, Inputs, Insight, Metered,
+    ObjectEvents, Permit, Planning, PodEvents, Points, PostBind, PostFilter, PostFilterTransformer,
+    PreBind, PreEnqueue, PreFilter, PreScore, Preparation, Protection, QueueHints, Release,
+    Reserve, Score, Sign, Tick, Volatile,
 };
 
 /// A scheduling rule. One instance serves all profiles that give it the same arguments; one that keeps books of
@@ -154,7 +154,8 @@ roles! {
         post_filter: PostFilter,
         protection: Protection,
         planning: Planning,
-        binding: Binding,
+        pre_bind: PreBind,
+        bind: Bind,
         insight: Insight,
     }
     exclusive {

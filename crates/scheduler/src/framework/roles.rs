@@ -323,14 +323,14 @@ pub trait Permit {
     }
 }
 
-/// Says how a pod is bound, and what is written to it before.
-pub trait Binding {
+/// Adds to what is written to a pod before it is bound.
+pub trait PreBind {
     /// Adds to the patch that precedes the binding.
-    fn pre_bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex, _patch: &mut PodPatch) -> Verdict {
-        Ok(())
-    }
+    fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict;
+}
+
+/// Binds pods.
+pub trait Bind {
     /// How to bind.
-    fn bind(&self, _cycle: &Cycle<'_>, _node: NodeIndex) -> BindPlan {
-        BindPlan::Skip
-    }
+    fn bind(&self, cycle: &Cycle<'_>, node: NodeIndex) -> BindPlan;
 }
