@@ -8,7 +8,8 @@
 //!   in no circle (see [`circles`]);
 //! * modules of a crate do not import each other in circles (see [`circles`]);
 //! * types with many methods get no more (see [`methods`]);
-//! * no plugin of the scheduler imports another plugin (see [`plugins`]);
+//! * no plugin of the scheduler imports another plugin (see [`plugins`]), and each lists the roles that it implements
+//!   (see [`roles`]);
 //! * `unsafe` stands only in crates/host;
 //! * every member inherits the workspace's lints;
 //! * dependencies have licenses, sources and versions that deny.toml allows (see [`deny`]);
@@ -42,6 +43,7 @@ mod links;
 mod methods;
 mod packages;
 mod plugins;
+mod roles;
 mod types;
 mod words;
 
@@ -110,6 +112,7 @@ fn tidy() -> Result<()> {
     faults.extend(module_circles(&texts));
     faults.extend(crate_circles(&texts));
     faults.extend(methods::faults(&root, &texts)?);
+    faults.extend(roles::faults(&root, &texts)?);
     let folder = Path::new("crates/plugins/src");
     faults.extend(plugins::faults(&files_below(&texts, folder)));
     faults.extend(words::faults(&root, &texts)?);
