@@ -76,6 +76,9 @@ impl TokenBucket {
     pub fn set_interval(&mut self, interval: Duration, now: Duration) {
         let interval = interval.min(Self::MAX_INTERVAL);
         self.follow(now);
+        if interval == self.interval {
+            return;
+        }
         let missing = self.full_at.saturating_sub(self.latest);
         let missing = if self.interval.is_zero() {
             Duration::ZERO

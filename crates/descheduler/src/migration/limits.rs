@@ -7,6 +7,7 @@ use crate::state::{PodInfo, Workload};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use koord_api::scheduling::PodMigrationJob;
+use koord_app::TokenBucket;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,56 +46,25 @@ pub fn at_most(replicas: i64, share: Option<&IntOrString>) -> Result<i64, Why> {
     Ok(wanted.min(replicas))
 }
 
-/// A bucket that is full with `burst` tokens and gets `rate` of them per second.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Bucket {
-    rate: f64,
-    burst: f64,
-    tokens: f64,
-    at: Timestamp,
-}
-
-impl Bucket {
-    /// Full.
-    #[must_use]
-    pub fn full(rate: f64, burst: f64, now: Timestamp) -> Self {
-        Self {
-            rate,
-            burst,
-            tokens: burst,
-            at: now,
-        }
-    }
-
-    /// How many tokens there are at `now`; a clock that goes back takes none away.
-    #[must_use]
-    pub fn tokens(&self, now: Timestamp) -> f64 {
-        let passed = now.duration_since(self.at).as_secs_f64().max(0.0);
-        (self.tokens + passed * self.rate).min(self.burst)
-    }
-
-    /// Takes one, if there is a whole one.
-    pub fn take(&mut self, now: Timestamp) -> bool {
-        self.tokens = self.tokens(now);
-        self.at = self.at.max(now);
-        let there = self.tokens >= 1.0;
-        if there {
-            self.tokens -= 1.0;
-        }
-        there
-    }
-
-    fn set_rate(&mut self, rate: f64, now: Timestamp) {
-        self.tokens = self.tokens(now);
-        self.at = self.at.max(now);
-        self.rate = rate;
-    }
-}
-
 /// How long it is since pods of a workload or of a namespace went: a bucket for each whose pods went lately.
 #[derive(Debug, Clone, Default)]
 pub struct ObjectLimits {
-    buckets: FxHashMap<(LimitedObject, Arc<str>), (Bucket, Timestamp)>,
+    limits: FxHashMap<(LimitedObject, Arc<str>), ObjectLimit>,
+}
+
+/// The bucket of a workload or a namespace.
+#[derive(Debug, Clone)]
+struct ObjectLimit {
+    bucket: TokenBucket,
+    /// The latest time of the bucket. What another leader evicted is counted late, and its earlier time is not one to
+    /// which the clock was set back.
+    latest: Duration,
+    expires: Timestamp,
+}
+
+/// Returns the time of token buckets at `now`.
+pub(super) fn bucket_time(now: Timestamp) -> Duration {
+    now.as_duration().try_into().unwrap_or_default()
 }
 
 /// With which pods one is counted.
@@ -161,13 +131,10 @@ impl ObjectLimits {
         let group = Group::of(pod);
         let on = args.object_limiters.iter();
         for (kind, limiter) in on.filter(|(_, limiter)| limiter.duration.as_nanos() > 0) {
-            let bucket = group
+            let limit = group
                 .key(*kind)
-                .and_then(|key| self.buckets.get(&(*kind, key)));
-            let Some((bucket, _)) = bucket else {
-                continue;
-            };
-            if bucket.tokens(now) < 1.0 {
+                .and_then(|key| self.limits.get(&(*kind, key)));
+            if limit.is_some_and(|limit| !limit.bucket.wait(bucket_time(now)).is_zero()) {
                 let (rule, whose) = match kind {
                     LimitedObject::Workload => ("WorkloadLimiter", "its workload"),
                     LimitedObject::Namespace => ("NamespaceLimiter", "its namespace"),
@@ -215,19 +182,19 @@ impl ObjectLimits {
             if max <= 0 {
                 continue;
             }
-            #[allow(clippy::cast_precision_loss, reason = "counts of pods are small")]
-            let (max, burst) = (max as f64, limiter.burst.max(1) as f64);
-            let rate = max / duration.as_secs_f64();
+            let interval = duration / u32::try_from(max).unwrap_or(u32::MAX);
+            let burst = u32::try_from(limiter.burst.max(1)).unwrap_or(u32::MAX);
             let idle = SignedDuration::try_from(duration.mul_f64(1.5)).unwrap_or_default();
-            let until = now.saturating_add(idle).unwrap_or(Timestamp::MAX);
-            let full = Bucket::full(rate, burst, now);
-            let (bucket, forgotten) = self
-                .buckets
-                .entry((*kind, key))
-                .or_insert_with(|| (full, until));
-            bucket.set_rate(rate, now);
-            *forgotten = until;
-            bucket.take(now);
+            let full = || ObjectLimit {
+                bucket: TokenBucket::new(interval, burst),
+                latest: Duration::ZERO,
+                expires: now,
+            };
+            let limit = self.limits.entry((*kind, key)).or_insert_with(full);
+            limit.latest = limit.latest.max(bucket_time(now));
+            limit.expires = now.saturating_add(idle).unwrap_or(Timestamp::MAX);
+            limit.bucket.set_interval(interval, limit.latest);
+            limit.bucket.take(limit.latest);
         }
     }
 
@@ -235,27 +202,26 @@ impl ObjectLimits {
     pub fn give_back(&mut self, args: &MigrationControllerArgs, group: &Group) {
         for kind in args.object_limiters.keys() {
             let key = group.key(*kind);
-            let bucket = key.and_then(|key| self.buckets.get_mut(&(*kind, key)));
-            if let Some((bucket, _)) = bucket {
-                bucket.tokens = (bucket.tokens + 1.0).min(bucket.burst);
+            if let Some(limit) = key.and_then(|key| self.limits.get_mut(&(*kind, key))) {
+                limit.bucket.give_back();
             }
         }
     }
 
     /// Forgets those of which no pod went for one and a half durations.
     pub fn tidy(&mut self, now: Timestamp) {
-        self.buckets.retain(|_, (_, forgotten)| *forgotten > now);
+        self.limits.retain(|_, limit| limit.expires > now);
     }
 
     /// For how many workloads and namespaces something is remembered.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.buckets.len()
+        self.limits.len()
     }
 
     /// Whether nothing is remembered.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.buckets.is_empty()
+        self.limits.is_empty()
     }
 }

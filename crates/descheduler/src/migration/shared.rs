@@ -1,12 +1,14 @@
 //! What a profile's plugin and its migration jobs have in common.
 
 use super::args::MigrationControllerArgs;
-use super::limits::{Bucket, Group, ObjectLimits};
+use super::limits::{Group, ObjectLimits, bucket_time};
 use crate::rules::Why;
 use crate::state::{PodInfo, Workload};
 use jiff::Timestamp;
+use koord_app::TokenBucket;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a profile's plugin and whoever works on its jobs share.
 #[derive(Debug)]
@@ -18,19 +20,22 @@ pub struct Migrations {
     /// How jobs are worked on.
     pub args: Arc<MigrationControllerArgs>,
     limits: Mutex<ObjectLimits>,
-    evictions: Mutex<Option<Bucket>>,
+    evictions: Mutex<TokenBucket>,
 }
 
 impl Migrations {
     /// Nothing has moved yet.
     #[must_use]
     pub fn new(profile: &str, process: &str, args: MigrationControllerArgs) -> Self {
+        let interval = Duration::try_from_secs_f64(1.0 / args.evict_qps.value());
+        let burst = u32::try_from(args.evict_burst).unwrap_or_default();
+        let evictions = TokenBucket::new(interval.unwrap_or(Duration::MAX), burst);
         Self {
             profile: profile.to_owned(),
             process: process.to_owned(),
             args: Arc::new(args),
             limits: Mutex::default(),
-            evictions: Mutex::default(),
+            evictions: Mutex::new(evictions),
         }
     }
 
@@ -77,9 +82,6 @@ impl Migrations {
 
     /// Takes one of `evictQPS`.
     pub fn take(&self, now: Timestamp) -> bool {
-        let (rate, burst) = (self.args.evict_qps.value(), self.args.evict_burst);
-        let mut evictions = self.evictions.lock();
-        let full = || Bucket::full(rate, f64::from(burst), now);
-        evictions.get_or_insert_with(full).take(now)
+        self.evictions.lock().take(bucket_time(now))
     }
 }

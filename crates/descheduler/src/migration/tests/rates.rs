@@ -1,5 +1,6 @@
 use super::*;
-use crate::migration::limits::{Bucket, Group, ObjectLimits, at_most, scaled};
+use crate::migration::Migrations;
+use crate::migration::limits::{Group, ObjectLimits, at_most, scaled};
 use crate::testing::World;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -44,10 +45,11 @@ fn a_workload_may_miss_a_share_of_its_replicas_but_at_least_one() {
 }
 
 #[test]
-fn a_bucket_fills_evenly_and_not_beyond_its_burst() {
+fn evictions_refill_evenly_up_to_their_burst() {
     let start = World::default().now;
     let after = |millis| after(start, millis);
-    let mut bucket = Bucket::full(10.0, 2.0, start);
+    let args = args(json!({"evictQPS": 10, "evictBurst": 2}));
+    let bucket = Migrations::new("profile", "process", args);
     assert!(bucket.take(start) && bucket.take(start) && !bucket.take(start));
     assert!(!bucket.take(after(99)));
     assert!(bucket.take(after(101)) && !bucket.take(after(110)));
@@ -120,4 +122,40 @@ fn one_limiter_that_is_off_does_not_switch_the_other_off() {
     assert_eq!(limits.len(), 1);
     limits.tidy(after(90_000));
     assert!(limits.is_empty());
+}
+
+/// A replica that leads again counts what another one evicted before its own evictions.
+#[test]
+fn late_count_of_an_earlier_eviction_refills_nothing() {
+    let limiters = json!({"workload": {"duration": "1m", "maxMigrating": 2, "burst": 2}});
+    let args = args(json!({"objectLimiters": limiters}));
+    let mut world = World::default();
+    let pod = world.pod("p", "n", json!({}));
+    let after = |millis| after(world.now, millis);
+    let mut limits = ObjectLimits::default();
+    for then in [60_000, 0] {
+        limits.count(&args, &Group::of(&pod), Some(&of(6)), after(then));
+    }
+    // Both tokens are taken at the minute, and a clock that is set back brings none.
+    for (now, is_allowed) in [(59_000, false), (89_000, false), (90_000, true), (0, false)] {
+        let allowed = limits.allows(&args, &pod, after(now));
+        assert_eq!(allowed.is_ok(), is_allowed, "{now}");
+    }
+    limits.give_back(&args, &Group::of(&pod));
+    assert!(limits.allows(&args, &pod, after(60_000)).is_ok());
+}
+
+#[test]
+fn changed_replicas_change_the_rate_of_a_workload() {
+    let limiters = json!({"workload": {"duration": "1m", "maxMigrating": "50%"}});
+    let args = args(json!({"objectLimiters": limiters}));
+    let mut world = World::default();
+    let pod = world.pod("p", "n", json!({}));
+    let after = |millis| after(world.now, millis);
+    let mut limits = ObjectLimits::default();
+    limits.count(&args, &Group::of(&pod), Some(&of(2)), world.now);
+    // Half of the minute's one token is there; from now on there are four per minute.
+    limits.count(&args, &Group::of(&pod), Some(&of(8)), after(30_000));
+    assert!(limits.allows(&args, &pod, after(37_400)).is_err());
+    assert!(limits.allows(&args, &pod, after(37_600)).is_ok());
 }
