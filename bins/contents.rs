@@ -1,8 +1,9 @@
-//! What the daemons' programs contain: the test of each package below `bins`.
+//! What the daemons' programs contain and how they start: the test of each package below `bins`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 
 /// A text of the embedded API server's store.
 const STORE: &[u8] = b"koord_apiserver_wal_fsync_duration_seconds";
@@ -25,12 +26,63 @@ fn daemon_does_not_contain_the_embedded_api_server() {
     assert!(!bytes.windows(STORE.len()).any(|window| window == STORE));
 }
 
+fn run(arguments: &[&str]) -> Output {
+    Command::new(program()).args(arguments).output().unwrap()
+}
+
+/// Returns what the program prints before it ends well.
+fn printed(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn name() -> &'static str {
+    let name = Path::new(program()).file_name();
+    name.unwrap().to_str().unwrap()
+}
+
+#[test]
+fn daemon_prints_its_version_and_its_flags() {
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(printed(&["--version"]), format!("{} {version}\n", name()));
+    let help = printed(&["--help"]);
+    assert!(help.contains(&format!("Usage: {} ", name())), "{help}");
+    // Each daemon has flags of its own.
+    let own = match name() {
+        "koord-scheduler" => "--scheduling-timeout",
+        "koord-descheduler" => "--find-targets",
+        "koord-manager" => "--noderesource-plugins",
+        "koordlet" => "--cgroup-root-dir",
+        _ => "--remote-runtime-service-endpoint",
+    };
+    assert!(help.contains(own), "{help}");
+}
+
+#[test]
+fn component_writes_its_configuration_and_reads_it() {
+    let (kind, plugin) = match name() {
+        "koord-scheduler" => ("KubeSchedulerConfiguration", "LoadAwareScheduling"),
+        "koord-descheduler" => ("DeschedulerConfiguration", "MigrationController"),
+        _ => return,
+    };
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let [first, second] = ["first", "second"].map(|file| {
+        let path = directory.join(format!("{}-{file}.yaml", name()));
+        path.to_str().unwrap().to_owned()
+    });
+    printed(&["--write-config-to", &first]);
+    let text = std::fs::read_to_string(&first).unwrap();
+    assert!(text.contains(&format!("kind: {kind}")), "{text}");
+    assert!(text.contains(plugin), "{text}");
+    printed(&["--config", &first, "--write-config-to", &second]);
+    assert_eq!(std::fs::read_to_string(&second).unwrap(), text);
+}
+
 #[test]
 fn daemon_refuses_an_unknown_flag() {
-    let output = Command::new(program())
-        .arg("--no-such-flag")
-        .output()
-        .unwrap();
+    let output = run(&["--no-such-flag"]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("no-such-flag"), "{text}");

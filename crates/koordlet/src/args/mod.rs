@@ -36,11 +36,7 @@ const SNAPSHOT: &str = "koordlet-samples";
 
 /// The flags of the `koordlet` daemon.
 #[derive(Debug, Clone, Parser)]
-#[command(
-    name = "koordlet",
-    about = "The koord node agent",
-    disable_version_flag = true
-)]
+#[command(name = "koordlet", about = "The koord node agent")]
 pub struct Args {
     /// Name of this node.
     #[arg(long, env = "NODE_NAME", default_value = "")]
