@@ -72,8 +72,9 @@ fn component_writes_its_configuration_and_reads_it() {
         let path = directory.join(format!("{}-{file}.yaml", name()));
         path.to_str().unwrap().to_owned()
     });
-    printed(&["--write-config-to", &first]);
+    printed(&["--write-config-to", &first, "--leader-elect=false"]);
     let text = std::fs::read_to_string(&first).unwrap();
+    assert!(text.contains("leaderElect: false"), "{text}");
     assert!(text.contains(&format!("kind: {kind}")), "{text}");
     assert!(text.contains(plugin), "{text}");
     printed(&["--config", &first, "--write-config-to", &second]);

@@ -161,39 +161,14 @@ impl Args {
                 }
             }
         };
-        self.override_election(&mut config)?;
+        self.election.apply(&mut config.leader_election);
+        let valid = config.leader_election.validate();
+        valid.map_err(ArgsError::Election)?;
         Ok(Settled {
             config,
             gates,
             notes,
         })
-    }
-
-    /// Puts what flags say of the leader election in the place of what `config` says.
-    fn override_election(&self, config: &mut Configuration) -> Result<(), ArgsError> {
-        fn set<T: Clone>(field: &mut T, flag: Option<&T>) {
-            if let Some(value) = flag {
-                field.clone_from(value);
-            }
-        }
-        let (flags, of) = (&self.election, &mut config.leader_election);
-        set(&mut of.leader_elect, flags.leader_elect.as_ref());
-        let lease = flags.leader_elect_lease_duration;
-        set(&mut of.lease_duration, lease.as_ref());
-        let renew = flags.leader_elect_renew_deadline;
-        set(&mut of.renew_deadline, renew.as_ref());
-        set(
-            &mut of.retry_period,
-            flags.leader_elect_retry_period.as_ref(),
-        );
-        let lock = flags.leader_elect_resource_lock.as_ref();
-        set(&mut of.resource_lock, lock);
-        let name = flags.leader_elect_resource_name.as_ref();
-        set(&mut of.resource_name, name);
-        let namespace = flags.leader_elect_resource_namespace.as_ref();
-        set(&mut of.resource_namespace, namespace);
-        let valid = config.leader_election.validate();
-        valid.map_err(ArgsError::Election)
     }
 
     /// The kubeconfig: the configuration file's, else the flag's.

@@ -9,6 +9,7 @@ pub use args::ElectionArgs;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use koord_api::GoDuration;
 use koord_app::Clock;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::component_config::LeaderElection;
 use crate::failure_log::FailureLog;
 use crate::patch::{is_conflict, is_not_found};
 
@@ -55,6 +57,19 @@ impl Election {
             lease_duration: Duration::from_secs(15),
             renew_deadline: Duration::from_secs(10),
             retry_period: Duration::from_secs(2),
+        }
+    }
+
+    /// Returns the election that a valid section of a configuration describes.
+    #[must_use]
+    pub fn from_config<C>(section: &LeaderElection<C>, identity: impl Into<String>) -> Self {
+        let duration = |value: GoDuration| value.to_std().unwrap_or_default();
+        let (namespace, name) = (&section.resource_namespace, &section.resource_name);
+        Self {
+            lease_duration: duration(section.lease_duration),
+            renew_deadline: duration(section.renew_deadline),
+            retry_period: duration(section.retry_period),
+            ..Self::new(namespace, name, identity)
         }
     }
 }

@@ -9,7 +9,7 @@ pub use accepted::Upstreams;
 
 use crate::config::Configuration;
 use crate::framework::Registry;
-use crate::runtime::{ElectionFlags, Options};
+use crate::runtime::Options;
 use clap::{ArgAction, Parser};
 use koord_app::features::{GateError, Gates};
 use koord_app::flags::accepted::Accepted;
@@ -185,23 +185,15 @@ impl Args {
         Ok(options)
     }
 
-    fn election(&self) -> Result<ElectionFlags, ArgsError> {
-        let flags = &self.election;
-        let flag = "leader-elect-resource-lock";
-        match flags.leader_elect_resource_lock.as_deref() {
-            None | Some("leases") => {}
-            Some(other) => {
-                let problem = format!("{other:?} is not \"leases\"");
-                return Err(ArgsError::Value { flag, problem });
-            }
+    fn election(&self) -> Result<ElectionArgs, ArgsError> {
+        let lock = self.election.leader_elect_resource_lock.as_deref();
+        if let Some(other) = lock.filter(|lock| *lock != "leases") {
+            return Err(ArgsError::Value {
+                flag: "leader-elect-resource-lock",
+                problem: format!("{other:?} is not \"leases\""),
+            });
         }
-        Ok(ElectionFlags {
-            resource_name: flags.leader_elect_resource_name.clone(),
-            resource_namespace: flags.leader_elect_resource_namespace.clone(),
-            lease_duration: flags.leader_elect_lease_duration,
-            renew_deadline: flags.leader_elect_renew_deadline,
-            retry_period: flags.leader_elect_retry_period,
-        })
+        Ok(self.election.clone())
     }
 
     /// The kubeconfig: the configuration file's, else the flag's.

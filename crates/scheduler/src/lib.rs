@@ -30,4 +30,4 @@ pub use args::Args;
 pub use debug::{DebugHandle, Explanation, inspection};
 pub use framework::{Trim, Watch};
 pub use koord_kube::Mirrored;
-pub use runtime::{ElectionFlags, Error, Follower, Options, run, trim_pod_spec};
+pub use runtime::{Error, Follower, Options, run, trim_pod_spec};

@@ -14,7 +14,7 @@ mod workloads;
 
 pub use shown::LastCycle;
 
-use crate::config::{Configuration, LeaderElection};
+use crate::config::Configuration;
 use crate::framework::{Action, Framework, Intent, Plan};
 use crate::report::Report;
 use crate::state::{PodInfo, Snapshot};
@@ -59,22 +59,13 @@ impl Options {
         Self {
             // Below zero there is none that was accepted.
             interval: config.descheduling_interval.to_std().unwrap_or_default(),
-            election: of.leader_elect.then(|| election(of)),
+            election: of
+                .leader_elect
+                .then(|| Election::from_config(of, unique_identity())),
             events: None,
             controller_metrics: None,
             last: LastCycle::default(),
         }
-    }
-}
-
-fn election(of: &LeaderElection) -> Election {
-    let (namespace, name) = (&of.resource_namespace, &of.resource_name);
-    let by_default = Election::new(namespace, name, unique_identity());
-    Election {
-        lease_duration: of.lease_duration.to_std().unwrap_or_default(),
-        renew_deadline: of.renew_deadline.to_std().unwrap_or_default(),
-        retry_period: of.retry_period.to_std().unwrap_or_default(),
-        ..by_default
     }
 }
 

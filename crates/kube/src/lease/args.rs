@@ -1,5 +1,6 @@
 //! Flags of the leader election.
 
+use crate::component_config::LeaderElection;
 use clap::ArgAction;
 use koord_api::GoDuration;
 use koord_app::flags;
@@ -29,4 +30,31 @@ pub struct ElectionArgs {
     /// Namespace of the lease. Overrides the file when given.
     #[arg(long)]
     pub leader_elect_resource_namespace: Option<String>,
+}
+
+impl ElectionArgs {
+    /// Sets what flags are given for in `section`.
+    pub fn apply<C>(&self, section: &mut LeaderElection<C>) {
+        fn set<T: Clone>(field: &mut T, flag: Option<&T>) {
+            if let Some(value) = flag {
+                field.clone_from(value);
+            }
+        }
+        let Self {
+            leader_elect,
+            leader_elect_lease_duration: lease_duration,
+            leader_elect_renew_deadline: renew_deadline,
+            leader_elect_retry_period: retry_period,
+            leader_elect_resource_lock: lock,
+            leader_elect_resource_name: name,
+            leader_elect_resource_namespace: namespace,
+        } = self;
+        set(&mut section.leader_elect, leader_elect.as_ref());
+        set(&mut section.lease_duration, lease_duration.as_ref());
+        set(&mut section.renew_deadline, renew_deadline.as_ref());
+        set(&mut section.retry_period, retry_period.as_ref());
+        set(&mut section.resource_lock, lock.as_ref());
+        set(&mut section.resource_name, name.as_ref());
+        set(&mut section.resource_namespace, namespace.as_ref());
+    }
 }

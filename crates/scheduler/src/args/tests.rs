@@ -1,5 +1,4 @@
 use super::*;
-use koord_api::GoDuration;
 use std::ffi::OsString;
 
 fn parse(line: &str) -> Result<Options, String> {
@@ -164,12 +163,14 @@ fn flags_override_the_election_with_and_without_a_file() {
     )
     .unwrap();
     assert!(!options.leader_elect);
-    assert_eq!(options.election.resource_name.as_deref(), Some("mine"));
-    assert_eq!(options.election.resource_namespace.as_deref(), Some("ns"));
+    let mut section = crate::config::LeaderElection::default();
+    options.election.apply(&mut section);
     assert_eq!(
-        options.election.lease_duration,
-        Some(GoDuration::from_secs(30))
+        (&*section.resource_name, &*section.resource_namespace),
+        ("mine", "ns")
     );
+    assert_eq!(section.lease_duration.to_string(), "30s");
+    assert_eq!(section.retry_period.to_string(), "2s");
     assert!(parse("--leader-elect").unwrap().leader_elect);
 }
 

@@ -21,7 +21,7 @@ mod watch;
 mod written;
 
 pub use follower::Follower;
-pub use options::{ElectionFlags, Error, Options};
+pub use options::{Error, Options};
 #[cfg(test)]
 pub(crate) use watch::trim_pod;
 pub use watch::trim_pod_spec;
@@ -87,7 +87,7 @@ pub fn run(
             .debug
             .set_config(serde_json::to_value(&config).unwrap_or_default());
         let elector = if options.leader_elect {
-            let election = election(&config, &options.identity)?;
+            let election = election(&config, &options.identity);
             let name = election.name.clone();
             metrics.leads(&name, false);
             let elector = LeaderElector::new(client.clone(), election, ctx.clock.clone())?;
@@ -126,32 +126,18 @@ pub fn run(
     .boxed()
 }
 
-fn election(config: &Configuration, identity: &str) -> Result<Election, Error> {
-    let section = &config.leader_election;
+fn election(config: &Configuration, identity: &str) -> Election {
     let identity = if identity.is_empty() {
         koord_kube::lease::unique_identity()
     } else {
         identity.to_owned()
     };
-    let name =
-        if section.resource_name == "kube-scheduler" && config.profiles.iter().any(koord_name) {
-            // Never contend with a cluster's kube-scheduler by default.
-            "koord-scheduler"
-        } else {
-            &section.resource_name
-        };
-    let duration = |field, value: koord_api::GoDuration| {
-        value.to_std().ok_or_else(|| Error::Duration {
-            field,
-            value: value.to_string(),
-        })
-    };
-    Ok(Election {
-        lease_duration: duration("leaseDuration", section.lease_duration)?,
-        renew_deadline: duration("renewDeadline", section.renew_deadline)?,
-        retry_period: duration("retryPeriod", section.retry_period)?,
-        ..Election::new(section.resource_namespace.clone(), name, identity)
-    })
+    let mut election = Election::from_config(&config.leader_election, identity);
+    if election.name == "kube-scheduler" && config.profiles.iter().any(koord_name) {
+        // Never contend with a cluster's kube-scheduler by default.
+        "koord-scheduler".clone_into(&mut election.name);
+    }
+    election
 }
 
 fn koord_name(profile: &crate::config::ProfileConfig) -> bool {

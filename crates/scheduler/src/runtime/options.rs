@@ -5,7 +5,7 @@ use crate::debug::DebugHandle;
 use crate::engine::EngineOptions;
 use crate::framework::{BuildContext, ProfileError, Profiles, Registry};
 use koord_kube::events::EventClient;
-use koord_kube::lease::ElectionError;
+use koord_kube::lease::{ElectionArgs, ElectionError};
 use std::time::Duration;
 
 /// How to run the scheduler.
@@ -21,7 +21,7 @@ pub struct Options {
     /// Whether to wait for leadership.
     pub leader_elect: bool,
     /// What overrides the configuration's `leaderElection`.
-    pub election: ElectionFlags,
+    pub election: ElectionArgs,
     /// What was asked for and is not done: said at start.
     pub notes: Vec<String>,
     /// Who contends for leadership; made unique when empty.
@@ -48,33 +48,6 @@ pub struct Options {
     pub debug: DebugHandle,
 }
 
-/// What flags say about the election; each overrides the configuration.
-#[derive(Debug, Clone, Default)]
-#[allow(missing_docs, reason = "the configuration's fields by their names")]
-pub struct ElectionFlags {
-    pub resource_name: Option<String>,
-    pub resource_namespace: Option<String>,
-    pub lease_duration: Option<koord_api::GoDuration>,
-    pub renew_deadline: Option<koord_api::GoDuration>,
-    pub retry_period: Option<koord_api::GoDuration>,
-}
-
-impl ElectionFlags {
-    fn apply(&self, section: &mut crate::config::LeaderElection) {
-        fn set<T: Clone>(field: &mut T, flag: Option<&T>) {
-            if let Some(value) = flag {
-                field.clone_from(value);
-            }
-        }
-        set(&mut section.resource_name, self.resource_name.as_ref());
-        let namespace = self.resource_namespace.as_ref();
-        set(&mut section.resource_namespace, namespace);
-        set(&mut section.lease_duration, self.lease_duration.as_ref());
-        set(&mut section.renew_deadline, self.renew_deadline.as_ref());
-        set(&mut section.retry_period, self.retry_period.as_ref());
-    }
-}
-
 impl Options {
     /// Upstream's defaults, with the plugins of `registry` under the name `koord-scheduler`.
     #[must_use]
@@ -84,7 +57,7 @@ impl Options {
             config: None,
             profile_names: vec!["koord-scheduler".to_owned()],
             leader_elect: true,
-            election: ElectionFlags::default(),
+            election: ElectionArgs::default(),
             notes: Vec::new(),
             identity: String::new(),
             events: None,
@@ -108,6 +81,7 @@ impl Options {
             .clone()
             .unwrap_or_else(|| Configuration::koord(&self.profile_names));
         self.election.apply(&mut config.leader_election);
+        config.leader_election.leader_elect = self.leader_elect;
         config.validate()?;
         let profiles = Profiles::build(&config, &self.registry, &self.build, koord)?;
         Ok((config, profiles))
@@ -135,12 +109,4 @@ pub enum Error {
     /// `--write-config-to` has nothing to write.
     #[error("the configuration cannot be written: {0}")]
     Written(String),
-    /// A setting of the election.
-    #[error("leaderElection.{field}: {value} is negative")]
-    Duration {
-        /// Which.
-        field: &'static str,
-        /// Its value.
-        value: String,
-    },
 }
