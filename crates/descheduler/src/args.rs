@@ -11,8 +11,8 @@ use clap::{ArgAction, Parser};
 use koord_app::features::{GateError, Gates};
 use koord_app::flags;
 use koord_app::flags::accepted::{Accepted, LOG, METRICS, Row, SERVING, Table};
-use koord_kube::guard::AuthArgs;
 use koord_kube::lease::ElectionArgs;
+use koord_kube::secure::SecureServingArgs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -46,15 +46,9 @@ pub struct Args {
     /// Its port; 0 turns it off.
     #[arg(long, default_value_t = 10258)]
     pub secure_port: u16,
-    /// Its certificate; one is made at start without it.
-    #[arg(long, value_name = "FILE")]
-    pub tls_cert_file: Option<PathBuf>,
-    /// The certificate's private key.
-    #[arg(long, value_name = "FILE")]
-    pub tls_private_key_file: Option<PathBuf>,
-    /// Who may use the TLS server. Not in upstream, where everybody may.
+    /// Certificate and callers of the TLS server. Upstream admits every caller.
     #[command(flatten)]
-    pub auth: AuthArgs,
+    pub secure: SecureServingArgs,
     /// Find out before a pod is evicted where it will go, by the scheduler's own rules: one for which there is no
     /// place stays. Not in upstream. It needs more rights and memory, as a scheduler does.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",

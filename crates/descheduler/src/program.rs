@@ -82,14 +82,8 @@ async fn serve(args: Args, place: PlacementMaker, context: Context) -> Result<()
         }
     }
     if let Some(address) = args.secure_address()? {
-        let flags = secure::Flags {
-            name: "koord-descheduler",
-            auth: &args.auth,
-            tls_cert_file: args.tls_cert_file.as_ref(),
-            tls_private_key_file: args.tls_private_key_file.as_ref(),
-        };
-        let stop = context.shutdown.clone();
-        secure::serve(flags, admin.router(), address, stop).await?;
+        let (routes, stop) = (admin.router(), context.shutdown.clone());
+        secure::serve("koord-descheduler", &args.secure, routes, address, stop).await?;
     }
     daemon::run(options, framework, client, context)
         .await

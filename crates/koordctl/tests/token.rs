@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, flags::Selection};
-use koord_kube::{Api, api::PostParams, guard::AuthArgs, secure};
+use koord_kube::{Api, api::PostParams, secure};
 use koordctl::explain::{Args, ask};
 use serde_json::json;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 #[derive(Debug, clap::Parser)]
-struct AuthFlags {
+struct Flags {
     #[command(flatten)]
-    auth: AuthArgs,
+    secure: secure::SecureServingArgs,
 }
 
 /// Issues a token of a service account that may get every path.
@@ -67,15 +67,9 @@ async fn explain_shows_a_token_there() {
     let argv = ["authentication", "authorization"]
         .map(|flag| format!("--{flag}-kubeconfig={}", kubeconfig.display()));
     let argv = std::iter::once("it".to_owned()).chain(argv);
-    let flags = koord_app::flags::parse::<AuthFlags>(argv.map(Into::into)).unwrap();
-    let flags = secure::Flags {
-        name: "it",
-        auth: &flags.args.auth,
-        tls_cert_file: None,
-        tls_private_key_file: None,
-    };
+    let flags = koord_app::flags::parse::<Flags>(argv.map(Into::into)).unwrap();
     let routes = Router::new().route("/metrics", get(|| async { "numbers" }));
-    let address = secure::serve(flags, routes, ANY, stop.clone()).await;
+    let address = secure::serve("it", &flags.args.secure, routes, ANY, stop.clone()).await;
     let server = format!("https://{}", address.unwrap());
     let known = Args {
         token_file: Some(token),

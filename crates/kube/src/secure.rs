@@ -22,32 +22,34 @@ use tokio_util::sync::CancellationToken;
 /// How often certificates are looked at anew.
 const RELOAD: Duration = Duration::from_secs(60);
 
-/// The flags of a daemon that its TLS server reads.
-#[derive(Debug, Clone, Copy)]
-pub struct Flags<'a> {
-    /// The daemon's name.
-    pub name: &'a str,
-    /// Which callers are allowed.
-    pub auth: &'a AuthArgs,
-    /// The server's certificate; one is made at start without it.
-    pub tls_cert_file: Option<&'a PathBuf>,
+/// The flags of a daemon's TLS server, except for its address.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SecureServingArgs {
+    /// Its certificate; one is made at start without it.
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert_file: Option<PathBuf>,
     /// The certificate's private key.
-    pub tls_private_key_file: Option<&'a PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Which callers are allowed.
+    #[command(flatten)]
+    pub auth: AuthArgs,
 }
 
-/// Serves `routes` on `address` until `shutdown`, as `flags` say. Returns the address really used.
+/// Serves `routes` on `address` until `shutdown`, as `args` say; `name` is the daemon's. Returns the address really
+/// used.
 ///
 /// # Errors
 /// A file or kubeconfig cannot be used, or the address is not free.
 pub async fn serve(
-    flags: impl Into<Flags<'_>>,
+    name: &str,
+    args: &SecureServingArgs,
     routes: Router,
     address: SocketAddr,
     shutdown: CancellationToken,
 ) -> Result<SocketAddr> {
     tls::install_crypto_provider();
-    let flags = flags.into();
-    let Flags { name, auth, .. } = flags;
+    let auth = &args.auth;
     let flag = "authentication-kubeconfig";
     let authentication = delegate(name, flag, auth.authentication_kubeconfig.as_deref()).await?;
     let flag = "authorization-kubeconfig";
@@ -60,7 +62,7 @@ pub async fn serve(
         },
         _ => Authorities::None,
     };
-    let files = match (flags.tls_cert_file, flags.tls_private_key_file) {
+    let files = match (&args.tls_cert_file, &args.tls_private_key_file) {
         (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
         (None, None) => None,
         _ => anyhow::bail!("--tls-cert-file and --tls-private-key-file need each other"),

@@ -14,8 +14,8 @@ use clap::{ArgAction, Parser};
 use koord_app::features::{GateError, Gates};
 use koord_app::flags::accepted::Accepted;
 use koord_app::flags::{self, Selection};
-use koord_kube::guard::AuthArgs;
 use koord_kube::lease::ElectionArgs;
+use koord_kube::secure::SecureServingArgs;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
@@ -69,15 +69,9 @@ pub struct Args {
     /// Its port; 0 turns it off.
     #[arg(long, default_value_t = 10259)]
     pub secure_port: u16,
-    /// Its certificate; one is made at start without it.
-    #[arg(long, value_name = "FILE")]
-    pub tls_cert_file: Option<PathBuf>,
-    /// The certificate's private key.
-    #[arg(long, value_name = "FILE")]
-    pub tls_private_key_file: Option<PathBuf>,
-    /// Who may use the TLS server.
+    /// Certificate and callers of the TLS server.
     #[command(flatten)]
-    pub auth: AuthArgs,
+    pub secure: SecureServingArgs,
     /// How often to look for a decision that takes too long.
     #[arg(long, default_value = "10s", value_parser = flags::duration)]
     pub scheduler_monitor_period: std::time::Duration,

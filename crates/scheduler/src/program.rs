@@ -61,14 +61,8 @@ async fn serve(args: Args, registry: Registry, context: Context) -> Result<()> {
     if args.secure_port != 0 {
         let address = parse("bind-address", &args.bind_address)?;
         let address = SocketAddr::new(address, args.secure_port);
-        let flags = secure::Flags {
-            name: "koord-scheduler",
-            auth: &args.auth,
-            tls_cert_file: args.tls_cert_file.as_ref(),
-            tls_private_key_file: args.tls_private_key_file.as_ref(),
-        };
-        let stop = context.shutdown.clone();
-        secure::serve(flags, admin.router(), address, stop).await?;
+        let (routes, stop) = (admin.router(), context.shutdown.clone());
+        secure::serve("koord-scheduler", &args.secure, routes, address, stop).await?;
     }
     crate::run(options, client, context)
         .await

@@ -61,7 +61,8 @@ async fn certificates_come_from_files_and_are_taken_up_anew() {
             "/a*b",
         ),
     ] {
-        let error = serve(&args(&flags), routes(), ANY, stop.clone())
+        let args = args(&flags);
+        let error = serve("koord-scheduler", &args, routes(), ANY, stop.clone())
             .await
             .unwrap_err();
         let text = format!("{error:#}");

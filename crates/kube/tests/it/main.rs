@@ -6,5 +6,4 @@ mod manifests;
 mod secure;
 mod tls_client;
 
-use koord_kube::guard::AuthArgs;
-use koord_kube::secure::Flags;
+use koord_kube::secure::SecureServingArgs;

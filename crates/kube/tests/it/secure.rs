@@ -122,7 +122,14 @@ impl Cluster {
     }
 
     async fn serve(&self, flags: &[String]) -> anyhow::Result<SocketAddr> {
-        serve(&args(flags), routes(), ANY, self.stop.clone()).await
+        serve(
+            "koord-scheduler",
+            &args(flags),
+            routes(),
+            ANY,
+            self.stop.clone(),
+        )
+        .await
     }
 }
 

@@ -1,13 +1,12 @@
 //! A TLS client for tests of `koord_kube::secure`, and the flags of the server. The unit tests include it, too.
 
-use super::{AuthArgs, Flags};
+use super::SecureServingArgs;
 use axum::{Router, routing::get};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -122,33 +121,17 @@ pub(crate) async fn ask(
     (code, body.to_owned())
 }
 
-/// The flags of the TLS server, as a daemon has them among others.
+/// The command line of a daemon with no other flags.
 #[derive(Debug, clap::Parser)]
-pub(crate) struct Args {
-    #[arg(long)]
-    tls_cert_file: Option<PathBuf>,
-    #[arg(long)]
-    tls_private_key_file: Option<PathBuf>,
+struct Args {
     #[command(flatten)]
-    auth: AuthArgs,
+    secure: SecureServingArgs,
 }
 
-impl<'a> From<&'a Args> for Flags<'a> {
-    fn from(args: &'a Args) -> Self {
-        Self {
-            name: "koord-scheduler",
-            auth: &args.auth,
-            tls_cert_file: args.tls_cert_file.as_ref(),
-            tls_private_key_file: args.tls_private_key_file.as_ref(),
-        }
-    }
-}
-
-pub(crate) fn args(flags: &[String]) -> Args {
+pub(crate) fn args(flags: &[String]) -> SecureServingArgs {
     let argv = std::iter::once("koord-scheduler").chain(flags.iter().map(String::as_str));
-    koord_app::flags::parse::<Args>(argv.map(OsString::from))
-        .unwrap()
-        .args
+    let parsed = koord_app::flags::parse::<Args>(argv.map(OsString::from));
+    parsed.unwrap().args.secure
 }
 
 pub(crate) fn routes() -> Router {

@@ -193,7 +193,7 @@ fn callers_are_judged_by_upstreams_defaults() {
     let args = |line: &str| {
         let argv = std::iter::once("koord-scheduler").chain(line.split_whitespace());
         let parsed = flags::parse::<Args>(argv.map(OsString::from));
-        parsed.unwrap().args.auth
+        parsed.unwrap().args.secure.auth
     };
     let auth = args("");
     assert!(auth.authentication_tolerate_lookup_failure && !auth.authentication_skip_lookup);
