@@ -23,6 +23,7 @@ pub mod annotations;
 pub mod config;
 pub mod configmap;
 mod crds;
+mod delegate;
 #[cfg(feature = "schema")]
 pub mod derived;
 pub mod domains;
@@ -52,6 +53,8 @@ pub mod uid;
 
 pub use crds::{OWN_CRDS, crd_values, crds, priority_class_values};
 pub use duration::GoDuration;
+#[doc(hidden)]
+pub use kube_core;
 pub use priority::PriorityClass;
 pub use qos::QosClass;
 pub use quantity::{Quantity, ResourceList};

@@ -4,7 +4,6 @@ use super::{NodeMetric, NodeSLO};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::borrow::Cow;
 use std::marker::PhantomData;
 
 /// A NodeSLO whose spec is not read yet.
@@ -27,26 +26,4 @@ pub struct Raw<K> {
     kind: PhantomData<fn() -> K>,
 }
 
-impl<K: kube_core::Resource<DynamicType = ()>> kube_core::Resource for Raw<K> {
-    type DynamicType = ();
-    type Scope = K::Scope;
-
-    fn kind(at: &()) -> Cow<'_, str> {
-        K::kind(at)
-    }
-    fn group(at: &()) -> Cow<'_, str> {
-        K::group(at)
-    }
-    fn version(at: &()) -> Cow<'_, str> {
-        K::version(at)
-    }
-    fn plural(at: &()) -> Cow<'_, str> {
-        K::plural(at)
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+crate::delegate_resource!(<K> Raw<K> as K, metadata);

@@ -5,10 +5,9 @@ use bytes::Bytes;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_kube::api::PostParams;
-use koord_kube::kube_core::{NamespaceResourceScope, Request, Resource};
+use koord_kube::kube_core::Request;
 use koord_kube::{Client, Error};
 use serde::{Deserialize, Deserializer};
-use std::borrow::Cow;
 
 /// A pod's names and its node.
 #[derive(Debug, Clone, Default)]
@@ -29,29 +28,7 @@ impl Placement {
     }
 }
 
-impl Resource for Placement {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        Pod::kind(&())
-    }
-    fn group((): &()) -> Cow<'_, str> {
-        Pod::group(&())
-    }
-    fn version((): &()) -> Cow<'_, str> {
-        Pod::version(&())
-    }
-    fn plural((): &()) -> Cow<'_, str> {
-        Pod::plural(&())
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+koord_api::delegate_resource!(Placement as Pod, metadata);
 
 koord_kube::decode!(Placement);
 

@@ -12,7 +12,6 @@ use koord_kube::kube_core;
 use koord_model::export::FINGERPRINT;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use std::borrow::Cow;
 use std::marker::PhantomData;
 
 /// The annotation in which old exporters leave the fingerprint.
@@ -52,29 +51,7 @@ impl From<Older> for Newer {
     }
 }
 
-impl<K: kube_core::Resource<DynamicType = ()>> kube_core::Resource for Object<K> {
-    type DynamicType = ();
-    type Scope = K::Scope;
-
-    fn kind(at: &()) -> Cow<'_, str> {
-        K::kind(at)
-    }
-    fn group(at: &()) -> Cow<'_, str> {
-        K::group(at)
-    }
-    fn version(at: &()) -> Cow<'_, str> {
-        K::version(at)
-    }
-    fn plural(at: &()) -> Cow<'_, str> {
-        K::plural(at)
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+koord_api::delegate_resource!(<K> Object<K> as K, metadata);
 
 impl<K: kube_core::Resource<DynamicType = ()>> Object<K> {
     /// The object as it is created: with everything that is known, owned by the Node.

@@ -8,10 +8,8 @@ use super::ObjectKey;
 use crate::decode::{self, Decode};
 use crate::raw_object::metadata_of;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
 use serde::de::Deserialize;
 use serde_json::Value;
-use std::borrow::Cow;
 
 /// An object, or what can be said of one that cannot be read. Lists and watches of it go on where
 /// those of `K` fail.
@@ -78,32 +76,19 @@ impl Unread {
     }
 }
 
-impl<K: Resource> Resource for Readable<K> {
-    type DynamicType = K::DynamicType;
-    type Scope = K::Scope;
-
-    fn kind(of: &K::DynamicType) -> Cow<'_, str> {
-        K::kind(of)
-    }
-    fn group(of: &K::DynamicType) -> Cow<'_, str> {
-        K::group(of)
-    }
-    fn version(of: &K::DynamicType) -> Cow<'_, str> {
-        K::version(of)
-    }
-    fn plural(of: &K::DynamicType) -> Cow<'_, str> {
-        K::plural(of)
-    }
-    fn meta(&self) -> &ObjectMeta {
-        match &self.0 {
-            Ok(object) => object.meta(),
-            Err(unread) => &unread.metadata,
+koord_api::delegate_resource! {
+    <K> Readable<K> as K {
+        fn meta(&self) -> &ObjectMeta {
+            match &self.0 {
+                Ok(object) => object.meta(),
+                Err(unread) => &unread.metadata,
+            }
         }
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        match &mut self.0 {
-            Ok(object) => object.meta_mut(),
-            Err(unread) => &mut unread.metadata,
+        fn meta_mut(&mut self) -> &mut ObjectMeta {
+            match &mut self.0 {
+                Ok(object) => object.meta_mut(),
+                Err(unread) => &mut unread.metadata,
+            }
         }
     }
 }
@@ -112,6 +97,7 @@ impl<K: Resource> Resource for Readable<K> {
 mod tests {
     use super::*;
     use koord_api::scheduling::PodMigrationJob;
+    use kube::Resource;
     use serde_json::json;
 
     #[test]

@@ -6,11 +6,9 @@
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus, WorkloadReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use koord_kube::kube_core::{NamespaceResourceScope, Resource};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, Visitor};
 use serde_json::Value;
-use std::borrow::Cow;
 use std::fmt;
 
 /// The field's name.
@@ -20,29 +18,7 @@ const SCHEDULING_GROUP: &str = "schedulingGroup";
 #[derive(Debug, Clone, Default)]
 pub(super) struct DecodedPod(pub(super) Pod);
 
-impl Resource for DecodedPod {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        Pod::kind(&())
-    }
-    fn group((): &()) -> Cow<'_, str> {
-        Pod::group(&())
-    }
-    fn version((): &()) -> Cow<'_, str> {
-        Pod::version(&())
-    }
-    fn plural((): &()) -> Cow<'_, str> {
-        Pod::plural(&())
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.0.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.0.metadata
-    }
-}
+koord_api::delegate_resource!(DecodedPod as Pod, 0.metadata);
 
 koord_kube::decode!(DecodedPod);
 
