@@ -4,6 +4,7 @@
 //! without regard to case, unknown fields are ignored, `null` leaves a field unset. Types stay strict:
 //! `65.0` or `"65"` is not an integer.
 
+use crate::field::{DecodeError, decode};
 use serde::Deserializer;
 use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{DeserializeOwned, Error as _, IntoDeserializer, Visitor};
@@ -40,10 +41,8 @@ pub fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
 /// # Errors
 /// The value does not fit; the error names the field and shows the value.
 pub fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, ReadError> {
-    serde_path_to_error::deserialize(Lenient(value)).map_err(|error| ReadError::Field {
-        path: error.path().to_string(),
-        message: error.inner().to_string(),
-    })
+    let field = |DecodeError { path, message }| ReadError::Field { path, message };
+    decode(Lenient(value)).map_err(field)
 }
 
 /// The member of `object` that Go would read into a field called `name`.

@@ -29,7 +29,7 @@ pub mod derived;
 pub mod domains;
 pub mod duration;
 pub mod extension;
-mod field;
+pub mod field;
 pub mod hookserver;
 pub mod labels;
 pub mod lenient;

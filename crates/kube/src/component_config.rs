@@ -3,6 +3,7 @@
 //! They need the durations of `koord-api`, which `koord-app` does not depend on.
 
 use koord_api::duration::GoDuration;
+use koord_api::field::DecodeError;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,6 +24,12 @@ pub enum ConfigError {
         /// What is wrong.
         message: String,
     },
+}
+
+impl From<DecodeError> for ConfigError {
+    fn from(DecodeError { path, message }: DecodeError) -> Self {
+        Self::Field { path, message }
+    }
 }
 
 /// Returns the error that the field at `path` causes.

@@ -22,6 +22,7 @@ pub use koord_kube::component_config::{ConfigError, PluginArgs};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::duration::GoDuration;
+use koord_api::field::{self, DecodeError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -230,17 +231,13 @@ fn unless_zero<T: Default + PartialEq>(field: &mut T, by_default: T) {
 
 /// Reads `value`; errors are below `path`.
 pub(crate) fn decode<T: DeserializeOwned>(path: &str, value: Value) -> Result<T, ConfigError> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
-        let inner = error.path().to_string();
-        let path = match (path, inner.as_str()) {
+    field::decode(value).map_err(|mut error: DecodeError| {
+        error.path = match (path, error.path.as_str()) {
             (path, ".") => path.to_owned(),
             ("", inner) => inner.to_owned(),
             (path, inner) => format!("{path}.{inner}"),
         };
-        ConfigError::Field {
-            path,
-            message: error.inner().to_string(),
-        }
+        error.into()
     })
 }
 

@@ -45,8 +45,8 @@ pub(crate) fn decode<T: DeserializeOwned + Default>(
         let message = format!("args.apiVersion: {:?} is not supported", meta.api_version);
         return Err(invalid(plugin, message));
     }
-    serde_path_to_error::deserialize(Value::Object(fields))
-        .map_err(|error| invalid(plugin, format!("args.{}: {}", error.path(), error.inner())))
+    koord_api::field::decode(Value::Object(fields))
+        .map_err(|error| invalid(plugin, format!("args.{error}")))
 }
 
 /// An error about `plugin`'s arguments.

@@ -8,6 +8,7 @@ mod validate;
 pub use extender::{Extender, ExtenderTls, ManagedResource};
 pub(crate) use extender::{ignored, in_order};
 
+use koord_api::field::decode;
 use koord_kube::component_config::{self, Component};
 pub use koord_kube::component_config::{ConfigError, PluginArgs};
 use serde::{Deserialize, Serialize};
@@ -166,11 +167,7 @@ impl Configuration {
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let value: Value =
             serde_saphyr::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
-        let config: Self =
-            serde_path_to_error::deserialize(value).map_err(|error| ConfigError::Field {
-                path: error.path().to_string(),
-                message: error.inner().to_string(),
-            })?;
+        let config: Self = decode(value)?;
         config.validate()?;
         Ok(config)
     }
