@@ -106,7 +106,7 @@ impl CpuSet {
 
     /// Members of both.
     #[must_use]
-    pub fn and(&self, other: &Self) -> Self {
+    pub fn intersection(&self, other: &Self) -> Self {
         let mut out = self.clone();
         out.keep(other);
         out
@@ -114,7 +114,7 @@ impl CpuSet {
 
     /// Members of `self` that `other` lacks.
     #[must_use]
-    pub fn without(&self, other: &Self) -> Self {
+    pub fn difference(&self, other: &Self) -> Self {
         let mut out = self.clone();
         out.subtract(other);
         out

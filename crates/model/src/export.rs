@@ -185,7 +185,7 @@ impl<'a> Books<'a> {
         let mut known = CpuSet::new();
         for (number, node) in machine {
             known.add(&node.cpus);
-            let mine = node.cpus.and(&allocatable.cpus).len() as u64;
+            let mine = node.cpus.intersection(&allocatable.cpus).len() as u64;
             let tally = Tally {
                 capacity: node.cpus.len() as u64,
                 allocatable: mine,
@@ -194,7 +194,7 @@ impl<'a> Books<'a> {
             let all = books.nodes.entry(*number).or_default();
             all.insert(resources::CPU.to_owned(), tally);
         }
-        let foreign = allocatable.cpus.without(&known);
+        let foreign = allocatable.cpus.difference(&known);
         if !foreign.is_empty() {
             books.wrong(format!("allocatable CPUs {foreign} are in no NUMA node"));
         }
@@ -256,21 +256,21 @@ impl<'a> Books<'a> {
     }
 
     fn take(&mut self, share: &Share) {
-        let foreign = share.cpus.without(self.cpus);
+        let foreign = share.cpus.difference(self.cpus);
         if !foreign.is_empty() {
             self.wrong(format!(
                 "a container has CPUs {foreign}, which are not allocatable"
             ));
         }
-        let mine = share.cpus.and(self.cpus);
-        let twice = mine.and(&self.used_cpus);
+        let mine = share.cpus.intersection(self.cpus);
+        let twice = mine.intersection(&self.used_cpus);
         if !twice.is_empty() {
             self.wrong(format!("two containers have CPUs {twice}"));
         }
-        let fresh = mine.without(&self.used_cpus);
+        let fresh = mine.difference(&self.used_cpus);
         self.used_cpus.add(&fresh);
         for (number, node) in self.machine {
-            let count = node.cpus.and(&fresh).len() as u64;
+            let count = node.cpus.intersection(&fresh).len() as u64;
             self.less(*number, resources::CPU, count);
         }
         for block in &share.memory {

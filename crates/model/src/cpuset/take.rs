@@ -92,14 +92,14 @@ pub struct NotEnough;
 /// # Errors
 /// Fewer CPUs are available than needed.
 pub fn take(want: &Want<'_>) -> Result<CpuSet, NotEnough> {
-    let first = want.available.and(want.preferred);
+    let first = want.available.intersection(want.preferred);
     let mut taken = CpuSet::new();
     if !first.is_empty() {
         taken = Search::new(want, &first, want.needed.min(first.len())).run()?;
     }
     let missing = want.needed - taken.len();
     if missing > 0 {
-        let rest = want.available.without(&first);
+        let rest = want.available.difference(&first);
         taken.add(&Search::new(want, &rest, missing).run()?);
     }
     Ok(taken)

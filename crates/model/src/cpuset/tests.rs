@@ -49,7 +49,7 @@ impl Case {
         }
         let chosen = take(&Want {
             topology: &topology,
-            available: &topology.all().without(&taken),
+            available: &topology.all().difference(&taken),
             preferred: &CpuSet::new(),
             owned: &owned,
             needed: self.needed,
@@ -69,8 +69,8 @@ fn sets_read_and_write_the_kernels_list_format() {
     assert_eq!(set("3,1-2, 8").to_string(), "1-3,8");
     assert!("1-".parse::<CpuSet>().is_err() && "a".parse::<CpuSet>().is_err());
     let (a, b) = (set("0-70"), set("64-80"));
-    assert_eq!(a.and(&b).to_string(), "64-70");
-    assert_eq!(a.without(&b), set("0-63"));
+    assert_eq!(a.intersection(&b).to_string(), "64-70");
+    assert_eq!(a.difference(&b), set("0-63"));
     assert!(set("65").is_subset(&b) && !a.is_subset(&b) && set("0").is_disjoint(&b));
 }
 
@@ -235,7 +235,7 @@ fn preferred_cpus_go_first() {
     };
     assert_eq!(run(topology.all(), ""), "0,2");
     assert_eq!(run(topology.all(), "0,2"), "0,2");
-    assert_eq!(run(&topology.all().without(&set("0,2")), ""), "1,3");
+    assert_eq!(run(&topology.all().difference(&set("0,2")), ""), "1,3");
     assert_eq!(run(topology.all(), "11,13,15,17"), "11,13");
     assert_eq!(run(topology.all(), "21"), "0,21");
 }
@@ -262,7 +262,7 @@ proptest! {
         };
         let (available, preferred) = (pick(&bits), pick(&wished));
         let mut owned = Owned::default();
-        for cpu in topology.members(&topology.all().without(&available)) {
+        for cpu in topology.members(&topology.all().difference(&available)) {
             owned.cores.insert(cpu.core);
             owned.nodes.insert(cpu.node);
         }
@@ -284,8 +284,8 @@ proptest! {
             Ok(cpus) => {
                 prop_assert_eq!(cpus.len(), needed);
                 prop_assert!(cpus.is_subset(&available));
-                let first = available.and(&preferred);
-                prop_assert_eq!(cpus.and(&first).len(), needed.min(first.len()));
+                let first = available.intersection(&preferred);
+                prop_assert_eq!(cpus.intersection(&first).len(), needed.min(first.len()));
             }
             Err(NotEnough) => prop_assert!(needed > available.len()),
         }
@@ -299,8 +299,8 @@ proptest! {
         let only: CpuSet = a.difference(&b).copied().collect();
         let mut either = x.clone();
         either.add(&y);
-        prop_assert_eq!(x.and(&y), both);
-        prop_assert_eq!(x.without(&y), only);
+        prop_assert_eq!(x.intersection(&y), both);
+        prop_assert_eq!(x.difference(&y), only);
         prop_assert_eq!(either, a.union(&b).copied().collect::<CpuSet>());
         prop_assert_eq!(set(&x.to_string()), x);
     }

@@ -48,7 +48,7 @@ pub fn add_unmanaged(zones: &mut [Zone], machine: &Machine, reserved: &Reserved)
                 let milli = u64::try_from(reserved.milli).unwrap_or(0);
                 part(milli, count(node), all_cpus)
             } else {
-                (node.cpus.and(&reserved.cpus).len() as u64).saturating_mul(1000)
+                (node.cpus.intersection(&reserved.cpus).len() as u64).saturating_mul(1000)
             };
             let milli = count(node).saturating_mul(1000).saturating_sub(kept);
             let allocatable = Quantity::from_milli(i64::try_from(milli).unwrap_or(i64::MAX));

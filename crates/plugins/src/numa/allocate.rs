@@ -92,7 +92,7 @@ impl Inside {
                 listed.all(|(resource, amount)| amount <= there.get(resource))
             })
         };
-        self.cpus.without(&given.cpus).is_empty()
+        self.cpus.difference(&given.cpus).is_empty()
             && (given.zones.is_empty() || self.zones.iter().all(of_zone))
     }
 }
@@ -121,7 +121,7 @@ pub(super) struct Scene<'a> {
 
 impl Room {
     fn new(side: &NodeSide, held: Held, preferred: CpuSet) -> Self {
-        let mut cpus = side.topology().all().without(&held.cpus);
+        let mut cpus = side.topology().all().difference(&held.cpus);
         cpus.subtract(&side.report.said.reserved);
         let zones = side.zones.iter().map(|(id, there)| {
             let mut free = there.clone();
@@ -199,7 +199,7 @@ pub(super) fn ways(book: &Book, plan: &Plan<'_>, scene: &Scene<'_>) -> Vec<Way> 
         let held = book.without(away, &scene.more);
         let room = Room::new(side, held, share.cpus.clone());
         let only = restricted.then(|| Room {
-            cpus: room.cpus.and(&share.cpus),
+            cpus: room.cpus.intersection(&share.cpus),
             // A reservation of no NUMA resources restricts none.
             zones: if share.zones.is_empty() {
                 room.zones.clone()
@@ -342,7 +342,7 @@ impl Room {
             }
             if let Some(fitting) = &fitting {
                 let on = plan.side.topology().on_node(*id);
-                cpu = cpu.min(milli(on.map_or(0, |all| all.and(fitting).len())));
+                cpu = cpu.min(milli(on.map_or(0, |all| all.intersection(fitting).len())));
             }
             if plan.side.ratio > 1.0 {
                 cpu = unamplified(cpu, amounts.get(CPU), plan.side.ratio);
@@ -387,7 +387,9 @@ impl Room {
         };
         let part = |(id, amounts): &(u8, Amounts)| {
             let all = topology.on_node(*id);
-            let here = all.map(|all| all.and(&available)).unwrap_or_default();
+            let here = all
+                .map(|all| all.intersection(&available))
+                .unwrap_or_default();
             let count = usize::try_from(amounts.get(CPU) / 1000).unwrap_or(0);
             (count.min(here.len()), here)
         };

@@ -126,7 +126,11 @@ impl Held {
                 ExclusivePolicy::NumaNodeLevel => drop(self.owned.nodes.insert(cpu.node)),
             }
         }
-        let on = |node: u8| topology.on_node(node).map_or(0, |all| all.and(cpus).len());
+        let on = |node: u8| {
+            topology
+                .on_node(node)
+                .map_or(0, |all| all.intersection(cpus).len())
+        };
         let nodes: Vec<u8> = topology.nodes().filter(|node| on(*node) > 0).collect();
         let state = if nodes.len() > 1 {
             NumaState::Shared
@@ -170,7 +174,7 @@ impl Held {
             .unwrap_or_default();
         if side.ratio > 1.0 {
             let on = side.topology().on_node(id);
-            let bound = milli(on.map_or(0, |all| all.and(&self.cpus).len()));
+            let bound = milli(on.map_or(0, |all| all.intersection(&self.cpus).len()));
             if bound > 0 {
                 amounts.add(CPU, amplify(bound, side.ratio) - bound);
             }

@@ -82,7 +82,7 @@ impl Report {
                 amounts.set(id, here.max(0));
             }
             let here = said.topology.on_node(id);
-            let taken = here.map_or(0, |cpus| milli(cpus.and(&said.reserved).len()));
+            let taken = here.map_or(0, |cpus| milli(cpus.intersection(&said.reserved).len()));
             // Where the amounts are amplified already, so is what the reserved CPUs would give.
             let ratios = said.ratios.as_ref();
             let ratio = ratios.and_then(|all| all.of(resources::CPU));

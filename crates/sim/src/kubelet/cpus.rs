@@ -23,7 +23,7 @@ impl Cpus {
             },
             CpuManager::Static { reserved, .. } => Self {
                 managed: true,
-                free: all.without(reserved),
+                free: all.difference(reserved),
             },
         }
     }
@@ -45,7 +45,7 @@ impl Cpus {
             }
             let mut usable = self.free.clone();
             usable.add(reuse);
-            if reuse.is_subset(&on) && usable.and(&on).len() >= count {
+            if reuse.is_subset(&on) && usable.intersection(&on).len() >= count {
                 masks.push(mask);
             }
         }
@@ -70,7 +70,7 @@ impl Cpus {
         }
         let mut usable = self.free.clone();
         usable.add(reuse);
-        let near = mask.map_or_else(CpuSet::new, |mask| usable.and(&on(topology, mask)));
+        let near = mask.map_or_else(CpuSet::new, |mask| usable.intersection(&on(topology, mask)));
         let short = || {
             let (has, wants) = (usable.len(), count);
             Refusal::unexpected(&format!(
@@ -81,7 +81,7 @@ impl Cpus {
             return Err(short());
         }
         let mut taken = packed(topology, &near, count.min(near.len())).unwrap_or_default();
-        let rest = usable.without(&taken);
+        let rest = usable.difference(&taken);
         taken.add(&packed(topology, &rest, count - taken.len()).unwrap_or_default());
         self.free.subtract(&taken);
         Ok(taken)

@@ -183,7 +183,7 @@ impl Kubelet {
             CpuManager::None => return CpuSet::new(),
             CpuManager::Static { reserved, .. } => reserved,
         };
-        self.machine.topology.all().without(reserved)
+        self.machine.topology.all().difference(reserved)
     }
 
     /// What is free of memory `kind` on NUMA node `node`, in bytes; without the static policy all.

@@ -262,7 +262,10 @@ fn with_cpu_manager_none_what_is_chosen_is_to_be_had() {
             let only = topology.nodes().count() == 1;
             for status in &given {
                 let cpus: CpuSet = status.cpuset.parse().unwrap();
-                assert!(cpus.and(&taken).is_empty(), "given twice: {given:?}");
+                assert!(
+                    cpus.intersection(&taken).is_empty(),
+                    "given twice: {given:?}"
+                );
                 taken.add(&cpus);
                 let [zone] = status.numa_node_resources.as_slice() else {
                     assert!(only, "not one NUMA node: {status:?}");

@@ -202,10 +202,10 @@ fn cpu_hints_are_the_kubelets() {
     for (cpus, count, want) in free {
         let set = settings(Policy::None, Scope::Container);
         let mut provider = Cpus::new(&machine, &set);
-        let busy = machine.topology.all().without(&cpus.parse().unwrap());
+        let busy = machine.topology.all().difference(&cpus.parse().unwrap());
         let taken = provider.take(&machine, &set, 12, None, &CpuSet::new());
         assert_eq!(taken.unwrap().len(), 12);
-        provider.give_back(&machine.topology.all().without(&busy));
+        provider.give_back(&machine.topology.all().difference(&busy));
         let hints = provider.offer(&machine, *count, &CpuSet::new()).unwrap();
         let hints: Vec<_> = hints
             .into_iter()
