@@ -24,9 +24,10 @@ enum Wing {
 
 /// The wing of each package and what it may depend on. Tests may also use [`TESTS`].
 const PACKAGES: &[(&str, Wing, &[&str])] = &[
-    ("koord-api", Wing::Product, &[]),
-    ("koord-model", Wing::Product, &["koord-api"]),
-    ("koord-host", Wing::Product, &[]),
+    ("koord-cpuset", Wing::Product, &[]),
+    ("koord-api", Wing::Product, &["koord-cpuset"]),
+    ("koord-model", Wing::Product, &["koord-api", "koord-cpuset"]),
+    ("koord-host", Wing::Product, &["koord-cpuset"]),
     ("koord-app", Wing::Product, &[]),
     ("koord-rpc", Wing::Product, &[]),
     ("koord-kube", Wing::Product, &["koord-api", "koord-app"]),

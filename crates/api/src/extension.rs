@@ -3,13 +3,11 @@
 //! [`read`] and [`write`](write()) move JSON formats in and out of an annotation map. Reading is as forgiving as
 //! Go's decoder (see [`crate::lenient`]). Source: Koordinator `apis/extension`.
 
-mod cpu_list;
 mod gang;
 mod node;
 mod pod;
 mod ratio;
 
-pub use cpu_list::{CpuListError, count_cpus, format_cpu_list, parse_cpu_list};
 pub use gang::{GangAnnotationError, GangMatchPolicy, GangMode, GangSpec, gang_groups, gang_spec};
 pub use node::*;
 pub use pod::*;

@@ -1,6 +1,6 @@
 //! NUMA nodes from sysfs: their CPUs, memory, huge pages and distances.
 
-use crate::cpuset::CpuSet;
+use crate::cpuset::{self, CpuSet};
 use crate::error::{HostError, Malformed, Result, is_gone};
 use crate::procfs::MemInfo;
 use crate::root::Root;
@@ -32,7 +32,7 @@ pub fn nodes(root: &Root) -> Result<Vec<NumaNode>> {
     let all = every_node(root)?;
     let initiators: Option<CpuSet> = root.read_with(
         &root.sys("devices/system/node/has_generic_initiator"),
-        str::parse,
+        cpuset::parse,
     )?;
     let initiators = initiators.unwrap_or_default();
     let node = |id: u32| {
@@ -46,7 +46,7 @@ pub fn nodes(root: &Root) -> Result<Vec<NumaNode>> {
         let node = NumaNode {
             id,
             cpus: root
-                .read_with(&dir.join("cpulist"), str::parse)?
+                .read_with(&dir.join("cpulist"), cpuset::parse)?
                 .unwrap_or_default(),
             memory: memory.map_or(0, |memory| memory.total),
             huge_pages: huge_pages(root, &dir.join("hugepages"))?,
@@ -62,7 +62,7 @@ pub fn nodes(root: &Root) -> Result<Vec<NumaNode>> {
 /// of distances has one for each.
 fn every_node(root: &Root) -> Result<Vec<u32>> {
     let online: Option<CpuSet> =
-        root.read_with(&root.sys("devices/system/node/online"), str::parse)?;
+        root.read_with(&root.sys("devices/system/node/online"), cpuset::parse)?;
     Ok(online.unwrap_or_default().iter().collect())
 }
 
@@ -124,7 +124,7 @@ pub fn cpu_types(root: &Root) -> Result<BTreeMap<String, CpuSet>> {
         let Some(name) = name.to_str().and_then(|name| name.strip_prefix("cpu_")) else {
             continue;
         };
-        let cpus: Option<CpuSet> = root.read_with(&entry.path().join("cpus"), str::parse)?;
+        let cpus: Option<CpuSet> = root.read_with(&entry.path().join("cpus"), cpuset::parse)?;
         types.extend(cpus.map(|cpus| (name.to_owned(), cpus)));
     }
     Ok(types)

@@ -1,6 +1,6 @@
 //! How the values of one kind relate along a hierarchy.
 
-use crate::cpuset::CpuSet;
+use crate::cpuset;
 
 /// How the values of a target relate to those of its parents and children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +25,8 @@ impl Order {
             Self::Plain => None,
             Self::Limit => (limit(wanted)? > limit(current)?).then(|| wanted.to_owned()),
             Self::List => {
-                let wanted_set: CpuSet = wanted.parse().ok()?;
-                let current: CpuSet = current.parse().ok()?;
+                let wanted_set = cpuset::parse(wanted).ok()?;
+                let current = cpuset::parse(current).ok()?;
                 let union = wanted_set.union(&current);
                 if union == current {
                     None

@@ -25,16 +25,19 @@ impl Target {
     }
 }
 
+/// The kernel refuses to read the affinity into a mask that is shorter than its own.
+const MASK_BITS: usize = CpuSet::MAX as usize + 1;
+
 /// Pins `target` to `cpus`.
 ///
 /// # Errors
 /// When no CPU of the set may be used, the thread is gone, or we lack the right.
 #[allow(unsafe_code, reason = "libc call; rustix limits masks to 1024 CPUs")]
 pub fn set_affinity(target: Target, cpus: &CpuSet) -> Result<()> {
-    let mut mask = vec![0 as libc::c_ulong; 4096 / libc::c_ulong::BITS as usize];
+    let bits = libc::c_ulong::BITS as usize;
+    let mut mask = vec![0 as libc::c_ulong; MASK_BITS / bits];
     for cpu in cpus.iter() {
         let cpu = cpu as usize;
-        let bits = libc::c_ulong::BITS as usize;
         if let Some(word) = mask.get_mut(cpu / bits) {
             *word |= 1 << (cpu % bits);
         }
@@ -53,7 +56,7 @@ pub fn set_affinity(target: Target, cpus: &CpuSet) -> Result<()> {
 #[allow(unsafe_code, reason = "libc call; rustix limits masks to 1024 CPUs")]
 pub fn affinity(target: Target) -> Result<CpuSet> {
     let bits = libc::c_ulong::BITS as usize;
-    let mut mask = vec![0 as libc::c_ulong; 4096 / bits];
+    let mut mask = vec![0 as libc::c_ulong; MASK_BITS / bits];
     let size = std::mem::size_of_val(mask.as_slice());
     // SAFETY: the kernel writes at most `size` bytes into `mask`, which is exactly that long.
     let code = unsafe { libc::sched_getaffinity(target.raw(), size, mask.as_mut_ptr().cast()) };
@@ -63,7 +66,7 @@ pub fn affinity(target: Target) -> Result<CpuSet> {
         mask.get(cpu / bits)
             .is_some_and(|word| word & (1 << (cpu % bits)) != 0)
     };
-    Ok((0..=CpuSet::MAX_CPU).filter(member).collect())
+    Ok((0..=CpuSet::MAX).filter(member).collect())
 }
 
 /// Gives the calling thread real-time priority `priority` (1..=99) under SCHED_FIFO. Its children

@@ -1,6 +1,6 @@
 //! CPU topology from sysfs.
 
-use crate::cpuset::CpuSet;
+use crate::cpuset::{self, CpuSet};
 use crate::error::{HostError, Malformed, Result};
 use crate::root::Root;
 use std::collections::BTreeSet;
@@ -129,7 +129,7 @@ pub fn online(root: &Root) -> Result<CpuSet> {
 }
 
 fn list(root: &Root, relative: &str) -> Result<Option<CpuSet>> {
-    root.read_with(&root.sys(relative), str::parse)
+    root.read_with(&root.sys(relative), cpuset::parse)
 }
 
 /// sysfs uses -1 for "unknown".
@@ -176,7 +176,7 @@ fn l3_id(root: &Root, cpu: u32) -> Result<Option<u32>> {
         }
         // Older kernels have no id: the first CPU that shares the cache names it.
         let path = index.join("shared_cpu_list");
-        let sharing: Option<CpuSet> = root.read_with(&path, str::parse)?;
+        let sharing: Option<CpuSet> = root.read_with(&path, cpuset::parse)?;
         return Ok(sharing.and_then(|cpus| cpus.iter().next()));
     }
     Ok(None)

@@ -27,7 +27,6 @@ pub use run::{Exporter, ExporterError, Metrics, Settings};
 use koord_host::procfs::MemInfo;
 use koord_host::{Root, numa, topology};
 use koord_model::alignment::fingerprint;
-use koord_model::cpuset::CpuSet;
 use koord_model::export::{self, Machine, Node, Zones};
 use koord_rpc::grpc::{self, MESSAGE_LIMIT};
 use koord_rpc::podresources::pod_resources_lister_client::PodResourcesListerClient;
@@ -70,7 +69,7 @@ pub fn machine(root: &Root) -> koord_host::Result<Machine> {
     if found.is_empty() {
         let memory = MemInfo::read(root)?.map_or(0, |memory| memory.total);
         let node = Node {
-            cpus: cpus(&topology::online(root)?),
+            cpus: topology::online(root)?,
             memory: [("memory".to_owned(), memory)].into(),
             distances: [(0, 10)].into(),
         };
@@ -86,17 +85,13 @@ pub fn machine(root: &Root) -> koord_host::Result<Machine> {
         let near = |(to, distance): (&u32, &u32)| Some((u8::try_from(*to).ok()?, *distance));
         let memory = [("memory".to_owned(), node.memory)];
         let node = Node {
-            cpus: cpus(&node.cpus),
+            cpus: node.cpus,
             memory: memory.into_iter().chain(pages).collect(),
             distances: node.distances.iter().filter_map(near).collect(),
         };
         Some((id, node))
     });
     Ok(nodes.collect())
-}
-
-fn cpus(set: &koord_host::cpuset::CpuSet) -> CpuSet {
-    set.iter().collect()
 }
 
 /// Asks the kubelet behind `socket` what containers can have on `machine`, and what they have.

@@ -1,15 +1,15 @@
 //! Formats of annotations on nodes, NodeResourceTopologies, Devices and Reservations.
 
 use super::AnnotationError;
-use super::cpu_list::parse_cpu_list;
 use crate::annotations;
 use crate::duration::GoDuration;
 use crate::quantity::{Quantity, ResourceList};
 use crate::resources;
 use crate::serde_util::open_enum;
 use crate::slo::AggregationType;
+use koord_cpuset::{CpuListError, CpuSet};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 open_enum! {
     /// What a node reservation takes resources from.
@@ -258,7 +258,7 @@ pub struct Reserved {
     /// Amounts; where CPUs are listed, their count is the cpu amount.
     pub amounts: ResourceList,
     /// The CPUs that are listed.
-    pub cpus: BTreeSet<u32>,
+    pub cpus: CpuSet,
     /// Whether the amounts are taken off what the scheduler sees as allocatable.
     pub trims_allocatable: bool,
 }
@@ -276,12 +276,12 @@ impl Reserved {
         let Some(reservation) = super::read::<NodeReservation>(annotations, key)? else {
             return Ok(None);
         };
-        let cpus = parse_cpu_list(&reservation.reserved_cpus)
-            .map_err(|error| AnnotationError::field(annotations, key, "reservedCPUs", &error))?;
+        let cpus: CpuSet = (reservation.reserved_cpus.parse()).map_err(|error: CpuListError| {
+            AnnotationError::field(annotations, key, "reservedCPUs", &error)
+        })?;
         let trims_allocatable = reservation.trims_allocatable();
         let mut amounts = reservation.resources;
         if !cpus.is_empty() {
-            // The list names at most 65,537 CPUs.
             let count = Quantity::from_value(i64::try_from(cpus.len()).unwrap_or(i64::MAX));
             amounts.insert(resources::CPU.to_owned(), count);
         }

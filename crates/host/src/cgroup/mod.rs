@@ -14,7 +14,7 @@ pub use stat::{CpuStat, MemoryStat};
 pub use weight::WeightFormula;
 
 use crate::controller::Controller;
-use crate::cpuset::CpuSet;
+use crate::cpuset::{self, CpuSet};
 use crate::error::{HostError, Malformed, Result};
 use crate::path::CgroupPath;
 use crate::reader::{self, Reader};
@@ -186,7 +186,7 @@ impl Cgroup {
     /// # Errors
     /// As [`Cgroup::value`].
     pub fn cpuset(&self) -> Result<Option<CpuSet>> {
-        self.parsed(Resource::CpusetCpus, str::parse)
+        self.parsed(Resource::CpusetCpus, cpuset::parse)
     }
 
     /// The CPUs that the group can really use.
@@ -194,7 +194,7 @@ impl Cgroup {
     /// # Errors
     /// As [`Cgroup::value`].
     pub fn effective_cpuset(&self) -> Result<Option<CpuSet>> {
-        self.parsed(Resource::CpusetCpusEffective, str::parse)
+        self.parsed(Resource::CpusetCpusEffective, cpuset::parse)
     }
 
     /// CPU time used so far, in nanoseconds.

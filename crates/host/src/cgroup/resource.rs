@@ -6,7 +6,7 @@
 
 use super::weight::WeightFormula;
 use crate::controller::Controller;
-use crate::cpuset::CpuSet;
+use crate::cpuset;
 use crate::device::Device as BlockDevice;
 use crate::error::{HostError, Malformed, Result};
 use crate::order::Order;
@@ -313,7 +313,7 @@ impl Resource {
                 "-1 or a number of bytes"
             }
             Kind::List => {
-                if value.parse::<CpuSet>().is_ok_and(|set| !set.is_empty()) {
+                if cpuset::parse(value).is_ok_and(|set| !set.is_empty()) {
                     return Ok(());
                 }
                 "a non-empty list such as \"0-3,8\""
@@ -495,7 +495,7 @@ impl Resource {
     /// Whether the file with content `current` already says `value`.
     pub(crate) fn says(self, version: Version, current: &str, value: &str) -> bool {
         match self.row().kind {
-            Kind::List => match (current.parse::<CpuSet>(), value.parse::<CpuSet>()) {
+            Kind::List => match (cpuset::parse(current), cpuset::parse(value)) {
                 (Ok(current), Ok(value)) => current == value,
                 _ => false,
             },

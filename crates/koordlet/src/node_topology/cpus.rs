@@ -29,8 +29,7 @@ pub(super) fn topology(machine: &MachineInfo) -> Topology {
 fn chosen(topology: &Topology, milli: i64) -> Option<CpuSet> {
     let count =
         usize::try_from(milli.max(0).div_euclid(1000) + i64::from(milli % 1000 > 0)).ok()?;
-    let taken = packed(topology, topology.all(), count)?;
-    Some(taken.iter().collect())
+    packed(topology, topology.all(), count)
 }
 
 /// The CPUs that a kubelet with a static CPU manager gives to no container.

@@ -225,7 +225,7 @@ fn reservation(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Reservation 
                 cpu: reserved.amount(resources::CPU).milli_value().max(0),
                 memory: reserved.amount(resources::MEMORY).value().max(0),
             },
-            cpus: reserved.cpus.iter().copied().collect(),
+            cpus: reserved.cpus.clone(),
             trims_allocatable: reserved.trims_allocatable,
             // It was read from the same text.
             said: extension::read(reader.notes(), annotations::NODE_RESERVATION)

@@ -56,8 +56,8 @@ impl TopologyInfo {
     #[must_use]
     pub fn read(object: &NodeResourceTopology, last: Option<&Self>) -> (Self, Vec<Malformed>) {
         let mut reader = Reader::new(object.metadata.annotations.as_ref());
-        let reserved = Reserved::of(reader.notes())
-            .map(|reserved| reserved.map(|reserved| reserved.cpus.into_iter().collect()));
+        let reserved =
+            Reserved::of(reader.notes()).map(|reserved| reserved.map(|reserved| reserved.cpus));
         let info = Self {
             shared_pools: list(
                 &mut reader,

@@ -4,7 +4,7 @@ use super::super::layout::Words;
 use super::super::malformed::Malformed;
 use koord_api::lenient::{self, ReadError};
 use koord_api::{Quantity, ResourceList, resources};
-use koord_host::CpuSet;
+use koord_host::cpuset::{CpuListError, CpuSet};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -78,7 +78,8 @@ impl Config {
         let reserved_cpus = fields
             .get::<String>("reservedSystemCPUs")
             .unwrap_or_default();
-        let reserved_cpus = reserved_cpus.parse().unwrap_or_else(|error| {
+        let reserved_cpus = reserved_cpus.parse().unwrap_or_else(|error: CpuListError| {
+            let error = koord_host::Malformed::from(error);
             fields.refuse("reservedSystemCPUs", &reserved_cpus, &error);
             CpuSet::new()
         });

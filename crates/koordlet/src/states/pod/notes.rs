@@ -181,6 +181,7 @@ fn resource_status(
     let read = status.and_then(|status| match status.cpuset.parse::<CpuSet>() {
         Ok(cpus) => Some((cpus, status.numa_node_resources)),
         Err(error) => {
+            let error = koord_host::Malformed::from(error);
             reader.malformed.push(Malformed::new(key, text, &error));
             None
         }

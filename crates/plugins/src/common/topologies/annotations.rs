@@ -128,8 +128,9 @@ fn reserved(reader: &mut Reader<'_>) -> CpuSet {
     }
     match extension::Reserved::of(annotations) {
         Ok(aside) => {
-            let cpus = aside.into_iter().flat_map(|aside| aside.cpus);
-            reserved.add(&cpus.collect());
+            if let Some(aside) = aside {
+                reserved.add(&aside.cpus);
+            }
         }
         Err(error) => reader.problem(format!("{error}; it is ignored")),
     }

@@ -3,6 +3,7 @@
 use super::world::{name_of, node_of};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{ElasticQuota, Reservation};
+use koord_model::cpuset::CpuSet;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -159,10 +160,10 @@ pub(super) fn cpus(bound: &[&Pod], what: &str) {
         };
         let status = annotation(pod, CPUS).unwrap_or_default();
         let list = status["cpuset"].as_str().unwrap_or_default();
-        let ids = koord_api::extension::parse_cpu_list(list).unwrap();
+        let ids: CpuSet = list.parse().unwrap();
         let count = i64::try_from(ids.len()).unwrap();
         assert_eq!(count, wanted, "{what}: {name} has {list:?}");
-        for id in ids {
+        for id in ids.iter() {
             assert!(id < 16, "{what}: there is no CPU {id}");
             let before = owned.insert((node_of(pod).unwrap(), id), name.clone());
             assert_eq!(before, None, "{what}: CPU {id} is also {name}'s");
