@@ -1,13 +1,9 @@
 //! A node as the scheduler sees it.
 
 use k8s_openapi::api::core::v1::{Node, Taint};
-use koord_model::resources::{Amounts, CPU, ResourceTable};
-use serde::Deserialize;
-use std::collections::BTreeMap;
+use koord_api::extension::Reserved;
+use koord_model::resources::{Amounts, ResourceTable};
 use std::sync::Arc;
-
-/// Annotation that sets resources of a node aside: `{"resources":{..},"reservedCPUs":"0-3",..}`.
-const RESERVATION: &str = "node.koordinator.sh/reservation";
 
 /// Something on a node that was ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,18 +47,15 @@ impl NodeInfo {
             Ok(())
         });
         let mut allocatable = read.unwrap_or_default();
-        if let Some(text) = annotation(&node, RESERVATION) {
-            match reserved(text, table) {
-                Ok(reserved) => {
-                    for (id, amount) in reserved.iter() {
-                        let left = allocatable.get(id).saturating_sub(amount);
-                        allocatable.set(id, left.max(0));
-                    }
+        match Reserved::of(node.metadata.annotations.as_ref()) {
+            Ok(reserved) => {
+                let trimmed = reserved.map(|reserved| trimmed(&reserved, table));
+                for (id, amount) in trimmed.iter().flat_map(Amounts::iter) {
+                    let left = allocatable.get(id).saturating_sub(amount);
+                    allocatable.set(id, left.max(0));
                 }
-                Err(error) => problems.push(NodeProblem(format!(
-                    "annotation {RESERVATION} is ignored: {error}: {text:?}"
-                ))),
             }
+            Err(error) => problems.push(NodeProblem(format!("{error}; it is ignored"))),
         }
         for id in unread {
             allocatable.set(id, before.map_or(0, |before| before.allocatable.get(id)));
@@ -118,65 +111,28 @@ fn annotation<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
         .map(String::as_str)
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Reserved {
-    #[serde(default)]
-    resources: BTreeMap<String, String>,
-    #[serde(default, rename = "reservedCPUs")]
-    reserved_cpus: String,
-    #[serde(default)]
-    apply_policy: String,
-}
-
-/// What the annotation takes from allocatable: nothing under policy `ReservedCPUsOnly`; reserved
-/// CPUs count as `cpu` in place of an amount.
-fn reserved(text: &str, table: &ResourceTable) -> Result<Amounts, String> {
-    let parsed: Reserved = serde_json::from_str(text).map_err(|error| error.to_string())?;
+/// What the annotation `reserved` takes from allocatable.
+fn trimmed(reserved: &Reserved, table: &ResourceTable) -> Amounts {
     let mut out = Amounts::new();
-    if !matches!(parsed.apply_policy.as_str(), "" | "Default") {
-        return Ok(out);
-    }
-    for (name, amount) in &parsed.resources {
-        let quantity: koord_api::quantity::Quantity = amount
-            .parse()
-            .map_err(|error| format!("resources[{name}]: {error}"))?;
-        let id = table.intern(name);
-        out.add(id, koord_model::resources::amount(id, &quantity));
-    }
-    if !parsed.reserved_cpus.is_empty() {
-        out.set(CPU, 1000 * count_cpus(&parsed.reserved_cpus)?);
-    }
-    Ok(out)
-}
-
-/// How many CPUs a list such as `0-3,8` names.
-fn count_cpus(list: &str) -> Result<i64, String> {
-    let mut cpus = std::collections::BTreeSet::new();
-    for part in list.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let number = |text: &str| {
-            text.trim()
-                .parse::<u16>()
-                .map_err(|_| format!("reservedCPUs: {part:?} is no CPU range"))
-        };
-        let (first, last) = (number(first)?, number(last)?);
-        if first > last {
-            return Err(format!("reservedCPUs: {part:?} runs backwards"));
+    if reserved.trims_allocatable {
+        for (name, quantity) in &reserved.amounts {
+            let id = table.intern(name);
+            out.add(id, koord_model::resources::amount(id, quantity));
         }
-        cpus.extend(first..=last);
     }
-    i64::try_from(cpus.len()).map_err(|_| "reservedCPUs: too many".to_owned())
+    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use koord_api::annotations::NODE_RESERVATION;
+    use koord_model::resources::CPU;
     use serde_json::json;
 
     fn node(reservation: &str) -> (NodeInfo, Vec<NodeProblem>) {
         let node: Node = serde_json::from_value(json!({
-            "metadata": {"name": "n", "annotations": {RESERVATION: reservation}},
+            "metadata": {"name": "n", "annotations": {NODE_RESERVATION: reservation}},
             "status": {"allocatable": {"cpu": "8", "memory": "16Gi"}}
         }))
         .unwrap();
@@ -201,6 +157,6 @@ mod tests {
     fn a_malformed_reservation_is_reported_and_ignored() {
         let (info, problems) = node(r#"{"reservedCPUs":"3-1"}"#);
         assert_eq!(info.allocatable.get(CPU), 8000);
-        assert!(problems[0].0.contains(RESERVATION) && problems[0].0.contains("3-1"));
+        assert!(problems[0].0.contains(NODE_RESERVATION) && problems[0].0.contains("3-1"));
     }
 }
