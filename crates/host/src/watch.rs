@@ -1,18 +1,16 @@
 //! Being told when directories come and go below watched ones (inotify), and when files change.
 
 mod files;
+mod inotify;
 
 pub use files::Files;
 
-use crate::error::{HostError, Result, is_gone};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use crate::error::Result;
+use inotify::Inotify;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use rustix::fs::inotify::{ReadFlags, WatchFlags};
 use std::collections::HashMap;
-use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
-
-/// Room for the events of one read: some 100 short names.
-const BUFFER: usize = 4096;
 
 /// What happened below a watched directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +38,7 @@ pub enum Change {
 /// Directories under watch. Ready for reading (it is a file descriptor) when something happened.
 #[derive(Debug)]
 pub struct Watch {
-    fd: OwnedFd,
+    inotify: Inotify,
     dirs: HashMap<i32, PathBuf>,
 }
 
@@ -50,10 +48,8 @@ impl Watch {
     /// # Errors
     /// When the kernel has no inotify or no more instances for this user.
     pub fn new() -> Result<Self> {
-        let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)
-            .map_err(|error| HostError::io("inotify_init", Path::new("inotify"), error.into()))?;
         Ok(Self {
-            fd,
+            inotify: Inotify::new()?,
             dirs: HashMap::new(),
         })
     }
@@ -70,14 +66,9 @@ impl Watch {
             | WatchFlags::MOVED_FROM
             | WatchFlags::DELETE_SELF
             | WatchFlags::ONLYDIR;
-        match inotify::add_watch(&self.fd, dir, flags) {
-            Ok(id) => {
-                self.dirs.insert(id, dir.to_owned());
-                Ok(true)
-            }
-            Err(error) if is_gone(&error.into()) => Ok(false),
-            Err(error) => Err(HostError::io("inotify_add_watch", dir, error.into())),
-        }
+        let id = self.inotify.add(dir, flags)?;
+        self.dirs.extend(id.map(|id| (id, dir.to_owned())));
+        Ok(id.is_some())
     }
 
     /// The directories under watch, in no order.
@@ -92,25 +83,14 @@ impl Watch {
     pub fn changes(&mut self) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
         let mut gone = Vec::new();
-        let mut buffer = [MaybeUninit::<u8>::uninit(); BUFFER];
-        let mut reader = Reader::new(&self.fd, &mut buffer);
-        loop {
-            let event = match reader.next() {
-                Ok(event) => event,
-                Err(rustix::io::Errno::WOULDBLOCK) => break,
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => {
-                    let path = Path::new("inotify");
-                    return Err(HostError::io("read", path, error.into()));
-                }
-            };
+        self.inotify.read(|event| {
             let flags = event.events();
             if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                 changes.push(Change::Lost);
-                continue;
+                return;
             }
             let Some(dir) = self.dirs.get(&event.wd()) else {
-                continue;
+                return;
             };
             if flags.contains(ReadFlags::IGNORED) {
                 gone.push(event.wd());
@@ -120,7 +100,7 @@ impl Watch {
                 .file_name()
                 .filter(|_| flags.contains(ReadFlags::ISDIR))
             else {
-                continue;
+                return;
             };
             let (dir, name) = (dir.clone(), name.to_string_lossy().into_owned());
             if flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
@@ -131,14 +111,13 @@ impl Watch {
                 let path = dir.join(&name);
                 let watched = self.dirs.iter().find(|(_, known)| **known == path);
                 if let Some(id) = watched.map(|(id, _)| *id) {
-                    // Fails where the kernel has let go of it already.
-                    let _ = inotify::remove_watch(&self.fd, id);
+                    self.inotify.remove(id);
                     self.dirs.remove(&id);
                     changes.push(Change::Gone(path));
                 }
                 changes.push(Change::Removed { dir, name });
             }
-        }
+        })?;
         for id in gone {
             self.dirs.remove(&id);
         }
@@ -148,13 +127,13 @@ impl Watch {
 
 impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.inotify.as_fd()
     }
 }
 
 impl AsRawFd for Watch {
     fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.inotify.as_raw_fd()
     }
 }
 

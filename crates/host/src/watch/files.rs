@@ -1,20 +1,17 @@
 //! Being told when files of certain names are written, replaced or removed (inotify).
 
-use crate::error::{HostError, Result, is_gone};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use super::inotify::Inotify;
+use crate::error::Result;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use rustix::fs::inotify::{ReadFlags, WatchFlags};
 use std::collections::HashMap;
-use std::mem::MaybeUninit;
 use std::path::Path;
-
-/// Room for the events of one read: some 100 short names.
-const BUFFER: usize = 4096;
 
 /// Names under watch in directories. Ready for reading (it is a file descriptor) when something
 /// happened.
 #[derive(Debug)]
 pub struct Files {
-    fd: OwnedFd,
+    inotify: Inotify,
     /// Which names count; none is all.
     dirs: HashMap<i32, Vec<String>>,
 }
@@ -25,10 +22,8 @@ impl Files {
     /// # Errors
     /// When the kernel has no inotify or no more instances for this user.
     pub fn new() -> Result<Self> {
-        let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)
-            .map_err(|error| HostError::io("inotify_init", Path::new("inotify"), error.into()))?;
         Ok(Self {
-            fd,
+            inotify: Inotify::new()?,
             dirs: HashMap::new(),
         })
     }
@@ -45,15 +40,10 @@ impl Files {
             | WatchFlags::MOVED_TO
             | WatchFlags::MOVED_FROM
             | WatchFlags::ONLYDIR;
-        match inotify::add_watch(&self.fd, dir, flags) {
-            Ok(id) => {
-                let names = names.iter().map(|name| (*name).to_owned()).collect();
-                self.dirs.insert(id, names);
-                Ok(true)
-            }
-            Err(error) if is_gone(&error.into()) => Ok(false),
-            Err(error) => Err(HostError::io("inotify_add_watch", dir, error.into())),
-        }
+        let id = self.inotify.add(dir, flags)?;
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        self.dirs.extend(id.map(|id| (id, names)));
+        Ok(id.is_some())
     }
 
     /// Whether something happened since the last call; never waits. That a watched directory is gone is
@@ -64,35 +54,24 @@ impl Files {
     pub fn changed(&mut self) -> Result<bool> {
         let mut changed = false;
         let mut gone = Vec::new();
-        let mut buffer = [MaybeUninit::<u8>::uninit(); BUFFER];
-        let mut reader = Reader::new(&self.fd, &mut buffer);
-        loop {
-            let event = match reader.next() {
-                Ok(event) => event,
-                Err(rustix::io::Errno::WOULDBLOCK) => break,
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => {
-                    let path = Path::new("inotify");
-                    return Err(HostError::io("read", path, error.into()));
-                }
-            };
+        self.inotify.read(|event| {
             let flags = event.events();
             if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                 changed = true;
-                continue;
+                return;
             }
             let Some(names) = self.dirs.get(&event.wd()) else {
-                continue;
+                return;
             };
             if flags.contains(ReadFlags::IGNORED) {
                 gone.push(event.wd());
                 changed = true;
-                continue;
+                return;
             }
             let name = event.file_name().map(|name| name.to_string_lossy());
             changed |=
                 name.is_some_and(|name| names.is_empty() || names.iter().any(|it| *it == name));
-        }
+        })?;
         for id in gone {
             self.dirs.remove(&id);
         }
@@ -102,13 +81,13 @@ impl Files {
 
 impl AsFd for Files {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.inotify.as_fd()
     }
 }
 
 impl AsRawFd for Files {
     fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.inotify.as_raw_fd()
     }
 }
 
