@@ -1,6 +1,8 @@
 //! Little clusters for tests.
 
+use crate::config::Configuration;
 use crate::framework::{Ask, Evictor, Filter, Framework, Intent, Plan, Profile, Strategy, Why};
+use crate::registry::Registry;
 use crate::state::{NodeInfo, NodeUsage, PodInfo, Shapes, Snapshot};
 use jiff::Timestamp;
 use koord_api::scheduling::PodMigrationJob;
@@ -213,4 +215,29 @@ pub(crate) fn moved(plan: &Plan) -> Vec<String> {
     plan.moves()
         .map(|planned| planned.pod.name.to_string())
         .collect()
+}
+
+/// Returns a pod whose container requests `cpu` and `memory`.
+pub(crate) fn requests(cpu: &str, memory: &str) -> Value {
+    let requests = json!({"cpu": cpu, "memory": memory});
+    json!({"spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}})
+}
+
+/// Reads a configuration in which the plugin `name` balances with the arguments `args`.
+///
+/// # Errors
+/// What is wrong with the arguments.
+pub(crate) fn configured(name: &str, args: Value) -> Result<(), String> {
+    let plugins = json!({"balance": {"enabled": [{"name": name}]}});
+    let profile = json!({"plugins": plugins, "pluginConfig": [{"name": name, "args": args}]});
+    let config = json!({"apiVersion": "descheduler/v1alpha2", "kind": "DeschedulerConfiguration", "profiles": [profile]});
+    let registry = Registry::in_tree().with::<Value>(
+        "MigrationController",
+        false,
+        |_| Ok(()),
+        |_, _| Ok(Default::default()),
+    );
+    let config = Configuration::parse(&config.to_string()).unwrap();
+    let completed = registry.complete(config);
+    completed.map(|_| ()).map_err(|error| error.to_string())
 }

@@ -1,7 +1,6 @@
 use super::*;
 use crate::framework::{Framework, Plan};
-use crate::registry::Registry;
-use crate::testing::{AllBut, OnlyShows, World, balancing, merged, moved};
+use crate::testing::{AllBut, OnlyShows, World, balancing, configured, merged, moved, requests};
 use serde_json::{Value, json};
 
 /// Gold before silver before bronze, with what `over` says.
@@ -26,10 +25,6 @@ fn node(world: &mut World, name: &str, tier: &str, cpu: &str, pods: &str) {
         name,
         json!({"metadata": {"labels": {"tier": tier}}, "status": {"allocatable": allocatable}}),
     );
-}
-
-fn asks(cpu: &str, memory: &str) -> Value {
-    json!({"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}}}]}})
 }
 
 /// `s1` is gold, `t1` silver with one CPU, `t2` bronze with half of one.
@@ -63,22 +58,6 @@ fn arguments_have_upstreams_defaults() {
 
 #[test]
 fn arguments_that_cannot_be_meant_are_refused_by_field() {
-    let configured = |args: Value| {
-        let plugins = json!({"balance": {"enabled": [{"name": NAME}]}});
-        let profile = json!({"plugins": plugins, "pluginConfig": [{"name": NAME, "args": args}]});
-        let text = json!({"apiVersion": "descheduler/v1alpha2", "kind": "DeschedulerConfiguration", "profiles": [profile]});
-        let registry = Registry::in_tree().with::<Value>(
-            "MigrationController",
-            false,
-            |_| Ok(()),
-            |_, _| Ok(Default::default()),
-        );
-        let config = crate::config::Configuration::parse(&text.to_string()).unwrap();
-        registry
-            .complete(config)
-            .map(|_| ())
-            .map_err(|error| error.to_string())
-    };
     let class = |name: &str, label: &str| json!({"name": name, "nodeSelector": {"matchLabels": {label: "1"}}});
     let with = |over: Value| {
         merged(
@@ -141,7 +120,7 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
             Some("evictableNamespaces: only one of"),
         ),
     ] {
-        let found = configured(args.clone()).err();
+        let found = configured(NAME, args.clone()).err();
         match wanted {
             None => assert_eq!(found, None, "{args}"),
             Some(wanted) => assert!(
@@ -155,10 +134,10 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
 #[test]
 fn pods_leave_expensive_nodes_for_cheaper_ones() {
     let mut world = world();
-    world.pod("p1", "s1", asks("10m", "10"));
-    world.pod("p2", "s1", asks("20m", "20"));
-    world.pod("q", "t1", asks("10m", "10"));
-    world.pod("r", "t2", asks("10m", "10"));
+    world.pod("p1", "s1", requests("10m", "10"));
+    world.pod("p2", "s1", requests("20m", "20"));
+    world.pod("q", "t1", requests("10m", "10"));
+    world.pod("r", "t2", requests("10m", "10"));
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1", "p2", "q"]);
     let reasons: Vec<_> = plan
@@ -212,8 +191,8 @@ fn pods_leave_expensive_nodes_for_cheaper_ones() {
 fn a_node_is_of_the_first_class_that_has_it_or_of_none() {
     let mut world = world();
     node(&mut world, "n", "copper", "8", "100");
-    world.pod("p", "s1", asks("700m", "10"));
-    world.pod("lost", "n", asks("10m", "10"));
+    world.pod("p", "s1", requests("700m", "10"));
+    world.pod("lost", "n", requests("10m", "10"));
     let twice = json!({"evictionOrder": [
         {"name": "a", "nodeSelector": {"matchLabels": {"tier": "gold"}}},
         {"name": "b", "nodeSelector": {"matchLabels": {"tier": "silver"}}},
@@ -236,7 +215,7 @@ fn small_pods_go_first_by_cpu_then_memory_then_name() {
         ("c", "100m", "100"),
         ("d", "100m", "100"),
     ] {
-        world.pod(name, "s1", asks(cpu, memory));
+        world.pod(name, "s1", requests(cpu, memory));
     }
     // What main containers ask for counts, all of them.
     let two = json!([
@@ -256,7 +235,10 @@ fn pods_that_ended_stay() {
     world.pod(
         "ended",
         "s1",
-        merged(asks("10m", "10"), json!({"status": {"phase": "Succeeded"}})),
+        merged(
+            requests("10m", "10"),
+            json!({"status": {"phase": "Succeeded"}}),
+        ),
     );
     assert!(moved(&framework(json!({}), &[]).run(&world.snapshot())).is_empty());
 }
@@ -271,14 +253,14 @@ fn who_fits_nowhere_stays_and_after_five_in_a_row_nobody_is_tried() {
         ("big2", "3"),
         ("big3", "3"),
     ] {
-        world.pod(name, "s1", asks(cpu, "100"));
+        world.pod(name, "s1", requests(cpu, "100"));
     }
     let goes = |world: &World, over: Value| moved(&framework(over, &[]).run(&world.snapshot()));
     assert_eq!(goes(&world, json!({})), ["small", "mid"]);
     assert_eq!(goes(&world, json!({"nodeFit": false})).len(), 5);
     // The sixth is no larger, but would fit a node of its own.
     for name in ["big4", "big5", "big6"] {
-        world.pod(name, "s1", asks("3", "100"));
+        world.pod(name, "s1", requests("3", "100"));
     }
     let own = json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "t3"}}});
     node(&mut world, "t3", "bronze", "8", "100");
@@ -287,17 +269,21 @@ fn who_fits_nowhere_stays_and_after_five_in_a_row_nobody_is_tried() {
     }
     let elsewhere = json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "gone"}}});
     for name in ["m1", "m2", "m3", "m4"] {
-        world.pod(name, "s1", merged(asks("2", "100"), elsewhere.clone()));
+        world.pod(name, "s1", merged(requests("2", "100"), elsewhere.clone()));
     }
-    world.pod("last", "s1", merged(asks("3", "100"), own.clone()));
+    world.pod("last", "s1", merged(requests("3", "100"), own.clone()));
     assert_eq!(goes(&world, json!({})), ["small", "mid", "last"]);
     // One that fits in between, and the count begins anew.
     let mut longer = world.clone();
-    longer.pod("n1", "s1", merged(asks("3500m", "100"), elsewhere.clone()));
-    longer.pod("largest", "s1", merged(asks("4", "100"), own));
+    longer.pod(
+        "n1",
+        "s1",
+        merged(requests("3500m", "100"), elsewhere.clone()),
+    );
+    longer.pod("largest", "s1", merged(requests("4", "100"), own));
     let expected = ["small", "mid", "last", "largest"];
     assert_eq!(goes(&longer, json!({})), expected);
-    world.pod("m5", "s1", merged(asks("2", "100"), elsewhere));
+    world.pod("m5", "s1", merged(requests("2", "100"), elsewhere));
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["small", "mid"]);
     let last = plan.kept.last().unwrap();
@@ -314,7 +300,7 @@ fn pods_that_go_together_do_not_share_room() {
     // Upstream would let all four go: each of them fits by itself.
     let mut world = world();
     for name in ["p1", "p2", "p3", "p4"] {
-        world.pod(name, "s1", asks("450m", "100"));
+        world.pod(name, "s1", requests("450m", "100"));
     }
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1", "p2", "p3"]);
@@ -323,10 +309,10 @@ fn pods_that_go_together_do_not_share_room() {
     let mut world = World::default();
     node(&mut world, "s1", "gold", "8", "100");
     node(&mut world, "t1", "silver", "8", "3");
-    world.pod("there", "t1", asks("10m", "10"));
+    world.pod("there", "t1", requests("10m", "10"));
     world.pod("ended", "t1", json!({"status": {"phase": "Failed"}}));
     for name in ["p1", "p2", "p3"] {
-        world.pod(name, "s1", asks("10m", "10"));
+        world.pod(name, "s1", requests("10m", "10"));
     }
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1", "p2"]);
@@ -338,7 +324,7 @@ fn a_node_is_drained_if_all_its_pods_fit_elsewhere() {
     let drain = || json!({"mode": "DrainNode", "autoCordon": true});
     let mut world = world();
     for name in ["p1", "p2", "p3"] {
-        world.pod(name, "s1", asks("450m", "100"));
+        world.pod(name, "s1", requests("450m", "100"));
     }
     let plan = framework(drain(), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1", "p2", "p3"]);
@@ -359,7 +345,7 @@ fn a_node_is_drained_if_all_its_pods_fit_elsewhere() {
         cordoned(&framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot())).is_empty()
     );
     // A fourth does not fit: nobody goes, unless it may not go anyway.
-    world.pod("p4", "s1", asks("450m", "100"));
+    world.pod("p4", "s1", requests("450m", "100"));
     let plan = framework(drain(), &[]).run(&world.snapshot());
     assert!(plan.actions.is_empty());
     assert_eq!(
@@ -376,9 +362,9 @@ fn a_node_is_drained_if_all_its_pods_fit_elsewhere() {
 fn room_that_a_node_was_promised_in_vain_is_free_again() {
     let mut world = world();
     node(&mut world, "s2", "gold", "8", "100");
-    world.pod("p1", "s1", asks("900m", "100"));
-    world.pod("p2", "s1", asks("7", "100"));
-    world.pod("q", "s2", asks("900m", "100"));
+    world.pod("p1", "s1", requests("900m", "100"));
+    world.pod("p2", "s1", requests("7", "100"));
+    world.pod("q", "s2", requests("900m", "100"));
     let plan = framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["q"]);
     // But the room of pods that go is gone.
@@ -397,7 +383,7 @@ fn drained_pods_have_a_place_each_whatever_else_is_looked_at() {
             name,
             "s1",
             merged(
-                asks("10m", "10"),
+                requests("10m", "10"),
                 json!({"spec": {"nodeSelector": {"disk": "ssd"}}}),
             ),
         );
@@ -407,15 +393,15 @@ fn drained_pods_have_a_place_each_whatever_else_is_looked_at() {
     };
     assert!(goes(&world, true).is_empty());
     assert_eq!(goes(&world, false), ["p1", "p2"]);
-    world.pod("p3", "s1", asks("10m", "10"));
+    world.pod("p3", "s1", requests("10m", "10"));
     assert!(goes(&world, false).is_empty());
 }
 
 #[test]
 fn nothing_is_touched_in_a_dry_run_nor_if_a_node_is_not_cleared() {
     let mut world = world();
-    world.pod("p1", "s1", asks("100m", "100"));
-    world.pod("p2", "s1", asks("100m", "100"));
+    world.pod("p1", "s1", requests("100m", "100"));
+    world.pod("p2", "s1", requests("100m", "100"));
     for mode in ["BestEffort", "DrainNode"] {
         let over = json!({"mode": mode, "autoCordon": true, "dryRun": true});
         let plan = framework(over, &[]).run(&world.snapshot());
@@ -454,7 +440,7 @@ fn a_node_that_takes_no_pods_already_is_not_cordoned_again() {
         "s1",
         json!({"metadata": {"labels": {"tier": "gold"}}, "spec": {"unschedulable": true}}),
     );
-    world.pod("p1", "s1", asks("100m", "100"));
+    world.pod("p1", "s1", requests("100m", "100"));
     let plan =
         framework(json!({"mode": "DrainNode", "autoCordon": true}), &[]).run(&world.snapshot());
     assert_eq!((moved(&plan).len(), cordoned(&plan).len()), (1, 0));
@@ -473,7 +459,7 @@ fn kept(plan: &Plan) -> Vec<String> {
 fn each_pod_that_stays_has_a_reason() {
     let mut world = world();
     for name in ["p1", "p2", "p3"] {
-        world.pod(name, "s1", asks("450m", "100"));
+        world.pod(name, "s1", requests("450m", "100"));
     }
     for mode in ["BestEffort", "DrainNode"] {
         let args = |over: Value| merged(json!({"mode": mode}), over);
@@ -491,7 +477,7 @@ fn each_pod_that_stays_has_a_reason() {
     limited.limits.total = Some(1);
     let plan = limited.run(&world.snapshot());
     assert_eq!(kept(&plan), ["p2 MaxNoOfPodsToEvictTotal", "p3 NodeStays"]);
-    world.pod("p4", "s1", asks("450m", "100"));
+    world.pod("p4", "s1", requests("450m", "100"));
     let plan = framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot());
     let expected = ["p1 NodeStays", "p2 NodeStays", "p3 NodeStays", "p4 NodeFit"];
     assert_eq!(kept(&plan), expected);
@@ -501,13 +487,13 @@ fn each_pod_that_stays_has_a_reason() {
 fn what_came_in_the_place_of_a_pod_rests_unless_its_node_is_cleared() {
     for (mode, expected) in [("BestEffort", &[][..]), ("DrainNode", &["p2"][..])] {
         let mut world = world();
-        world.pod("p1", "s1", asks("100m", "100"));
+        world.pod("p1", "s1", requests("100m", "100"));
         let mut framework = framework(json!({"mode": mode}), &[]);
         assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
         world.pods.clear();
         world.now += jiff::SignedDuration::from_mins(10);
         let created = json!({"metadata": {"creationTimestamp": world.now}});
-        world.pod("p2", "t1", merged(asks("100m", "100"), created));
+        world.pod("p2", "t1", merged(requests("100m", "100"), created));
         let plan = framework.run(&world.snapshot());
         assert_eq!(moved(&plan), expected, "{mode}");
         let resting = kept(&plan) == ["p2 MovedLately"];

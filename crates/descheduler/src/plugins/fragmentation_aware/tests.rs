@@ -1,9 +1,8 @@
 use super::*;
 use crate::framework::{Filter, Framework, Intent};
 use crate::migration::args::MigrationControllerArgs;
-use crate::registry::Registry;
 use crate::state::Snapshot;
-use crate::testing::{AllBut, Anything, World, balancing, merged, moved};
+use crate::testing::{AllBut, Anything, World, balancing, configured, merged, moved, requests};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
@@ -18,10 +17,6 @@ fn framework(over: Value) -> Framework {
         Box::new(FragmentationAware::new(args(over))),
         vec![Box::new(Anything)],
     )
-}
-
-fn asks(cpu: &str, memory: &str) -> Value {
-    json!({"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}}}]}})
 }
 
 /// Two nodes of 4 CPUs, 4,000 bytes and 10 pods.
@@ -48,7 +43,7 @@ fn goes(over: Value, pods: &[(&str, &str, u32, u32, &str, Value)]) -> Vec<String
         world.pod(
             name,
             node,
-            merged(asks(&format!("{cpu}m"), &memory.to_string()), meta),
+            merged(requests(&format!("{cpu}m"), &memory.to_string()), meta),
         );
     }
     let common =
@@ -83,22 +78,6 @@ fn arguments_have_upstreams_defaults() {
 
 #[test]
 fn arguments_that_cannot_be_meant_are_refused_by_field() {
-    let configured = |args: Value| {
-        let plugins = json!({"balance": {"enabled": [{"name": NAME}]}});
-        let profile = json!({"plugins": plugins, "pluginConfig": [{"name": NAME, "args": args}]});
-        let text = json!({"apiVersion": "descheduler/v1alpha2", "kind": "DeschedulerConfiguration", "profiles": [profile]});
-        let registry = Registry::in_tree().with::<Value>(
-            "MigrationController",
-            false,
-            |_| Ok(()),
-            |_, _| Ok(Default::default()),
-        );
-        let config = crate::config::Configuration::parse(&text.to_string()).unwrap();
-        registry
-            .complete(config)
-            .map(|_| ())
-            .map_err(|error| error.to_string())
-    };
     let bad = json!({"matchExpressions": [{"key": "a", "operator": "invalid-op"}]});
     for (args, wanted) in [
         (
@@ -131,7 +110,7 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
             Some("args.imbalanceTreshold: unknown field"),
         ),
     ] {
-        let found = configured(args.clone()).err();
+        let found = configured(NAME, args.clone()).err();
         match wanted {
             None => assert_eq!(found, None, "{args}"),
             Some(wanted) => assert!(
@@ -234,11 +213,11 @@ fn who_may_not_go_counts_but_stays() {
 #[test]
 fn pods_that_ended_do_not_count() {
     let mut world = world();
-    world.pod("running", "node1", asks("2", "2000"));
+    world.pod("running", "node1", requests("2", "2000"));
     world.pod(
         "ended",
         "node1",
-        merged(asks("2", "0"), json!({"status": {"phase": "Failed"}})),
+        merged(requests("2", "0"), json!({"status": {"phase": "Failed"}})),
     );
     assert!(moved(&framework(json!({})).run(&world.snapshot())).is_empty());
 }
@@ -257,7 +236,7 @@ fn a_pod_that_fits_no_other_node_stays() {
     let pool = json!({"nodeFit": true, "nodeSelector": {"matchLabels": {"pool": "test"}}});
     assert!(goes(pool, &fits).is_empty());
     let mut world = world();
-    world.pod("pod1", "node1", asks("5", "500"));
+    world.pod("pod1", "node1", requests("5", "500"));
     let plan = framework(json!({})).run(&world.snapshot());
     let kept: Vec<_> = plan
         .kept
@@ -286,7 +265,7 @@ impl Filter for NotAtLast {
 #[test]
 fn the_last_question_is_asked_and_the_reason_says_what_is_gained() {
     let mut world = world();
-    world.pod("pod1", "node1", asks("2500m", "500"));
+    world.pod("pod1", "node1", requests("2500m", "500"));
     let plan = framework(json!({})).run(&world.snapshot());
     let reasons: Vec<_> = plan
         .moves()
@@ -308,7 +287,7 @@ fn the_last_question_is_asked_and_the_reason_says_what_is_gained() {
 #[test]
 fn a_dry_run_only_shows() {
     let mut world = world();
-    world.pod("pod1", "node1", asks("2500m", "500"));
+    world.pod("pod1", "node1", requests("2500m", "500"));
     let plan = framework(json!({"dryRun": true})).run(&world.snapshot());
     assert_eq!(moved(&plan), ["pod1"]);
     assert!(plan.moves().all(|planned| planned.intent.is_none()));
@@ -383,13 +362,13 @@ fn what_a_pod_takes_along_can_be_good_or_bad() {
 fn each_pod_that_stays_has_a_reason_and_the_next_best_goes_for_one_that_may_not() {
     let mut world = world();
     for (name, cpu) in [("best", "2"), ("next", "1500m"), ("last", "500m")] {
-        world.pod(name, "node1", asks(cpu, "10"));
+        world.pod(name, "node1", requests(cpu, "10"));
     }
     world.pod(
         "other",
         "node1",
         merged(
-            asks("10m", "10"),
+            requests("10m", "10"),
             json!({"metadata": {"namespace": "other"}}),
         ),
     );
@@ -429,7 +408,7 @@ fn of_owner(owner: &str, created: &str) -> Value {
 #[test]
 fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
     let mut world = world();
-    world.pod("p1", "node1", asks("2", "10"));
+    world.pod("p1", "node1", requests("2", "10"));
     let mut framework = framework(json!({"nodeFit": false}));
     assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
     world.pods.clear();
@@ -438,7 +417,7 @@ fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
     world.pod(
         "p2",
         "node2",
-        merged(asks("2", "10"), of_owner("rs", &created)),
+        merged(requests("2", "10"), of_owner("rs", &created)),
     );
     let plan = framework.run(&world.snapshot());
     assert!(moved(&plan).is_empty());
@@ -446,7 +425,7 @@ fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
     world.pod(
         "q",
         "node1",
-        merged(asks("2", "10"), of_owner("other", &created)),
+        merged(requests("2", "10"), of_owner("other", &created)),
     );
     assert_eq!(moved(&framework.run(&world.snapshot())), ["q"]);
     world.pods.pop();
@@ -461,7 +440,7 @@ fn what_another_strategy_has_moved_rests_too() {
     world.pod(
         "p2",
         "node1",
-        merged(asks("2", "10"), of_owner("rs", created)),
+        merged(requests("2", "10"), of_owner("rs", created)),
     );
     let args = MigrationControllerArgs::default().completed();
     let mut built = crate::plugins::migration_controller::build(args, "test");

@@ -1,7 +1,6 @@
 use super::*;
 use crate::framework::{Framework, Plan, Why};
-use crate::registry::Registry;
-use crate::testing::{AllBut, World, balancing, moved};
+use crate::testing::{AllBut, World, balancing, configured, moved, requests};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -34,13 +33,9 @@ fn world(nodes: &[&str]) -> World {
     world
 }
 
-fn asks(cpu: &str, memory: &str) -> Value {
-    json!({"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}}}]}})
-}
-
 fn labelled(app: &str, cpu: &str, memory: &str) -> Value {
     crate::testing::merged(
-        asks(cpu, memory),
+        requests(cpu, memory),
         json!({"metadata": {"labels": {"app": app}}}),
     )
 }
@@ -104,22 +99,6 @@ fn arguments_have_upstreams_defaults() {
 
 #[test]
 fn arguments_that_cannot_be_meant_are_refused_by_field() {
-    let configured = |args: Value| {
-        let plugins = json!({"balance": {"enabled": [{"name": NAME}]}});
-        let profile = json!({"plugins": plugins, "pluginConfig": [{"name": NAME, "args": args}]});
-        let text = json!({"apiVersion": "descheduler/v1alpha2", "kind": "DeschedulerConfiguration", "profiles": [profile]});
-        let registry = Registry::in_tree().with::<Value>(
-            "MigrationController",
-            false,
-            |_| Ok(()),
-            |_, _| Ok(Default::default()),
-        );
-        let config = crate::config::Configuration::parse(&text.to_string()).unwrap();
-        registry
-            .complete(config)
-            .map(|_| ())
-            .map_err(|error| error.to_string())
-    };
     let bad = json!({"matchExpressions": [{"key": "invalid_key!!", "operator": "In", "values": ["value"]}]});
     for (args, wanted) in [
         (json!({"strategy": "CalculateOnly"}), None),
@@ -164,7 +143,7 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
             Some("args.resourceWeight: unknown field"),
         ),
     ] {
-        let found = configured(args.clone()).err();
+        let found = configured(NAME, args.clone()).err();
         match wanted {
             None => assert_eq!(found, None, "{args}"),
             Some(wanted) => assert!(
@@ -183,7 +162,7 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
 #[test]
 fn nodes_that_would_be_empty_come_first_then_those_with_few_pods() {
     let mut world = world(&["node1", "node2", "node3", "node4", "node5", "node6"]);
-    let (one, two) = (|| asks("1", "1Gi"), asks("2", "2Gi"));
+    let (one, two) = (|| requests("1", "1Gi"), requests("2", "2Gi"));
     for (name, node) in [
         ("p1", "node1"),
         ("p2", "node2"),
@@ -247,8 +226,8 @@ fn what_a_node_does_not_have_does_not_count() {
         "node-zero",
         json!({"status": {"allocatable": {"cpu": "0", "memory": "0"}}}),
     );
-    world.pod("p-zero", "node-zero", asks("1", "1Gi"));
-    world.pod("p-normal", "node-normal", asks("1", "1Gi"));
+    world.pod("p-zero", "node-zero", requests("1", "1Gi"));
+    world.pod("p-normal", "node-normal", requests("1", "1Gi"));
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(ranked(&plan), ["p-normal", "p-zero"]);
     assert_eq!(score_of(&plan, "node-zero"), 0.0);
@@ -257,9 +236,9 @@ fn what_a_node_does_not_have_does_not_count() {
 #[test]
 fn who_is_meant_but_may_not_go_weighs_on_its_node_and_is_taken_last() {
     let mut world = world(&["node-normal", "node-skipped"]);
-    world.pod("p-eligible", "node-skipped", asks("1", "1Gi"));
-    world.pod("p-skipped", "node-skipped", asks("1", "1Gi"));
-    world.pod("p-normal", "node-normal", asks("1", "1Gi"));
+    world.pod("p-eligible", "node-skipped", requests("1", "1Gi"));
+    world.pod("p-skipped", "node-skipped", requests("1", "1Gi"));
+    world.pod("p-normal", "node-normal", requests("1", "1Gi"));
     let plan = framework(json!({}), &["p-skipped"]).run(&world.snapshot());
     let expected = [
         ("p-normal", 0),
@@ -316,8 +295,8 @@ fn a_node_where_nothing_is_gained_comes_last() {
 #[test]
 fn large_is_by_the_share_of_the_node_and_by_weight() {
     let mut world = world(&["node1", "node2"]);
-    world.pod("p-cpu-heavy", "node1", asks("2", "100Mi"));
-    world.pod("p-mem-heavy", "node1", asks("100m", "3Gi"));
+    world.pod("p-cpu-heavy", "node1", requests("2", "100Mi"));
+    world.pod("p-mem-heavy", "node1", requests("100m", "3Gi"));
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(ranked(&plan), ["p-cpu-heavy", "p-mem-heavy"]);
     let memory = json!({"resourceWeights": {"memory": 2.0}});
@@ -328,7 +307,7 @@ fn large_is_by_the_share_of_the_node_and_by_weight() {
 #[test]
 fn a_paused_plugin_ranks_nothing() {
     let mut world = world(&["node1", "node2"]);
-    world.pod("p1", "node1", asks("100m", "128Mi"));
+    world.pod("p1", "node1", requests("100m", "128Mi"));
     let plan = framework(json!({"paused": true}), &[]).run(&world.snapshot());
     assert!(plan.actions.is_empty());
     assert_eq!(plan.notes[0].text, "is paused");
@@ -342,7 +321,7 @@ fn only_selected_nodes_are_looked_at() {
         ("p2", "node2", "200m"),
         ("p3", "node3", "300m"),
     ] {
-        world.pod(name, node, asks(cpu, "64Mi"));
+        world.pod(name, node, requests(cpu, "64Mi"));
     }
     for (selector, expected) in [
         (Value::Null, vec!["p1", "p2", "p3"]),
@@ -362,11 +341,12 @@ fn only_selected_nodes_are_looked_at() {
 #[test]
 fn pods_that_ended_do_not_count() {
     let mut world = world(&["node1", "node2"]);
-    let ended =
-        |phase: &str| crate::testing::merged(asks("4", "8Gi"), json!({"status": {"phase": phase}}));
+    let ended = |phase: &str| {
+        crate::testing::merged(requests("4", "8Gi"), json!({"status": {"phase": phase}}))
+    };
     world.pod("done", "node1", ended("Succeeded"));
     world.pod("fail", "node1", ended("Failed"));
-    world.pod("running", "node1", asks("100m", "64Mi"));
+    world.pod("running", "node1", requests("100m", "64Mi"));
     let plan = framework(json!({}), &["done"]).run(&world.snapshot());
     assert_eq!(costs(&plan), [("running".to_owned(), 0)]);
     assert_eq!(score_of(&plan, "node1"), 0.0);
@@ -397,7 +377,7 @@ fn selectors_say_who_is_meant() {
 #[test]
 fn a_cluster_in_which_nobody_may_go_is_left_alone() {
     let mut world = world(&["node1", "node2"]);
-    world.pod("p1", "node1", asks("100m", "64Mi"));
+    world.pod("p1", "node1", requests("100m", "64Mi"));
     let plan = framework(json!({}), &["p1"]).run(&world.snapshot());
     assert!(plan.actions.is_empty());
     assert_eq!(plan.notes[0].text, "none of the pods of 2 nodes may go");
@@ -408,7 +388,7 @@ fn costs_that_are_there_are_not_written_again() {
     let mut world = world(&["node1", "node2"]);
     let cost = |cost: &str, cpu: &str| {
         crate::testing::merged(
-            asks(cpu, "64Mi"),
+            requests(cpu, "64Mi"),
             json!({"metadata": {"annotations": {DELETION_COST: cost}}}),
         )
     };
@@ -432,7 +412,7 @@ fn the_first_are_evicted_up_to_the_limit() {
         ("p3", "200m"),
         ("p4", "100m"),
     ] {
-        world.pod(name, "node1", asks(cpu, "100Mi"));
+        world.pod(name, "node1", requests(cpu, "100Mi"));
     }
     let directly = || json!({"strategy": "EvictDirectly", "maxPodsToEvict": 2});
     let plan = framework(directly(), &[]).run(&world.snapshot());
@@ -445,7 +425,7 @@ fn the_first_are_evicted_up_to_the_limit() {
     // Only those that go count.
     let mut limited = framework(directly(), &[]);
     limited.limits.per_node = Some(0);
-    world.pod("q", "node2", asks("1", "100Mi"));
+    world.pod("q", "node2", requests("1", "100Mi"));
     assert!(moved(&limited.run(&world.snapshot())).is_empty());
     limited.limits.per_node = Some(1);
     assert_eq!(moved(&limited.run(&world.snapshot())), ["q", "p1"]);
@@ -454,8 +434,8 @@ fn the_first_are_evicted_up_to_the_limit() {
 #[test]
 fn a_dry_run_writes_nothing() {
     let mut world = world(&["node1", "node2"]);
-    world.pod("target", "node1", asks("100m", "100Mi"));
-    world.pod("skipped", "node1", asks("100m", "100Mi"));
+    world.pod("target", "node1", requests("100m", "100Mi"));
+    world.pod("skipped", "node1", requests("100m", "100Mi"));
     for over in [
         json!({}),
         json!({"strategy": "EvictDirectly", "maxPodsToEvict": 1}),
@@ -497,7 +477,7 @@ fn who_may_not_go_for_the_moment_keeps_its_rank() {
         ("d", "node2"),
         ("e", "node2"),
     ] {
-        world.pod(name, node, asks("1", "1Gi"));
+        world.pod(name, node, requests("1", "1Gi"));
     }
     let run = |busy: bool, over: Value| {
         let strategy = ScaleDownBinPack::new(args(over));
@@ -533,7 +513,7 @@ fn each_pod_that_stays_has_a_reason() {
 #[test]
 fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
     let mut world = world(&["node1", "node2"]);
-    world.pod("p1", "node1", asks("1", "1Gi"));
+    world.pod("p1", "node1", requests("1", "1Gi"));
     let over = json!({"strategy": "EvictDirectly", "maxPodsToEvict": 5});
     let mut framework = framework(over, &[]);
     assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
@@ -543,7 +523,7 @@ fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
     world.pod(
         "p2",
         "node2",
-        crate::testing::merged(asks("1", "1Gi"), created),
+        crate::testing::merged(requests("1", "1Gi"), created),
     );
     let plan = framework.run(&world.snapshot());
     assert!(moved(&plan).is_empty());
