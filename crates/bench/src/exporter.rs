@@ -1,7 +1,7 @@
 //! What the topology exporter costs a node: a process of its own, which asks a kubelet over its socket
 //! and writes to an API server over HTTPS, while pods come and go.
 
-use super::koordlet::meter::Counters;
+use super::meter::Counters;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::topology::v1alpha2::NodeResourceTopology;

@@ -8,6 +8,7 @@ mod exporter;
 mod koordlet;
 mod levers;
 mod manager;
+mod meter;
 mod recommend;
 mod runtime;
 mod scheduler;

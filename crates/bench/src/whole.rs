@@ -1,7 +1,7 @@
 //! How long `koord up` takes to place a large Deployment, and what it takes of the machine: the
 //! command itself, as a process of its own, asked over HTTPS as kubectl does.
 
-use super::koordlet::meter::Counters;
+use super::meter::Counters;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::apps::v1::Deployment;
 use koord_kube::api::PostParams;

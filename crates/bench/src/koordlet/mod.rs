@@ -9,15 +9,14 @@
 pub(super) mod agent;
 pub(super) mod fixture;
 mod kubelet;
-pub(super) mod meter;
 pub(super) mod objects;
 pub(super) mod world;
 
+use crate::meter::{self, Counters, Machine};
 use agent::{Active, Agent, Flavour, Program, Settings};
 use anyhow::{Context as _, Result, bail};
 use fixture::Groups;
 use koord_app::console;
-use meter::{Counters, Machine};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;

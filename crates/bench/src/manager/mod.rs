@@ -11,7 +11,7 @@ mod process;
 mod recommendations;
 mod webhooks;
 
-use crate::koordlet::meter::Counters;
+use crate::meter::Counters;
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -185,7 +185,7 @@ struct Cost {
 
 /// A window that was begun.
 struct Window {
-    machine: crate::koordlet::meter::Machine,
+    machine: crate::meter::Machine,
     manager: Counters,
     own: Counters,
     pid: u32,
@@ -194,7 +194,7 @@ struct Window {
 impl Window {
     fn begin(pid: u32) -> Result<Self> {
         Ok(Self {
-            machine: crate::koordlet::meter::Machine::now()?,
+            machine: crate::meter::Machine::now()?,
             manager: Counters::of(pid)?,
             own: Counters::of(std::process::id())?,
             pid,
@@ -205,7 +205,7 @@ impl Window {
         let manager = Counters::of(self.pid)?;
         let spent = manager.since(&self.manager);
         let own = Counters::of(std::process::id())?.since(&self.own);
-        let machine = crate::koordlet::meter::Machine::now()?.since(&self.machine);
+        let machine = crate::meter::Machine::now()?.since(&self.machine);
         let known = machine.percent_of(spent.cpu_millicores + own.cpu_millicores);
         Ok(Cost {
             seconds: spent.seconds,
