@@ -5,6 +5,7 @@ mod burst;
 mod descheduler;
 pub mod engine;
 mod exporter;
+mod informers;
 mod koordlet;
 mod levers;
 mod manager;
@@ -54,6 +55,8 @@ pub enum Command {
     Recommend(recommend::Args),
     /// What being asked before a container starts adds to its creation; exit code 3 without a runtime.
     Runtime(runtime::Args),
+    /// What informers of the scheduler keep of objects, against whole ones.
+    Informers(informers::Args),
     /// How long `koord up` with simulated nodes takes to place a large Deployment, and its memory.
     Up(whole::Args),
 }
@@ -169,6 +172,13 @@ pub fn main(command: Command) -> Result<ExitCode> {
             console::say(recommend::text(&report).trim_end());
             store(&report, args.json.as_deref())
         }
+        Command::Informers(args) => match informers::run(&args)? {
+            Some(report) => {
+                console::say(informers::table(&report).trim_end());
+                store(&report, args.json.as_deref())
+            }
+            None => return Ok(ExitCode::SUCCESS),
+        },
         Command::Up(args) => {
             let report = koord_app::daemon::runtime()?.block_on(whole::run(&args))?;
             publish(&report, args.json.as_deref())

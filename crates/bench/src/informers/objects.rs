@@ -1,42 +1,7 @@
-//! What informers keep of an object, against the object: `cargo run --release -p koord-bench --example
-//! kept`. Each line is of a kind: an object as clusters have it, and the bytes that each of many takes,
-//! whole (without managedFields) and as it is kept.
+//! Objects as clusters have them, of which informers keep a part.
 
-use anyhow::{Context as _, Result};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};
-use koord_api::scheduling::{Device, Reservation};
-use koord_api::topology::v1alpha2::NodeResourceTopology;
-use koord_model::resources::ResourceTable;
-use koord_scheduler::Watch;
-use koord_scheduler::framework::{Action, BuildContext, ObjectChange};
-use koord_scheduler::state::Alike;
-use serde::de::DeserializeOwned;
+use super::{ALONE, PODS};
 use serde_json::{Value, json};
-use std::any::Any;
-use std::process::Command;
-use std::sync::Arc;
-
-// As in the daemons.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// Twenty of each workload, all on nodes.
-const PODS: &str = "pods.v1.";
-/// Each of a StatefulSet of its own, with a claim.
-const ALONE: &str = "pods.v1. (alone)";
-
-const KINDS: [&str; 9] = [
-    PODS,
-    ALONE,
-    "persistentvolumeclaims.v1.",
-    "persistentvolumes.v1.",
-    "volumeattachments.v1.storage.k8s.io",
-    "csinodes.v1.storage.k8s.io",
-    "reservations.v1alpha1.scheduling.koordinator.sh",
-    "devices.v1alpha1.scheduling.koordinator.sh",
-    "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
-];
 
 fn text(of: &Value) -> String {
     of.to_string()
@@ -49,8 +14,8 @@ fn meta(number: usize, annotations: Value) -> Value {
         "labels": {"app.kubernetes.io/name": "database", "app.kubernetes.io/instance": "main"}})
 }
 
-/// An object of the kind, as provisioners, the kubelet and koordlet make them.
-fn object(kind: &str, number: usize) -> Value {
+/// Returns an object of the kind, as provisioners, the kubelet and koordlet make them.
+pub(super) fn object(kind: &str, number: usize) -> Value {
     let claim = json!({"kind": "PersistentVolumeClaim", "apiVersion": "v1", "namespace": "default",
         "name": format!("data-{number}"), "uid": format!("00000000-0000-4000-8000-{number:012}"),
         "resourceVersion": format!("{number}")});
@@ -145,7 +110,7 @@ fn object(kind: &str, number: usize) -> Value {
     }
 }
 
-/// As a Deployment's controller, the scheduler and a kubelet make it.
+/// Returns a pod as a Deployment's controller, the scheduler and a kubelet make it.
 fn pod(number: usize) -> Value {
     let workload = number / 20;
     let owner = format!("web-{workload}-6d4cf56db6");
@@ -193,7 +158,7 @@ fn pod(number: usize) -> Value {
                 "state": {"running": {"startedAt": time}}}]}})
 }
 
-/// The same, but for what no other pod says.
+/// Returns a pod like those of [`pod`] whose name, claim and sizes no other pod has.
 fn alone(number: usize) -> Value {
     let mut pod = pod(20 * number);
     let name = format!("object-{number:06}");
@@ -213,106 +178,4 @@ fn alone(number: usize) -> Value {
         volumes.push(claim);
     }
     pod
-}
-
-type Held = Vec<Arc<dyn Any + Send + Sync>>;
-
-/// Reads `count` objects from their JSON, as informers do, and holds what of them is kept.
-fn read<K: DeserializeOwned + Any + Send + Sync>(
-    watch: &Watch,
-    count: usize,
-    whole: bool,
-) -> Result<Held> {
-    let one = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
-        let object: K = serde_json::from_str(&text(&object(watch.kind(), number)))?;
-        let change = ObjectChange {
-            kind: watch.kind(),
-            action: Action::ADD,
-            old: None,
-            new: Arc::new(object),
-        };
-        Ok(if whole {
-            change.new
-        } else {
-            watch.kept(change).new
-        })
-    };
-    (0..count).map(one).collect()
-}
-
-/// The same of pods.
-fn read_pods(kind: &str, count: usize, whole: bool, alike: &Alike) -> Result<Held> {
-    let table = ResourceTable::new();
-    let one = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
-        let mut object: Pod = serde_json::from_str(&text(&object(kind, number)))?;
-        Ok(if whole {
-            Arc::new(object)
-        } else {
-            object.spec.as_mut().map(koord_scheduler::trim_pod_spec);
-            Arc::new(alike.read(object, &table))
-        })
-    };
-    (0..count).map(one).collect()
-}
-
-/// The bytes that each of many objects takes.
-fn measure(kind: &str, whole: bool) -> Result<f64> {
-    let alike = Alike::default();
-    if kind == PODS || kind == ALONE {
-        return of_many(|count| read_pods(kind, count, whole, &alike));
-    }
-    let plugins = koord_plugins::registry().factories;
-    let watches = plugins.into_iter().filter_map(|factory| {
-        let plugin = (factory.build)(None, &BuildContext::default());
-        let plugin = plugin.ok()?;
-        Some(plugin.inputs()?.watches())
-    });
-    let mut watches = watches.flatten();
-    let watch = watches.find(|watch| watch.kind() == kind);
-    let watch = watch.with_context(|| format!("{kind} is not watched"))?;
-    of_many(|count| match kind {
-        "persistentvolumeclaims.v1." => read::<PersistentVolumeClaim>(&watch, count, whole),
-        "persistentvolumes.v1." => read::<PersistentVolume>(&watch, count, whole),
-        "volumeattachments.v1.storage.k8s.io" => read::<VolumeAttachment>(&watch, count, whole),
-        "csinodes.v1.storage.k8s.io" => read::<CSINode>(&watch, count, whole),
-        "reservations.v1alpha1.scheduling.koordinator.sh" => {
-            read::<Reservation>(&watch, count, whole)
-        }
-        "devices.v1alpha1.scheduling.koordinator.sh" => read::<Device>(&watch, count, whole),
-        _ => read::<NodeResourceTopology>(&watch, count, whole),
-    })
-}
-
-fn of_many(hold: impl Fn(usize) -> Result<Held>) -> Result<f64> {
-    // What a few take is what the program and the allocator take.
-    let few = hold(100)?;
-    let before = koord_bench::usage::rss_mib();
-    let count = 20_000;
-    let held = hold(count)?;
-    let after = koord_bench::usage::rss_mib();
-    anyhow::ensure!(few.len() + held.len() > count, "nothing was held");
-    Ok((after - before) * 1024.0 * 1024.0 / 20_000.0)
-}
-
-fn main() -> Result<()> {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    if let [kind, how] = &args[..] {
-        println!("{:.0}", measure(kind, how == "whole")?);
-        return Ok(());
-    }
-    let program = std::env::current_exe()?;
-    println!("| kind | whole, bytes | kept | kept / whole |\n|---|---:|---:|---:|");
-    for kind in KINDS {
-        // In a process of its own, so that nothing freed is used again.
-        let bytes = |how: &str| -> Result<f64> {
-            let out = Command::new(&program).args([kind, how]).output()?;
-            let text = String::from_utf8_lossy(&out.stdout);
-            text.trim()
-                .parse()
-                .with_context(|| format!("{kind}: {text:?}"))
-        };
-        let (whole, kept) = (bytes("whole")?, bytes("kept")?);
-        println!("| {kind} | {whole:.0} | {kept:.0} | {:.2} |", kept / whole);
-    }
-    Ok(())
 }

@@ -1,0 +1,258 @@
+//! `koord bench informers`: the bytes that each of many objects takes in the scheduler's informers, whole (without
+//! managedFields) and as it is kept. The objects are those that clusters have.
+
+mod objects;
+
+use crate::usage::rss_mib;
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};
+use koord_api::scheduling::{Device, Reservation};
+use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_model::resources::ResourceTable;
+use koord_scheduler::Watch;
+use koord_scheduler::framework::{Action, BuildContext, ObjectChange};
+use koord_scheduler::state::Alike;
+use objects::object;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::any::Any;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+/// Objects that are read before memory is measured: what the program and the allocator take is not in the figures.
+const FIRST: usize = 100;
+
+/// Twenty of each workload, all on nodes.
+const PODS: &str = "pods.v1.";
+/// Each of a StatefulSet of its own, with a claim.
+const ALONE: &str = "pods.v1. (alone)";
+
+const KINDS: [&str; 9] = [
+    PODS,
+    ALONE,
+    "persistentvolumeclaims.v1.",
+    "persistentvolumes.v1.",
+    "volumeattachments.v1.storage.k8s.io",
+    "csinodes.v1.storage.k8s.io",
+    "reservations.v1alpha1.scheduling.koordinator.sh",
+    "devices.v1alpha1.scheduling.koordinator.sh",
+    "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
+];
+
+/// What to measure.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Measure these kinds only, comma-separated.
+    #[arg(long, value_delimiter = ',', value_name = "KIND", value_parser = KINDS)]
+    only: Vec<String>,
+    /// Objects of each kind.
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1000..=1_000_000))]
+    objects: u32,
+    /// Measure the one kind in this process, and print the bytes.
+    #[arg(long, hide = true, value_enum)]
+    here: Option<Part>,
+    /// Write the figures to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+}
+
+/// What is held of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Whole,
+    Kept,
+}
+
+/// The figures.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    /// Objects of each kind.
+    objects: u32,
+    kinds: Vec<KindBytes>,
+}
+
+/// The bytes of an object of one kind.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct KindBytes {
+    kind: String,
+    /// Resident bytes of an object.
+    whole_bytes: f64,
+    /// Resident bytes of the part of it that is kept.
+    kept_bytes: f64,
+}
+
+/// Measures; `None` for a process that measured one kind for another process.
+///
+/// # Errors
+/// A kind is not watched, or its objects cannot be read.
+pub(super) fn run(args: &Args) -> Result<Option<Report>> {
+    let count = args.objects as usize;
+    if let (Some(part), [kind]) = (args.here, &args.only[..]) {
+        koord_app::console::say(measure(kind, part, count)?);
+        return Ok(None);
+    }
+    let program = std::env::current_exe().context("this program's path")?;
+    let mut kinds = Vec::new();
+    for kind in KINDS {
+        if !args.only.is_empty() && !args.only.iter().any(|only| only == kind) {
+            continue;
+        }
+        // In a process of its own, so that nothing freed is used again.
+        let bytes = |part: &str| -> Result<f64> {
+            let out = Command::new(&program)
+                .args(["bench", "informers", "--only", kind, "--here", part])
+                .args(["--objects", &args.objects.to_string()])
+                .stderr(Stdio::inherit())
+                .output()?;
+            let text = String::from_utf8_lossy(&out.stdout);
+            text.trim()
+                .parse()
+                .with_context(|| format!("{kind}: {text:?}"))
+        };
+        kinds.push(KindBytes {
+            kind: kind.to_owned(),
+            whole_bytes: bytes("whole")?,
+            kept_bytes: bytes("kept")?,
+        });
+    }
+    Ok(Some(Report {
+        objects: args.objects,
+        kinds,
+    }))
+}
+
+/// Returns the table, as Markdown.
+pub(super) fn table(report: &Report) -> String {
+    let mut text =
+        String::from("| kind | whole, bytes | kept | kept / whole |\n|---|---:|---:|---:|\n");
+    for row in &report.kinds {
+        let (whole, kept) = (row.whole_bytes, row.kept_bytes);
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            text,
+            "| {} | {whole:.0} | {kept:.0} | {:.2} |",
+            row.kind,
+            kept / whole
+        );
+    }
+    text
+}
+
+type Held = Vec<Arc<dyn Any + Send + Sync>>;
+
+/// Reads `count` objects from their JSON, as informers do, and holds what is kept of them or, if `whole`, all.
+fn read<K: DeserializeOwned + Any + Send + Sync>(
+    watch: &Watch,
+    count: usize,
+    whole: bool,
+) -> Result<Held> {
+    let one = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
+        let object: K = serde_json::from_str(&object(watch.kind(), number).to_string())?;
+        let change = ObjectChange {
+            kind: watch.kind(),
+            action: Action::ADD,
+            old: None,
+            new: Arc::new(object),
+        };
+        Ok(if whole {
+            change.new
+        } else {
+            watch.kept(change).new
+        })
+    };
+    (0..count).map(one).collect()
+}
+
+/// Reads `count` pods like [`read`], with equal parts shared.
+fn read_pods(kind: &str, count: usize, whole: bool, alike: &Alike) -> Result<Held> {
+    let table = ResourceTable::new();
+    let one = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
+        let mut object: Pod = serde_json::from_str(&object(kind, number).to_string())?;
+        Ok(if whole {
+            Arc::new(object)
+        } else {
+            object.spec.as_mut().map(koord_scheduler::trim_pod_spec);
+            Arc::new(alike.read(object, &table))
+        })
+    };
+    (0..count).map(one).collect()
+}
+
+/// Returns the resident bytes that each of `count` objects takes.
+fn measure(kind: &str, part: Part, count: usize) -> Result<f64> {
+    let alike = Alike::default();
+    // What a few take is what the program and the allocator take.
+    let few = hold(kind, part, FIRST, &alike)?;
+    let before = rss_mib();
+    let held = hold(kind, part, count, &alike)?;
+    let after = rss_mib();
+    anyhow::ensure!(few.len() + held.len() > count, "nothing was held");
+    Ok((after - before) * 1024.0 * 1024.0 / count as f64)
+}
+
+/// Reads `count` objects of a kind and holds a part of each.
+fn hold(kind: &str, part: Part, count: usize, alike: &Alike) -> Result<Held> {
+    let whole = part == Part::Whole;
+    if kind == PODS || kind == ALONE {
+        return read_pods(kind, count, whole, alike);
+    }
+    let plugins = koord_plugins::registry().factories;
+    let watches = plugins.into_iter().filter_map(|factory| {
+        let plugin = (factory.build)(None, &BuildContext::default());
+        let plugin = plugin.ok()?;
+        Some(plugin.inputs()?.watches())
+    });
+    let mut watches = watches.flatten();
+    let watch = watches.find(|watch| watch.kind() == kind);
+    let watch = watch.with_context(|| format!("{kind} is not watched"))?;
+    match kind {
+        "persistentvolumeclaims.v1." => read::<PersistentVolumeClaim>(&watch, count, whole),
+        "persistentvolumes.v1." => read::<PersistentVolume>(&watch, count, whole),
+        "volumeattachments.v1.storage.k8s.io" => read::<VolumeAttachment>(&watch, count, whole),
+        "csinodes.v1.storage.k8s.io" => read::<CSINode>(&watch, count, whole),
+        "reservations.v1alpha1.scheduling.koordinator.sh" => {
+            read::<Reservation>(&watch, count, whole)
+        }
+        "devices.v1alpha1.scheduling.koordinator.sh" => read::<Device>(&watch, count, whole),
+        _ => read::<NodeResourceTopology>(&watch, count, whole),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_of_every_kind_are_read_whole_and_kept() {
+        for kind in KINDS {
+            for part in [Part::Whole, Part::Kept] {
+                let held = hold(kind, part, 3, &Alike::default());
+                let held = held.unwrap_or_else(|error| panic!("{kind}: {error:#}"));
+                assert_eq!(held.len(), 3, "{kind}");
+            }
+        }
+    }
+
+    #[test]
+    fn table_has_a_row_for_each_kind() {
+        let row = KindBytes {
+            kind: PODS.to_owned(),
+            whole_bytes: 28_857.4,
+            kept_bytes: 1394.0,
+        };
+        let report = Report {
+            objects: 20_000,
+            kinds: vec![row],
+        };
+        let text = table(&report);
+        assert!(
+            text.ends_with("|---:|\n| pods.v1. | 28857 | 1394 | 0.05 |\n"),
+            "{text}"
+        );
+    }
+}
