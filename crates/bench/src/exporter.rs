@@ -1,7 +1,7 @@
 //! What the topology exporter costs a node: a process of its own, which asks a kubelet over its socket
 //! and writes to an API server over HTTPS, while pods come and go.
 
-use super::meter::Counters;
+use super::meter::{Counters, run_time_of};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
@@ -227,21 +227,8 @@ impl Exporter {
         Counters::of(self.0.id())
     }
 
-    /// What it has run: ticks of the kernel's clock are too long for that.
+    /// How long it has run: ticks of the kernel's clock are too long for that.
     fn cpu(&self) -> Result<Duration> {
-        let tasks = format!("/proc/{}/task", self.0.id());
-        let mut all = Duration::ZERO;
-        for task in std::fs::read_dir(&tasks).with_context(|| tasks.clone())? {
-            let path = task?.path().join("schedstat");
-            let text = std::fs::read_to_string(&path);
-            let text = text.with_context(|| path.display().to_string())?;
-            let ran = text
-                .split_ascii_whitespace()
-                .next()
-                .and_then(|it| it.parse().ok());
-            let ran = ran.with_context(|| format!("{}: {text:?}", path.display()))?;
-            all += Duration::from_nanos(ran);
-        }
-        Ok(all)
+        run_time_of(self.0.id())
     }
 }

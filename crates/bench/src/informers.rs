@@ -3,7 +3,7 @@
 
 mod objects;
 
-use crate::usage::rss_mib;
+use crate::meter::rss_mib;
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};

@@ -14,7 +14,6 @@ mod recommend;
 mod runtime;
 mod scheduler;
 mod service;
-pub mod usage;
 mod whole;
 
 use anyhow::{Context, Result};

@@ -1,9 +1,52 @@
-//! What a process used, read from `/proc`, and what the rest of the machine did meanwhile.
+//! The meter of all benchmarks: CPU time, memory and system calls of a process, read from `/proc`, and what the rest
+//! of the machine did meanwhile.
 
 use anyhow::{Context as _, Result};
 use koord_host::procfs;
+use rustix::time::{ClockId, clock_gettime};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// Returns the CPU time of this process, to the nanosecond.
+pub(crate) fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
+}
+
+/// Returns the CPU time of a process in ticks of the kernel's clock; zero for a process that does not exist.
+pub(crate) fn cpu_time_of(pid: u32) -> Duration {
+    Counters::of(pid).map_or(Duration::ZERO, |counters| counters.cpu_time())
+}
+
+/// Returns how long the threads of a process have run, to the nanosecond.
+///
+/// # Errors
+/// The process does not exist, or the kernel has no statistics of its scheduler.
+pub(crate) fn run_time_of(pid: u32) -> Result<Duration> {
+    let tasks = format!("/proc/{pid}/task");
+    let mut all = Duration::ZERO;
+    for task in std::fs::read_dir(&tasks).with_context(|| tasks.clone())? {
+        let path = task?.path().join("schedstat");
+        let text = std::fs::read_to_string(&path);
+        let text = text.with_context(|| path.display().to_string())?;
+        let ran = text
+            .split_ascii_whitespace()
+            .next()
+            .and_then(|it| it.parse().ok());
+        let ran = ran.with_context(|| format!("{}: {text:?}", path.display()))?;
+        all += Duration::from_nanos(ran);
+    }
+    Ok(all)
+}
+
+/// Returns the resident memory of this process in MiB.
+pub(crate) fn rss_mib() -> f64 {
+    rss_mib_of(std::process::id())
+}
+
+/// Returns the resident memory of a process in MiB; zero for a process that does not exist.
+pub(crate) fn rss_mib_of(pid: u32) -> f64 {
+    Counters::of(pid).map_or(0.0, |counters| counters.rss_mib())
+}
 
 /// Counters of a process at one instant.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,6 +96,12 @@ impl Counters {
             threads: field(&status, "Threads")?,
             open_files: std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count),
         })
+    }
+
+    /// User and system time, that of children that were waited for included.
+    fn cpu_time(&self) -> Duration {
+        let ticks = self.user_ticks + self.system_ticks;
+        Duration::from_secs_f64(ticks as f64 / procfs::ticks_per_second().max(1) as f64)
     }
 
     pub(crate) fn rss_mib(&self) -> f64 {
@@ -115,9 +164,66 @@ fn count(text: &str) -> Option<f64> {
     line.split(',').next()?.parse().ok()
 }
 
+/// A window of time that has begun, in which a process and the rest of the machine are measured.
+#[derive(Debug)]
+pub(crate) struct Window {
+    pid: u32,
+    machine: Machine,
+    process: Counters,
+    own: Counters,
+}
+
+/// What a process used in a [`Window`], and what the rest of the machine did meanwhile.
+#[derive(Debug)]
+pub(crate) struct WindowUse {
+    pub(crate) spent: Spent,
+    /// The process's counters at the end of the window.
+    pub(crate) process: Counters,
+    /// CPU time of everything but the process, in percent of the machine.
+    pub(crate) others_percent: f64,
+    /// CPU time of everything but the process and this program, in percent of the machine.
+    pub(crate) strangers_percent: f64,
+    /// CPU time that the hypervisor took, in percent of the machine.
+    pub(crate) steal_percent: f64,
+}
+
+impl Window {
+    /// Begins a window in which the process `pid` is measured.
+    ///
+    /// # Errors
+    /// The process does not exist, or a file of `/proc` has another form.
+    pub(crate) fn begin(pid: u32) -> Result<Self> {
+        Ok(Self {
+            pid,
+            machine: Machine::now()?,
+            process: Counters::of(pid)?,
+            own: Counters::of(std::process::id())?,
+        })
+    }
+
+    /// Returns what was used since the window began, which does not end it.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub(crate) fn end(&self) -> Result<WindowUse> {
+        let machine = Machine::now()?.since(&self.machine);
+        let process = Counters::of(self.pid)?;
+        let spent = process.since(&self.process);
+        let own = Counters::of(std::process::id())?.since(&self.own);
+        let others_percent = machine.busy_percent - machine.percent_of(spent.cpu_millicores);
+        Ok(WindowUse {
+            spent,
+            process,
+            others_percent,
+            strangers_percent: (others_percent - machine.percent_of(own.cpu_millicores)).max(0.0),
+            steal_percent: machine.steal_percent,
+        })
+    }
+}
+
 /// CPU time of the whole machine.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Machine {
+struct Machine {
     busy: u64,
     steal: u64,
     total: u64,
@@ -126,21 +232,21 @@ pub(crate) struct Machine {
 
 /// What the machine did between two instants.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct MachineUse {
-    pub(crate) busy_percent: f64,
-    pub(crate) steal_percent: f64,
+struct MachineUse {
+    busy_percent: f64,
+    steal_percent: f64,
     cpus: f64,
 }
 
 impl MachineUse {
     /// So many milli-cores as percent of the machine.
-    pub(crate) fn percent_of(&self, millicores: f64) -> f64 {
+    fn percent_of(&self, millicores: f64) -> f64 {
         millicores / 10.0 / self.cpus
     }
 }
 
 impl Machine {
-    pub(crate) fn now() -> Result<Self> {
+    fn now() -> Result<Self> {
         let text = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
         Self::parse(&text).context("/proc/stat has no line cpu")
     }
@@ -166,7 +272,7 @@ impl Machine {
         })
     }
 
-    pub(crate) fn since(&self, before: &Self) -> MachineUse {
+    fn since(&self, before: &Self) -> MachineUse {
         let total = self.total.saturating_sub(before.total).max(1) as f64;
         let percent = |now: u64, then: u64| now.saturating_sub(then) as f64 * 100.0 / total;
         MachineUse {
@@ -220,5 +326,26 @@ mod tests {
         let spent = Counters::of(std::process::id()).unwrap().since(&before);
         assert!(before.peak_rss_mib() >= 1.0 && before.threads >= 1);
         assert!(spent.cpu_millicores >= spent.system_millicores);
+    }
+
+    #[test]
+    fn own_cpu_time_and_memory_are_measured_and_a_missing_process_is_zero() {
+        let before = cpu_time();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(2) {}
+        assert!(cpu_time() > before && rss_mib() >= 1.0);
+        assert!(run_time_of(std::process::id()).unwrap() > Duration::ZERO);
+        assert_eq!(
+            (cpu_time_of(u32::MAX), rss_mib_of(u32::MAX)),
+            (Duration::ZERO, 0.0)
+        );
+        assert!(run_time_of(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn window_has_its_processes_use_apart_from_the_machines() {
+        let used = Window::begin(std::process::id()).unwrap().end().unwrap();
+        assert!(used.process.rss_mib() >= 1.0 && used.spent.seconds > 0.0);
+        assert!(used.strangers_percent >= 0.0);
     }
 }

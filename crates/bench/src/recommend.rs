@@ -3,10 +3,12 @@
 
 mod trace;
 
+use crate::meter::rss_mib;
 use anyhow::{Context, Result, ensure};
 use koord_api::GoDuration;
 use koord_model::recommend::container::Sample;
 use koord_model::recommend::{ContainerModel, Settings, estimate};
+use koord_workload::statistics::percentile;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -278,10 +280,9 @@ fn follow(series: &Series, resource: &str, settings: &Settings, sums: &mut [Sums
                 })
             };
             week.sort_by(f64::total_cmp);
-            let rank = (week.len() * 99).div_ceil(100).saturating_sub(1);
             if let (Some(ours), Some(predictor), Some(vpa)) = (amount(0), amount(1), amount(2)) {
                 let most = week.last().copied().unwrap_or(0.0);
-                let p99 = week.get(rank).copied().unwrap_or(0.0);
+                let p99 = percentile(&week, 99).unwrap_or(0.0);
                 for (sums, amount) in sums.iter_mut().zip([ours, predictor, vpa, most, p99]) {
                     sums.judge(amount, &used);
                 }
@@ -306,7 +307,7 @@ fn follow(series: &Series, resource: &str, settings: &Settings, sums: &mut [Sums
 /// days of hourly samples that swing by a factor of ten, of two pods.
 fn memory(containers: usize) -> Result<f64> {
     let settings = Settings::peak();
-    let before = resident()?;
+    let before = rss_mib();
     let mut all = Vec::with_capacity(containers);
     for at in 0..containers {
         let mut model = ContainerModel::new(&settings);
@@ -328,18 +329,9 @@ fn memory(containers: usize) -> Result<f64> {
         }
         all.push(model);
     }
-    let grown = resident()?.saturating_sub(before);
+    let grown = (rss_mib() - before).max(0.0);
     ensure!(all.len() == containers, "histories are gone");
-    Ok(grown as f64 / 1024.0 / 1024.0)
-}
-
-/// Resident bytes of this process.
-fn resident() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/self/smaps_rollup")?;
-    let line = text.lines().find(|line| line.starts_with("Rss:"));
-    let number = line.and_then(|line| line.split_whitespace().nth(1));
-    let kib: u64 = number.context("Rss in smaps_rollup")?.parse()?;
-    Ok(kib * 1024)
+    Ok(grown)
 }
 
 #[cfg(test)]

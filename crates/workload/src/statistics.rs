@@ -1,4 +1,6 @@
-//! Medians and ranges of runs, and how two sets of runs compare.
+//! Medians, percentiles and ranges, and how two sets of runs compare.
+
+use std::time::Duration;
 
 /// The median; 0 for no values. The mean of the middle two for an even count.
 #[must_use]
@@ -10,6 +12,20 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
         n if n % 2 == 1 => values[n / 2],
         n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
     }
+}
+
+/// Returns a percentile of `sorted` values by the nearest-rank method: the least of them that at least `percent` of 100
+/// values do not exceed. `None` for no values.
+#[must_use]
+pub fn percentile<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
+/// Sorts `times` and returns a [`percentile`] of them; zero for no times.
+pub fn time_percentile(times: &mut [Duration], percent: usize) -> Duration {
+    times.sort_unstable();
+    percentile(times, percent).unwrap_or_default()
 }
 
 /// Least and greatest; zeros for no values.
@@ -63,6 +79,17 @@ mod tests {
         assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median([4.0, 1.0]), 2.5);
         assert_eq!(median([]), 0.0);
+    }
+
+    #[test]
+    fn percentile_is_the_value_of_the_nearest_rank() {
+        let five = [15, 20, 35, 40, 50];
+        let of = |percent| percentile(&five, percent).unwrap();
+        assert_eq!([0, 5, 30, 40, 50, 100].map(of), [15, 15, 20, 20, 35, 50]);
+        assert_eq!(percentile::<u8>(&[], 50), None);
+        let mut times = [3, 1, 2].map(Duration::from_secs);
+        assert_eq!(time_percentile(&mut times, 99), Duration::from_secs(3));
+        assert_eq!(time_percentile(&mut [], 99), Duration::ZERO);
     }
 
     #[test]

@@ -2,11 +2,13 @@
 
 use super::client::Connection;
 use super::{BenchError, WatchReport, millis, objects};
+use crate::meter::{cpu_time, rss_mib};
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use koord_workload::statistics::percentile;
 use rustls::ClientConfig;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -221,7 +223,7 @@ async fn node_event_p99_ms(service: &Router, owner: &Owner) -> Result<f64, Bench
         took.push(millis(began.elapsed()));
     }
     took.sort_unstable_by(f64::total_cmp);
-    Ok(took.get(EVENTS * 99 / 100).copied().unwrap_or(0.0))
+    Ok(percentile(&took, 99).unwrap_or(0.0))
 }
 
 /// Opens `watches` watches, each on the pods of one of `nodes` nodes, and creates pods on these nodes
@@ -233,13 +235,13 @@ pub(super) async fn node_watches(
     owner: &Owner,
     measure: Duration,
 ) -> Result<NodeWatches, BenchError> {
-    let before = super::rss_mib();
+    let before = rss_mib();
     let mut open = Vec::with_capacity(watches);
     for number in 0..watches {
         let node = format!("node-{:08}", number % nodes.max(1));
         open.push(watch_node(&service, &node).await?);
     }
-    let mib = super::rss_mib() - before;
+    let mib = rss_mib() - before;
     let event_p99_ms = node_event_p99_ms(&service, owner).await?;
     let on = |node| Template::pod("on-node", &format!("node-{node:08}"), owner);
     let templates: Arc<[Template]> = (0..nodes.max(1)).map(on).collect();
@@ -379,12 +381,6 @@ where
     })
 }
 
-/// CPU time of this process.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::try_from(time).unwrap_or_default()
-}
-
 /// Writes `rate` objects per second over one connection, and measures over another one how long
 /// after sending each write its event arrives.
 pub(super) async fn watch_delivery(
@@ -468,18 +464,17 @@ pub(super) async fn watch_delivery(
         .map_err(|_| BenchError::request("watch", "not all events arrived within 10 s"))?
         .map_err(|error| BenchError::request("watch", error))?;
     latencies.sort_unstable();
-    let at = |quantile: f64| {
-        let index = (latencies.len() as f64 * quantile) as usize;
-        let nanos = latencies.get(index.min(latencies.len().saturating_sub(1)));
-        nanos.map_or(0.0, |nanos| millis(Duration::from_nanos(*nanos as u64)))
+    let at = |percent| {
+        let nanos = percentile(&latencies, percent);
+        nanos.map_or(0.0, |nanos| millis(Duration::from_nanos(nanos as u64)))
     };
     Ok(WatchReport {
         rate_per_s: rate,
         achieved_per_s,
         events: latencies.len(),
-        p50_ms: at(0.5),
-        p99_ms: at(0.99),
-        max_ms: at(1.0),
+        p50_ms: at(50),
+        p99_ms: at(99),
+        max_ms: at(100),
     })
 }
 

@@ -12,6 +12,7 @@ mod objects;
 pub mod simulated;
 mod webhook;
 
+use crate::meter::rss_mib;
 use futures::future::BoxFuture;
 use koord_apiserver::authz::bootstrap::GROUP;
 use koord_apiserver::{ApiServer, Config, Error, Storage};
@@ -475,18 +476,4 @@ async fn measure_mode(
 
 fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
-}
-
-/// Resident memory of this process, MiB; 0 where /proc does not tell.
-fn rss_mib() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| {
-        line.trim()
-            .trim_end_matches("kB")
-            .trim()
-            .parse::<f64>()
-            .ok()
-    });
-    kib.unwrap_or(0.0) / 1024.0
 }

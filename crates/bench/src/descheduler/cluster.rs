@@ -215,13 +215,13 @@ impl Cluster {
                 moved: Vec::new(),
             });
         }
-        let before = crate::usage::rss_mib();
+        let before = crate::meter::rss_mib();
         for (at, line) in self.lines.iter().enumerate() {
             let pod = self.pod(at, line.workload, line.kind, 0, line.node);
             let seen = self.alike.read(pod, engine.cluster().resources());
             engine.pod_seen(&seen, self.now);
         }
-        self.engine_mib = crate::usage::rss_mib() - before;
+        self.engine_mib = crate::meter::rss_mib() - before;
         for (at, workload) in self.workloads.iter_mut().enumerate() {
             // Every other one has a budget.
             if at % 2 == 0 {

@@ -5,7 +5,7 @@
 mod cluster;
 mod jobs;
 
-use crate::usage::rss_mib;
+use crate::meter::rss_mib;
 use anyhow::{Context as _, Result};
 use cluster::{Cluster, Moved};
 use jobs::Jobs;
@@ -14,6 +14,7 @@ use koord_descheduler::framework::{Ask, Evictor, Filter, Framework, Intent, Plug
 use koord_descheduler::registry::Registry;
 use koord_descheduler::state::{PodInfo, Snapshot};
 use koord_placement::Targets;
+use koord_workload::statistics::percentile;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -297,10 +298,9 @@ impl Spread {
         let count = loads.len().max(1) as f64;
         let mean = loads.iter().sum::<f64>() / count;
         let variance = loads.iter().map(|load| (load - mean).powi(2)).sum::<f64>() / count;
-        let at = (loads.len() * 95).div_ceil(100).saturating_sub(1);
         Self {
             stddev: 100.0 * variance.sqrt(),
-            p95: 100.0 * loads.get(at).copied().unwrap_or(0.0),
+            p95: 100.0 * percentile(&loads, 95).unwrap_or(0.0),
             hot: loads.iter().filter(|load| **load > HIGH).count(),
         }
     }

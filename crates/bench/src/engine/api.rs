@@ -2,9 +2,10 @@
 
 use super::objects::{self, NAMESPACE};
 use super::scenario::{Fixture, Step};
-use super::{Options, Report, as_f64, percentile, rate, ratio};
+use super::{Options, Report, as_f64, rate, ratio};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use koord_workload::statistics::time_percentile;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +66,7 @@ pub fn api_report(
     let failed = options.pods.saturating_sub(placed);
     let (nodes, pods) = (options.nodes, options.pods);
     let name = options.scenario.name();
-    let mut at = |percent| percentile(&mut latencies, percent).as_secs_f64();
+    let mut at = |percent| time_percentile(&mut latencies, percent).as_secs_f64();
     Report {
         name: name.to_owned(),
         run_id: format!("{name}-{nodes}n-{pods}p-api"),

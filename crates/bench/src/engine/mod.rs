@@ -15,7 +15,7 @@ pub use api::{ApiObjects, api_objects, api_report};
 pub use objects::NAMESPACE;
 pub use scenario::{Scenario, UnknownScenario};
 
-use crate::usage::{cpu, rss_mib};
+use crate::meter::{cpu_time, rss_mib};
 use jiff::{SignedDuration, Timestamp};
 use koord_api::scheduling::Reservation;
 use koord_scheduler::config::{Configuration, PluginArgs};
@@ -24,6 +24,7 @@ use koord_scheduler::framework::{
     BindPlan, BuildContext, ObjectChange, ProfileError, Profiles, Registry, Verb, Write,
 };
 use koord_scheduler::state::{Alike, PodInfo};
+use koord_workload::statistics::time_percentile;
 use rustc_hash::FxHashMap;
 use scenario::{Fixture, Step};
 use serde::Serialize;
@@ -162,14 +163,14 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
         .map(|still| control(registry, options, still));
     let first = first.transpose()?;
     let mut run = Run::new(registry, options.koord, true, &fixture)?;
-    let before = cpu();
+    let before = cpu_time();
     run.all(&fixture, None);
-    let cpu = cpu().saturating_sub(before).as_secs_f64();
+    let cpu = cpu_time().saturating_sub(before).as_secs_f64();
     let rss = rss_mib();
     let placed = run.placed.len();
     let failed = pods.saturating_sub(run.arrived_and_placed());
     let throughput = rate(placed, run.busy);
-    let of = |values: &mut [Duration], percent| percentile(values, percent).as_secs_f64();
+    let of = |values: &mut [Duration], percent| time_percentile(values, percent).as_secs_f64();
     let mut gangs = std::mem::take(&mut run.gangs);
     let is_gang = scenario == Scenario::Gang && !gangs.is_empty();
     let mut report = Report {
@@ -495,11 +496,4 @@ fn rate(count: usize, time: Duration) -> f64 {
 
 fn ratio(part: usize, whole: usize) -> f64 {
     as_f64(part) / as_f64(whole.max(1))
-}
-
-/// At least `percent` percent of `values` are at most this.
-pub fn percentile(values: &mut [Duration], percent: usize) -> Duration {
-    values.sort_unstable();
-    let at = (values.len() * percent).div_ceil(100).saturating_sub(1);
-    values.get(at).copied().unwrap_or_default()
 }

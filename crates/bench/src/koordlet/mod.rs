@@ -12,7 +12,7 @@ mod kubelet;
 pub(super) mod objects;
 pub(super) mod world;
 
-use crate::meter::{self, Counters, Machine};
+use crate::meter::{self, Counters, Window};
 use agent::{Active, Agent, Flavour, Program, Settings};
 use anyhow::{Context as _, Result, bail};
 use fixture::Groups;
@@ -243,7 +243,7 @@ async fn watch(args: &Args, mut agent: Agent, world: &World) -> Result<Cost> {
         Ok::<_, anyhow::Error>(())
     };
     pause(&mut agent, args.warmup).await?;
-    let (machine, before) = (Machine::now()?, Counters::of(pid)?);
+    let window = Window::begin(pid)?;
     let mut rss = Vec::new();
     match args.soak {
         None => pause(&mut agent, args.seconds).await?,
@@ -257,8 +257,8 @@ async fn watch(args: &Args, mut agent: Agent, world: &World) -> Result<Cost> {
             }
         }
     }
-    let (machine, after) = (Machine::now()?.since(&machine), Counters::of(pid)?);
-    let spent = after.since(&before);
+    let used = window.end()?;
+    let (spent, after) = (&used.spent, &used.process);
     let window = COUNTING.min(Duration::from_secs(args.seconds));
     let all = tokio::task::spawn_blocking(move || meter::all_system_calls(pid, window)).await?;
     let syscalls_per_sec = all.unwrap_or(spent.reads_and_writes_per_sec);
@@ -294,8 +294,8 @@ async fn watch(args: &Args, mut agent: Agent, world: &World) -> Result<Cost> {
         pods_reported,
         collectors,
         strategies,
-        others_percent: machine.busy_percent - machine.percent_of(spent.cpu_millicores),
-        steal_percent: machine.steal_percent,
+        others_percent: used.others_percent,
+        steal_percent: used.steal_percent,
         growth_mib: growth(&rss),
         rss_every_minute_mib: rss,
     };

@@ -5,6 +5,7 @@ use super::objects::{self, Cluster};
 use anyhow::{Context as _, Result, ensure};
 use koord_app::Context;
 use koord_cluster::webhooks;
+use koord_workload::statistics::time_percentile;
 use serde::Serialize;
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -117,7 +118,5 @@ async fn create(cluster: &Cluster, pod: &str) -> Result<String> {
 }
 
 fn median_us(took: &mut [Duration]) -> f64 {
-    took.sort_unstable();
-    let middle = took.get(took.len() / 2).copied().unwrap_or_default();
-    middle.as_secs_f64() * 1e6
+    time_percentile(took, 50).as_secs_f64() * 1e6
 }

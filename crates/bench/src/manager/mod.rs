@@ -11,7 +11,7 @@ mod process;
 mod recommendations;
 mod webhooks;
 
-use crate::meter::Counters;
+use crate::meter::WindowUse;
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -183,38 +183,16 @@ struct Cost {
     steal_percent: f64,
 }
 
-/// A window that was begun.
-struct Window {
-    machine: crate::meter::Machine,
-    manager: Counters,
-    own: Counters,
-    pid: u32,
-}
-
-impl Window {
-    fn begin(pid: u32) -> Result<Self> {
-        Ok(Self {
-            machine: crate::meter::Machine::now()?,
-            manager: Counters::of(pid)?,
-            own: Counters::of(std::process::id())?,
-            pid,
-        })
-    }
-
-    fn end(&self) -> Result<Cost> {
-        let manager = Counters::of(self.pid)?;
-        let spent = manager.since(&self.manager);
-        let own = Counters::of(std::process::id())?.since(&self.own);
-        let machine = crate::meter::Machine::now()?.since(&self.machine);
-        let known = machine.percent_of(spent.cpu_millicores + own.cpu_millicores);
-        Ok(Cost {
-            seconds: spent.seconds,
-            cores: spent.cpu_millicores / 1000.0,
-            rss_mib: manager.rss_mib(),
-            peak_rss_mib: manager.peak_rss_mib(),
-            others_percent: (machine.busy_percent - known).max(0.0),
-            steal_percent: machine.steal_percent,
-        })
+impl From<WindowUse> for Cost {
+    fn from(used: WindowUse) -> Self {
+        Self {
+            seconds: used.spent.seconds,
+            cores: used.spent.cpu_millicores / 1000.0,
+            rss_mib: used.process.rss_mib(),
+            peak_rss_mib: used.process.peak_rss_mib(),
+            others_percent: used.strangers_percent,
+            steal_percent: used.steal_percent,
+        }
     }
 }
 

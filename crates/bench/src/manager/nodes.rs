@@ -3,12 +3,14 @@
 
 use super::objects::{self, Cluster};
 use super::process::{Manager, Program};
-use super::{Args, Cost, Window};
+use super::{Args, Cost};
 use crate::koordlet::objects as node;
+use crate::meter::Window;
 use anyhow::{Context as _, Result, bail, ensure};
 use koord_api::configmap::{NAME as CONFIG_NAME, NAMESPACE as CONFIG_NAMESPACE};
 use koord_apiserver::store::{Entry, TableId, Watcher};
 use koord_app::console;
+use koord_workload::statistics::median;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -111,7 +113,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
         let window = Window::begin(manager.pid())?;
         let written = writes.count(Duration::from_secs(args.seconds)).await?;
         manager.alive()?;
-        let cost = window.end()?;
+        let cost = Cost::from(window.end()?);
         if cost.is_noisy() && rejected < args.repeats {
             rejected += 1;
             console::warn(format_args!(
@@ -132,8 +134,6 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
         replans_sec.push(replan(&cluster, &mut manager, args.nodes, round).await?);
     }
     let replan_cpu_sec = (manager.cpu_seconds() - before) / f64::from(REPLANS);
-    let mut sorted = replans_sec.clone();
-    sorted.sort_by(f64::total_cmp);
     Ok(Report {
         nodes: args.nodes,
         pods_per_node: args.pods_per_node,
@@ -145,7 +145,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
         rejected,
         noisy: cost.is_noisy(),
         cost,
-        config_replan_sec: sorted.get(sorted.len() / 2).copied().unwrap_or_default(),
+        config_replan_sec: median(replans_sec.iter().copied()),
         replans_sec,
         replan_cpu_sec,
     })

@@ -154,7 +154,7 @@ impl Manager {
 
     /// CPU time so far, user and system.
     pub(super) fn cpu_seconds(&self) -> f64 {
-        crate::usage::cpu_of(&self.pid().to_string()).as_secs_f64()
+        crate::meter::cpu_time_of(self.pid()).as_secs_f64()
     }
 
     /// Fails when it has ended.

@@ -4,7 +4,8 @@
 use super::nodes::all;
 use super::objects::{self, Cluster, each};
 use super::process::{Manager, Program};
-use super::{Args, Cost, Window};
+use super::{Args, Cost};
+use crate::meter::Window;
 use anyhow::Result;
 use koord_apiserver::store::{Entry, TableId};
 use koord_model::histogram::Checkpoint;
@@ -95,7 +96,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
     let window = Window::begin(manager.pid())?;
     tokio::time::sleep(Duration::from_secs(args.seconds).max(2 * round)).await;
     manager.alive()?;
-    let cost = window.end()?;
+    let cost = Cost::from(window.end()?);
     reports.shutdown().await;
     Ok(Report {
         recommendations: count,

@@ -7,7 +7,8 @@
 
 use super::objects::{self, Cluster};
 use super::process::{Manager, Program};
-use super::{Args, Cost, Window};
+use super::{Args, Cost};
+use crate::meter::Window;
 use anyhow::{Context as _, Result, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -134,7 +135,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
         let seen = load(args.rate, seconds, &manager.webhooks, asked).await?;
         manager.alive()?;
         let window = window.lock().take().context("the window never began")?;
-        let cost = window.end()?;
+        let cost = Cost::from(window.end()?);
         let send_lag_p99_us = seen.lag.value_at_quantile(0.99) as f64 / 1000.0;
         let noisy = cost.is_noisy() || send_lag_p99_us > LAG_US;
         if noisy && rejected < args.repeats {

@@ -1,5 +1,6 @@
 //! Times and their spread.
 
+use koord_workload::statistics::time_percentile;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -15,15 +16,10 @@ impl Spread {
     /// Of all times measured; 0 of none.
     pub(super) fn of(times: &[Duration]) -> Self {
         let mut times = times.to_vec();
-        times.sort_unstable();
-        let at = |share: f64| {
-            let at = (times.len() as f64 * share) as usize;
-            let time = times.get(at.min(times.len().saturating_sub(1)));
-            time.copied().unwrap_or_default().as_secs_f64() * 1000.0
-        };
+        let mut at = |percent| time_percentile(&mut times, percent).as_secs_f64() * 1000.0;
         Self {
-            p50_ms: at(0.5),
-            p99_ms: at(0.99),
+            p50_ms: at(50),
+            p99_ms: at(99),
         }
     }
 }
@@ -34,7 +30,7 @@ mod tests {
 
     #[test]
     fn half_and_one_of_a_hundred_are_slower() {
-        let times: Vec<_> = (0..100).rev().map(Duration::from_millis).collect();
+        let times: Vec<_> = (1..=100).rev().map(Duration::from_millis).collect();
         let spread = Spread {
             p50_ms: 50.0,
             p99_ms: 99.0,

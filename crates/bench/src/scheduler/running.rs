@@ -1,7 +1,7 @@
 //! The scheduler under test: ours in this process, or any program that takes a kubeconfig.
 
 use crate::engine::{self as bench, ApiObjects};
-use crate::usage;
+use crate::meter;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_app::Context;
@@ -111,21 +111,20 @@ impl Running {
         Ok(())
     }
 
-    fn process(&self) -> String {
-        match self {
-            Self::Inside { .. } => "self".to_owned(),
-            Self::Outside(process) => process.0.id().to_string(),
-        }
-    }
-
     /// CPU time so far: of its process, which for ours is this one.
     pub(super) fn cpu(&self) -> Duration {
-        usage::cpu_of(&self.process())
+        match self {
+            Self::Inside { .. } => meter::cpu_time(),
+            Self::Outside(process) => meter::cpu_time_of(process.0.id()),
+        }
     }
 
     /// Memory now, of the same process.
     pub(super) fn rss_mib(&self) -> f64 {
-        usage::rss_mib_of(&self.process())
+        match self {
+            Self::Inside { .. } => meter::rss_mib(),
+            Self::Outside(process) => meter::rss_mib_of(process.0.id()),
+        }
     }
 
     pub(super) async fn stop(self) {
