@@ -117,7 +117,7 @@ struct Summary {
 /// The whole outcome.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct BurstFigures {
     limit_cores: f64,
     rate: f64,
     bursts: &'static str,
@@ -134,7 +134,7 @@ pub(super) struct Report {
 ///
 /// # Errors
 /// Groups cannot be made, the kernel has no CFS burst, or koordlet does not set it.
-pub(super) fn run(args: &Args) -> Result<Report> {
+pub(super) fn run(args: &Args) -> Result<BurstFigures> {
     koord_app::daemon::runtime()?.block_on(async {
         tokio::select! {
             report = measure(args) => report,
@@ -143,7 +143,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     })
 }
 
-async fn measure(args: &Args) -> Result<Report> {
+async fn measure(args: &Args) -> Result<BurstFigures> {
     let temporary = tempfile::tempdir().context("temporary directory")?;
     let directory = args.keep.as_deref().unwrap_or(temporary.path());
     let work = directory.join("burst");
@@ -338,7 +338,7 @@ fn policy(mode: Mode) -> serde_json::Value {
     json!({"cpuBurstStrategy": {"policy": policy, "cpuBurstPercent": 100}})
 }
 
-fn report(args: &Args, runs: Vec<Run>) -> Report {
+fn report(args: &Args, runs: Vec<Run>) -> BurstFigures {
     let modes: Vec<Summary> = [Mode::Unlimited, Mode::Limited, Mode::Burst]
         .into_iter()
         .map(|mode| summary(mode, &runs))
@@ -348,7 +348,7 @@ fn report(args: &Args, runs: Vec<Run>) -> Report {
         summary.map_or(0.0, |summary| summary.p99_us)
     };
     let (limited, burst) = (p99(Mode::Limited), p99(Mode::Burst));
-    Report {
+    BurstFigures {
         limit_cores: LIMIT as f64 / 1000.0,
         rate: RATE,
         bursts: BURSTS,

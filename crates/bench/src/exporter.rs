@@ -46,7 +46,7 @@ pub struct Args {
 /// The figures.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct ExporterFigures {
     pods: u32,
     changes_per_minute: u32,
     seconds: f64,
@@ -62,7 +62,7 @@ pub(super) struct Report {
 ///
 /// # Errors
 /// When the fixture cannot be made, or the exporter does not report.
-pub(super) async fn run(args: &Args) -> Result<Report> {
+pub(super) async fn run(args: &Args) -> Result<ExporterFigures> {
     let directory = tempfile::tempdir().context("temporary directory")?;
     let stop = CancellationToken::new();
     let _stopped = stop.clone().drop_guard();
@@ -152,7 +152,7 @@ pub(super) async fn run(args: &Args) -> Result<Report> {
     if after.since(&before).seconds < 1.0 {
         bail!("the window is too short");
     }
-    Ok(Report {
+    Ok(ExporterFigures {
         pods: args.pods,
         changes_per_minute: args.changes,
         seconds,

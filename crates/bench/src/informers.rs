@@ -69,7 +69,7 @@ enum Part {
 /// The figures.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct InformerFigures {
     /// Objects of each kind.
     objects: u32,
     kinds: Vec<KindBytes>,
@@ -90,7 +90,7 @@ struct KindBytes {
 ///
 /// # Errors
 /// A kind is not watched, or its objects cannot be read.
-pub(super) fn run(args: &Args) -> Result<Option<Report>> {
+pub(super) fn run(args: &Args) -> Result<Option<InformerFigures>> {
     let count = args.objects as usize;
     if let (Some(part), [kind]) = (args.here, &args.only[..]) {
         koord_app::console::say(measure(kind, part, count)?);
@@ -120,14 +120,14 @@ pub(super) fn run(args: &Args) -> Result<Option<Report>> {
             kept_bytes: bytes("kept")?,
         });
     }
-    Ok(Some(Report {
+    Ok(Some(InformerFigures {
         objects: args.objects,
         kinds,
     }))
 }
 
 /// Returns the table, as Markdown.
-pub(super) fn table(report: &Report) -> String {
+pub(super) fn table(report: &InformerFigures) -> String {
     let mut text =
         String::from("| kind | whole, bytes | kept | kept / whole |\n|---|---:|---:|---:|\n");
     for row in &report.kinds {
@@ -245,7 +245,7 @@ mod tests {
             whole_bytes: 28_857.4,
             kept_bytes: 1394.0,
         };
-        let report = Report {
+        let report = InformerFigures {
             objects: 20_000,
             kinds: vec![row],
         };

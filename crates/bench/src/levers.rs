@@ -17,7 +17,7 @@ use koord_workload::scenario::{self, Scenario};
 use koord_workload::{self as workload, load};
 use koord_workload::{noise, pods};
 use report::Run;
-pub(super) use report::{Report, text};
+pub(super) use report::{LeverFigures, text};
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -140,11 +140,11 @@ struct Cell {
 ///
 /// # Errors
 /// Groups cannot be made, or the kernel refuses what it said it has.
-pub(super) fn run(args: &Args) -> Result<Report> {
+pub(super) fn run(args: &Args) -> Result<LeverFigures> {
     koord_app::daemon::runtime()?.block_on(measure(args))
 }
 
-async fn measure(args: &Args) -> Result<Report> {
+async fn measure(args: &Args) -> Result<LeverFigures> {
     let temporary = tempfile::tempdir().context("temporary directory")?;
     let mut scene = Scene::start(args, temporary.path()).await?;
     let mut absent = Vec::new();
@@ -182,7 +182,7 @@ async fn measure(args: &Args) -> Result<Report> {
             runs.push(run);
         }
     }
-    Ok(Report::new(&scene.machine(), args, &absent, runs))
+    Ok(LeverFigures::new(&scene.machine(), args, &absent, runs))
 }
 
 /// Each neighbour with each lever, and each service alone.

@@ -88,18 +88,18 @@ pub struct ApiserverArgs {
 
 /// The figures of `koord bench apiserver`.
 #[derive(Debug, Serialize)]
-struct ApiserverReport {
+struct ApiServerFigures {
     #[serde(flatten)]
-    server: crate::apiserver::BenchReport,
+    server: crate::apiserver::ServerFigures,
     #[serde(flatten)]
-    simulated: simulated::Report,
+    simulated: simulated::SimulatedFigures,
     /// Seconds until 5,000 replicas of a Deployment are bound to the 1,000 nodes of a `koord up`.
     #[serde(rename = "up1000x5000Sec")]
     up_bound: f64,
     /// Memory of its process then, MiB.
     #[serde(rename = "up1000x5000RssMiB")]
     up_rss: f64,
-    up: whole::Report,
+    up: whole::UpFigures,
 }
 
 /// An API server in memory on a free loopback port, with the CRDs and without controllers, that serves
@@ -198,7 +198,7 @@ pub fn main(command: Command) -> Result<ExitCode> {
             let server = runtime.block_on(crate::apiserver::run(&options, clock))?;
             let simulated = runtime.block_on(simulated::run())?;
             let up = runtime.block_on(whole::run(&whole::Args::default()))?;
-            let report = ApiserverReport {
+            let report = ApiServerFigures {
                 server,
                 simulated,
                 up_bound: up.bound_sec,

@@ -55,7 +55,7 @@ pub struct Args {
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct RecommendFigures {
     traces: Vec<Replay>,
     /// What the process grew by while it kept the histories.
     #[serde(rename = "recommenderRssMiB")]
@@ -133,7 +133,7 @@ const RULES: [&str; 5] = [
 ///
 /// # Errors
 /// A trace cannot be read, or has no series of more than a week.
-pub(super) fn run(args: &Args) -> Result<Report> {
+pub(super) fn run(args: &Args) -> Result<RecommendFigures> {
     let recommender_rss_mi_b = memory(args.containers)?;
     let settings = settings(args)?;
     let mut traces = Vec::new();
@@ -154,7 +154,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         );
         traces.extend(found);
     }
-    Ok(Report {
+    Ok(RecommendFigures {
         traces,
         recommender_rss_mi_b,
         containers: args.containers,
@@ -162,7 +162,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
 }
 
 /// The figures for people.
-pub(super) fn text(report: &Report) -> String {
+pub(super) fn text(report: &RecommendFigures) -> String {
     let mut text = String::new();
     for replay in &report.traces {
         let _ = writeln!(

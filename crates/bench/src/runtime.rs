@@ -54,7 +54,7 @@ pub struct Args {
 /// All figures. Times are milliseconds.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct RuntimeFigures {
     /// Median time of CreateContainer with the plugin, less that without.
     nri_added_p50_ms: f64,
     /// The same of the slowest hundredth.
@@ -79,7 +79,7 @@ pub(super) struct Report {
     start: Ways,
     /// Calls through the proxy of which the runtime does next to nothing.
     #[serde(flatten)]
-    calls: calls::Report,
+    calls: calls::CallFigures,
     /// The runtime.
     runtime: String,
 }
@@ -96,7 +96,7 @@ struct Ways {
 ///
 /// # Errors
 /// The fixture cannot be made, or a runtime refuses what is asked of it.
-pub(super) fn run(args: &Args) -> Result<Option<Report>> {
+pub(super) fn run(args: &Args) -> Result<Option<RuntimeFigures>> {
     let report = koord_app::daemon::runtime()?.block_on(async {
         tokio::select! {
             report = Box::pin(measure(args)) => report,
@@ -130,7 +130,7 @@ fn containerd(args: &Args, run: &Path) -> Option<Containerd> {
     }
 }
 
-async fn measure(args: &Args) -> Result<Option<Report>> {
+async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
     // Sockets have short paths.
     let directory = tempfile::Builder::new()
         .prefix("koord-bench")
@@ -208,7 +208,7 @@ async fn measure(args: &Args) -> Result<Option<Report>> {
         proxy: of(proxy),
     };
     let create = ways(Lane::create_times);
-    let report = Report {
+    let report = RuntimeFigures {
         nri_added_p50_ms: create.nri.p50_ms - create.alone.p50_ms,
         nri_added_p99_ms: create.nri.p99_ms - create.alone.p99_ms,
         nri_answered_mean_ms: answered.mean_ms(),

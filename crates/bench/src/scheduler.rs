@@ -3,7 +3,7 @@
 mod placement;
 mod running;
 
-use crate::engine::{self as bench, ApiObjects, Report, Scenario};
+use crate::engine::{self as bench, ApiObjects, EngineFigures, Scenario};
 use anyhow::{Context as _, Result, anyhow, bail};
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -89,7 +89,7 @@ impl Args {
 ///
 /// # Errors
 /// The profile cannot be built, or the API server cannot be started.
-pub(super) fn run(args: &Args) -> Result<Report> {
+pub(super) fn run(args: &Args) -> Result<EngineFigures> {
     let options = args.options();
     if args.path == "engine" {
         if args.scheduler.is_some() || args.backlog {
@@ -115,7 +115,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     koord_app::daemon::runtime()?.block_on(over_http(&options, args))
 }
 
-async fn over_http(options: &bench::Options, args: &Args) -> Result<Report> {
+async fn over_http(options: &bench::Options, args: &Args) -> Result<EngineFigures> {
     let directory = tempfile::tempdir().context("temporary directory")?;
     let kubeconfig = directory.path().join("kubeconfig");
     let stop = CancellationToken::new();

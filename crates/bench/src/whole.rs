@@ -52,7 +52,7 @@ impl Default for Args {
 /// What was measured. Seconds are from the moment the Deployment is sent.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct UpFigures {
     /// Simulated nodes.
     nodes: u32,
     /// Replicas of the Deployment.
@@ -155,7 +155,7 @@ impl Up {
 ///
 /// # Errors
 /// When the cluster does not come up or the pods do not get there in two minutes.
-pub(super) async fn run(args: &Args) -> Result<Report> {
+pub(super) async fn run(args: &Args) -> Result<UpFigures> {
     let dir = tempfile::tempdir().context("temporary directory")?;
     let began = Instant::now();
     let mut up = Up::start(dir.path(), args.nodes)?;
@@ -188,7 +188,7 @@ pub(super) async fn run(args: &Args) -> Result<Report> {
     let running_sec = began.elapsed().as_secs_f64();
     let running = up.counters()?.since(&before);
     let (loaded, after) = up.window().await?;
-    Ok(Report {
+    Ok(UpFigures {
         nodes: args.nodes,
         replicas: args.replicas,
         nodes_ready_sec,

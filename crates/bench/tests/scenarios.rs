@@ -6,9 +6,9 @@
     reason = "a test fails by panicking"
 )]
 
-use koord_bench::engine::{Options, Report, Scenario};
+use koord_bench::engine::{EngineFigures, Options, Scenario};
 
-fn run(scenario: Scenario, koord: bool) -> Report {
+fn run(scenario: Scenario, koord: bool) -> EngineFigures {
     let options = Options {
         scenario,
         nodes: 20,

@@ -1,7 +1,9 @@
 //! What authorization costs a request.
 
 use super::load::{self, Client, Measured, Owner};
-use super::{AuthorizationReport, BenchError, BenchOptions, GROUP, USER, bind_user, config, serve};
+use super::{
+    AuthorizationFigures, BenchError, BenchOptions, GROUP, USER, bind_user, config, serve,
+};
 use koord_apiserver::authz::{AUTHENTICATED, Attributes, ResourceTarget, Target, User};
 use koord_apiserver::{ApiServer, Authorization, Storage};
 use koord_app::Clock;
@@ -19,7 +21,7 @@ const OTHERS: usize = 500;
 /// Decisions of the measurement without HTTP.
 const DECISIONS: u32 = 200_000;
 
-impl AuthorizationReport {
+impl AuthorizationFigures {
     /// What it adds to a read, percent of CPU time.
     pub(super) fn percent(&self) -> f64 {
         (self.rbac_get_cpu_us / self.allowed_get_cpu_us - 1.0) * 100.0
@@ -74,7 +76,7 @@ async fn start(
 pub(super) async fn measure(
     options: &BenchOptions,
     clock: &Clock,
-) -> Result<AuthorizationReport, BenchError> {
+) -> Result<AuthorizationFigures, BenchError> {
     let modes = [Authorization::AlwaysAllow, Authorization::Rbac];
     let mut servers = Vec::new();
     for mode in modes {
@@ -103,7 +105,7 @@ pub(super) async fn measure(
         served.server.close().await;
     }
     let [allowed, rbac] = sums;
-    Ok(AuthorizationReport {
+    Ok(AuthorizationFigures {
         allowed_get_cpu_us: allowed.cpu_us,
         rbac_get_cpu_us: rbac.cpu_us,
         allowed_gets_per_s: allowed.per_s,

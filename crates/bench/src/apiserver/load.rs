@@ -1,7 +1,7 @@
 //! The loads that are put on a server.
 
 use super::client::Connection;
-use super::{BenchError, WatchReport, millis, objects};
+use super::{BenchError, WatchFigures, millis, objects};
 use crate::meter::{cpu_time, rss_mib};
 use axum::Router;
 use axum::body::Body;
@@ -387,7 +387,7 @@ pub(super) async fn watch_delivery(
     client: &Client,
     rate: u32,
     measure: Duration,
-) -> Result<WatchReport, BenchError> {
+) -> Result<WatchFigures, BenchError> {
     let origin = Instant::now();
     let path = "/api/v1/pods?watch=1&timeoutSeconds=3600&resourceVersion=";
     let mut watching = Connection::open(&client.tls, client.address).await?;
@@ -468,7 +468,7 @@ pub(super) async fn watch_delivery(
         let nanos = percentile(&latencies, percent);
         nanos.map_or(0.0, |nanos| millis(Duration::from_nanos(nanos as u64)))
     };
-    Ok(WatchReport {
+    Ok(WatchFigures {
         rate_per_s: rate,
         achieved_per_s,
         events: latencies.len(),

@@ -69,7 +69,7 @@ impl Default for BenchOptions {
 /// What was measured.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct BenchReport {
+pub struct ServerFigures {
     /// CPUs of the machine that this process may use.
     pub cpus: usize,
     /// The controllers that ran.
@@ -80,13 +80,13 @@ pub struct BenchReport {
     #[serde(flatten)]
     pub key: KeyFigures,
     /// What authorization costs.
-    pub authorization: AuthorizationReport,
+    pub authorization: AuthorizationFigures,
     /// Milliseconds until an empty server in memory is ready.
     pub cold_start_ms: f64,
     /// Memory.
-    pub memory: MemoryReport,
+    pub memory: MemoryFigures,
     /// The rates, per storage mode.
-    pub modes: Vec<ModeReport>,
+    pub modes: Vec<ModeFigures>,
 }
 
 /// The figures that have a goal, of the mode in memory.
@@ -125,7 +125,7 @@ pub struct KeyFigures {
 /// roles decide and from one where everything is allowed, in turns.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AuthorizationReport {
+pub struct AuthorizationFigures {
     /// CPU microseconds of a read, client and server together, where everything is allowed.
     pub allowed_get_cpu_us: f64,
     /// Where roles decide.
@@ -143,7 +143,7 @@ pub struct AuthorizationReport {
 /// Memory of the whole process, MiB resident.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct MemoryReport {
+pub struct MemoryFigures {
     /// With an empty server.
     pub rss_empty_mib: f64,
     /// With the objects stored.
@@ -165,7 +165,7 @@ pub struct MemoryReport {
 /// The rates in one storage mode.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ModeReport {
+pub struct ModeFigures {
     /// `memory` or `durable`.
     pub mode: &'static str,
     /// Creates of pods per second through the in-process service.
@@ -201,7 +201,7 @@ pub struct ModeReport {
     /// Requests in progress per connection.
     pub streams_per_connection: usize,
     /// Delivery of watch events over TLS.
-    pub watch: WatchReport,
+    pub watch: WatchFigures,
     /// Milliseconds until the server is ready again after a restart with what was written;
     /// only when durable.
     pub reopen_ms: Option<f64>,
@@ -214,7 +214,7 @@ pub struct ModeReport {
 /// From sending a write to receiving its event.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct WatchReport {
+pub struct WatchFigures {
     /// Writes per second that were asked for.
     pub rate_per_s: u32,
     /// Writes per second that were made.
@@ -264,11 +264,14 @@ impl From<ApiError> for BenchError {
 ///
 /// # Errors
 /// When a server cannot be started, or does not answer as it should.
-pub fn run(options: &BenchOptions, clock: Clock) -> BoxFuture<'_, Result<BenchReport, BenchError>> {
+pub fn run(
+    options: &BenchOptions,
+    clock: Clock,
+) -> BoxFuture<'_, Result<ServerFigures, BenchError>> {
     Box::pin(measure(options, clock))
 }
 
-async fn measure(options: &BenchOptions, clock: Clock) -> Result<BenchReport, BenchError> {
+async fn measure(options: &BenchOptions, clock: Clock) -> Result<ServerFigures, BenchError> {
     let began = Instant::now();
     let server = ApiServer::open(config(Storage::Memory, &clock)).await?;
     let cold_start_ms = millis(began.elapsed());
@@ -299,7 +302,7 @@ async fn measure(options: &BenchOptions, clock: Clock) -> Result<BenchReport, Be
         authorization_percent_of_get: authorization.percent(),
         in_process_webhook_us,
     };
-    Ok(BenchReport {
+    Ok(ServerFigures {
         cpus,
         controllers: koord_apiserver::controllers::names(),
         authorization_mode: format!("{:?}", koord_apiserver::Authorization::default()),
@@ -351,7 +354,7 @@ async fn serve(
 async fn measure_memory(
     server: &Arc<ApiServer>,
     options: &BenchOptions,
-) -> Result<MemoryReport, BenchError> {
+) -> Result<MemoryFigures, BenchError> {
     let rss_empty_mib = rss_mib();
     let began = Instant::now();
     let nodes = Target::nodes(server.service());
@@ -375,7 +378,7 @@ async fn measure_memory(
     };
     let began = Instant::now();
     pods.list(10_000).await?;
-    Ok(MemoryReport {
+    Ok(MemoryFigures {
         rss_empty_mib,
         rss_loaded_mib,
         nodes: options.nodes,
@@ -392,7 +395,7 @@ async fn measure_mode(
     storage: Storage,
     options: &BenchOptions,
     clock: &Clock,
-) -> Result<ModeReport, BenchError> {
+) -> Result<ModeFigures, BenchError> {
     let server = ApiServer::open(config(storage.clone(), clock)).await?;
     let owner = Owner::make(server.service()).await?;
     let watched = load::node_watches(
@@ -450,7 +453,7 @@ async fn measure_mode(
             (Some(took), Some(objects))
         }
     };
-    Ok(ModeReport {
+    Ok(ModeFigures {
         mode,
         in_process_creates_per_s: single.per_s,
         in_process_create_cpu_us: single.cpu_us,

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What was measured, with all controllers.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub struct SimulatedFigures {
     /// Seconds from the start of the simulation until 5,000 nodes are Ready.
     #[serde(rename = "nodes5kReadySec")]
     nodes: f64,
@@ -35,7 +35,7 @@ pub struct Report {
 }
 
 /// Measures on a server of its own, in memory.
-pub async fn run() -> Result<Report> {
+pub async fn run() -> Result<SimulatedFigures> {
     let server = ApiServer::open(Config::memory(Clock::system())).await?;
     server.install_crds(koord_api::crd_values()).await?;
     let client = koord_kube::client::in_process(server.service());
@@ -62,7 +62,7 @@ pub async fn run() -> Result<Report> {
     stop.cancel();
     simulation.await??;
     server.close().await;
-    Ok(Report { nodes, pods })
+    Ok(SimulatedFigures { nodes, pods })
 }
 
 fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a str> {

@@ -101,7 +101,7 @@ static RUNS: [How; 6] = [
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[allow(missing_docs, reason = "names and units say it")]
-pub(super) struct Report {
+pub(super) struct DeschedulerFigures {
     pub nodes: usize,
     pub pods: usize,
     pub minutes: u64,
@@ -175,7 +175,7 @@ impl Run {
 ///
 /// # Errors
 /// A configuration of this file is refused.
-pub(super) fn run(args: &Args) -> Result<Report> {
+pub(super) fn run(args: &Args) -> Result<DeschedulerFigures> {
     let hows = if args.only_ours {
         &RUNS[..1]
     } else {
@@ -191,7 +191,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         runs.push(one(*how, cluster, args.minutes)?);
     }
     let first = runs.first().cloned().unwrap_or_default();
-    Ok(Report {
+    Ok(DeschedulerFigures {
         nodes: args.nodes,
         pods: args.pods,
         minutes: args.minutes,

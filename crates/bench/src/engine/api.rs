@@ -2,7 +2,7 @@
 
 use super::objects::{self, NAMESPACE};
 use super::scenario::{Fixture, Step};
-use super::{Options, Report, as_f64, rate, ratio};
+use super::{EngineFigures, Options, as_f64, rate, ratio};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_workload::statistics::time_percentile;
@@ -61,13 +61,13 @@ pub fn api_report(
     creation: Duration,
     cpu: Duration,
     rss_mib: f64,
-) -> Report {
+) -> EngineFigures {
     let placed = latencies.len();
     let failed = options.pods.saturating_sub(placed);
     let (nodes, pods) = (options.nodes, options.pods);
     let name = options.scenario.name();
     let mut at = |percent| time_percentile(&mut latencies, percent).as_secs_f64();
-    Report {
+    EngineFigures {
         name: name.to_owned(),
         run_id: format!("{name}-{nodes}n-{pods}p-api"),
         timestamp: Timestamp::now().to_string(),
@@ -90,6 +90,6 @@ pub fn api_report(
         attempts: placed,
         cpu_seconds_per_1000_pods: 1000.0 * cpu.as_secs_f64() / as_f64(placed.max(1)),
         rss_mib,
-        ..Report::default()
+        ..EngineFigures::default()
     }
 }

@@ -60,7 +60,7 @@ pub struct Options {
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[allow(missing_docs, reason = "names and units say it")]
-pub struct Report {
+pub struct EngineFigures {
     pub name: String,
     #[serde(rename = "runID")]
     pub run_id: String,
@@ -146,7 +146,7 @@ pub struct Baseline {
 ///
 /// # Errors
 /// The registry's plugins cannot be built with their defaults.
-pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileError> {
+pub fn run(registry: &Registry, options: &Options) -> Result<EngineFigures, ProfileError> {
     let Options {
         scenario,
         nodes,
@@ -173,7 +173,7 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
     let of = |values: &mut [Duration], percent| time_percentile(values, percent).as_secs_f64();
     let mut gangs = std::mem::take(&mut run.gangs);
     let is_gang = scenario == Scenario::Gang && !gangs.is_empty();
-    let mut report = Report {
+    let mut report = EngineFigures {
         name: scenario.name().to_owned(),
         run_id: format!("{}-{nodes}n-{pods}p", scenario.name()),
         timestamp: Timestamp::now().to_string(),
@@ -199,7 +199,7 @@ pub fn run(registry: &Registry, options: &Options) -> Result<Report, ProfileErro
         mismatches: run.engine.classes().mismatches(),
         cpu_seconds_per_1000_pods: 1000.0 * cpu / as_f64(placed.max(1)),
         rss_mib: rss,
-        ..Report::default()
+        ..EngineFigures::default()
     };
     let reading = run.exporters.as_ref().map(|it| it.reading);
     let reading = reading.unwrap_or_default().as_secs_f64() / run.busy.as_secs_f64().max(1e-9);

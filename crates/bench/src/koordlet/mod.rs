@@ -142,7 +142,7 @@ struct Beside {
 /// The whole outcome. The first level is the median run of the agent under test.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct KoordletFigures {
     pods: u32,
     containers: u32,
     psi: bool,
@@ -160,7 +160,7 @@ pub(super) struct Report {
 ///
 /// # Errors
 /// The fixture cannot be made, or an agent does not start or ends early.
-pub(super) fn run(args: &Args) -> Result<Report> {
+pub(super) fn run(args: &Args) -> Result<KoordletFigures> {
     koord_app::daemon::runtime()?.block_on(async {
         tokio::select! {
             report = measure(args) => report,
@@ -169,7 +169,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     })
 }
 
-async fn measure(args: &Args) -> Result<Report> {
+async fn measure(args: &Args) -> Result<KoordletFigures> {
     let mut programs = vec![match &args.koordlet {
         Some(path) if args.flavour == "upstream" => Program::new(path, Flavour::Upstream)?,
         Some(path) => Program::new(path, Flavour::Koord)?,
@@ -214,7 +214,7 @@ async fn measure(args: &Args) -> Result<Report> {
         rss_ratio: other.peak_rss_mib / cost.peak_rss_mib.max(0.001),
         cost: other,
     });
-    Ok(Report {
+    Ok(KoordletFigures {
         pods: args.pods,
         containers: args.containers,
         psi: args.psi == "on",

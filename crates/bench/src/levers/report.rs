@@ -69,7 +69,7 @@ struct Absent {
 /// The whole outcome.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Report {
+pub(crate) struct LeverFigures {
     machine: Machine,
     seconds: f64,
     repeat: u8,
@@ -78,7 +78,7 @@ pub(crate) struct Report {
     runs: Vec<Run>,
 }
 
-impl Report {
+impl LeverFigures {
     pub(super) fn new(
         machine: &Machine,
         args: &Args,
@@ -169,7 +169,7 @@ fn verdict(verdict: Verdict) -> &'static str {
 }
 
 /// The table, as Markdown.
-pub(crate) fn text(report: &Report) -> String {
+pub(crate) fn text(report: &LeverFigures) -> String {
     let mut text = String::from(
         "| neighbour | lever | p99 ms [range] | against shares 2 | batch/s [range] | against \
          shares 2 | windows |\n|---|---|---:|---|---:|---|---:|\n",
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(quota.p99_against_shares, "indistinguishable");
         assert_eq!(quota.batch_against_shares, "lower");
         assert_eq!(of(Lever::Slice).p99_against_shares, "one window");
-        let report = Report {
+        let report = LeverFigures {
             machine: Machine::default(),
             seconds: 2.0,
             repeat: 2,

@@ -18,7 +18,7 @@ const PODS: u32 = 1000;
 /// What was measured.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct InProcessFigures {
     profiles: u32,
     quotas: u32,
     /// Median of the creations of a pod by one task, as dry runs, without webhooks, microseconds.
@@ -35,7 +35,7 @@ pub(super) struct Report {
 ///
 /// # Errors
 /// A server does not start, or the webhooks do not do what the profiles say.
-pub(super) async fn run(args: &Args) -> Result<Report> {
+pub(super) async fn run(args: &Args) -> Result<InProcessFigures> {
     let dirs = [tempfile::tempdir()?, tempfile::tempdir()?];
     let [without, with] = &dirs;
     let plain = cluster(args, without.path()).await?;
@@ -88,7 +88,7 @@ pub(super) async fn run(args: &Args) -> Result<Report> {
     stop.cancel();
     manager.await??;
     let [without_us, with_us] = all.each_mut().map(|took| median_us(took));
-    Ok(Report {
+    Ok(InProcessFigures {
         profiles: args.profiles,
         quotas: args.quotas,
         without_us,

@@ -82,7 +82,7 @@ impl Args {
 /// The figures that have a goal, and all others. What was not measured is absent.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct ManagerFigures {
     /// The program that was measured.
     manager: String,
     /// 99th percentile of what `/mutate-pod` takes, milliseconds.
@@ -107,20 +107,20 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     in_process_webhook_us: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    webhooks: Option<webhooks::Report>,
+    webhooks: Option<webhooks::WebhookFigures>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    nodes: Option<nodes::Report>,
+    nodes: Option<nodes::NodeFigures>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    recommender: Option<recommendations::Report>,
+    recommender: Option<recommendations::RecommenderFigures>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    in_process: Option<inside::Report>,
+    in_process: Option<inside::InProcessFigures>,
 }
 
 /// Measures.
 ///
 /// # Errors
 /// The cluster cannot be made, or the manager does not start, ends early or answers wrongly.
-pub(super) fn run(args: &Args) -> Result<Report> {
+pub(super) fn run(args: &Args) -> Result<ManagerFigures> {
     koord_app::daemon::runtime()?.block_on(async {
         tokio::select! {
             report = Box::pin(measure(args)) => report,
@@ -129,13 +129,13 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     })
 }
 
-async fn measure(args: &Args) -> Result<Report> {
+async fn measure(args: &Args) -> Result<ManagerFigures> {
     let program = process::Program::of(args.manager.as_deref())?;
     let temporary = tempfile::tempdir().context("temporary directory")?;
     let work = args.keep.as_deref().unwrap_or(temporary.path());
-    let mut report = Report {
+    let mut report = ManagerFigures {
         manager: program.to_string(),
-        ..Report::default()
+        ..ManagerFigures::default()
     };
     if args.measures(Part::Webhooks) {
         let found = webhooks::run(args, &program, work).await?;

@@ -38,7 +38,7 @@ const DAY: f64 = 60.0;
 /// What was measured.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct NodeFigures {
     nodes: u32,
     pods_per_node: u32,
     /// Seconds between two reports of a node.
@@ -77,7 +77,7 @@ fn slos_table() -> TableId {
 ///
 /// # Errors
 /// The manager does not start, or leaves a node out.
-pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<Report> {
+pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<NodeFigures> {
     let work = work.join("nodes");
     let cluster = Arc::new(Cluster::start(&work).await?);
     fill(&cluster, args).await?;
@@ -134,7 +134,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
         replans_sec.push(replan(&cluster, &mut manager, args.nodes, round).await?);
     }
     let replan_cpu_sec = (manager.cpu_seconds() - before) / f64::from(REPLANS);
-    Ok(Report {
+    Ok(NodeFigures {
         nodes: args.nodes,
         pods_per_node: args.pods_per_node,
         interval: args.interval,

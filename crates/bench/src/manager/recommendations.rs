@@ -34,7 +34,7 @@ const API: &str = "/apis/analysis.koordinator.sh/v1alpha1";
 /// What was measured.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct RecommenderFigures {
     recommendations: u32,
     pods: u32,
     containers: u32,
@@ -50,7 +50,7 @@ pub(super) struct Report {
 ///
 /// # Errors
 /// The manager does not start, or leaves a Recommendation without one.
-pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<Report> {
+pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<RecommenderFigures> {
     let work = work.join("recommender");
     let cluster = Arc::new(Cluster::start(&work).await?);
     let count = args.recommendations;
@@ -98,7 +98,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
     manager.alive()?;
     let cost = Cost::from(window.end()?);
     reports.shutdown().await;
-    Ok(Report {
+    Ok(RecommenderFigures {
         recommendations: count,
         pods: count * PODS,
         containers: count * CONTAINERS,

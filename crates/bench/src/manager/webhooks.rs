@@ -67,7 +67,7 @@ impl Latency {
 /// What was measured.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct WebhookFigures {
     /// Pods per second; each is two requests.
     rate: f64,
     profiles: u32,
@@ -108,7 +108,7 @@ struct Questions {
 ///
 /// # Errors
 /// The manager does not start, or does not do what the profiles say.
-pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<Report> {
+pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<WebhookFigures> {
     let work = work.join("webhooks");
     let cluster = Cluster::start(&work).await?;
     cluster.add_profiles(args.profiles).await?;
@@ -146,7 +146,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
             ));
             continue;
         }
-        return Ok(Report {
+        return Ok(WebhookFigures {
             rate: args.rate,
             profiles: args.profiles,
             quotas: args.quotas,

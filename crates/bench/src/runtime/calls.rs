@@ -26,7 +26,7 @@ pub(super) struct Sockets {
 /// Times of single calls, one after the other, and calls per second, 16 at once.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct CallFigures {
     /// CreateContainer of an image that is not there: the proxy reads the request, the hook server
     /// answers, the request is changed, and the runtime looks the image up. Without the proxy.
     #[serde(rename = "directCreate")]
@@ -103,7 +103,7 @@ impl Call {
 ///
 /// # Errors
 /// When the runtime answers something else than that there is no such image.
-pub(super) async fn measure(sockets: &Sockets, pod: &Pod, calls: usize) -> Result<Report> {
+pub(super) async fn measure(sockets: &Sockets, pod: &Pod, calls: usize) -> Result<CallFigures> {
     let mut clients = [&sockets.direct, &sockets.silent, &sockets.asking].map(|at| client(at));
     let request = pod.create(0, NO_IMAGE);
     for client in &mut clients {
@@ -122,7 +122,7 @@ pub(super) async fn measure(sockets: &Sockets, pod: &Pod, calls: usize) -> Resul
     let [direct, silent, asking] = create.spread(&mut clients, calls).await;
     let [direct_passed, proxy_passed, _] = passed.spread(&mut clients, calls).await;
     let [at_direct, at_silent, at_asking] = &clients;
-    Ok(Report {
+    Ok(CallFigures {
         direct,
         silent,
         asking,

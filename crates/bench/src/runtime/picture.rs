@@ -1,6 +1,6 @@
 //! A picture of creation times in the three ways.
 
-use super::{Report, Ways};
+use super::{RuntimeFigures, Ways};
 use std::fmt::Write as _;
 
 /// Pixels: the picture's width, where bars begin, the longest bar, and a row's height.
@@ -10,7 +10,7 @@ const LONGEST: f64 = 440.0;
 const ROW: f64 = 26.0;
 
 /// Bars of medians, with a thin line to where 99 of 100 are.
-pub(super) fn svg(report: &Report) -> String {
+pub(super) fn svg(report: &RuntimeFigures) -> String {
     let parts = [
         ("CreateContainer, ms", &report.create),
         ("CreateContainer and StartContainer, ms", &report.start),
