@@ -46,7 +46,7 @@ const STEAL: f64 = 0.005;
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Length of a measured window, in seconds.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
@@ -61,9 +61,6 @@ pub struct Args {
     /// Keep what the agent logs and writes in this directory.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Write the figures to this file.
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
 }
 
 /// How the service is limited.

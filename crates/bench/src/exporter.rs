@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The node and the window.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Pods on the node; a quarter of them have two CPUs each for themselves.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=500))]
     pub pods: u32,
@@ -38,9 +38,6 @@ pub struct Args {
     /// How long it is measured, in seconds.
     #[arg(long, default_value_t = 130, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
-    /// Write the figures to this file.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<std::path::PathBuf>,
 }
 
 /// The figures.

@@ -18,7 +18,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::any::Any;
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -44,7 +43,7 @@ const KINDS: [&str; 9] = [
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Measure these kinds only, comma-separated.
     #[arg(long, value_delimiter = ',', value_name = "KIND", value_parser = KINDS)]
     only: Vec<String>,
@@ -54,9 +53,6 @@ pub struct Args {
     /// Measure the one kind in this process, and print the bytes.
     #[arg(long, hide = true, value_enum)]
     here: Option<Part>,
-    /// Write the figures to this file.
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
 }
 
 /// What is held of an object.

@@ -47,7 +47,7 @@ const NEIGHBOURS: [(&str, &str); 5] = [
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Length of a measured window, in seconds.
     #[arg(long, default_value_t = 2.0, value_parser = seconds)]
     seconds: f64,
@@ -67,9 +67,6 @@ pub struct Args {
     /// Seed of the order.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Write the figures, with every run, to this file.
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -11,6 +11,7 @@ mod levers;
 mod manager;
 mod meter;
 mod recommend;
+mod report;
 mod runtime;
 mod scheduler;
 mod service;
@@ -19,7 +20,8 @@ mod whole;
 use anyhow::{Context, Result};
 use apiserver::simulated;
 use koord_apiserver::{ApiServer, Config};
-use koord_app::{Clock, console};
+use koord_app::Clock;
+use report::Report;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -31,9 +33,19 @@ use tokio_util::sync::CancellationToken;
 /// What is logged unless the user chooses: that certificates made here are not verified is no news.
 pub const LOG: &str = "warn,kube_client::client::tls=error";
 
+/// The arguments of `koord bench`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+    /// Write the figures to this file, as JSON.
+    #[arg(long, value_name = "FILE", global = true)]
+    json: Option<PathBuf>,
+}
+
 /// What is measured.
 #[derive(Debug, Clone, clap::Subcommand)]
-pub enum Command {
+enum Command {
     /// What koordlet costs a node of so many pods.
     Koordlet(koordlet::Args),
     /// What the topology exporter costs a node of so many pods.
@@ -62,28 +74,25 @@ pub enum Command {
 
 /// The size of `koord bench apiserver`.
 #[derive(Debug, Clone, clap::Args)]
-pub struct ApiserverArgs {
+struct ApiserverArgs {
     /// How long each rate is measured, in seconds.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
-    pub seconds: u64,
+    seconds: u64,
     /// Connections over TLS.
     #[arg(long, default_value_t = 2)]
-    pub connections: usize,
+    connections: usize,
     /// Requests in progress per connection.
     #[arg(long, default_value_t = 16)]
-    pub streams: usize,
+    streams: usize,
     /// Nodes stored for the memory figure.
     #[arg(long, default_value_t = 5000)]
-    pub nodes: usize,
+    nodes: usize,
     /// Pods stored for the memory figure.
     #[arg(long, default_value_t = 50_000)]
-    pub pods: usize,
+    pods: usize,
     /// Leave out the durable mode, which writes to the temporary directory.
     #[arg(long)]
-    pub memory_only: bool,
-    /// Write the figures to this file.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    memory_only: bool,
 }
 
 /// The figures of `koord bench apiserver`.
@@ -130,99 +139,68 @@ async fn api_server(
 ///
 /// # Errors
 /// When the fixture cannot be made or the file cannot be written.
-pub fn main(command: Command) -> Result<ExitCode> {
+pub fn main(args: Args) -> Result<ExitCode> {
     koord_kube::tls::install_crypto_provider();
-    match command {
+    let report = match args.command {
         Command::Runtime(args) => match runtime::run(&args)? {
-            Some(report) => publish(&report, args.json.as_deref()),
+            Some(figures) => Report::from_figures(&figures),
             None => return Ok(ExitCode::from(3)),
         },
-        Command::Scheduler(args) => {
-            let report = scheduler::run(&args)?;
-            publish(&report, args.json.as_deref())
-        }
-        Command::Descheduler(args) => {
-            let report = descheduler::run(&args)?;
-            publish(&report, args.json.as_deref())
-        }
-        Command::Koordlet(args) => {
-            let report = koordlet::run(&args)?;
-            publish(&report, args.json.as_deref())
-        }
+        Command::Scheduler(args) => Report::from_figures(&scheduler::run(&args)?),
+        Command::Descheduler(args) => Report::from_figures(&descheduler::run(&args)?),
+        Command::Koordlet(args) => Report::from_figures(&koordlet::run(&args)?),
         Command::Exporter(args) => {
-            let report = koord_app::daemon::runtime()?.block_on(exporter::run(&args))?;
-            publish(&report, args.json.as_deref())
+            let runtime = koord_app::daemon::runtime()?;
+            Report::from_figures(&runtime.block_on(exporter::run(&args))?)
         }
-        Command::Burst(args) => {
-            let report = burst::run(&args)?;
-            publish(&report, args.json.as_deref())
-        }
+        Command::Burst(args) => Report::from_figures(&burst::run(&args)?),
         Command::Levers(args) => {
-            let report = levers::run(&args)?;
-            console::say(levers::text(&report).trim_end());
-            store(&report, args.json.as_deref())
+            let figures = levers::run(&args)?;
+            Report::from_figures(&figures).map(|it| it.with_table(levers::text(&figures)))
         }
-        Command::Manager(args) => {
-            let report = manager::run(&args)?;
-            publish(&report, args.json.as_deref())
-        }
+        Command::Manager(args) => Report::from_figures(&manager::run(&args)?),
         Command::Recommend(args) => {
-            let report = recommend::run(&args)?;
-            console::say(recommend::text(&report).trim_end());
-            store(&report, args.json.as_deref())
+            let figures = recommend::run(&args)?;
+            Report::from_figures(&figures).map(|it| it.with_table(recommend::text(&figures)))
         }
         Command::Informers(args) => match informers::run(&args)? {
-            Some(report) => {
-                console::say(informers::table(&report).trim_end());
-                store(&report, args.json.as_deref())
+            Some(figures) => {
+                Report::from_figures(&figures).map(|it| it.with_table(informers::table(&figures)))
             }
             None => return Ok(ExitCode::SUCCESS),
         },
         Command::Up(args) => {
-            let report = koord_app::daemon::runtime()?.block_on(whole::run(&args))?;
-            publish(&report, args.json.as_deref())
+            let runtime = koord_app::daemon::runtime()?;
+            Report::from_figures(&runtime.block_on(whole::run(&args))?)
         }
         Command::Apiserver(args) => {
-            let directory = tempfile::tempdir().context("temporary directory")?;
-            let options = crate::apiserver::BenchOptions {
-                measure: Duration::from_secs(args.seconds),
-                data_dir: (!args.memory_only).then(|| directory.path().join("durable")),
-                connections: args.connections,
-                streams: args.streams,
-                nodes: args.nodes,
-                pods: args.pods,
-                ..Default::default()
-            };
-            let clock = koord_app::Clock::system();
             let runtime = koord_app::daemon::runtime()?;
-            let server = runtime.block_on(crate::apiserver::run(&options, clock))?;
-            let simulated = runtime.block_on(simulated::run())?;
-            let up = runtime.block_on(whole::run(&whole::Args::default()))?;
-            let report = ApiServerFigures {
-                server,
-                simulated,
-                up_bound: up.bound_sec,
-                up_rss: up.rss_bound_mib,
-                up,
-            };
-            publish(&report, args.json.as_deref())
+            Report::from_figures(&runtime.block_on(measure_api_server(&args))?)
         }
     }?;
+    report.publish(args.json.as_deref())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn publish(figures: &impl Serialize, file: Option<&Path>) -> Result<()> {
-    let text = serde_json::to_string_pretty(figures).context("figures as JSON")?;
-    console::say(&text);
-    store(figures, file)
-}
-
-fn store(figures: &impl Serialize, file: Option<&Path>) -> Result<()> {
-    match file {
-        Some(path) => {
-            let text = serde_json::to_string_pretty(figures).context("figures as JSON")?;
-            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-        }
-        None => Ok(()),
-    }
+async fn measure_api_server(args: &ApiserverArgs) -> Result<ApiServerFigures> {
+    let directory = tempfile::tempdir().context("temporary directory")?;
+    let options = apiserver::BenchOptions {
+        measure: Duration::from_secs(args.seconds),
+        data_dir: (!args.memory_only).then(|| directory.path().join("durable")),
+        connections: args.connections,
+        streams: args.streams,
+        nodes: args.nodes,
+        pods: args.pods,
+        ..Default::default()
+    };
+    let server = apiserver::run(&options, Clock::system()).await?;
+    let simulated = simulated::run().await?;
+    let up = whole::run(&whole::Args::default()).await?;
+    Ok(ApiServerFigures {
+        server,
+        simulated,
+        up_bound: up.bound_sec,
+        up_rss: up.rss_bound_mib,
+        up,
+    })
 }

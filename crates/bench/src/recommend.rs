@@ -23,7 +23,7 @@ const LEAST_SAMPLES: usize = 12;
 
 /// What is replayed.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// A trace: a directory or file. Read are CSV files `timestamp,value` (CPU in percent of a core;
     /// the Numenta Anomaly Benchmark's), CSV files of GWA-T-12 (Bitbrains; CPU and memory), and
     /// directories with one file of percentages each five minutes per day and machine (PlanetLab)
@@ -47,9 +47,6 @@ pub struct Args {
     /// Histories to keep for the memory figure: 10,000 Recommendations of three containers
     #[arg(long, default_value_t = 30_000)]
     pub containers: usize,
-    /// Write the figures to this file.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
 }
 
 /// Everything that was measured.

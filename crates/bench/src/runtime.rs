@@ -29,7 +29,7 @@ const NRI: usize = 1;
 
 /// The size of the measurement.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The containerd to measure with: a directory that `bench/containerd get` made.
     #[arg(long, value_name = "DIR", env = CONTAINERD)]
     containerd: Option<PathBuf>,
@@ -46,9 +46,6 @@ pub struct Args {
     /// Write a picture of the times to this file, as SVG.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
-    /// Write the figures to this file.
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
 }
 
 /// All figures. Times are milliseconds.

@@ -17,7 +17,6 @@ use placement::{Placement, post};
 use running::Running;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
@@ -29,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The cluster and the pods that come to it.
     #[arg(long, default_value = "basic", value_parser = scenario)]
     pub scenario: Scenario,
@@ -62,9 +61,6 @@ pub struct Args {
     /// first binding to the last.
     #[arg(long)]
     pub backlog: bool,
-    /// Write the figures to this file.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
 }
 
 fn scenario(text: &str) -> Result<Scenario, bench::UnknownScenario> {

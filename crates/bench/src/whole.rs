@@ -9,7 +9,7 @@ use koord_kube::{Api, Client};
 use koordctl::running::Running;
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -27,16 +27,13 @@ const NODES: &str = "/api/v1/nodes";
 
 /// The size of `koord bench up`.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Simulated nodes.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub nodes: u32,
     /// Replicas of the Deployment.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub replicas: u32,
-    /// Write the figures to this file.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
 }
 
 impl Default for Args {
@@ -44,7 +41,6 @@ impl Default for Args {
         Self {
             nodes: 1000,
             replicas: 5000,
-            json: None,
         }
     }
 }

@@ -35,8 +35,7 @@ enum Command {
         colocation: demo::Args,
     },
     /// Measure one component by itself.
-    #[command(subcommand)]
-    Bench(bench::Command),
+    Bench(bench::Args),
     /// Run koord-scheduler against a cluster; its flags follow.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Scheduler(Flags),
@@ -170,9 +169,9 @@ fn run(args: Args) -> Result<ExitCode> {
             demo: None,
             colocation,
         } => return demo::main(&colocation),
-        Command::Bench(command) => {
+        Command::Bench(args) => {
             cluster::init_logging(bench::LOG);
-            return bench::main(command);
+            return bench::main(args);
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -18,7 +18,6 @@ use koord_workload::statistics::percentile;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Instant;
 
 /// Above this share of its CPU a node is hot.
@@ -27,7 +26,7 @@ const EVICTOR: &str = "BenchEvictor";
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Nodes of 32 cores, one in ten of which is hot.
     #[arg(long, default_value_t = 1000)]
     pub nodes: usize,
@@ -40,9 +39,6 @@ pub struct Args {
     /// Only the run that the figures at the top are of.
     #[arg(long)]
     pub only_ours: bool,
-    /// Write the figures to this file.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
 }
 
 /// How a run goes about it.

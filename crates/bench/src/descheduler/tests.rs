@@ -7,7 +7,6 @@ fn load_evens_out_budgets_hold_and_nobody_is_moved_twice_or_left_without_a_node(
         pods: 1000,
         minutes: 60,
         only_ours: false,
-        json: None,
     };
     let report = run(&args).unwrap();
     let [shipped, ours, bare, greedy, upstream, nobody] = &report.runs[..] else {

@@ -28,7 +28,7 @@ const COUNTING: Duration = Duration::from_secs(10);
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Pods on the node; every third is a batch pod.
     #[arg(long, default_value_t = 110, value_parser = clap::value_parser!(u32).range(1..=2000))]
     pods: u32,
@@ -74,9 +74,6 @@ pub struct Args {
     /// Keep what the agents log and write in this directory.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Write the figures to this file.
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
 }
 
 /// What one run of one agent cost.

@@ -31,7 +31,7 @@ pub(super) enum Part {
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Measure these parts only, comma-separated.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     only: Vec<Part>,
@@ -68,9 +68,6 @@ pub struct Args {
     /// Keep what the manager logs in this directory.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Write the figures to this file.
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
 }
 
 impl Args {
