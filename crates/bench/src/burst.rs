@@ -132,12 +132,7 @@ pub(super) struct BurstFigures {
 /// # Errors
 /// Groups cannot be made, the kernel has no CFS burst, or koordlet does not set it.
 pub(super) fn run(args: &Args) -> Result<BurstFigures> {
-    koord_app::daemon::runtime()?.block_on(async {
-        tokio::select! {
-            report = measure(args) => report,
-            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
-        }
-    })
+    crate::run_until_interrupted(measure(args))
 }
 
 async fn measure(args: &Args) -> Result<BurstFigures> {

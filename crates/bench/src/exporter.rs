@@ -1,7 +1,8 @@
 //! What the topology exporter costs a node: a process of its own, which asks a kubelet over its socket
 //! and writes to an API server over HTTPS, while pods come and go.
 
-use super::meter::{Counters, run_time_of};
+use crate::meter::{Counters, run_time_of};
+use crate::process::Process;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
@@ -13,7 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -64,7 +65,7 @@ pub(super) async fn run(args: &Args) -> Result<ExporterFigures> {
     let stop = CancellationToken::new();
     let _stopped = stop.clone().drop_guard();
     let kubeconfig = directory.path().join("kubeconfig");
-    let (server, _serving) = super::api_server(&kubeconfig, &stop).await?;
+    let (server, _serving) = crate::local_server::serve(&kubeconfig, &stop).await?;
     let client = koord_kube::client::in_process(server.service());
     let name = koord_sim::node_name(0);
     let kubelets = Kubelets {
@@ -189,22 +190,16 @@ async fn until<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> Resu
     }
 }
 
-/// The exporter as a process; killed on drop.
-struct Exporter(Child);
-
-impl Drop for Exporter {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+/// The exporter as a process.
+struct Exporter(Process);
 
 impl Exporter {
     fn start(kubeconfig: &Path, node: &str, kubelet: &Path, interval: &str) -> Result<Self> {
         let this = std::env::current_exe().context("this program's path")?;
         let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());
         let config = format!("file://{}", kubelet.join("config.yaml").display());
-        let child = Command::new(this)
+        let mut command = Command::new(this);
+        command
             .arg("topology-exporter")
             .args([format!("--node-name={node}"), "--port=0".to_owned()])
             .arg(format!("--sleep-interval={interval}"))
@@ -214,18 +209,16 @@ impl Exporter {
             .arg(flag("podresources-socket", &Kubelets::socket(kubelet)))
             .arg(format!("--kubelet-config-uri={config}"))
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .context("the exporter")?;
-        Ok(Self(child))
+            .stdout(Stdio::null());
+        Ok(Self(Process::start("exporter", &mut command)?))
     }
 
     fn counters(&self) -> Result<Counters> {
-        Counters::of(self.0.id())
+        Counters::of(self.0.pid())
     }
 
     /// How long it has run: ticks of the kernel's clock are too long for that.
     fn cpu(&self) -> Result<Duration> {
-        run_time_of(self.0.id())
+        run_time_of(self.0.pid())
     }
 }

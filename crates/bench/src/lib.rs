@@ -8,8 +8,10 @@ mod exporter;
 mod informers;
 mod koordlet;
 mod levers;
+mod local_server;
 mod manager;
 mod meter;
+mod process;
 mod recommend;
 mod report;
 mod runtime;
@@ -17,18 +19,14 @@ mod scheduler;
 mod service;
 mod whole;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use apiserver::simulated;
-use koord_apiserver::{ApiServer, Config};
 use koord_app::Clock;
 use report::Report;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 /// What is logged unless the user chooses: that certificates made here are not verified is no news.
 pub const LOG: &str = "warn,kube_client::client::tls=error";
@@ -111,28 +109,14 @@ struct ApiServerFigures {
     up: whole::UpFigures,
 }
 
-/// An API server in memory on a free loopback port, with the CRDs and without controllers, that serves
-/// until `stop`; `kubeconfig` is written for its clients.
-async fn api_server(
-    kubeconfig: &Path,
-    stop: &CancellationToken,
-) -> Result<(Arc<ApiServer>, JoinHandle<()>)> {
-    let mut config = Config::memory(Clock::system());
-    config.controllers = koord_app::flags::Selection::none();
-    config.bind = ([127, 0, 0, 1], 0).into();
-    let server = ApiServer::open(config).await?;
-    server.install_crds(koord_api::crd_values()).await?;
-    let listener = server.listen().await?;
-    server.write_kubeconfig(kubeconfig)?;
-    let serving = tokio::spawn({
-        let (server, stop) = (server.clone(), stop.clone());
-        async move {
-            if let Err(error) = server.serve(listener, stop).await {
-                tracing::error!(%error, "API server");
-            }
+/// Runs a benchmark to its end, or until the user interrupts it.
+fn run_until_interrupted<T>(benchmark: impl Future<Output = Result<T>>) -> Result<T> {
+    koord_app::daemon::runtime()?.block_on(async {
+        tokio::select! {
+            outcome = benchmark => outcome,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
         }
-    });
-    Ok((server, serving))
+    })
 }
 
 /// Runs a benchmark and prints its figures.

@@ -94,13 +94,7 @@ struct Ways {
 /// # Errors
 /// The fixture cannot be made, or a runtime refuses what is asked of it.
 pub(super) fn run(args: &Args) -> Result<Option<RuntimeFigures>> {
-    let report = koord_app::daemon::runtime()?.block_on(async {
-        tokio::select! {
-            report = Box::pin(measure(args)) => report,
-            _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
-        }
-    });
-    let Some(report) = report? else {
+    let Some(report) = crate::run_until_interrupted(Box::pin(measure(args)))? else {
         return Ok(None);
     };
     if let Some(path) = &args.picture {

@@ -115,7 +115,7 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<EngineFigure
     let directory = tempfile::tempdir().context("temporary directory")?;
     let kubeconfig = directory.path().join("kubeconfig");
     let stop = CancellationToken::new();
-    let (_, serving) = super::api_server(&kubeconfig, &stop).await?;
+    let (_, serving) = crate::local_server::serve(&kubeconfig, &stop).await?;
     let connect = |name: &str| {
         let options = ClientOptions {
             qps: 0.0,

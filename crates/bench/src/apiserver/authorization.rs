@@ -57,13 +57,7 @@ async fn start(
     let owner = Owner::make(server.service()).await?;
     load::prepare_gets(&server.service(), &owner).await?;
     let (address, stop, serving) = serve(&server).await?;
-    let client = Client {
-        tls: server.client_tls(USER, &[])?,
-        address,
-        connections: options.connections,
-        streams: options.streams,
-        owner,
-    };
+    let client = Client::new(&server, address, options, owner)?;
     Ok(Served {
         server,
         client,

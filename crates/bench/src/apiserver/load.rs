@@ -1,13 +1,14 @@
 //! The loads that are put on a server.
 
 use super::client::Connection;
-use super::{BenchError, WatchFigures, millis, objects};
+use super::{BenchError, BenchOptions, USER, WatchFigures, millis, objects};
 use crate::meter::{cpu_time, rss_mib};
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use koord_apiserver::ApiServer;
 use koord_workload::statistics::percentile;
 use rustls::ClientConfig;
 use std::net::SocketAddr;
@@ -40,6 +41,24 @@ pub(super) struct Client {
     /// Requests in progress per connection.
     pub(super) streams: usize,
     pub(super) owner: Owner,
+}
+
+impl Client {
+    /// Returns a client of `server` at `address`, as [`USER`] and with the connections of `options`.
+    pub(super) fn new(
+        server: &ApiServer,
+        address: SocketAddr,
+        options: &BenchOptions,
+        owner: Owner,
+    ) -> Result<Self, BenchError> {
+        Ok(Self {
+            tls: server.client_tls(USER, &[])?,
+            address,
+            connections: options.connections,
+            streams: options.streams,
+            owner,
+        })
+    }
 }
 
 /// A measured rate.

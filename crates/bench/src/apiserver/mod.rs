@@ -408,13 +408,7 @@ async fn measure_mode(
     .await?;
     bind_user(&server).await?;
     let (address, stop, serving) = serve(&server).await?;
-    let client = Client {
-        tls: server.client_tls(USER, &[])?,
-        address,
-        connections: options.connections,
-        streams: options.streams,
-        owner: owner.clone(),
-    };
+    let client = Client::new(&server, address, options, owner.clone())?;
 
     // A watch on everything that is written, as there always is in a cluster.
     let watch = load::drain_watch(server.service(), stop.clone());

@@ -3,14 +3,14 @@
 use super::fixture::Groups;
 use super::objects::NODE;
 use super::world::World;
+use crate::process::{Process, free_port};
 use anyhow::{Context as _, Result, bail};
 use koord_app::console;
 use koordlet::status::{State, Status};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -95,19 +95,11 @@ pub(crate) struct Active {
     pub(crate) strategies: Vec<String>,
 }
 
-/// A running agent; killed on drop.
+/// A running agent.
 pub(crate) struct Agent {
-    child: Child,
+    process: Process,
     flavour: Flavour,
-    log: PathBuf,
     port: u16,
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Agent {
@@ -122,13 +114,9 @@ impl Agent {
         world: &World,
         work: &Path,
     ) -> Result<Self> {
-        let path = work.join("log");
-        let log =
-            File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
-        let free = std::net::TcpListener::bind(("127.0.0.1", 0))?;
-        let port = free.local_addr()?.port();
-        drop(free);
-        let child = Command::new(&program.path)
+        let port = free_port()?;
+        let mut command = Command::new(&program.path);
+        command
             .args(program.first)
             .args(flags(
                 settings,
@@ -138,22 +126,16 @@ impl Agent {
                 work,
             )?)
             .env("NODE_NAME", NODE)
-            .env("agent_mode", "hostMode")
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.path.display()))?;
+            .env("agent_mode", "hostMode");
         Ok(Self {
-            child,
+            process: Process::start_logging("agent", &mut command, work.join("log"))?,
             flavour: program.flavour,
-            log: path,
             port,
         })
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid()
     }
 
     pub(crate) fn flavour(&self) -> Flavour {
@@ -165,16 +147,7 @@ impl Agent {
     /// # Errors
     /// Tells the end of its log.
     pub(crate) fn alive(&mut self) -> Result<()> {
-        let Some(status) = self.child.try_wait()? else {
-            return Ok(());
-        };
-        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        let last = lines.get(lines.len().saturating_sub(20)..);
-        bail!(
-            "the agent ended ({status}):\n{}",
-            last.unwrap_or_default().join("\n")
-        )
+        self.process.check_running()
     }
 
     /// What it says it does: ours when asked, Koordinator's in its log.
@@ -184,16 +157,16 @@ impl Agent {
     pub(crate) async fn active(&self) -> Result<Active> {
         match self.flavour {
             Flavour::Koord => ours(self.port).await,
-            Flavour::Upstream => Ok(upstream(&std::fs::read_to_string(&self.log)?)),
+            Flavour::Upstream => Ok(upstream(&self.process.output()?)),
         }
     }
 
     /// Asks it to end, and kills it when it does not.
     pub(crate) async fn stop(mut self) {
-        let pid = self.child.id().to_string();
+        let pid = self.pid().to_string();
         let _ = Command::new("kill").args(["-TERM", &pid]).status();
         let end = Instant::now() + GRACE;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
+        while self.process.is_running() && Instant::now() < end {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

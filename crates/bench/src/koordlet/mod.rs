@@ -158,12 +158,7 @@ pub(super) struct KoordletFigures {
 /// # Errors
 /// The fixture cannot be made, or an agent does not start or ends early.
 pub(super) fn run(args: &Args) -> Result<KoordletFigures> {
-    koord_app::daemon::runtime()?.block_on(async {
-        tokio::select! {
-            report = measure(args) => report,
-            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
-        }
-    })
+    crate::run_until_interrupted(measure(args))
 }
 
 async fn measure(args: &Args) -> Result<KoordletFigures> {

@@ -219,6 +219,22 @@ fn container(shape: Shape, number: u32) -> Value {
     })
 }
 
+/// Returns a pod without the fields that the API server sets itself.
+pub(crate) fn without_server_fields(mut pod: Value) -> Value {
+    for (part, name) in [
+        ("spec", "priority"),
+        ("spec", "preemptionPolicy"),
+        ("metadata", "uid"),
+        ("metadata", "resourceVersion"),
+        ("metadata", "creationTimestamp"),
+    ] {
+        if let Some(object) = pod[part].as_object_mut() {
+            object.remove(name);
+        }
+    }
+    pod
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

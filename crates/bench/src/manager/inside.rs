@@ -41,10 +41,15 @@ pub(super) async fn run(args: &Args) -> Result<InProcessFigures> {
     let plain = cluster(args, without.path()).await?;
     let asking = cluster(args, with.path()).await?;
     let mut options = koord_manager::Options::default();
-    options.webhooks = webhooks::connect(&asking.server, &asking.client, &options.gates).await?;
+    options.webhooks =
+        webhooks::connect(&asking.local.server, &asking.local.client, &options.gates).await?;
     let context = Context::new();
     let stop = context.shutdown.clone();
-    let manager = tokio::spawn(koord_manager::run(options, asking.client.clone(), context));
+    let manager = tokio::spawn(koord_manager::run(
+        options,
+        asking.local.client.clone(),
+        context,
+    ));
     let pods: Vec<String> = objects::new_pods(PODS, args)
         .into_iter()
         .map(|mut pod| {
@@ -112,6 +117,7 @@ async fn create(cluster: &Cluster, pod: &str) -> Result<String> {
     );
     let post = http::Request::post(path).header("content-type", "application/json");
     let made = cluster
+        .local
         .client
         .request_text(post.body(pod.as_bytes().to_vec())?);
     made.await.context("creating a pod")

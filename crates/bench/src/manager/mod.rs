@@ -12,7 +12,7 @@ mod recommendations;
 mod webhooks;
 
 use crate::meter::WindowUse;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -118,12 +118,7 @@ pub(super) struct ManagerFigures {
 /// # Errors
 /// The cluster cannot be made, or the manager does not start, ends early or answers wrongly.
 pub(super) fn run(args: &Args) -> Result<ManagerFigures> {
-    koord_app::daemon::runtime()?.block_on(async {
-        tokio::select! {
-            report = Box::pin(measure(args)) => report,
-            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
-        }
-    })
+    crate::run_until_interrupted(Box::pin(measure(args)))
 }
 
 async fn measure(args: &Args) -> Result<ManagerFigures> {

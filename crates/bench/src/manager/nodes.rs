@@ -83,7 +83,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<N
     fill(&cluster, args).await?;
     cluster.install_webhooks().await?;
     let began = Instant::now();
-    let mut manager = Manager::start(program, &cluster.kubeconfig, &work, &[]).await?;
+    let mut manager = Manager::start(program, &cluster.local.kubeconfig, &work, &[]).await?;
     let metrics = TableId::new("slo.koordinator.sh", "nodemetrics");
     for table in [&metrics, &slos_table()] {
         all(&cluster, &mut manager, table, args.nodes, |_| true).await?;
@@ -176,7 +176,7 @@ pub(super) async fn all(
             bail!("{table:?}: {} of {count} after {PATIENCE:?}", there.len());
         }
         tokio::time::sleep(LOOK).await;
-        let page = cluster.server.store().all(table, None, &|entry| {
+        let page = cluster.local.server.store().all(table, None, &|entry| {
             !there.contains(&entry.key.name) && done(entry)
         });
         there.extend(page.iter().map(|entry| entry.key.name.clone()));
@@ -204,10 +204,13 @@ async fn report_for_ever(cluster: Arc<Cluster>, args: Args) -> Result<()> {
                 &mut random,
             );
             let path = format!("/apis/slo.koordinator.sh/v1alpha1/nodemetrics/{name}/status");
-            cluster.patch(&path, &json!({"status": status})).await?;
+            cluster
+                .local
+                .patch(&path, &json!({"status": status}))
+                .await?;
             if (round + u64::from(index)).is_multiple_of(HEARTBEATS) {
                 let path = format!("/api/v1/nodes/{name}/status");
-                cluster.patch(&path, &objects::heartbeat()).await?;
+                cluster.local.patch(&path, &objects::heartbeat()).await?;
             }
         }
     }
@@ -225,7 +228,7 @@ struct Watching(Watcher);
 
 impl Watching {
     fn of(cluster: &Cluster, table: TableId) -> Result<Self> {
-        let store = cluster.server.store();
+        let store = cluster.local.server.store();
         let watcher = store.watch(table, store.revision());
         Ok(Self(watcher.context("watch")?))
     }
@@ -260,7 +263,7 @@ async fn replan(cluster: &Cluster, manager: &mut Manager, nodes: u32, round: u32
     let data: serde_json::Map<String, Value> = texts
         .map(|(key, value)| (key.clone(), value.to_string().into()))
         .collect();
-    cluster.patch(&path, &json!({"data": data})).await?;
+    cluster.local.patch(&path, &json!({"data": data})).await?;
     let mut last = began;
     let mut seen: [HashSet<Arc<str>>; 2] = Default::default();
     loop {
@@ -287,7 +290,11 @@ async fn replan(cluster: &Cluster, manager: &mut Manager, nodes: u32, round: u32
             "{nodes_seen} nodes and {slos_seen} NodeSLOs of {nodes} were written after {REPLAN:?}"
         );
     }
-    let slos = cluster.server.store().all(&slos_table(), None, &|_| true);
+    let slos = cluster
+        .local
+        .server
+        .store()
+        .all(&slos_table(), None, &|_| true);
     let says = |entry: &Arc<Entry>| {
         entry.value()["spec"]["resourceUsedThresholdWithBE"]["cpuSuppressThresholdPercent"]
             == suppress

@@ -2,19 +2,14 @@
 
 use crate::koordlet::fixture::Shape;
 use crate::koordlet::objects as node;
-use anyhow::{Context as _, Result};
+use crate::local_server::LocalServer;
+use anyhow::Result;
 use futures::StreamExt as _;
 use koord_api::configmap::NAMESPACE as CONFIG_NAMESPACE;
-use koord_apiserver::ApiServer;
-use koord_kube::Client;
 use koord_kube::webhook::configuration::Service;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use std::path::Path;
 
-const MERGE_PATCH: &str = "application/merge-patch+json";
 /// Writes in progress at a time while the cluster is made.
 const WRITERS: usize = 32;
 /// How many quotas have children.
@@ -22,17 +17,7 @@ const PARENTS: u32 = 20;
 
 /// A cluster; its server ends with it.
 pub(super) struct Cluster {
-    pub(super) kubeconfig: PathBuf,
-    pub(super) client: Client,
-    pub(super) server: Arc<ApiServer>,
-    stop: CancellationToken,
-    _serving: JoinHandle<()>,
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
+    pub(super) local: LocalServer,
 }
 
 impl Cluster {
@@ -41,22 +26,11 @@ impl Cluster {
     /// # Errors
     /// The server does not start.
     pub(super) async fn start(work: &Path) -> Result<Self> {
-        std::fs::create_dir_all(work)
-            .with_context(|| format!("cannot create {}", work.display()))?;
-        let kubeconfig = work.join("kubeconfig");
-        let stop = CancellationToken::new();
-        let (server, serving) = crate::api_server(&kubeconfig, &stop).await?;
-        let cluster = Self {
-            client: koord_kube::client::in_process(server.service()),
-            kubeconfig,
-            server,
-            stop,
-            _serving: serving,
-        };
-        koord_cluster::objects::first_objects(&cluster.client, &settings(65, 65)).await?;
+        let local = LocalServer::start(work).await?;
+        koord_cluster::objects::first_objects(&local.client, &settings(65, 65)).await?;
         let namespace = json!({"metadata": {"name": node::NAMESPACE, "labels": {"team": "shop"}}});
-        cluster.create("/api/v1/namespaces", namespace).await?;
-        Ok(cluster)
+        local.create("/api/v1/namespaces", namespace).await?;
+        Ok(Self { local })
     }
 
     /// Tells API servers of every webhook, as the manager's manifests do. Comes last: nobody answers
@@ -75,7 +49,7 @@ impl Cluster {
                 _ => "validatingwebhookconfigurations",
             };
             let path = format!("/apis/admissionregistration.k8s.io/v1/{plural}");
-            self.create(&path, configuration).await?;
+            self.local.create(&path, configuration).await?;
         }
         Ok(())
     }
@@ -111,51 +85,7 @@ impl Cluster {
         path: &str,
         objects: impl Iterator<Item = Value>,
     ) -> Result<()> {
-        each(objects.map(|object| self.create(path, object))).await
-    }
-
-    /// Creates an object, and writes its status where it has one.
-    ///
-    /// # Errors
-    /// It is refused.
-    pub(super) async fn create(&self, path: &str, mut object: Value) -> Result<()> {
-        let status = object.get_mut("status").map(Value::take);
-        self.post(path, &object).await?;
-        let name = object["metadata"]["name"].as_str().unwrap_or_default();
-        match status {
-            Some(status) => {
-                let path = format!("{path}/{name}/status");
-                self.patch(&path, &json!({"status": status})).await
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Creates an object as it is; its uid.
-    ///
-    /// # Errors
-    /// It is refused.
-    pub(super) async fn post(&self, path: &str, object: &Value) -> Result<String> {
-        let post = http::Request::post(path).header("content-type", "application/json");
-        let post = post.body(object.to_string().into_bytes())?;
-        let made: Result<Value, _> = self.client.request(post).await;
-        let name = &object["metadata"]["name"];
-        let made = made.with_context(|| format!("creating {name} at {path}"))?;
-        let uid = made["metadata"]["uid"].as_str();
-        Ok(uid.unwrap_or_default().to_owned())
-    }
-
-    /// Changes an object by a merge patch.
-    ///
-    /// # Errors
-    /// It is refused.
-    pub(super) async fn patch(&self, path: &str, patch: &Value) -> Result<()> {
-        let request = http::Request::patch(path).header("content-type", MERGE_PATCH);
-        let request = request.body(patch.to_string().into_bytes())?;
-        let patched = self.client.request_text(request).await;
-        patched
-            .map(drop)
-            .with_context(|| format!("patching {path}"))
+        each(objects.map(|object| self.local.create(path, object))).await
     }
 }
 
@@ -413,19 +343,7 @@ pub(super) fn running_pod(index: u32, per_node: u32) -> Value {
 
 /// A pod without what the API server sets itself.
 pub(super) fn bare_pod(index: u32, containers: u32) -> Value {
-    let mut pod = node::pod(index, containers);
-    for (part, name) in [
-        ("spec", "priority"),
-        ("spec", "preemptionPolicy"),
-        ("metadata", "uid"),
-        ("metadata", "resourceVersion"),
-        ("metadata", "creationTimestamp"),
-    ] {
-        if let Some(object) = pod[part].as_object_mut() {
-            object.remove(name);
-        }
-    }
-    pod
+    node::without_server_fields(node::pod(index, containers))
 }
 
 /// Namespace and name of the pod of this number.

@@ -1,12 +1,12 @@
 //! The manager under test: a process of its own.
 
+use crate::process::{Process, free_port};
 use anyhow::{Context as _, Result, bail};
 use koord_kube::Client;
 use koord_kube::endpoint::{Trust, connect};
 use std::fmt;
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// How long a manager may take to serve webhooks.
@@ -60,19 +60,11 @@ impl Program {
     }
 }
 
-/// A running manager; killed on drop.
+/// A running manager.
 pub(super) struct Manager {
-    child: Child,
-    log: PathBuf,
+    process: Process,
     /// Asks its webhooks.
     pub(super) webhooks: Client,
-}
-
-impl Drop for Manager {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Manager {
@@ -90,12 +82,9 @@ impl Manager {
         let certificates = work.join("certificates");
         std::fs::create_dir_all(&certificates)
             .with_context(|| format!("cannot create {}", certificates.display()))?;
-        let log = work.join("manager.log");
-        let out = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-        let free = std::net::TcpListener::bind(("127.0.0.1", 0))?;
-        let port = free.local_addr()?.port();
-        drop(free);
-        let child = Command::new(&program.path)
+        let port = free_port()?;
+        let mut command = Command::new(&program.path);
+        command
             .args(program.first)
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
             .args([
@@ -111,21 +100,14 @@ impl Manager {
             .env("WEBHOOK_HOST", "localhost")
             .env("WEBHOOK_PORT", port.to_string())
             .env("WEBHOOK_CERT_DIR", &certificates)
-            .env("POD_NAMESPACE", koord_api::configmap::NAMESPACE)
-            .stdin(Stdio::null())
-            .stdout(out.try_clone()?)
-            .stderr(out)
-            .spawn()
-            .with_context(|| format!("cannot start {program}"))?;
+            .env("POD_NAMESPACE", koord_api::configmap::NAMESPACE);
+        let log = work.join("manager.log");
+        let process = Process::start_logging("manager", &mut command, log)?;
         // Its certificate names localhost and is signed by itself. Over HTTP/1.1 with connections that
         // are kept and made as needed, as kube-apiserver asks webhooks.
         let url = format!("https://127.0.0.1:{port}");
         let webhooks = connect(&url, &Trust::Any, None, ANSWER_WITHIN)?;
-        let mut manager = Self {
-            child,
-            log,
-            webhooks,
-        };
+        let mut manager = Self { process, webhooks };
         manager.serves().await?;
         Ok(manager)
     }
@@ -139,17 +121,15 @@ impl Manager {
                 return Ok(());
             }
             if Instant::now() > until {
-                bail!(
-                    "the manager serves no webhooks after {START:?}: {}",
-                    self.said()
-                );
+                let tail = self.process.log_tail();
+                bail!("the manager serves no webhooks after {START:?}:\n{tail}");
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
     pub(super) fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid()
     }
 
     /// CPU time so far, user and system.
@@ -162,17 +142,6 @@ impl Manager {
     /// # Errors
     /// Tells the end of its log.
     pub(super) fn alive(&mut self) -> Result<()> {
-        match self.child.try_wait()? {
-            None => Ok(()),
-            Some(status) => bail!("the manager ended ({status}): {}", self.said()),
-        }
-    }
-
-    /// The end of its log.
-    fn said(&self) -> String {
-        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        let last = lines.get(lines.len().saturating_sub(20)..);
-        format!("\n{}", last.unwrap_or_default().join("\n"))
+        self.process.check_running()
     }
 }

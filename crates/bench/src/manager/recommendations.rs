@@ -62,6 +62,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
         let metric = json!({"metadata": {"name": objects::node_name(index)}, "spec": {}});
         let metric = with_types(metric, "slo.koordinator.sh/v1alpha1", "NodeMetric");
         cluster
+            .local
             .post("/apis/slo.koordinator.sh/v1alpha1/nodemetrics", &metric)
             .await?;
     }
@@ -70,7 +71,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
     let began = Instant::now();
     let round = Duration::from_secs_f64(args.interval.clamp(1.0, ROUND));
     let flag = format!("--recommender-interval={}s", round.as_secs());
-    let mut manager = Manager::start(program, &cluster.kubeconfig, &work, &[&flag]).await?;
+    let mut manager = Manager::start(program, &cluster.local.kubeconfig, &work, &[&flag]).await?;
     let recommended = |entry: &Entry| {
         let recommended = &entry.value()["status"]["podStatus"]["containerStatuses"];
         recommended
@@ -131,7 +132,10 @@ async fn report_all(cluster: &Cluster, nodes: u32, random: &mut fastrand::Rng) -
         let status = objects::report(index, PODS_PER_NODE, name_of_pod, 1.0, random);
         let name = objects::node_name(index);
         let path = format!("/apis/slo.koordinator.sh/v1alpha1/nodemetrics/{name}/status");
-        cluster.patch(&path, &json!({"status": status})).await?;
+        cluster
+            .local
+            .patch(&path, &json!({"status": status}))
+            .await?;
     }
     Ok(())
 }
@@ -160,6 +164,7 @@ async fn workload(cluster: &Cluster, index: u32, histories: &[Value]) -> Result<
     let deployment = json!({"metadata": {"name": name, "labels": labels}, "spec": spec});
     let apps = format!("/apis/apps/v1/namespaces/{namespace}");
     let uid = cluster
+        .local
         .post(&format!("{apps}/deployments"), &deployment)
         .await?;
     let set = format!("{name}-7d9c6bd5f");
@@ -167,6 +172,7 @@ async fn workload(cluster: &Cluster, index: u32, histories: &[Value]) -> Result<
     let replica_set = json!({"metadata": {"name": set, "labels": labels, "ownerReferences": owners},
         "spec": spec});
     let uid = cluster
+        .local
         .post(&format!("{apps}/replicasets"), &replica_set)
         .await?;
     let owners = owned("ReplicaSet", &set, &uid);
@@ -181,9 +187,12 @@ async fn workload(cluster: &Cluster, index: u32, histories: &[Value]) -> Result<
         object["metadata"]["ownerReferences"] = owners.clone();
         object["spec"]["nodeName"] = objects::node_name(pod / PODS_PER_NODE).into();
         let path = format!("/api/v1/namespaces/{namespace}/pods");
-        pods.push(cluster.post(&path, &object).await?);
+        pods.push(cluster.local.post(&path, &object).await?);
         let path = format!("{path}/{pod_name}/status");
-        cluster.patch(&path, &json!({"status": status})).await?;
+        cluster
+            .local
+            .patch(&path, &json!({"status": status}))
+            .await?;
     }
     let target = json!({"type": "workload", "workload":
         {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}});
@@ -191,7 +200,7 @@ async fn workload(cluster: &Cluster, index: u32, histories: &[Value]) -> Result<
     let version = "analysis.koordinator.sh/v1alpha1";
     let recommendation = with_types(recommendation, version, "Recommendation");
     let path = format!("{API}/namespaces/{namespace}/recommendations");
-    let uid = cluster.post(&path, &recommendation).await?;
+    let uid = cluster.local.post(&path, &recommendation).await?;
     let path = format!("{API}/namespaces/{namespace}/recommendationcheckpoints");
     for number in 0..CONTAINERS {
         let at = (index * CONTAINERS + number) as usize % histories.len().max(1);
@@ -208,7 +217,7 @@ async fn workload(cluster: &Cluster, index: u32, histories: &[Value]) -> Result<
             "status": status,
         });
         let checkpoint = with_types(checkpoint, version, "RecommendationCheckpoint");
-        cluster.post(&path, &checkpoint).await?;
+        cluster.local.post(&path, &checkpoint).await?;
     }
     Ok(())
 }

@@ -114,7 +114,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<W
     cluster.add_profiles(args.profiles).await?;
     cluster.add_quotas(args.quotas).await?;
     cluster.install_webhooks().await?;
-    let mut manager = Manager::start(program, &cluster.kubeconfig, &work, &[]).await?;
+    let mut manager = Manager::start(program, &cluster.local.kubeconfig, &work, &[]).await?;
     let questions: Arc<[Questions]> = questions(&manager.webhooks, args).await?.into();
     let sizes = questions.iter().map(|asked| asked.mutate.len());
     let review_bytes = sizes.sum::<usize>() / questions.len().max(1);

@@ -1,21 +1,19 @@
 //! The node around the containers: a cluster with the Node, agents and proxies.
 
 use super::party::Party;
-use crate::api_server;
-use anyhow::{Context as _, Result, bail};
+use crate::local_server::LocalServer;
+use anyhow::{Result, bail};
 use koord_app::Context;
 use koord_host::CgroupPath;
 use koord_host::root::Controller;
 use koord_host::testing::Groups;
-use koord_kube::Client;
 use koord_runtime_proxy::Skip;
 use koordlet::runtime::{Config, Mode};
 use koordlet::states::{Driver, Layout};
 use koordlet::{Options, Settings};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tokio_util::sync::CancellationToken;
 
 const NODE: &str = "bench";
 
@@ -39,25 +37,17 @@ pub(super) fn batch_pod(groups: &Groups, uid: &str) -> Result<CgroupPath> {
 
 /// An API server with a node that has no pods: what agents know of those is what they are told.
 pub(super) struct Cluster {
-    client: Client,
-    stop: CancellationToken,
+    local: LocalServer,
 }
 
 impl Cluster {
     /// # Errors
     /// When it cannot be started.
     pub(super) async fn start(directory: &Path) -> Result<Self> {
-        std::fs::create_dir_all(directory)?;
-        let stop = CancellationToken::new();
-        let (server, _) = api_server(&directory.join("kubeconfig"), &stop).await?;
-        let client = koord_kube::client::in_process(server.service());
+        let local = LocalServer::start(directory).await?;
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}});
-        let post = http::Request::post("/api/v1/nodes").header("content-type", "application/json");
-        let _: Value = client
-            .request(post.body(node.to_string().into())?)
-            .await
-            .context("Node")?;
-        Ok(Self { client, stop })
+        local.create("/api/v1/nodes", node).await?;
+        Ok(Self { local })
     }
 
     /// An agent that is asked already when this returns.
@@ -92,7 +82,7 @@ impl Cluster {
             ..Options::default()
         };
         let ctx = Context::new();
-        let run = koordlet::run(options, self.client.clone(), ctx.clone());
+        let run = koordlet::run(options, self.local.client.clone(), ctx.clone());
         let agent = Agent {
             ctx,
             party: Party::start("agent", run)?,
@@ -121,7 +111,7 @@ impl Cluster {
     }
 
     pub(super) fn stop(&self) {
-        self.stop.cancel();
+        self.local.stop.cancel();
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::engine::{self as bench, ApiObjects};
 use crate::meter;
+use crate::process::Process;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_app::Context;
@@ -10,7 +11,7 @@ use koord_kube::{Api, Client};
 use koord_scheduler::DebugHandle;
 use serde_json::json;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
@@ -28,16 +29,6 @@ pub(super) enum Running {
         debug: DebugHandle,
     },
     Outside(Process),
-}
-
-/// A child that does not outlive the measurement.
-pub(super) struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 impl Running {
@@ -68,11 +59,8 @@ impl Running {
             .split_whitespace()
             .map(|word| word.replace("{kubeconfig}", &kubeconfig));
         let program = words.next().context("--scheduler names no program")?;
-        let child = Command::new(&program)
-            .args(words)
-            .spawn()
-            .with_context(|| format!("--scheduler: cannot start {program}"))?;
-        Ok(Self::Outside(Process(child)))
+        let process = Process::start("scheduler", Command::new(&program).args(words));
+        Ok(Self::Outside(process.context("--scheduler")?))
     }
 
     /// Waits until it places pods. Another program is tried with a pod of its own.
@@ -115,7 +103,7 @@ impl Running {
     pub(super) fn cpu(&self) -> Duration {
         match self {
             Self::Inside { .. } => meter::cpu_time(),
-            Self::Outside(process) => meter::cpu_time_of(process.0.id()),
+            Self::Outside(process) => meter::cpu_time_of(process.pid()),
         }
     }
 
@@ -123,7 +111,7 @@ impl Running {
     pub(super) fn rss_mib(&self) -> f64 {
         match self {
             Self::Inside { .. } => meter::rss_mib(),
-            Self::Outside(process) => meter::rss_mib_of(process.0.id()),
+            Self::Outside(process) => meter::rss_mib_of(process.pid()),
         }
     }
 
