@@ -9,9 +9,9 @@
 mod page;
 mod stage;
 
-use super::output;
+use super::{output, simulated};
 use crate::{cluster, console};
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use stage::Stage;
 use std::path::PathBuf;
@@ -152,33 +152,22 @@ impl Spread {
 /// When it is interrupted, a component does not start, or a file cannot be written.
 pub fn main(args: &Args) -> Result<()> {
     cluster::init_logging(if args.verbose { "info" } else { "error" });
-    output::check(&args.report)?;
-    if let Some(path) = &args.json {
-        output::check(path)?;
-        output::distinct(path, &args.report, "--json and --report")?;
-    }
-    let outcome = koord_app::daemon::runtime()?.block_on(async {
-        tokio::select! {
-            outcome = run(args) => outcome,
-            _ = tokio::signal::ctrl_c() => bail!("interrupted before everything was measured"),
-        }
-    })?;
-    console::say("");
-    console::say(page::table(&outcome));
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&outcome).context("figures as JSON")?;
-        output::write(path, &text)?;
-        console::say(format_args!("The figures: {}", path.display()));
-    }
-    output::write(&args.report, &page::html(&outcome))?;
-    console::say(format_args!("The pictures: {}", args.report.display()));
-    Ok(())
+    output::check_files(&args.report, args.json.as_deref())?;
+    let outcome = simulated::measure(run(args))?;
+    let html = page::html(&outcome);
+    output::publish(
+        &outcome,
+        &page::table(&outcome),
+        args.json.as_deref(),
+        (&html, &args.report),
+        "pictures",
+    )
 }
 
 async fn run(args: &Args) -> Result<Outcome> {
     let mut stage = Stage::set(args.nodes as usize).await?;
     let outcome = play(&mut stage, args).await;
-    stage.clear().await;
+    stage.cluster.stop().await;
     outcome
 }
 

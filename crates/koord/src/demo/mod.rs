@@ -12,6 +12,7 @@ pub mod recovery;
 pub mod result;
 mod scene;
 pub mod schedule;
+mod simulated;
 mod stage;
 pub mod table;
 pub mod topology;
@@ -127,13 +128,9 @@ pub fn main(args: &Args) -> Result<ExitCode> {
     crate::cluster::init_logging(if args.verbose { "info" } else { "error" });
     let figures = args.from.as_deref().map(output::read).transpose()?;
     // Minutes of measuring are not for the bin.
-    output::check(&args.report)?;
+    output::check_files(&args.report, args.json.as_deref())?;
     if let Some(path) = &args.from {
         output::distinct(path, &args.report, "--from and --report")?;
-    }
-    if let Some(path) = &args.json {
-        output::check(path)?;
-        output::distinct(path, &args.report, "--json and --report")?;
     }
     let suite = match figures {
         Some(suite) => suite,
@@ -432,8 +429,7 @@ fn finish(args: &Args, suite: &Suite) -> Result<()> {
     console::say(table::text(suite));
     console::say("");
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(suite).context("report as JSON")?;
-        output::write(path, &text)?;
+        output::write_json(path, suite)?;
         console::say(format_args!("The figures:  {}", path.display()));
     }
     output::write(&args.report, &page::suite::html(suite))?;

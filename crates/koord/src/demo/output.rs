@@ -2,7 +2,9 @@
 //! measured.
 
 use super::result::Suite;
+use crate::console;
 use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
 use std::path::Path;
 
 /// Whether what was measured can be put into `path` later. What is there stays as it is.
@@ -22,6 +24,19 @@ pub fn check(path: &Path) -> Result<()> {
     if !there {
         // Whoever makes it meanwhile gets it overwritten at the end anyway.
         std::fs::remove_file(path).with_context(refused)?;
+    }
+    Ok(())
+}
+
+/// Checks that what was measured can be put into a page and, where it is asked for, a file of figures later.
+///
+/// # Errors
+/// When one of them cannot be written, or both are the same file.
+pub fn check_files(report: &Path, json: Option<&Path>) -> Result<()> {
+    check(report)?;
+    if let Some(path) = json {
+        check(path)?;
+        distinct(path, report, "--json and --report")?;
     }
     Ok(())
 }
@@ -52,6 +67,39 @@ pub fn read(path: &Path) -> Result<Suite> {
         .with_context(|| format!("{shown} is not what this version's koord demo --json writes"))?;
     ensure!(!suite.scenarios.is_empty(), "{shown} has no scenario");
     Ok(suite)
+}
+
+/// Writes figures to a file, as JSON.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_json(path: &Path, figures: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(figures).context("figures as JSON")?;
+    write(path, &text)
+}
+
+/// Prints the table of a demo of simulated nodes, writes its figures where they are asked for, and its page, which has
+/// `pictures`.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn publish(
+    figures: &impl Serialize,
+    table: &str,
+    json: Option<&Path>,
+    page: (&str, &Path),
+    pictures: &str,
+) -> Result<()> {
+    console::say("");
+    console::say(table);
+    if let Some(path) = json {
+        write_json(path, figures)?;
+        console::say(format_args!("The figures: {}", path.display()));
+    }
+    let (html, report) = page;
+    write(report, html)?;
+    console::say(format_args!("The {pictures}: {}", report.display()));
+    Ok(())
 }
 
 /// Writes a file.

@@ -4,6 +4,7 @@ use super::result::{Phase, PhaseResult, ScenarioResult, Setup, Suite, Verdict};
 use super::verdict;
 use super::words::latency;
 use comfy_table::{CellAlignment, Table, presets};
+use std::ops::Range;
 
 /// A quotient for people; a dash where there is none.
 #[must_use]
@@ -100,8 +101,15 @@ fn plain_table(
     for row in rows {
         table.add_row(row);
     }
-    for column in table.column_iter_mut().skip(left) {
-        column.set_cell_alignment(CellAlignment::Right);
+    render(table, left..usize::MAX)
+}
+
+/// Returns the lines of a table whose columns `right` are aligned to the right.
+pub(super) fn render(mut table: Table, right: Range<usize>) -> String {
+    for (at, column) in table.column_iter_mut().enumerate() {
+        if right.contains(&at) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
     }
     let text = table.to_string();
     // Cells are padded to the column, which the ends of lines do not need.

@@ -8,14 +8,13 @@
 
 mod page;
 
-use super::output;
+use super::simulated::SimulatedCluster;
+use super::{output, simulated};
 use crate::{cluster, console};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
-use koord_apiserver::{ApiServer, Config};
-use koord_app::{Clock, Context};
 use koord_kube::api::{ListParams, PostParams};
 use koord_kube::{Api, Change, Client, Informer, Scope};
 use koord_scheduler::config::Configuration;
@@ -25,7 +24,6 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// CPUs of each of the two NUMA nodes, and of a pod: one fits into each, three into both together.
@@ -161,27 +159,16 @@ pub struct Watched {
 /// When it is interrupted, a component does not start, or a file cannot be written.
 pub fn main(args: &Args) -> Result<()> {
     cluster::init_logging(if args.verbose { "info" } else { "error" });
-    output::check(&args.report)?;
-    if let Some(path) = &args.json {
-        output::check(path)?;
-        output::distinct(path, &args.report, "--json and --report")?;
-    }
-    let outcome = koord_app::daemon::runtime()?.block_on(async {
-        tokio::select! {
-            outcome = run(args) => outcome,
-            _ = tokio::signal::ctrl_c() => bail!("interrupted before everything was measured"),
-        }
-    })?;
-    console::say("");
-    console::say(page::table(&outcome));
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&outcome).context("figures as JSON")?;
-        output::write(path, &text)?;
-        console::say(format_args!("The figures: {}", path.display()));
-    }
-    output::write(&args.report, &page::html(&outcome))?;
-    console::say(format_args!("The picture: {}", args.report.display()));
-    Ok(())
+    output::check_files(&args.report, args.json.as_deref())?;
+    let outcome = simulated::measure(run(args))?;
+    let html = page::html(&outcome);
+    output::publish(
+        &outcome,
+        &page::table(&outcome),
+        args.json.as_deref(),
+        (&html, &args.report),
+        "picture",
+    )
 }
 
 async fn run(args: &Args) -> Result<Outcome> {
@@ -201,7 +188,7 @@ async fn run(args: &Args) -> Result<Outcome> {
         console::warn(format_args!("{name}: {about}, {} s", setup.seconds));
         let mut stage = Stage::set(chain, &setup).await.context(name)?;
         let watched = stage.watch(chain, &setup).await;
-        stage.clear().await;
+        stage.0.stop().await;
         chains.push(watched.context(name)?);
     }
     let minutes = f64::from(setup.seconds) / 60.0;
@@ -215,88 +202,45 @@ async fn run(args: &Args) -> Result<Outcome> {
 }
 
 /// A cluster of simulated nodes with one scheduler.
-struct Stage {
-    server: std::sync::Arc<ApiServer>,
-    client: Client,
-    context: Context,
-    parts: JoinSet<Part>,
-}
-
-/// What runs for the whole time, and how it ended.
-type Part = (&'static str, Result<()>);
-
-/// Does `work`, unless one of `parts` ends before: what is found without it means nothing.
-async fn beside<T>(parts: &mut JoinSet<Part>, work: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::select! {
-        biased;
-        Some(ended) = parts.join_next() => match ended {
-            Ok((name, Ok(()))) => bail!("the {name} ended before everything was measured"),
-            Ok((name, Err(error))) => Err(error.context(name)),
-            Err(error) => Err(error).context("simulated nodes or scheduler"),
-        },
-        found = work => found,
-    }
-}
+struct Stage(SimulatedCluster);
 
 impl Stage {
     async fn set(chain: Chain, setup: &Setup) -> Result<Self> {
-        let server = ApiServer::open(Config::memory(Clock::system())).await?;
-        server.install_crds(koord_api::crd_values()).await?;
-        let client = koord_kube::client::in_process(server.service());
-        let mut stage = Self {
-            server,
-            client,
-            context: Context::new(),
-            parts: JoinSet::new(),
-        };
+        let mut cluster = SimulatedCluster::start().await?;
         let options = koord_sim::Options {
             nodes: setup.nodes as usize,
             template: NodeTemplate::with_numa(setup.layout.clone()),
             ..koord_sim::Options::default()
         };
-        let (client, context) = (stage.client.clone(), stage.context.clone());
-        stage.parts.spawn(async move {
-            let ended = koord_sim::run(options, client, context).await;
-            ("simulation of nodes", ended.map_err(Into::into))
+        cluster.spawn("simulation of nodes", |client, context| {
+            koord_sim::run(options, client, context)
         });
-        let reported = reported(stage.client.clone(), setup.nodes as usize);
-        beside(&mut stage.parts, reported).await?;
+        let reported = reported(cluster.client.clone(), setup.nodes as usize);
+        cluster.during(reported).await?;
         let options = koord_scheduler::Options {
             leader_elect: false,
             config: Some(chain.config()?),
             ..koord_scheduler::Options::new(koord_plugins::registry())
         };
-        let (client, context) = (stage.client.clone(), stage.context.clone());
-        stage.parts.spawn(async move {
-            let ended = koord_scheduler::run(options, client, context).await;
-            ("scheduler", ended.map_err(Into::into))
+        cluster.spawn("scheduler", |client, context| {
+            koord_scheduler::run(options, client, context)
         });
-        Ok(stage)
+        Ok(Self(cluster))
     }
 
     async fn watch(&mut self, chain: Chain, setup: &Setup) -> Result<Watched> {
-        let stop = self.context.shutdown.clone();
-        let pods = Informer::<Pod>::start(self.client.clone(), Scope::default(), stop);
-        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), "default");
+        let stop = self.0.context.shutdown.clone();
+        let pods = Informer::<Pod>::start(self.0.client.clone(), Scope::default(), stop);
+        let deployments: Api<Deployment> = Api::namespaced(self.0.client.clone(), "default");
         deployments
             .create(&PostParams::default(), &deployment(setup)?)
             .await
             .context("Deployment")?;
-        let failed_by_second = beside(&mut self.parts, count(pods, setup.seconds)).await?;
-        let all: Api<Pod> = Api::namespaced(self.client.clone(), "default");
+        let failed_by_second = self.0.during(count(pods, setup.seconds)).await?;
+        let all: Api<Pod> = Api::namespaced(self.0.client.clone(), "default");
         let live = ListParams::default().fields("status.phase!=Failed");
         let live = all.list(&live).await.context("pods")?.items;
         watched(chain, failed_by_second, &live)
-    }
-
-    async fn clear(mut self) {
-        self.context.shutdown.cancel();
-        while let Some(ended) = self.parts.join_next().await {
-            if let Ok((name, Err(error))) = ended {
-                console::warn(console::chain(&error.context(name)));
-            }
-        }
-        self.server.close().await;
     }
 }
 
@@ -421,42 +365,6 @@ mod tests {
         );
         let read: Outcome = serde_json::from_value(text).unwrap();
         assert_eq!(read, page::tests::outcome());
-    }
-
-    /// A scheduler that dies binds nothing, and nothing fails.
-    #[tokio::test]
-    async fn nothing_is_measured_without_all_parts() {
-        async fn died() -> Part {
-            ("scheduler", Err(anyhow::anyhow!("lost its lease")))
-        }
-        async fn ended() -> Part {
-            ("simulation of nodes", Ok(()))
-        }
-        async fn panicked() -> Part {
-            panic!("of a test");
-        }
-        for (at, why) in [
-            "scheduler: lost its lease",
-            "the simulation of nodes ended before everything was measured",
-            "simulated nodes or scheduler: task",
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            let mut parts = JoinSet::new();
-            parts.spawn(std::future::pending());
-            match at {
-                0 => parts.spawn(died()),
-                1 => parts.spawn(ended()),
-                _ => parts.spawn(panicked()),
-            };
-            let found = beside(&mut parts, std::future::pending::<Result<()>>()).await;
-            let error = format!("{:#}", found.unwrap_err());
-            assert!(error.starts_with(why), "{error}");
-        }
-        let mut parts = JoinSet::new();
-        parts.spawn(std::future::pending());
-        assert_eq!(beside(&mut parts, async { Ok(5) }).await.unwrap(), 5);
     }
 
     #[test]

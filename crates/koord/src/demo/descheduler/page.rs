@@ -2,7 +2,8 @@
 
 use super::{Outcome, Sample, Spread};
 use crate::demo::page::{Page, escape};
-use comfy_table::{CellAlignment, Table, presets};
+use crate::demo::table::render;
+use comfy_table::{Table, presets};
 use std::fmt::Write as _;
 
 /// The pictures' size, in their own units.
@@ -106,14 +107,7 @@ pub(super) fn table(outcome: &Outcome) -> String {
         row.push(bars.join(" "));
         table.add_row(row);
     }
-    for at in 1..4 {
-        if let Some(column) = table.column_mut(at) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    let lines = table.lines().map(|line| line.trim_end().to_owned());
-    let lines: Vec<String> = lines.collect();
-    let mut text = lines.join("\n");
+    let mut text = render(table, 1..4);
     if let Some(more) = outcome.setup.nodes.len().checked_sub(ROWS + 1) {
         let _ = write!(text, "\n and {} more nodes", more + 1);
     }

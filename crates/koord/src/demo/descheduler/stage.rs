@@ -1,19 +1,17 @@
 //! The cluster of `koord demo descheduler`.
 
+use super::super::simulated::SimulatedCluster;
 use super::{CPUS, Outcome, Sample, Setup, Spread, THRESHOLDS};
-use crate::console;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
 use koord_api::slo::NodeMetric;
 use koord_api::{Quantity, resources};
-use koord_apiserver::{ApiServer, Config};
-use koord_app::{Clock, Context};
 use koord_descheduler::config::Configuration;
 use koord_descheduler::{daemon, registry};
 use koord_kube::api::PostParams;
-use koord_kube::{Api, Client, Informer, ObjectKey, Scope, patch};
+use koord_kube::{Api, Informer, ObjectKey, Scope, patch};
 use koord_placement::Targets;
 use koord_sim::NodeTemplate;
 use serde::de::DeserializeOwned;
@@ -21,7 +19,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// Workloads: name, pods for each of the first nodes, and milli-CPUs that a pod uses; it asks for 500.
@@ -36,16 +33,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks at the loads.
 const SAMPLE: Duration = Duration::from_millis(500);
 
-/// What runs for the whole time, and how it ended.
-type Part = (&'static str, Result<()>);
-
 /// A cluster of simulated nodes.
 pub(super) struct Stage {
     pub(super) setup: Setup,
-    server: Arc<ApiServer>,
-    client: Client,
-    context: Context,
-    parts: JoinSet<Part>,
+    pub(super) cluster: SimulatedCluster,
     pods: Informer<Pod>,
     metrics: Informer<NodeMetric>,
     jobs: Informer<PodMigrationJob>,
@@ -92,12 +83,9 @@ fn configuration() -> Result<Configuration> {
 impl Stage {
     /// API server, nodes and a scheduler.
     pub(super) async fn set(nodes: usize) -> Result<Self> {
-        let server = ApiServer::open(Config::memory(Clock::system())).await?;
-        server.install_crds(koord_api::crd_values()).await?;
-        let client = koord_kube::client::in_process(server.service());
-        let context = Context::new();
+        let cluster = SimulatedCluster::start().await?;
         let first = nodes.div_ceil(3);
-        let stop = || context.shutdown.clone();
+        let (client, stop) = (&cluster.client, || cluster.context.shutdown.clone());
         let mut stage = Self {
             setup: Setup {
                 nodes: (0..nodes).map(koord_sim::node_name).collect(),
@@ -110,10 +98,7 @@ impl Stage {
             pods: Informer::start(client.clone(), Scope::default(), stop()),
             metrics: Informer::start(client.clone(), Scope::default(), stop()),
             jobs: Informer::start(client.clone(), Scope::default(), stop()),
-            server,
-            client,
-            context,
-            parts: JoinSet::new(),
+            cluster,
             begun: None,
             fewest_running: usize::MAX,
         };
@@ -127,29 +112,28 @@ impl Stage {
             least_report_interval: Duration::from_secs(1),
             ..koord_sim::Options::default()
         };
-        let (client, context) = (stage.client.clone(), stage.context.clone());
-        stage.parts.spawn(async move {
-            let ended = koord_sim::run(options, client, context).await;
-            ("simulation of nodes", ended.map_err(Into::into))
-        });
+        stage
+            .cluster
+            .spawn("simulation of nodes", |client, context| {
+                koord_sim::run(options, client, context)
+            });
         stage.measured().await?;
         let options = koord_scheduler::Options {
             leader_elect: false,
             ..koord_scheduler::Options::new(koord_plugins::registry())
         };
-        let (client, context) = (stage.client.clone(), stage.context.clone());
-        stage.parts.spawn(async move {
-            let ended = koord_scheduler::run(options, client, context).await;
-            ("scheduler", ended.map_err(Into::into))
+        stage.cluster.spawn("scheduler", |client, context| {
+            koord_scheduler::run(options, client, context)
         });
         Ok(stage)
     }
 
     /// Waits for the nodes, and has all of them report what they use; in a cluster that is the manager's.
     async fn measured(&mut self) -> Result<()> {
-        let stop = self.context.shutdown.clone();
-        let mut nodes = Informer::<Node>::start(self.client.clone(), Scope::default(), stop);
-        let metrics: Api<NodeMetric> = Api::all(self.client.clone());
+        let stop = self.cluster.context.shutdown.clone();
+        let mut nodes =
+            Informer::<Node>::start(self.cluster.client.clone(), Scope::default(), stop);
+        let metrics: Api<NodeMetric> = Api::all(self.cluster.client.clone());
         let names = self.setup.nodes.clone();
         let make = async {
             for name in &names {
@@ -164,7 +148,7 @@ impl Stage {
             }
             Ok::<_, anyhow::Error>(())
         };
-        beside(&mut self.parts, "the nodes", make).await
+        within(&mut self.cluster, "the nodes", PATIENCE, make).await
     }
 
     /// Puts all pods on the first nodes, and waits until they run; the others are closed.
@@ -173,7 +157,7 @@ impl Stage {
         for name in late {
             self.close(name, true).await?;
         }
-        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), "default");
+        let deployments: Api<Deployment> = Api::namespaced(self.cluster.client.clone(), "default");
         for (name, pods, uses) in WORKLOADS {
             let labels = json!({"app": name});
             let deployment = typed(json!({
@@ -200,7 +184,7 @@ impl Stage {
             }
             Ok(())
         };
-        beside(&mut self.parts, "the pods", all_run).await?;
+        within(&mut self.cluster, "the pods", PATIENCE, all_run).await?;
         self.fewest_running = wanted;
         Ok(())
     }
@@ -216,7 +200,7 @@ impl Stage {
 
     async fn close(&self, node: &str, closed: bool) -> Result<()> {
         let change = json!({"spec": {"unschedulable": closed}});
-        let changed = patch::merge_node(&self.client, node, &change).await;
+        let changed = patch::merge_node(&self.cluster.client, node, &change).await;
         changed.map(drop).with_context(|| format!("node {node}"))
     }
 
@@ -225,12 +209,10 @@ impl Stage {
         let completed = registry::Registry::in_tree().complete(configuration()?)?;
         let options = daemon::Options::new(&completed.config);
         let mut framework = completed.build()?;
-        let targets = Targets::follow(None, &self.client, &self.context)?;
+        let targets = Targets::follow(None, &self.cluster.client, &self.cluster.context)?;
         framework.placement = Some(Box::new(targets));
-        let (client, context) = (self.client.clone(), self.context.clone());
-        self.parts.spawn(async move {
-            let ended = daemon::run(options, framework, client, context).await;
-            ("descheduler", ended.map_err(Into::into))
+        self.cluster.spawn("descheduler", |client, context| {
+            daemon::run(options, framework, client, context)
         });
         self.begun = Some(Instant::now());
         Ok(())
@@ -271,7 +253,7 @@ impl Stage {
                 }
             }
         };
-        beside_for(&mut self.parts, "the loads", seconds + PATIENCE, look).await
+        within(&mut self.cluster, "the loads", seconds + PATIENCE, look).await
     }
 
     /// What came of it.
@@ -311,45 +293,22 @@ impl Stage {
             samples,
         })
     }
-
-    pub(super) async fn clear(mut self) {
-        self.context.shutdown.cancel();
-        while let Some(ended) = self.parts.join_next().await {
-            if let Ok((name, Err(error))) = ended {
-                console::warn(console::chain(&error.context(name)));
-            }
-        }
-        self.server.close().await;
-    }
 }
 
-/// Does `work`, unless one of `parts` ends before: what is found without it means nothing.
-async fn beside<T>(
-    parts: &mut JoinSet<Part>,
-    what: &str,
-    work: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    beside_for(parts, what, PATIENCE, work).await
-}
-
-async fn beside_for<T>(
-    parts: &mut JoinSet<Part>,
+/// Does `work`, unless a part of the cluster ends or `patience` is over before; errors call it `what`.
+async fn within<T>(
+    cluster: &mut SimulatedCluster,
     what: &str,
     patience: Duration,
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    tokio::select! {
-        biased;
-        Some(ended) = parts.join_next() => match ended {
-            Ok((name, Ok(()))) => bail!("the {name} ended before everything was measured"),
-            Ok((name, Err(error))) => Err(error.context(name)),
-            Err(error) => Err(error).context("a part of the cluster"),
-        },
-        done = tokio::time::timeout(patience, work) => match done {
+    let limited = async {
+        match tokio::time::timeout(patience, work).await {
             Ok(done) => done,
             Err(_) => bail!("{what}: not there within {patience:?}"),
-        },
-    }
+        }
+    };
+    cluster.during(limited).await
 }
 
 fn running(pods: &[Arc<Pod>]) -> usize {

@@ -2,7 +2,8 @@
 
 use super::{Chain, NUMA_NODES, Outcome, Watched};
 use crate::demo::page::Page;
-use comfy_table::{CellAlignment, Table, presets};
+use crate::demo::table::render;
+use comfy_table::{Table, presets};
 use std::fmt::Write as _;
 
 /// The picture's size, in its own units.
@@ -49,14 +50,7 @@ pub(super) fn table(outcome: &Outcome) -> String {
             watched.chain.about().to_owned(),
         ]);
     }
-    for at in 1..4 {
-        if let Some(column) = table.column_mut(at) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    let lines = table.lines().map(|line| line.trim_end().to_owned());
-    let lines: Vec<String> = lines.collect();
-    let mut text = lines.join("\n");
+    let mut text = render(table, 1..4);
     let _ = write!(text, "\n\n  {}", about(outcome));
     for watched in &outcome.chains {
         if let Some(why) = &watched.why {
