@@ -5,6 +5,18 @@ use koord_host::testing::skip;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
+/// Returns whether kubectl is on PATH; without it, the test counts as skipped.
+#[track_caller]
+pub(crate) fn is_installed() -> bool {
+    let found = Command::new("kubectl")
+        .args(["version", "--client"])
+        .output();
+    if found.is_err() {
+        skip("kubectl", "not on PATH");
+    }
+    found.is_ok()
+}
+
 pub(crate) struct Kubectl<'a>(pub(crate) &'a Up);
 
 impl Kubectl<'_> {
@@ -65,13 +77,7 @@ spec:
 
 #[test]
 fn a_newcomers_session() {
-    if Command::new("kubectl")
-        .arg("version")
-        .arg("--client")
-        .output()
-        .is_err()
-    {
-        skip("kubectl", "not on PATH");
+    if !is_installed() {
         return;
     }
     let _machine = exclusive();

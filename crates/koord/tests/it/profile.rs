@@ -2,8 +2,7 @@
 //! pod, is placed, runs, and its control groups say so. Asked in process, and over HTTPS.
 
 use crate::harness::{Up, eventually, exclusive};
-use crate::kubectl::Kubectl;
-use koord_host::testing::skip;
+use crate::kubectl::{self, Kubectl};
 use serde_json::Value;
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -234,13 +233,7 @@ impl Drop for OverHttps {
 
 #[test]
 fn a_profile_makes_batch_pods() {
-    if Command::new("kubectl")
-        .arg("version")
-        .arg("--client")
-        .output()
-        .is_err()
-    {
-        skip("kubectl", "not on PATH");
+    if !kubectl::is_installed() {
         return;
     }
     let _machine = exclusive();

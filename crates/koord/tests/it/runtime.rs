@@ -2,8 +2,8 @@
 //! co-location becomes a batch pod, and finds its values in place when its process begins.
 
 use crate::harness::{Up, eventually, exclusive};
-use crate::kubectl::Kubectl;
-use koord_host::testing::{Containerd, skip};
+use crate::kubectl::{self, Kubectl};
+use koord_host::testing::Containerd;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
@@ -168,13 +168,7 @@ fn session(containerd: &Containerd, socket: &str, mode: &str) {
 
 #[test]
 fn batch_pods_are_adjusted_in_a_real_containerd_before_they_start() {
-    if Command::new("kubectl")
-        .arg("version")
-        .arg("--client")
-        .output()
-        .is_err()
-    {
-        skip("kubectl", "not on PATH");
+    if !kubectl::is_installed() {
         return;
     }
     let Some(containerd) = Containerd::for_test() else {

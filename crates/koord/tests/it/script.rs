@@ -1,12 +1,12 @@
 //! kubectl commands of a day, with what each must print and its exit code. Roles are enforced.
 
 use crate::harness::{Up, exclusive};
+use crate::kubectl;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use http::StatusCode;
 use http::header::ACCEPT;
-use koord_host::testing::skip;
 use koord_kube::Client;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -129,11 +129,7 @@ fn namespaced(kubeconfig: &Path) {
 }
 
 fn start(dir: &Path) -> Option<Up> {
-    let client = Command::new("kubectl")
-        .args(["version", "--client"])
-        .output();
-    if client.is_err() {
-        skip("kubectl", "not on PATH");
+    if !kubectl::is_installed() {
         return None;
     }
     let up = Up::start(dir, &["--memory", "--nodes", "2"]);

@@ -25,6 +25,13 @@ pub(crate) fn elects(method: &Method, path: &str) -> bool {
     *method != Method::GET && path.contains("/leases")
 }
 
+/// Returns the command of a daemon inside koord, with this kubeconfig.
+pub(crate) fn daemon(name: &str, kubeconfig: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_koord"));
+    command.arg(name).arg("--kubeconfig").arg(kubeconfig);
+    command
+}
+
 pub(crate) struct Wire {
     server: Router,
     /// Writes reach the server one after the other: what is there when the process dies is known.

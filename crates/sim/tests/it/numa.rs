@@ -38,13 +38,19 @@ fn free(report: &NodeResourceTopology, want: [i64; 2]) -> bool {
     found == want.map(|cpus| ("cpu", cpus))
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
+/// A cluster with a simulated node of two NUMA nodes with eight CPUs each.
+async fn cluster_of_one_node() -> Cluster {
     let mut cluster = Cluster::start().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let layout = json!({"numaNodes": 2, "cpusPerNode": 8});
     cluster.create(nodes, node(&layout)).await;
     cluster.simulate(0);
+    cluster
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
+    let mut cluster = cluster_of_one_node().await;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
     for name in ["a", "b"] {
         cluster.create(pods.clone(), pod(name, "5")).await;
@@ -88,11 +94,7 @@ async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
 /// koord-manager has its part in the zones, and somebody deletes the report.
 #[tokio::test(start_paused = true)]
 async fn a_report_keeps_what_others_have_in_it_and_comes_back() {
-    let mut cluster = Cluster::start().await;
-    let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let layout = json!({"numaNodes": 2, "cpusPerNode": 8});
-    cluster.create(nodes, node(&layout)).await;
-    cluster.simulate(0);
+    let mut cluster = cluster_of_one_node().await;
     let first = cluster
         .until_is::<NodeResourceTopology>(|report| free(report, [8, 8]))
         .await;
@@ -128,11 +130,7 @@ async fn a_report_keeps_what_others_have_in_it_and_comes_back() {
 /// A simulation that has not seen the pods yet must not say that their CPUs are free.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_reported_before_all_pods_are_known() {
-    let mut cluster = Cluster::start().await;
-    let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let layout = json!({"numaNodes": 2, "cpusPerNode": 8});
-    cluster.create(nodes, node(&layout)).await;
-    cluster.simulate(0);
+    let mut cluster = cluster_of_one_node().await;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
     cluster.create(pods, pod("a", "5")).await;
     cluster

@@ -12,7 +12,7 @@ use koord_kube::{Api, Client};
 use serde_json::Value;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, oneshot};
@@ -246,11 +246,7 @@ impl Process {
         let router =
             Router::new().fallback(move |request: Request<Body>| pass.clone().pass(request));
         let (kubeconfig, serving) = wire::listen(dir, router).await;
-        let mut command = Command::new(env!("CARGO_BIN_EXE_koord"));
-        let command = command
-            .arg("scheduler")
-            .arg("--kubeconfig")
-            .arg(&kubeconfig);
+        let mut command = wire::daemon("scheduler", &kubeconfig);
         let command = command.args(["--port=0", "--secure-port=0", "--leader-elect=true"]);
         tap.wire.start(command.args([
             "--leader-elect-lease-duration=3s",

@@ -16,7 +16,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::{oneshot, watch};
@@ -340,11 +340,7 @@ impl Process {
         let router =
             Router::new().fallback(move |request: Request<Body>| pass.clone().pass(request));
         let (kubeconfig, serving) = wire::listen(dir, router).await;
-        let mut command = Command::new(env!("CARGO_BIN_EXE_koord"));
-        let command = command
-            .arg("descheduler")
-            .arg("--kubeconfig")
-            .arg(&kubeconfig);
+        let mut command = wire::daemon("descheduler", &kubeconfig);
         let command = command.arg("--config").arg(dir.join("descheduler.json"));
         let command = command.arg("--scheduler-config");
         let command = command.arg(dir.join("scheduler.json"));
