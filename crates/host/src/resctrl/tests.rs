@@ -298,7 +298,9 @@ proptest! {
         let _ = parse_schemata(&text);
         let _ = text.parse::<ResctrlGroup>();
         for schema in Schema::ALL {
-            let _ = schema.parse(&text);
+            if let Ok(domains) = schema.parse(&text) {
+                prop_assert_eq!(schema.parse(&schema.format(&domains)).ok(), Some(domains));
+            }
         }
     }
 

@@ -232,7 +232,9 @@ proptest! {
             let mut body = MAGIC.to_vec();
             bytes(&mut body, 1, &tm);
             bytes(&mut body, 2, &tail);
-            let _ = decode(&body);
+            if let Ok(object) = decode(&body) {
+                prop_assert_eq!(object["kind"].as_str(), Some(kind));
+            }
         }
         let mut body = MAGIC.to_vec();
         body.extend(&tail);
