@@ -43,14 +43,13 @@ pub(crate) fn silent(sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
     }
     let for_tests: BTreeSet<PathBuf> = files.iter().flat_map(|(p, f)| test_files(p, f)).collect();
     for (path, file) in &files {
-        let known = if path.ends_with("src/testing.rs") {
+        let known = if is_shared(path) {
             &mut shared
         } else {
             crates.entry(path.iter().take(2).collect()).or_default()
         };
-        let in_tests = for_tests.contains(*path)
-            || path.iter().any(|part| part == "tests")
-            || path.ends_with("src/testing.rs");
+        let in_tests =
+            for_tests.contains(*path) || path.iter().any(|part| part == "tests") || is_shared(path);
         Reader {
             path,
             in_tests,
@@ -68,6 +67,11 @@ pub(crate) fn silent(sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
         }
     }
     Ok(faults)
+}
+
+/// Returns true for the file of a `testing` module, whose functions tests of all crates call.
+fn is_shared(path: &Path) -> bool {
+    path.ends_with("src/testing.rs") || path.ends_with("src/testing/mod.rs")
 }
 
 /// The names of all functions that assert, by themselves or through others.

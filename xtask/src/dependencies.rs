@@ -55,7 +55,9 @@ pub(crate) fn unknown_needs(rules: &str, sources: &[(PathBuf, String)]) -> Vec<S
         .collect();
     let mut faults = Vec::new();
     for (path, text) in sources {
-        let skips = text.contains("koord_host::testing") || path.starts_with("crates/host");
+        let skips = text.contains("koord_host::testing")
+            || path.starts_with("crates/host")
+            || path.starts_with("crates/testkit");
         if !skips || path.starts_with("xtask") {
             continue;
         }

@@ -313,7 +313,8 @@ fn source_faults(path: &Path, text: &str) -> Vec<String> {
         if !is_tidy && code.trim_start().starts_with("#[ignore") {
             faults.push(format!("{place}: an ignored test hides a failure"));
         }
-        if !is_tidy && code.contains("\"skipped: ") && !path.ends_with("host/src/testing.rs") {
+        if !is_tidy && code.contains("\"skipped: ") && !path.ends_with("testkit/src/testing/mod.rs")
+        {
             faults.push(format!(
                 "{place}: skip with koord_host::testing::skip, which counts"
             ));
@@ -365,7 +366,7 @@ mod tests {
         assert_eq!(found("crates/api/src/lib.rs", "#[ignore = \"slow\"]"), 1);
         let skips = "eprintln!(\"skipped: no kubectl\");";
         assert_eq!(found("crates/api/tests/it/main.rs", skips), 1);
-        assert_eq!(found("crates/host/src/testing.rs", skips), 0);
+        assert_eq!(found("crates/testkit/src/testing/mod.rs", skips), 0);
     }
 
     #[test]

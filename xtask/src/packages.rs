@@ -196,6 +196,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
         ],
     ),
     ("koord-workload", Wing::Lab, &["koord-api", "koord-host"]),
+    ("koord-testkit", Wing::Lab, &["koord-host"]),
     (
         "koord",
         Wing::Lab,

@@ -103,7 +103,9 @@ pub enum HostError {
 }
 
 impl HostError {
-    pub(crate) fn io(operation: &'static str, path: &Path, source: io::Error) -> Self {
+    /// Returns the error of an `operation` on `path` that the kernel refused with `source`.
+    #[must_use]
+    pub fn io(operation: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io {
             operation,
             path: path.to_owned(),

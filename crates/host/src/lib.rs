@@ -15,6 +15,11 @@
 //! Invariants: nothing here knows Kubernetes; this is the only crate of the workspace where
 //! `unsafe` may appear, and each use says why it is sound.
 
+// The fake kernel is koord-testkit's source, which names this crate from outside. Tests that depend on this crate, and
+// its own, compile it as a part of this crate: another copy would have other types.
+#[cfg(any(test, feature = "fake"))]
+extern crate self as koord_host;
+
 pub mod capability;
 pub mod cgroup;
 mod controller;
@@ -25,6 +30,7 @@ mod damage;
 mod device;
 pub mod error;
 #[cfg(any(test, feature = "fake"))]
+#[path = "../../testkit/src/fake/mod.rs"]
 pub mod fake;
 pub mod features;
 pub mod limits;
@@ -42,11 +48,14 @@ pub mod process;
 pub mod procfs;
 pub mod rdma;
 pub mod reader;
+#[cfg(test)]
+mod real_group;
 pub mod resctrl;
 pub mod root;
 pub mod sched;
 pub mod target;
 #[cfg(any(test, feature = "fake"))]
+#[path = "../../testkit/src/testing/mod.rs"]
 pub mod testing;
 pub mod topology;
 pub mod watch;

@@ -430,7 +430,8 @@ fn program(map: RawFd) -> Vec<Instruction> {
 mod tests {
     use super::*;
     use crate::process::{Exit, Spawn, Spawner};
-    use crate::testing::{RealGroup, skip};
+    use crate::real_group::RealGroup;
+    use crate::testing::skip;
     use crate::{CgroupPath, Root, fake};
     use std::io::{Read, Write};
     use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

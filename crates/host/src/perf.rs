@@ -261,7 +261,7 @@ fn enable(leader: &File) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::process::{Spawn, Spawner};
-    use crate::testing::RealGroup;
+    use crate::real_group::RealGroup;
     use crate::{CgroupPath, fake};
 
     #[test]

@@ -141,7 +141,7 @@ impl AsRawFd for Watch {
 mod tests {
     use super::*;
     use crate::Controller;
-    use crate::testing::RealGroup;
+    use crate::real_group::RealGroup;
     use std::fs;
 
     #[test]

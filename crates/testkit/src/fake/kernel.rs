@@ -2,9 +2,9 @@
 
 use super::resctrl::{Mounted, ResctrlHardware};
 use super::{Attempt, files, knobs, processes, rules};
-use crate::core_sched::Cookie;
-use crate::cpuset::CpuSet;
-use crate::root::KernelWriter;
+use koord_host::CpuSet;
+use koord_host::core_sched::Cookie;
+use koord_host::root::KernelWriter;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

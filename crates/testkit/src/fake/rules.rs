@@ -2,7 +2,7 @@
 
 use super::kernel::{Place, child_dirs, errno, read};
 use super::processes::is_populated;
-use crate::cpuset::{self, CpuSet};
+use koord_host::CpuSet;
 use libc::{EACCES, EAGAIN, EBUSY, EINVAL, ENOSPC, ERANGE};
 use std::fs;
 use std::io;
@@ -208,7 +208,7 @@ fn list(place: &Place<'_>, name: &str, value: &str) -> io::Result<CpuSet> {
     let mut numbers = value.split(|c: char| !c.is_ascii_digit());
     let beyond = numbers.any(|number| number.parse::<u32>().is_ok_and(|number| number >= limit));
     let items: Vec<&str> = value.split(',').filter(|item| !item.is_empty()).collect();
-    match cpuset::parse(&items.join(",")) {
+    match CpuSet::from_kernel_list(&items.join(",")) {
         _ if beyond => Err(errno(ERANGE)),
         Ok(set) => Ok(set),
         Err(_) => Err(errno(EINVAL)),
@@ -337,7 +337,7 @@ fn v1_set(place: &Place<'_>, name: &str, value: &str) -> io::Result<()> {
     if !set.is_subset(&online) {
         return Err(errno(EINVAL));
     }
-    let of = |dir: &Path| cpuset::parse(&read(dir, name)).unwrap_or_default();
+    let of = |dir: &Path| CpuSet::from_kernel_list(&read(dir, name)).unwrap_or_default();
     for child in child_dirs(place.dir) {
         if !of(&child).is_subset(&set) {
             return Err(errno(EBUSY));
@@ -364,7 +364,7 @@ fn v1_set(place: &Place<'_>, name: &str, value: &str) -> io::Result<()> {
 fn refresh_v2_cpus(dir: &Path, inherited: &CpuSet) -> io::Result<()> {
     for child in child_dirs(dir) {
         let file = child.join("cpuset.cpus.effective");
-        let own = cpuset::parse(&read(&child, "cpuset.cpus")).unwrap_or_default();
+        let own = CpuSet::from_kernel_list(&read(&child, "cpuset.cpus")).unwrap_or_default();
         let common = own.intersection(inherited);
         let effective = if common.is_empty() {
             inherited.clone()
@@ -428,7 +428,7 @@ fn io_max(place: &Place<'_>, value: &str) -> io::Result<()> {
     const KEYS: [&str; 4] = ["rbps", "wbps", "riops", "wiops"];
     let (device, fields) = value.split_once(' ').ok_or_else(|| errno(EINVAL))?;
     device
-        .parse::<crate::device::Device>()
+        .parse::<koord_host::Device>()
         .map_err(|_| errno(EINVAL))?;
     let text = place.read("io.max");
     let line = text
@@ -477,7 +477,7 @@ fn io_weight(place: &Place<'_>, value: &str) -> io::Result<()> {
         return Err(errno(ERANGE));
     }
     if key != "default" {
-        key.parse::<crate::device::Device>()
+        key.parse::<koord_host::Device>()
             .map_err(|_| errno(EINVAL))?;
     }
     let text = place.read("io.weight");

@@ -3,7 +3,7 @@
 //! The rules follow `Documentation/filesystems/resctrl.rst` and the answers of Linux 6.18.
 
 use super::kernel::{child_dirs, errno, read};
-use crate::resctrl::{ResctrlGroup, Schema, parse_schemata};
+use koord_host::resctrl::{ResctrlGroup, Schema, parse_schemata};
 use libc::{EBUSY, EEXIST, EINVAL, ENOENT, ENOSPC, EPERM, ESRCH};
 use std::collections::BTreeMap;
 use std::fs;

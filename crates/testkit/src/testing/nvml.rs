@@ -77,7 +77,7 @@ impl FakeNvml {
     /// Where the library is.
     #[must_use]
     pub fn library(&self) -> PathBuf {
-        self.dir.join(crate::nvml::LIBRARY)
+        self.dir.join(koord_host::nvml::LIBRARY)
     }
 
     /// Changes what it answers; the head of `nvml.c` says how. The file changes at once.

@@ -1,6 +1,6 @@
 //! The files that a group or a machine starts with.
 
-use crate::cpuset::CpuSet;
+use koord_host::CpuSet;
 use std::fs;
 use std::io;
 use std::path::Path;

@@ -50,38 +50,3 @@ pub fn skip(need: &str, why: impl std::fmt::Display) {
         panic!("{SKIPPED_FILE} ({}): {error}", path.to_string_lossy());
     }
 }
-
-/// A group of this kernel for a unit test, removed at the end with what runs in it.
-#[cfg(test)]
-pub(crate) struct RealGroup(pub(crate) crate::Cgroup);
-
-#[cfg(test)]
-impl RealGroup {
-    /// `None`, and said so, where no group can be made.
-    #[track_caller]
-    pub(crate) fn new(
-        name: &str,
-        controllers: &[crate::Controller],
-    ) -> crate::Result<Option<Self>> {
-        let root = crate::Root::system()?;
-        let path = crate::CgroupPath::new(&format!("koord-{name}-{}", std::process::id()))?;
-        let group = root.cgroup(&path);
-        if !root.has_cgroups() || group.create(controllers).is_err() {
-            skip("cgroup-write", "the cgroup tree cannot be written");
-            return Ok(None);
-        }
-        Ok(Some(Self(group)))
-    }
-}
-
-#[cfg(test)]
-impl Drop for RealGroup {
-    fn drop(&mut self) {
-        for _ in 0..1000 {
-            if self.0.kill().is_ok() && self.0.remove().is_ok() {
-                return;
-            }
-            std::thread::yield_now();
-        }
-    }
-}

@@ -1,8 +1,8 @@
 //! A real containerd for tests and measurements, as `bench/containerd` starts it, and groups for its pods.
 
 use super::skip;
-use crate::controller::Controller;
-use crate::{Cgroup, CgroupPath, Result, Root};
+use koord_host::Controller;
+use koord_host::{Cgroup, CgroupPath, Result, Root};
 use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};

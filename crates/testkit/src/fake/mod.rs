@@ -16,11 +16,11 @@ mod rules;
 
 pub use resctrl::ResctrlHardware;
 
-use crate::cgroup::Resource;
-use crate::controller::Controller;
-use crate::path::CgroupPath;
-use crate::root::{KernelWriter, Root};
 use kernel::FakeKernel;
+use koord_host::CgroupPath;
+use koord_host::Controller;
+use koord_host::Resource;
+use koord_host::root::{KernelWriter, Root};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -187,7 +187,7 @@ impl Tree {
     ///
     /// # Errors
     /// When the path is invalid or a group cannot be created.
-    pub fn group(&self, path: &str) -> crate::Result<CgroupPath> {
+    pub fn group(&self, path: &str) -> koord_host::Result<CgroupPath> {
         let path = CgroupPath::new(path)?;
         self.root.cgroup(&path).create(&Controller::ALL)?;
         Ok(path)
@@ -198,19 +198,24 @@ impl Tree {
     ///
     /// # Errors
     /// When the resource does not exist in this version or the file cannot be written.
-    pub fn feed(&self, group: &CgroupPath, resource: Resource, content: &str) -> crate::Result<()> {
+    pub fn feed(
+        &self,
+        group: &CgroupPath,
+        resource: Resource,
+        content: &str,
+    ) -> koord_host::Result<()> {
         let path = self.root.cgroup(group).file(resource)?;
-        fs::write(&path, content).map_err(|error| crate::HostError::io("write", &path, error))
+        fs::write(&path, content).map_err(|error| koord_host::HostError::io("write", &path, error))
     }
 
     /// The raw content of a file of a group, trimmed.
     ///
     /// # Errors
     /// When the resource does not exist in this version or the file cannot be read.
-    pub fn raw(&self, group: &CgroupPath, resource: Resource) -> crate::Result<String> {
+    pub fn raw(&self, group: &CgroupPath, resource: Resource) -> koord_host::Result<String> {
         let path = self.root.cgroup(group).file(resource)?;
         let text = fs::read_to_string(&path)
-            .map_err(|error| crate::HostError::io("read", &path, error))?;
+            .map_err(|error| koord_host::HostError::io("read", &path, error))?;
         Ok(text.trim().to_owned())
     }
 
