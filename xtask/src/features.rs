@@ -1,7 +1,6 @@
 //! Features that programs for clusters must not have: fakes and schemas, which serve tests and tools, and tokio's
 //! time that can be paused.
 
-use crate::packages;
 use serde_json::Value;
 
 /// Features of this workspace's crates, and of tokio, that are for tests and tools.
@@ -9,7 +8,7 @@ const RESERVED: [&str; 4] = ["fake", "testing", "schema", "test-util"];
 
 /// Returns the places where a package, as `cargo metadata` describes it, enables a reserved feature: by default, or
 /// for a dependency that is not only its tests'. Cargo unifies features of what it builds together, so that one such
-/// place is enough.
+/// place is enough, also in a package of the lab: `cargo build` builds it with the daemons.
 pub(crate) fn faults(package: &Value) -> Vec<String> {
     let name = package["name"].as_str().unwrap_or_default();
     let mut faults: Vec<String> = default_features(package)
@@ -17,9 +16,6 @@ pub(crate) fn faults(package: &Value) -> Vec<String> {
         .filter(|feature| is_reserved(feature))
         .map(|feature| format!("{name} has the feature {feature} by default"))
         .collect();
-    if packages::is_lab(name) {
-        return faults;
-    }
     for dependency in package["dependencies"].as_array().into_iter().flatten() {
         if dependency["kind"].as_str() == Some("dev") {
             continue;
@@ -79,12 +75,13 @@ mod tests {
                 format!("koordlet enables the feature {feature} of {on}: only its tests may");
             assert_eq!(faults(&package("koordlet", None, on, feature)), [expected]);
         }
+        let lab = package("koord", None, "koord-host", "fake");
+        assert_eq!(faults(&lab).len(), 1);
         let build = package("koordlet", Some("build"), "koord-api", "schema");
         assert_eq!(faults(&build).len(), 1);
         for fine in [
             package("koordlet", Some("dev"), "koord-host", "fake"),
             package("koordlet", None, "tokio", "time"),
-            package("koord-sim", None, "koord-host", "fake"),
         ] {
             assert_eq!(faults(&fine), [""; 0]);
         }

@@ -159,6 +159,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
             "koord-rpc",
             "koordctl",
             "koord-workload",
+            "koord-testkit",
         ],
     ),
     (
@@ -348,11 +349,6 @@ fn edges(package: &Value, names: &BTreeSet<&str>) -> Vec<String> {
         }
     }
     faults
-}
-
-/// Whether a package is for development, demonstration and measurement.
-pub(crate) fn is_lab(name: &str) -> bool {
-    wing_of(name) == Some(Wing::Lab)
 }
 
 /// Compares the product's library `name` with [`UNIT_TESTS_WITH_LAB`].

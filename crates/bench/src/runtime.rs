@@ -14,7 +14,7 @@ mod times;
 
 use anyhow::{Context as _, Result};
 use koord_app::console;
-use koord_host::testing::{CONTAINERD, Containerd, Groups};
+use koord_testkit::testing::{CONTAINERD, Containerd, Groups};
 use lanes::Lane;
 use node::{Answered, Asked};
 use serde::Serialize;

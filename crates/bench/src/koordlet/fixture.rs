@@ -3,7 +3,8 @@
 use super::Args;
 use anyhow::{Context as _, Result, bail};
 use koord_host::root::{Controller, Dirs, Version};
-use koord_host::{Cgroup, CgroupPath, Root, fake, features};
+use koord_host::{Cgroup, CgroupPath, Root, features};
+use koord_testkit::fake;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

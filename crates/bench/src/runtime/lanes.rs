@@ -3,9 +3,9 @@
 use super::node::batch_pod;
 use super::times::Spread;
 use anyhow::{Context as _, Result};
-use koord_host::testing::{Containerd, Groups, IMAGE};
 use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
 use koord_rpc::{cri, grpc};
+use koord_testkit::testing::{Containerd, Groups, IMAGE};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
