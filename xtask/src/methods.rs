@@ -2,7 +2,8 @@
 //! from everywhere; parts with an invariant of their own are types of their own.
 
 use anyhow::{Context, Result};
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Lists, per crate and type, the methods that a type may have.
@@ -21,6 +22,7 @@ pub(crate) fn faults(root: &Path, sources: &[(PathBuf, String)]) -> Result<Vec<S
 fn compare(table: &str, sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
     let mut faults = Vec::new();
     let mut rows = BTreeSet::new();
+    let mut parsed = BTreeMap::new();
     let lines = table.lines().map(str::trim);
     for row in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let mut columns = row.split_whitespace();
@@ -32,7 +34,7 @@ fn compare(table: &str, sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
         if !rows.insert((name, ty)) {
             faults.push(format!("{TABLE}: more than one row for {name} {ty}"));
         }
-        match count_methods(name, ty, sources)? {
+        match count_methods(name, ty, sources, &mut parsed)? {
             0 => faults.push(format!("{TABLE}: {name} has no type {ty} with methods")),
             count if count > max => faults.push(format!(
                 "{name}: {ty} has {count} methods, and {TABLE} allows {max}"
@@ -47,8 +49,13 @@ fn compare(table: &str, sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
 }
 
 /// Returns the number of functions with a receiver in the inherent `impl` blocks of type `ty`, or in the trait of
-/// that name, in all sources of crate `name` but its tests.
-fn count_methods(name: &str, ty: &str, sources: &[(PathBuf, String)]) -> Result<usize> {
+/// that name, in all sources of crate `name` but its tests. Files are `parsed` once for all rows.
+fn count_methods<'a>(
+    name: &str,
+    ty: &str,
+    sources: &'a [(PathBuf, String)],
+    parsed: &mut BTreeMap<&'a Path, syn::File>,
+) -> Result<usize> {
     let folder = Path::new("crates").join(name).join("src");
     let is_test = |path: &Path| path.iter().any(|p| p == "tests" || p == "tests.rs");
     let files = sources
@@ -56,7 +63,12 @@ fn count_methods(name: &str, ty: &str, sources: &[(PathBuf, String)]) -> Result<
         .filter(|(path, text)| path.starts_with(&folder) && !is_test(path) && text.contains(ty));
     let mut count = 0;
     for (path, text) in files {
-        let file = syn::parse_file(text).with_context(|| format!("{}", path.display()))?;
+        let file = match parsed.entry(path) {
+            Entry::Occupied(file) => file.into_mut(),
+            Entry::Vacant(file) => {
+                file.insert(syn::parse_file(text).with_context(|| format!("{}", path.display()))?)
+            }
+        };
         count += file.items.iter().map(|i| methods_of(i, ty)).sum::<usize>();
     }
     Ok(count)
