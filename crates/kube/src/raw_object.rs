@@ -3,16 +3,15 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::core::{ApiResource, DynamicResourceScope};
+use serde::de::value::MapDeserializer;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
 /// An object as JSON text, with the metadata that a watch needs. Lists and watches of all kinds use this type,
 /// so that their code is compiled once and passes on two pointers instead of large objects.
-///
-/// It can be deserialized from JSON text only, and from a watch event only if `type` precedes `object`, as API
-/// servers write it.
 #[derive(Debug, Clone)]
 pub(crate) struct RawObject {
     /// Only name, namespace, uid and resource version.
@@ -22,11 +21,61 @@ pub(crate) struct RawObject {
 
 impl<'de> Deserialize<'de> for RawObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let json = Box::<RawValue>::deserialize(deserializer)?;
+        let json = Box::<RawValue>::deserialize(TextOrValue(deserializer))?;
         Ok(Self {
             metadata: Box::new(metadata_of(json.get())),
             json,
         })
+    }
+}
+
+/// A deserializer of a [`RawValue`] that accepts a value where there is no text: API servers write `type` of a watch event
+/// first, but of one in which `object` precedes it serde keeps a value until it has read `type`.
+struct TextOrValue<D>(D);
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for TextOrValue<D> {
+    type Error = D::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_any(visitor)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let visitor = TextOrValueVisitor { name, visitor };
+        self.0.deserialize_newtype_struct(name, visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+        unit_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+/// The visitor of a [`RawValue`], which wants a map of its own name to the text.
+struct TextOrValueVisitor<V> {
+    name: &'static str,
+    visitor: V,
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for TextOrValueVisitor<V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.visitor.expecting(f)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
+        self.visitor.visit_map(map)
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, value: D) -> Result<V::Value, D::Error> {
+        let text = Value::deserialize(value)?.to_string();
+        let map = std::iter::once((self.name, text));
+        self.visitor.visit_map(MapDeserializer::new(map))
     }
 }
 
@@ -118,6 +167,21 @@ mod tests {
         assert_eq!(object.meta().name.as_deref(), Some("n"));
         assert_eq!(object.meta().resource_version.as_deref(), Some("7"));
         assert_eq!(object.meta().labels, None);
+    }
+
+    #[test]
+    fn watch_event_with_the_object_first_is_the_same() {
+        let json = r#"{"metadata":{"name":"n","resourceVersion":"7"},"x":[-1,18446744073709551615,0.5,null,"\u00e4"]}"#;
+        let line = format!(r#"{{"object":{json},"type":"DELETED"}}"#);
+        let WatchEvent::Deleted(object) =
+            serde_json::from_str::<WatchEvent<RawObject>>(&line).unwrap()
+        else {
+            panic!("{line}");
+        };
+        let value = |json: &str| serde_json::from_str::<Value>(json).unwrap();
+        assert_eq!(value(object.json.get()), value(json));
+        assert_eq!(object.meta().name.as_deref(), Some("n"));
+        assert_eq!(object.meta().resource_version.as_deref(), Some("7"));
     }
 
     #[test]
