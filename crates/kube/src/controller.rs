@@ -24,6 +24,29 @@ pub enum Action {
     RequeueAfter(Duration),
 }
 
+/// Logs that a reconcile by the controller of this name failed: the key, the error (`None` after a panic), and whether the
+/// reconcile before it succeeded. [`log_reconcile_failures!`](crate::log_reconcile_failures) makes one.
+pub type LogFailure = fn(&'static str, &dyn Display, Option<&dyn Display>, bool);
+
+/// Makes a [`LogFailure`](crate::controller::LogFailure). Its lines have the target of the module that calls this macro, so
+/// that `RUST_LOG` selects them by the name of the program's crate.
+#[macro_export]
+macro_rules! log_reconcile_failures {
+    () => {
+        |controller: &'static str,
+         key: &dyn ::std::fmt::Display,
+         error: Option<&dyn ::std::fmt::Display>,
+         is_first: bool| match error {
+            Some(error) if is_first => {
+                ::tracing::warn!(controller, %key, %error, "reconcile failed; it is retried");
+            }
+            // One line is enough, as the pauses grow.
+            Some(error) => ::tracing::debug!(controller, %key, %error, "reconcile failed again"),
+            None => ::tracing::error!(controller, %key, "reconcile panicked; it is retried"),
+        }
+    };
+}
+
 type Reconcile<'a, K, E> = Box<dyn Fn(K) -> BoxFuture<'a, Result<Action, E>> + Send + Sync + 'a>;
 
 /// A queue of keys and what is done about each of them.
@@ -32,6 +55,7 @@ pub struct Controller<'a, K, E> {
     queue: WorkQueue<K>,
     workers: usize,
     metrics: ControllerMetrics,
+    log: LogFailure,
     reconcile: Reconcile<'a, K, E>,
 }
 
@@ -44,12 +68,14 @@ impl<K: fmt::Debug, E> fmt::Debug for Controller<'_, K, E> {
 }
 
 impl<'a, K: Clone + Eq + Hash + Display, E: Display> Controller<'a, K, E> {
-    /// Returns a controller that reconciles the keys of `queue`, `workers` at once. Its metrics exist from now on.
+    /// Returns a controller that reconciles the keys of `queue`, `workers` at once. Its metrics exist from now on, and `log`
+    /// gets each failure.
     pub fn new<F>(
         name: &'static str,
         queue: WorkQueue<K>,
         workers: usize,
         metrics: &ControllerMetrics,
+        log: LogFailure,
         reconcile: impl Fn(K) -> F + Send + Sync + 'a,
     ) -> Self
     where
@@ -62,6 +88,7 @@ impl<'a, K: Clone + Eq + Hash + Display, E: Display> Controller<'a, K, E> {
             queue,
             workers,
             metrics: metrics.clone(),
+            log,
             reconcile: Box::new(move |key| reconcile(key).boxed()),
         }
     }
@@ -105,17 +132,12 @@ impl<'a, K: Clone + Eq + Hash + Display, E: Display> Controller<'a, K, E> {
             }
             Some(Err(error)) => {
                 metrics.count(controller, "error");
-                // One line is enough, as the pauses grow.
-                if queue.failures(key) == 0 {
-                    tracing::warn!(controller, %key, %error, "reconcile failed; it is retried");
-                } else {
-                    tracing::debug!(controller, %key, %error, "reconcile failed again");
-                }
+                (self.log)(controller, key, Some(&error), queue.failures(key) == 0);
                 queue.add_rate_limited(key.clone());
             }
             None => {
                 metrics.count_panic(controller);
-                tracing::error!(controller, %key, "reconcile panicked; it is retried");
+                (self.log)(controller, key, None, queue.failures(key) == 0);
                 queue.add_rate_limited(key.clone());
             }
         }

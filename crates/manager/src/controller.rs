@@ -39,6 +39,7 @@ impl Row {
         F: Future<Output = Result<Action, Error>> + Send + 'static,
     {
         let metrics = &replica.metrics.controllers;
-        Controller::new(self.name, queue, WORKERS, metrics, reconcile)
+        let log = koord_kube::log_reconcile_failures!();
+        Controller::new(self.name, queue, WORKERS, metrics, log, reconcile)
     }
 }

@@ -196,6 +196,7 @@ impl Controller {
             self.desk.queue.clone(),
             workers.unwrap_or(1),
             &self.counts.controllers,
+            koord_kube::log_reconcile_failures!(),
             |task| self.reconcile(task),
         );
         let work = Box::pin(controller.run());

@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing::LogLines;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -22,7 +23,14 @@ async fn run(results: Vec<Option<Result<Action, String>>>) -> (Vec<u128>, String
             result.flatten().expect("a reconcile that panics")
         }
     };
-    let controller = Controller::new("c", queue.clone(), 2, &metrics, reconcile);
+    let controller = Controller::new(
+        "c",
+        queue.clone(),
+        2,
+        &metrics,
+        crate::log_reconcile_failures!(),
+        reconcile,
+    );
     let shown = koord_app::metrics::encode(&registry).unwrap();
     for line in [
         "controller_runtime_max_concurrent_reconciles{controller=\"c\"} 2",
@@ -76,5 +84,30 @@ async fn a_panic_is_counted_and_the_key_comes_back() {
         "controller_runtime_active_workers{controller=\"c\"} 0",
     ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_logged_by_the_module_that_runs_the_controller() {
+    let (log, _guard) = LogLines::capture();
+    let failed = || Some(Err("no".to_owned()));
+    run(vec![failed(), failed(), None, Some(Ok(Action::Done))]).await;
+    // The second failure is a debug line.
+    let expected = [
+        concat!(
+            " WARN ",
+            module_path!(),
+            ": reconcile failed; it is retried"
+        ),
+        concat!(
+            "ERROR ",
+            module_path!(),
+            ": reconcile panicked; it is retried"
+        ),
+    ];
+    let lines = log.lines();
+    assert_eq!(lines.len(), expected.len(), "{lines:?}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(line.contains(expected), "{line}");
     }
 }
