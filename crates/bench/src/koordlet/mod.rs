@@ -26,6 +26,10 @@ use world::World;
 /// them slows them.
 const COUNTING: Duration = Duration::from_secs(10);
 
+/// Seconds after which an agent has reported its pods: its report at the start has none, and the next one is a minute
+/// later.
+const PODS_REPORTED_AFTER: u64 = 65;
+
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
@@ -259,8 +263,7 @@ async fn watch(args: &Args, mut agent: Agent, world: &World) -> Result<Cost> {
         strategies,
     } = agent.active().await?;
     let pods_reported = world.pods_reported().await?;
-    // The report of the start has none; the next one is a minute later.
-    if pods_reported == Some(0) && args.warmup >= 65 {
+    if pods_reported == Some(0) && args.warmup >= PODS_REPORTED_AFTER {
         bail!(
             "the agent reports none of the kubelet's {} pods: its cost is not that of a node that has them",
             args.pods
