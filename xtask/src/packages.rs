@@ -503,6 +503,42 @@ mod tests {
     }
 
     #[test]
+    fn build_without_a_package_makes_all_programs() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let output = Command::new(env!("CARGO"))
+            .args([
+                "metadata",
+                "--no-deps",
+                "--offline",
+                "--format-version",
+                "1",
+            ])
+            .current_dir(root)
+            .output()
+            .unwrap();
+        let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let default = metadata["workspace_default_members"].as_array().unwrap();
+        let packages = metadata["packages"].as_array().unwrap().iter();
+        let targets = packages
+            .filter(|package| default.contains(&package["id"]))
+            .flat_map(|package| package["targets"].as_array().unwrap());
+        let programs: BTreeSet<&str> = targets
+            .filter(|target| target["kind"] == json!(["bin"]))
+            .filter_map(|target| target["name"].as_str())
+            .collect();
+        let expected = [
+            "koord",
+            "koord-descheduler",
+            "koord-manager",
+            "koord-runtime-proxy",
+            "koord-scheduler",
+            "koordctl",
+            "koordlet",
+        ];
+        assert_eq!(programs, BTreeSet::from(expected));
+    }
+
+    #[test]
     fn table_has_no_edge_from_product_to_lab() {
         for (name, wing, allowed) in PACKAGES {
             let lab = allowed.iter().find(|on| wing_of(on) == Some(Wing::Lab));
