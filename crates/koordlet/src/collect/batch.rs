@@ -26,7 +26,7 @@ impl BatchCollector {
         self.usage.hurry();
         let wanted = Wanted {
             memory: false,
-            throttling: false,
+            throttling: None,
         };
         (self.usage).sample(root, group, now_ns, wanted, scratch, errors);
         self.usage.cpu.map(|cores| cores * 1000.0)

@@ -81,11 +81,11 @@ impl HostApps {
         errors: &mut KernelErrors,
     ) -> (f64, f64) {
         let (mut all_cpu, mut all_memory) = (0.0, 0.0);
-        let wanted = Wanted {
-            memory: true,
-            throttling: false,
-        };
         for app in &mut self.apps {
+            let wanted = Wanted {
+                memory: true,
+                throttling: None,
+            };
             (app.usage).sample(root, &app.group, now_ns, wanted, scratch, errors);
             let cpu = app.usage.cpu.map(|cores| cores * 1000.0);
             let with_cache = app.usage.memory_with_cache.filter(|_| page_cache);

@@ -35,6 +35,7 @@ impl Collector for PodCollector {
         let (root, store, scratch) = (ctx.root, &mut *ctx.store, &mut *ctx.scratch);
         let (mut all_cpu, mut all_memory) = (0.0, 0.0);
         let (mut errors, mut in_containers) = (KernelErrors::default(), KernelErrors::default());
+        let mut of_throttling = KernelErrors::default();
         ctx.pods.for_each(|info, pod| {
             if !info.is_active() {
                 pod.usage = GroupCollector::default();
@@ -42,7 +43,7 @@ impl Collector for PodCollector {
             }
             let wanted = Wanted {
                 memory: true,
-                throttling: false,
+                throttling: None,
             };
             let (steady, group) = (now.steady_ns, &info.cgroup);
             (pod.usage).sample(root, group, steady, wanted, scratch, &mut errors);
@@ -63,7 +64,7 @@ impl Collector for PodCollector {
                     // In turns, so that every tick does the same work.
                     memory: needs.containers
                         && (tick + container.id).is_multiple_of(CONTAINER_MEMORY_EVERY),
-                    throttling,
+                    throttling: throttling.then_some(&mut of_throttling),
                 };
                 let (usage, group) = (&mut container.usage, &container.group);
                 usage.sample(root, group, steady, wanted, scratch, &mut in_containers);
@@ -73,15 +74,11 @@ impl Collector for PodCollector {
             all_memory += pod.usage.memory.unwrap_or(0.0);
         });
         ctx.samples.pods = (all_cpu, all_memory);
-        let in_containers = in_containers.finish();
-        if needs.containers {
-            ctx.along.push(("containers", in_containers));
-            if needs.throttling {
-                ctx.along.push(("throttling", Ok(())));
-            }
-        } else if needs.throttling {
-            ctx.along.push(("containers", Ok(())));
-            ctx.along.push(("throttling", in_containers));
+        if needs.containers || needs.throttling {
+            ctx.along.push(("containers", in_containers.finish()));
+        }
+        if needs.throttling {
+            ctx.along.push(("throttling", of_throttling.finish()));
         }
         if page_cache {
             ctx.along.push(("page cache", Ok(())));

@@ -34,12 +34,12 @@ pub struct GroupCollector {
 }
 
 /// What to sample besides the CPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+#[derive(Debug)]
+pub struct Wanted<'a> {
     /// Memory; the last sample stays when not.
     pub memory: bool,
-    /// Throttling.
-    pub throttling: bool,
+    /// Throttling, and where kernel errors of its file go; `None` when it is not sampled.
+    pub throttling: Option<&'a mut KernelErrors>,
 }
 
 impl GroupCollector {
@@ -49,7 +49,7 @@ impl GroupCollector {
         root: &Root,
         group: &CgroupPath,
         now_ns: u64,
-        wanted: Wanted,
+        wanted: Wanted<'_>,
         scratch: &mut Scratch,
         errors: &mut KernelErrors,
     ) {
@@ -57,7 +57,7 @@ impl GroupCollector {
             self.retry -= 1;
             return;
         }
-        if self.cpu_file.is_none() && !self.open(root, group, wanted, errors) {
+        if self.cpu_file.is_none() && !self.open(root, group, wanted.memory, errors) {
             // A pod's group appears moments after its object; an ended one's never again.
             self.tries = (self.tries + 1).min(4);
             self.retry = if self.tries > 3 { RETRY_TICKS } else { 0 };
@@ -65,7 +65,7 @@ impl GroupCollector {
             return;
         }
         self.tries = 0;
-        let stat = self.read_stat(root, group, wanted.throttling, scratch, errors);
+        let stat = self.read_stat(root, group, scratch, wanted.throttling);
         // The second version has both in one file.
         let usage = match stat.and_then(|stat| stat.usage_ns) {
             Some(usage) => Some(usage),
@@ -96,19 +96,18 @@ impl GroupCollector {
         }
     }
 
-    /// The counters of throttling, where they are wanted.
+    /// The counters of throttling, where they are wanted: where there is a place for `errors`.
     fn read_stat(
         &mut self,
         root: &Root,
         group: &CgroupPath,
-        wanted: bool,
         scratch: &mut Scratch,
-        errors: &mut KernelErrors,
+        errors: Option<&mut KernelErrors>,
     ) -> Option<CpuStat> {
-        if !wanted {
+        let Some(errors) = errors else {
             self.stat_file = None;
             return None;
-        }
+        };
         if self.stat_file.is_none() {
             self.stat_file = errors.value_of(root.cgroup(group).cpu_stat_reader());
         }
@@ -147,12 +146,12 @@ impl GroupCollector {
         &mut self,
         root: &Root,
         group: &CgroupPath,
-        wanted: Wanted,
+        memory: bool,
         errors: &mut KernelErrors,
     ) -> bool {
         let group = root.cgroup(group);
         self.cpu_file = errors.value_of(group.cpu_usage_reader());
-        if wanted.memory {
+        if memory {
             self.memory_file = errors.value_of(group.memory_stat_reader());
         }
         self.cpu_file.is_some()
@@ -274,10 +273,11 @@ mod tests {
             };
             let mut collector = GroupCollector::default();
             let (mut scratch, mut errors) = (Scratch::new(), KernelErrors::default());
+            let mut of_throttling = KernelErrors::default();
             let mut sample = |second: u64, throttling: bool| {
                 let wanted = Wanted {
                     memory: false,
-                    throttling,
+                    throttling: throttling.then_some(&mut of_throttling),
                 };
                 let now = second * SECOND;
                 collector.sample(tree.root(), &group, now, wanted, &mut scratch, &mut errors);
@@ -301,7 +301,7 @@ mod tests {
                 feed(1100, 10, 2);
                 let wanted = Wanted {
                     memory: false,
-                    throttling: true,
+                    throttling: Some(&mut of_throttling),
                 };
                 let (root, now) = (tree.root(), 7 * SECOND);
                 collector.sample(root, &group, now, wanted, &mut scratch, &mut errors);
@@ -330,13 +330,13 @@ mod tests {
         };
         let stat = "inactive_anon 1\nactive_anon 2\nunevictable 3\n\
                     inactive_file 10\nactive_file 20\n";
-        let wanted = Wanted {
-            memory: true,
-            throttling: false,
-        };
         let (mut collector, mut scratch) = (GroupCollector::default(), Scratch::new());
         let mut errors = KernelErrors::default();
         let mut sample = |collector: &mut GroupCollector, scratch: &mut Scratch, second: u64| {
+            let wanted = Wanted {
+                memory: true,
+                throttling: None,
+            };
             let now = second * SECOND;
             collector.sample(tree.root(), &group, now, wanted, scratch, &mut errors);
             (collector.cpu, collector.memory)

@@ -5,7 +5,7 @@ use crate::collect::needs::Needs;
 use crate::collect::table::{COLLECTORS, Lane};
 
 impl Rig {
-    fn collect(&mut self, needs: Needs) {
+    pub(super) fn collect(&mut self, needs: Needs) {
         self.second += 1;
         let now = self.now();
         self.agent.measure.collect(now, needs);

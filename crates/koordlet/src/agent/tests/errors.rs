@@ -1,6 +1,7 @@
 //! Kernel errors of collectors, end to end.
 
 use super::*;
+use crate::collect::needs::Needs;
 use crate::health::State;
 use crate::log_on_change::tests::Warnings;
 
@@ -77,4 +78,29 @@ fn unreadable_file_is_counted_and_logged_once() {
     }
     assert_eq!(rig.collect_errors(), ["\"pods\" 10"]);
     assert_eq!(rig.collector("pods"), (State::Active, String::new()));
+}
+
+#[test]
+fn unreadable_cpu_stat_fails_throttling_only() {
+    let mut rig = Rig::new();
+    let limited = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "2"}});
+    rig.pods(vec![pod("ls", "LS", limited)]);
+    rig.step(BUSY);
+    let group = rig.tree.group("kubepods/burstable/podls/c1").unwrap();
+    let feed = |resource, text| rig.tree.feed(&group, resource, text).unwrap();
+    feed(Resource::CpuacctUsage, "1000\n");
+    feed(Resource::CpuStat, "nr_periods many\n");
+    let needs = Needs {
+        containers: true,
+        throttling: true,
+        ..Needs::default()
+    };
+    for _ in 0..3 {
+        rig.collect(needs);
+    }
+    assert_eq!(rig.collect_errors(), ["\"throttling\" 3"]);
+    let (state, why) = rig.collector("throttling");
+    assert_eq!(state, State::Failing);
+    assert!(why.contains("podls/c1/cpu.stat"), "{why}");
+    assert_eq!(rig.collector("containers").0, State::Active);
 }
