@@ -286,6 +286,9 @@ impl Measure {
                 self.errors.record(name, spec.turns, round);
             }
         }
+        for spec in COLLECTORS.iter().filter(|spec| !spec.demand.is_met(&needs)) {
+            self.errors.end(spec.name);
+        }
         if let Some(total) = self.samples.node.memory_total {
             self.machine.memory_total = total as i64;
         }

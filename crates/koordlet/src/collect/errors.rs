@@ -99,7 +99,13 @@ impl CollectErrorLog {
         }
     }
 
-    /// Whether a round of `collector` was recorded.
+    /// Ends the error of `collector`, which has no demand any more.
+    pub fn end(&mut self, collector: &str) {
+        self.clean.remove(collector);
+        self.log.clear(collector);
+    }
+
+    /// Whether a round of `collector` was recorded, and it has had demand since.
     #[cfg(test)]
     pub(crate) fn has_run(&self, collector: &str) -> bool {
         self.clean.contains_key(collector)

@@ -16,6 +16,10 @@ impl Rig {
         lines.collect()
     }
 
+    fn feed(&self, group: &CgroupPath, resource: Resource, text: &str) {
+        self.tree.feed(group, resource, text).unwrap();
+    }
+
     fn collector(&self, name: &str) -> (State, String) {
         let mut rows = self.agent.collectors().into_iter();
         let row = rows.find(|row| row.name == name).unwrap();
@@ -103,4 +107,63 @@ fn unreadable_cpu_stat_fails_throttling_only() {
     assert_eq!(state, State::Failing);
     assert!(why.contains("podls/c1/cpu.stat"), "{why}");
     assert_eq!(rig.collector("containers").0, State::Active);
+}
+
+#[test]
+fn standing_error_ends_with_the_demand() {
+    let mut settings = Settings::default();
+    // Groups of a fake tree are no groups to eBPF.
+    settings.collectors.packets = false;
+    let mut rig = Rig::with(settings);
+    let limited = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "2"}});
+    rig.pods(vec![pod("ls", "LS", limited)]);
+    rig.step(BUSY);
+    let container = rig.tree.group("kubepods/burstable/podls/c1").unwrap();
+    rig.feed(&container, Resource::CpuacctUsage, "1000\n");
+    let (service, class) = (rig.service.clone(), rig.class.clone());
+    let files = [
+        (&container, Resource::CpuStat, "nr_periods 1\n"),
+        (&container, Resource::MemoryStat, "total_active_anon 1\n"),
+        (&service, Resource::CpuPressure, "some avg10=0.00 total=9\n"),
+        (&class, Resource::CfsQuota, "-1\n"),
+    ];
+    let needs = Needs {
+        containers: true,
+        throttling: true,
+        pressure: true,
+        fast_pressure: true,
+        batch_limit: true,
+    };
+    let rows = ["containers", "throttling", "pressure", "batch limit"];
+    for (group, file, good) in files {
+        rig.feed(group, file, good);
+    }
+    rig.collect(needs);
+    for (group, file, good) in files {
+        rig.feed(
+            group,
+            file,
+            &good.replace(|c: char| c.is_ascii_digit(), "x"),
+        );
+    }
+    // The memory of a container is read in each fifth tick.
+    for _ in 0..10 {
+        rig.collect(needs);
+    }
+    for row in rows {
+        assert_eq!(rig.collector(row).0, State::Failing, "{row}");
+    }
+    // An error of the fast lane that belongs to no sample any more.
+    let now = rig.now();
+    rig.agent.tick_fast(now);
+    rig.collect(Needs::default());
+    let before = rig.collect_errors();
+    for (group, file, good) in files {
+        rig.feed(group, file, good);
+    }
+    rig.collect(needs);
+    for row in rows {
+        assert_eq!(rig.collector(row), (State::Active, String::new()), "{row}");
+    }
+    assert_eq!(rig.collect_errors(), before);
 }

@@ -232,6 +232,7 @@ impl Pressure {
     /// Closes everything: nobody asks any more.
     pub fn rest(&mut self) {
         self.last_ns = None;
+        self.errors = KernelErrors::default();
         for pod in &mut self.pods {
             *pod = Pod::new(pod.id, &pod.group);
         }
