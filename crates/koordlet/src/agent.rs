@@ -16,7 +16,9 @@ use crate::gates::Gates;
 use crate::health::{Collector, Guard, State};
 use crate::hooks::RuleStore;
 use crate::metrics::Metrics;
-use crate::qos::{Eviction, Facts, Kernel, Standings, Strategies, View, guard};
+use crate::qos::{
+    Eviction, Facts, Kernel, STRATEGIES, Standings, Strategies, Strategy, View, guard,
+};
 use crate::settings::Settings;
 use crate::states::{NodeInfo, PodInfo, Slo, States, TopologyInfo};
 use crate::time::TickTime;
@@ -160,6 +162,16 @@ impl Agent {
         self.measure.collectors(&self.settings)
     }
 
+    /// Returns the strategies that cannot read files of the kernel, each with an error.
+    #[must_use]
+    pub fn strategy_errors(&self) -> Vec<(&'static str, String)> {
+        let standing = |row: &Strategy| {
+            let error = self.measure.errors.standing(row.name)?;
+            Some((row.name, error.to_owned()))
+        };
+        STRATEGIES.iter().filter_map(standing).collect()
+    }
+
     /// Returns where the agent leaves the newest rules of hooks.
     #[must_use]
     pub fn rules(&self) -> &RuleStore {
@@ -240,8 +252,9 @@ impl Agent {
             kernel: Kernel::new(&self.root, &errors),
         });
         drop(pods);
-        let round = errors.into_inner().finish();
-        (self.measure.errors).record("strategies", STRATEGY_TURNS, round);
+        for (strategy, round) in std::mem::take(&mut plan.rounds) {
+            (self.measure.errors).record(strategy, STRATEGY_TURNS, round);
+        }
         for fault in plan.unclaimed() {
             debug_assert!(false, "{fault}");
             tracing::error!(fault, "a write was left out");

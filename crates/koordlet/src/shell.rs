@@ -551,6 +551,7 @@ impl Loop {
                     let took = began.elapsed();
                     self.metrics.ticked(took.as_secs_f64());
                     let collectors = self.agent.collectors();
+                    self.board.show_errors(self.agent.strategy_errors());
                     let listed = self.states.pods.load_full();
                     let pods = listed.as_ref().map(|pods| pods.len());
                     if let Some(listed) = listed

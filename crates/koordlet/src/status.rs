@@ -150,6 +150,8 @@ pub struct Malformed {
 #[derive(Debug, Clone, Default)]
 pub struct Board {
     status: Arc<Mutex<Status>>,
+    /// Kernel errors, by strategy.
+    errors: Arc<Mutex<Vec<(&'static str, String)>>>,
     complaints: Complaints,
     conditions: Conditions,
 }
@@ -170,10 +172,16 @@ impl Board {
         change(&mut self.status.lock());
     }
 
+    /// Shows these kernel errors of strategies, and no others, until it is called again.
+    pub fn show_errors(&self, errors: Vec<(&'static str, String)>) {
+        *self.errors.lock() = errors;
+    }
+
     /// What is shown.
     #[must_use]
     pub fn get(&self) -> Status {
         let mut status = self.status.lock().clone();
+        fail(&mut status, &self.errors.lock());
         complain(&mut status, &self.complaints);
         let active = self.conditions.active().into_iter();
         let active = active.map(|(condition, object, message)| Condition {
@@ -201,6 +209,18 @@ impl Board {
                 get(async move || Json(strategies.get().strategies)),
             )
             .route("/debug/gates", get(async move || Json(gates.get().gates)))
+    }
+}
+
+/// Shows strategies with kernel errors as failing. They decide by what could be read, so that they may say
+/// otherwise of themselves.
+fn fail(status: &mut Status, errors: &[(&'static str, String)]) {
+    for row in &mut status.strategies {
+        let error = errors.iter().find(|(name, _)| row.name == *name);
+        if let (Some((_, error)), State::Active | State::Idle) = (error, row.state) {
+            row.state = State::Failing;
+            row.why.clone_from(error);
+        }
     }
 }
 
@@ -423,6 +443,34 @@ mod tests {
         );
         assert_eq!(mechanism("CPUEvict", &[]), "evicts pods");
     }
+
+    #[test]
+    fn strategy_with_kernel_errors_is_failing_until_they_end() {
+        let board = Board::default();
+        let states = [State::Active, State::Idle, State::Off, State::Active];
+        let shown = |board: &Board| {
+            let rows = board.get().strategies.into_iter();
+            let rows: Vec<_> = rows.map(|row| (row.state, row.why)).collect();
+            rows
+        };
+        board.update(|status| {
+            let rows = ["A", "B", "C", "D"].iter().zip(states);
+            let rows = rows.map(|(name, state)| Strategy {
+                name: (*name).to_owned(),
+                state,
+                ..Strategy::default()
+            });
+            status.strategies = rows.collect();
+        });
+        let before = shown(&board);
+        board.show_errors(["A", "B", "C"].map(|name| (name, "e".to_owned())).into());
+        let failing = || (State::Failing, "e".to_owned());
+        let expected = [failing(), failing(), before[2].clone(), before[3].clone()];
+        assert_eq!(shown(&board), expected);
+        board.show_errors(Vec::new());
+        assert_eq!(shown(&board), before);
+    }
+
     use axum::body::{Body, to_bytes};
     use http::Request;
     use tower::ServiceExt;

@@ -1,4 +1,4 @@
-//! Kernel errors of collectors: counted, logged once while they last, and shown in the status.
+//! Kernel errors of collectors and strategies: counted, logged once while they last, and shown in the status.
 
 use crate::log_on_change::LogOnChange;
 use crate::metrics::Metrics;
@@ -60,7 +60,7 @@ impl KernelErrors {
     }
 }
 
-/// Records the rounds of all collectors.
+/// Records the rounds of all collectors and strategies, which have different names.
 #[derive(Debug)]
 pub struct CollectErrorLog {
     metrics: Metrics,

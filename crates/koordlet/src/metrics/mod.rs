@@ -636,7 +636,7 @@ impl Metrics {
         &self.0.bad_input
     }
 
-    /// Counts kernel errors of a collector.
+    /// Counts kernel errors of a collector or a strategy.
     pub fn collect_errors(&self, collector: &str, count: u64) {
         self.count_many(&self.0.collect_errors, &[collector], count);
     }

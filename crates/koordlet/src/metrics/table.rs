@@ -126,7 +126,7 @@ families! {
     BAD_INPUT Internal "bad_input_total" ["node", "kind", "field"]
         "Malformed values met, by what they are in and which field; the last good value stayed";
     COLLECT_ERRORS Internal "collect_errors_total" ["node", "collector"]
-        "Kernel files that a collector could not read or parse";
+        "Kernel files that a collector or a strategy could not read or parse";
     FAILURES Internal "failures_total" ["node", "part", "name"]
         "Rounds in which a part of the agent failed, such as a collector or a strategy";
 

@@ -188,14 +188,17 @@ impl Strategies {
         plan.guard = self.orders.standing();
         let now = view.now.ms();
         for active in &mut self.active {
+            let name = active.row.name;
             if now < active.due_ms {
+                plan.rounds.push((name, Ok(())));
                 continue;
             }
             // Half a tick early is due: a timer that fires a little late must not cost a turn.
             let slack = view.facts.settings.interval_ms / 2;
             active.due_ms = now + active.every_ms.saturating_sub(slack);
-            plan.turn_of(active.row.name, active.row.claims);
+            plan.turn_of(name, active.row.claims);
             active.planner.plan(view, &mut plan);
+            plan.rounds.push((name, view.kernel.finish_round()));
         }
         self.orders.clone_from(&plan.guard);
         plan

@@ -2,6 +2,7 @@
 
 use super::guard::{Note, Orders};
 use crate::claims::{Claim, Classes, Level};
+use crate::collect::errors::CollectError;
 use crate::executor::{Intent, Subject};
 use crate::health::{self, State};
 use crate::hooks::Rules;
@@ -190,6 +191,8 @@ pub struct Plan {
     complaints: Vec<(String, Vec<Malformed>)>,
     /// Writes that were not claimed.
     unclaimed: Vec<String>,
+    /// What each strategy that runs could not read of the kernel.
+    pub rounds: Vec<(&'static str, Result<(), CollectError>)>,
     /// Batch pods have no quotas of their own: the class is limited by one.
     pub batch_quotas_lifted: bool,
     /// The rules of hooks in force, for whoever else asks hooks.

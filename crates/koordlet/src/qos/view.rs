@@ -1,6 +1,6 @@
 //! What a strategy sees: an immutable snapshot of one tick.
 
-use crate::collect::errors::KernelErrors;
+use crate::collect::errors::{CollectError, KernelErrors};
 use crate::collect::pod::TrackedContainer;
 use crate::qos::Standings;
 use crate::settings::Settings;
@@ -118,6 +118,14 @@ impl<'a> Kernel<'a> {
     #[must_use]
     pub fn new(root: &'a Root, errors: &'a Mutex<KernelErrors>) -> Self {
         Self { root, errors }
+    }
+
+    /// Ends the round of a strategy.
+    ///
+    /// # Errors
+    /// When the kernel refused to read something in it.
+    pub fn finish_round(&self) -> Result<(), CollectError> {
+        self.errors.lock().finish()
     }
 
     /// Returns the value that was read; the default when it could not be read.
@@ -296,16 +304,10 @@ mod tests {
         let kernel = Kernel::new(tree.root(), &errors);
         let gone = CgroupPath::new("kubepods/gone").unwrap();
         assert_eq!(kernel.value(&gone, Resource::CfsQuota), None);
-        assert_eq!(
-            errors.lock().finish().map_err(|error| error.count()),
-            Ok(())
-        );
+        assert_eq!(kernel.finish_round().map_err(|error| error.count()), Ok(()));
         let group = tree.group("kubepods/a").unwrap();
         tree.feed(&group, Resource::CfsQuota, "much\n").unwrap();
         assert_eq!(kernel.value(&group, Resource::CfsQuota), None);
-        assert_eq!(
-            errors.lock().finish().map_err(|error| error.count()),
-            Err(1)
-        );
+        assert_eq!(kernel.finish_round().map_err(|error| error.count()), Err(1));
     }
 }

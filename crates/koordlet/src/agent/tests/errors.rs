@@ -167,3 +167,38 @@ fn standing_error_ends_with_the_demand() {
     }
     assert_eq!(rig.collect_errors(), before);
 }
+
+#[test]
+fn unreadable_file_fails_the_strategies_that_read_it() {
+    let mut settings = Settings::default();
+    // Groups of a fake tree are no groups to eBPF.
+    settings.collectors.packets = false;
+    let mut rig = Rig::on(Tree::v2("0-3").unwrap(), settings);
+    rig.suppress("pressure");
+    rig.step(BUSY);
+    assert_eq!(rig.agent.strategy_errors(), []);
+    rig.feed(&rig.class, Resource::CfsQuota, "much\n");
+    rig.step(BUSY);
+    let errors = rig.agent.strategy_errors();
+    let names: Vec<_> = errors.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["PressureGuard", "BECPUSuppress"]);
+    for (_, error) in &errors {
+        assert!(error.contains("besteffort/cpu.max"), "{error}");
+    }
+    let counted = ["\"BECPUSuppress\" 1", "\"PressureGuard\" 1"];
+    assert_eq!(rig.collect_errors(), counted);
+    rig.feed(&rig.class, Resource::CfsQuota, "max 100000\n");
+    for _ in 0..STRATEGY_TURNS {
+        assert_eq!(rig.agent.strategy_errors().len(), 2);
+        rig.step(BUSY);
+    }
+    assert_eq!(rig.agent.strategy_errors(), []);
+    assert_eq!(rig.collect_errors(), counted);
+}
+
+#[test]
+fn names_of_collectors_and_strategies_differ() {
+    let strategies: FxHashSet<&str> = STRATEGIES.iter().map(|row| row.name).collect();
+    let mut collectors = table::COLLECTORS.iter();
+    assert!(collectors.all(|row| !strategies.contains(row.name)));
+}
