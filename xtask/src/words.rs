@@ -5,7 +5,7 @@
 //! mended crate by crate. `cargo xtask words CRATE` lists a crate's, `cargo xtask words` lowers the budgets.
 
 use anyhow::{Context, Result, bail};
-use regex::Regex;
+use regex::{Regex, RegexSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -121,6 +121,8 @@ pub(crate) struct Hit {
 /// Compiled patterns.
 pub(crate) struct Checker {
     patterns: Vec<(Regex, Place, &'static str)>,
+    /// All patterns in one automaton: few lines match any.
+    set: RegexSet,
     /// A type that is declared at the top of a file.
     declaration: Regex,
 }
@@ -134,6 +136,8 @@ impl Checker {
         let declaration = r"^(?:pub(?:\([^)]*\))? )?(?:struct|enum|trait|type|union) (\w+)";
         Ok(Self {
             patterns: PATTERNS.iter().map(compile).collect::<Result<_>>()?,
+            set: RegexSet::new(PATTERNS.iter().map(|(pattern, ..)| pattern))
+                .context("set of patterns")?,
             declaration: Regex::new(declaration).context("pattern of declarations")?,
         })
     }
@@ -160,7 +164,9 @@ impl Checker {
         for (at, line) in text.lines().enumerate() {
             let (code, comment) = split(line);
             let strings: Vec<&str> = code.split('"').skip(1).step_by(2).collect();
-            for (regex, place, instead) in &self.patterns {
+            let parts = [code, comment].into_iter().chain(strings.iter().copied());
+            let matches: BTreeSet<_> = parts.flat_map(|part| self.set.matches(part)).collect();
+            for (regex, place, instead) in matches.into_iter().map(|at| &self.patterns[at]) {
                 let mut parts = Vec::new();
                 match place {
                     Place::Comment => parts.push(comment),
