@@ -23,8 +23,8 @@
 //! * links of documents have targets, and commits that they name exist (see [`links`]);
 //! * figures of documents are the recorded ones (see [`figures`]).
 //!
-//! `cargo xtask trees` writes xtask/trees; `cargo xtask figures` lists those figures with commit, machine, date and
-//! command, and repeats them with `--run`.
+//! `cargo xtask test` runs the tests (see [`test_run`]); `cargo xtask trees` writes xtask/trees; `cargo xtask figures`
+//! lists those figures with commit, machine, date and command, and repeats them with `--run`.
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -44,6 +44,7 @@ mod methods;
 mod packages;
 mod plugins;
 mod roles;
+mod test_run;
 mod types;
 mod words;
 
@@ -91,10 +92,13 @@ fn main() -> Result<()> {
             let root = workspace_root()?;
             words::run(&root, &sources(&root)?, args.next())
         }
+        "test" => test_run::run(&workspace_root()?, args),
         "trees" => packages::write_trees(&workspace_root()?),
         "figures" => figures::run(&workspace_root()?, args),
         other => {
-            bail!("unknown task {other:?}; there are: tidy, types, crds, words, trees, figures")
+            bail!(
+                "unknown task {other:?}; there are: tidy, test, types, crds, words, trees, figures"
+            )
         }
     }
 }
