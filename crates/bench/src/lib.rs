@@ -91,6 +91,9 @@ struct ApiserverArgs {
     /// Leave out the durable mode, which writes to the temporary directory.
     #[arg(long)]
     memory_only: bool,
+    /// How long the cluster of `koord bench up` is left alone, in seconds, as its option says.
+    #[arg(long, default_value_t = whole::Args::default().idle_seconds, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    idle_seconds: u32,
 }
 
 /// The figures of `koord bench apiserver`.
@@ -179,7 +182,11 @@ async fn measure_api_server(args: &ApiserverArgs) -> Result<ApiServerFigures> {
     };
     let server = apiserver::run(&options, Clock::system()).await?;
     let simulated = simulated::run().await?;
-    let up = whole::run(&whole::Args::default()).await?;
+    let up = whole::Args {
+        idle_seconds: args.idle_seconds,
+        ..whole::Args::default()
+    };
+    let up = whole::run(&up).await?;
     Ok(ApiServerFigures {
         server,
         simulated,

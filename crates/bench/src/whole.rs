@@ -17,11 +17,9 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(20);
 /// How long any of it has.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long the cluster is left alone before a window of [`WINDOW`]: the first reports, and what the manager makes of
-/// them, are then over.
-const SETTLE: Duration = Duration::from_secs(30);
-/// How long CPU time is counted: one interval of the nodes' reports, and three of their leases.
-const WINDOW: Duration = Duration::from_secs(30);
+/// How long the cluster is left alone. After half of it the first reports, and what the manager makes of them, are
+/// over; in the other half, one interval of the nodes' reports and three of their leases, CPU time is counted.
+const IDLE_SECONDS: u32 = 60;
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const NODES: &str = "/api/v1/nodes";
 
@@ -34,6 +32,9 @@ pub(crate) struct Args {
     /// Replicas of the Deployment.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub replicas: u32,
+    /// How long the cluster is left alone before and after the Deployment, in seconds; CPU is counted in the last half.
+    #[arg(long, default_value_t = IDLE_SECONDS, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub idle_seconds: u32,
 }
 
 impl Default for Args {
@@ -41,6 +42,7 @@ impl Default for Args {
         Self {
             nodes: 1000,
             replicas: 5000,
+            idle_seconds: IDLE_SECONDS,
         }
     }
 }
@@ -75,7 +77,7 @@ pub(super) struct UpFigures {
     pub(super) rss_bound_mib: f64,
     /// CPU of the process in an interval of the reports while all pods run, milli-cores.
     loaded_millicores: f64,
-    /// Memory of the process a minute after all pods run, MiB.
+    /// Memory of the process after that interval, MiB.
     #[serde(rename = "rssAfterMiB")]
     rss_after_mib: f64,
     /// The most it ever was, MiB.
@@ -137,11 +139,12 @@ impl Up {
         Counters::of(self.0.id())
     }
 
-    /// Leaves the cluster alone for a minute; its CPU in the last half of it, in milli-cores, and what it has at the end.
-    async fn window(&self) -> Result<(f64, Counters)> {
-        tokio::time::sleep(SETTLE).await;
+    /// Leaves the cluster alone for `idle`; returns its CPU in the last half of it, in milli-cores, and its counters at
+    /// the end.
+    async fn window(&self, idle: Duration) -> Result<(f64, Counters)> {
+        tokio::time::sleep(idle / 2).await;
         let begin = self.counters()?;
-        tokio::time::sleep(WINDOW).await;
+        tokio::time::sleep(idle / 2).await;
         let end = self.counters()?;
         Ok((end.since(&begin).cpu_millicores, end))
     }
@@ -153,6 +156,7 @@ impl Up {
 /// When the cluster does not come up or the pods do not get there in two minutes.
 pub(super) async fn run(args: &Args) -> Result<UpFigures> {
     let dir = tempfile::tempdir().context("temporary directory")?;
+    let idle_time = Duration::from_secs(args.idle_seconds.into());
     let began = Instant::now();
     let mut up = Up::start(dir.path(), args.nodes)?;
     let client = up.client(dir.path()).await?;
@@ -164,7 +168,7 @@ pub(super) async fn run(args: &Args) -> Result<UpFigures> {
         nodes_reported(&client, args.nodes)
     })
     .await?;
-    let (idle, before) = up.window().await?;
+    let (idle, before) = up.window(idle_time).await?;
 
     let began = Instant::now();
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), "default");
@@ -183,7 +187,7 @@ pub(super) async fn run(args: &Args) -> Result<UpFigures> {
     until("all pods run", || nowhere(&client, starting)).await?;
     let running_sec = began.elapsed().as_secs_f64();
     let running = up.counters()?.since(&before);
-    let (loaded, after) = up.window().await?;
+    let (loaded, after) = up.window(idle_time).await?;
     Ok(UpFigures {
         nodes: args.nodes,
         replicas: args.replicas,
