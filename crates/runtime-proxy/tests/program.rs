@@ -13,6 +13,7 @@ mod world;
 
 use futures::future::BoxFuture;
 use http::Response;
+use koord_host::testing::{PATIENCE, eventually};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
@@ -24,9 +25,6 @@ use world::{Body, Client, World, frame, hear, reply, serve};
 
 /// By this the program knows that it is to be the proxy.
 const PROXY: &str = "KOORD_TEST_IS_PROXY";
-
-/// Longer than any machine needs for one step.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 fn main() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -155,14 +153,9 @@ async fn no_call_fails_when_one_process_follows_another() {
     pids.dedup();
     assert_eq!(pids.len(), 4);
     signal("-TERM", &last);
-    let ends = async {
-        while pids.iter().any(|pid| runs(pid)) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, ends).await.expect(
-        "the last process ends when it is asked to, those before it when they have followers",
-    );
+    // The last process ends when it is asked to, those before it when they have followers.
+    let ended = async || pids.iter().all(|pid| !runs(pid)).then_some(());
+    eventually("end of all processes", ended).await;
 }
 
 /// So many processes follow each other while clients call.

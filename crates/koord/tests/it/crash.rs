@@ -1,13 +1,16 @@
 //! `kill -9` of the whole cluster under write load.
 
-use crate::harness::{Up, eventually, exclusive};
+use crate::harness::{Up, exclusive};
+use crate::seen::Seen;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use koord_host::testing::eventually_blocking;
 use koord_kube::api::{ListParams, PostParams};
 use koord_kube::{Api, ResourceExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 /// How many clusters are killed unless `KOORD_CRASHES` says otherwise.
 const ROUNDS: usize = 20;
@@ -122,11 +125,11 @@ fn leftovers(dir: &Path, runtime: &tokio::runtime::Runtime, found: &[PathBuf]) {
     up.kill();
     drop(up);
     let mut up = Up::start(dir, &[]);
-    eventually("the pod to be started again, once", || {
+    eventually_blocking("the pod to be started again, once", || {
         (sleepers() == 1).then_some(())
     });
     assert_eq!(up.interrupt(), Some(0));
-    eventually("the pod's process to end", || {
+    eventually_blocking("the pod's process to end", || {
         (sleepers() == 0).then_some(())
     });
     nothing_is_left(found);
@@ -148,10 +151,10 @@ fn a_second_ctrl_c_does_not_wait_for_pods_and_leaves_nothing() {
     // It does not end when it is asked to.
     let script = format!("trap '' TERM; exec /bin/sleep {SECONDS}");
     runtime.block_on(run_a_pod(&up, &["/bin/sh", "-c", &script]));
-    eventually("the pod's process", || (sleepers() == 1).then_some(()));
+    eventually_blocking("the pod's process", || (sleepers() == 1).then_some(()));
     up.send(rustix::process::Signal::INT);
     let file = dir.path().join("cluster.json");
-    eventually("the cluster to be stopping", || {
+    eventually_blocking("the cluster to be stopping", || {
         (!file.exists()).then_some(())
     });
     assert_eq!(up.interrupt(), Some(0));
@@ -170,7 +173,11 @@ fn kubepods() -> Vec<PathBuf> {
 const SECONDS: &str = "98761.5";
 
 async fn run_a_pod(up: &Up, command: &[&str]) {
-    let pods: Api<Pod> = Api::default_namespaced(up.client().await);
+    let client = up.client().await;
+    let stop = CancellationToken::new();
+    let _guard = stop.clone().drop_guard();
+    let mut seen = Seen::<Pod>::start(&client, &stop);
+    let pods: Api<Pod> = Api::default_namespaced(client);
     let pod = serde_json::from_value(serde_json::json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "sleeper"},
@@ -182,18 +189,17 @@ async fn run_a_pod(up: &Up, command: &[&str]) {
     pods.create(&PostParams::default(), &pod)
         .await
         .expect("created");
-    let begun = std::time::Instant::now();
-    loop {
-        let pod = pods.get("sleeper").await.expect("the pod");
-        if pod.status.and_then(|status| status.phase).as_deref() == Some("Running") {
-            return;
-        }
-        assert!(
-            begun.elapsed() < crate::harness::PATIENCE,
-            "the pod does not come to run"
-        );
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+    let is_running = |pod: &Pod| {
+        pod.status
+            .as_ref()?
+            .phase
+            .as_deref()
+            .map(|it| it == "Running")
+    };
+    seen.until("the pod to run", |all| {
+        all.get("sleeper").and_then(|pod| is_running(pod)) == Some(true)
+    })
+    .await;
 }
 
 /// How many processes of the pod there are.

@@ -27,9 +27,6 @@ use world::World;
 /// How long a run may take on a busy machine before it is called broken.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Between two looks at what follows by itself.
-const PAUSE: Duration = Duration::from_millis(100);
-
 /// Clusters at a time: most of the time a lease runs out.
 const LANES: usize = 4;
 

@@ -3,7 +3,7 @@
 
 mod deaths;
 
-use crate::harness::{PATIENCE, Up, exclusive};
+use crate::harness::{Up, exclusive};
 use crate::seen::Seen;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::annotations::RESERVATION_ALLOCATED;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase, Reservation, ReservationPhase};
 use koord_descheduler::report::Report;
+use koord_host::testing::{PATIENCE, eventually};
 use koord_kube::api::PostParams;
 use koord_kube::{Api, Client, ResourceExt, patch};
 use serde_json::{Value, json};
@@ -18,7 +19,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -286,18 +286,9 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
         .expect("it starts");
     let at = format!("http://127.0.0.1:{plain}");
     let get = async |path: &str| koordctl::plain::get(&at, "it", path).await;
-    // Nobody tells of pages that change.
     let page = async |path: &str| {
-        let wait = async {
-            loop {
-                if let Ok((200, _)) = get(path).await {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        };
-        let waited = tokio::time::timeout(PATIENCE, wait).await;
-        waited.unwrap_or_else(|_| panic!("waited in vain for {path}"));
+        let answers = async || matches!(get(path).await, Ok((200, _))).then_some(());
+        eventually(path, answers).await;
     };
     let client = koord_kube::client::in_process(server.service());
     let mut leases = Seen::<Lease>::start(&client, &stop);

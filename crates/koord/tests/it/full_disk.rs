@@ -1,8 +1,8 @@
 //! A start on a disk that is full: a small tmpfs. Needs root.
 
-use crate::harness::{Up, eventually, exclusive};
+use crate::harness::{Up, exclusive};
 use k8s_openapi::api::core::v1::ConfigMap;
-use koord_host::testing::skip;
+use koord_host::testing::{eventually_blocking, skip};
 use koord_kube::Api;
 use koord_kube::api::PostParams;
 use serde_json::json;
@@ -107,7 +107,7 @@ fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
         }
     });
     let api = maps(&up);
-    eventually("the server to serve", || {
+    eventually_blocking("the server to serve", || {
         assert!(
             matches!(again.0.try_wait(), Ok(None)),
             "koord up has ended on the full disk"
@@ -119,11 +119,11 @@ fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
     assert!(is_up.try_recv().is_err(), "it is up without its objects");
 
     std::fs::remove_file(&ballast).expect("the ballast goes");
-    let line = eventually("the cluster to be up", || is_up.try_recv().ok());
+    let line = eventually_blocking("the cluster to be up", || is_up.try_recv().ok());
     assert!(line.contains("kubeconfig"), "{line}");
     create(&api, "late").expect("there is room");
     let pid = rustix::process::Pid::from_child(&again.0);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signal");
-    let ended = eventually("the cluster to stop", || again.0.try_wait().ok().flatten());
+    let ended = eventually_blocking("the cluster to stop", || again.0.try_wait().ok().flatten());
     assert!(ended.success(), "{ended}");
 }

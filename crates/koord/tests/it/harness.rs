@@ -5,10 +5,6 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-/// How long anything may take on a busy machine before the test calls it broken.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// All clusters of these tests share the machine's `kubepods`, so there is one at a time.
 pub(crate) fn exclusive() -> MutexGuard<'static, ()> {
@@ -101,17 +97,5 @@ impl Drop for Up {
             self.interrupt();
         }
         self.kill();
-    }
-}
-
-/// Repeats `check` until it answers, at most [`PATIENCE`].
-pub(crate) fn eventually<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(answer) = check() {
-            return answer;
-        }
-        assert!(begun.elapsed() < PATIENCE, "waited in vain for {what}");
-        std::thread::park_timeout(Duration::from_millis(200));
     }
 }

@@ -8,6 +8,7 @@ use koord_api::{annotations, extension};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, Context};
 use koord_host::fake::Tree;
+use koord_host::testing::eventually_within;
 use koord_host::{CpuSet, Resource};
 use koord_kube::api::{DeleteParams, PostParams};
 use koord_kube::{Api, Client, patch};
@@ -18,6 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const NODE: &str = "n1";
+
+/// In paused time.
+const WITHIN: Duration = Duration::from_secs(200);
 
 /// A machine of two NUMA nodes with four CPUs each, its koordlet, and a scheduler.
 struct Stage {
@@ -109,20 +113,10 @@ impl Stage {
             .unwrap();
     }
 
-    async fn until<T>(&self, what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> T {
-        for _ in 0..2000 {
-            if let Some(found) = found().await {
-                return found;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        panic!("never saw {what}");
-    }
-
     /// Waits until the pod is bound, starts it as the kubelet does, and waits until its container runs on the
     /// CPUs that it was given.
     async fn runs(&self, name: &str) -> ResourceStatus {
-        let bound = self.until(name, async || {
+        let bound = eventually_within(WITHIN, name, async || {
             let pod = self.pods().get(name).await.unwrap();
             pod.spec.as_ref()?.node_name.as_ref()?;
             Some(pod)
@@ -144,7 +138,7 @@ impl Stage {
         patch::merge_status(&self.pods(), name, &running)
             .await
             .unwrap();
-        self.until("its CPUs", async || {
+        eventually_within(WITHIN, "its CPUs", async || {
             let cpus = self.tree.raw(&group, Resource::CpusetCpus).unwrap();
             (cpus.trim() == status.cpuset).then_some(())
         })
@@ -156,7 +150,7 @@ impl Stage {
     async fn shared(&self, want: &str) {
         let want: CpuSet = want.parse().unwrap();
         let reports: Api<NodeResourceTopology> = Api::all(self.client.clone());
-        self.until("the shared CPUs", async || {
+        eventually_within(WITHIN, "the shared CPUs", async || {
             let report = reports.get_opt(NODE).await.unwrap()?;
             let annotations = report.metadata.annotations.as_ref();
             let pools = extension::read(annotations, annotations::NODE_CPU_SHARED_POOLS);
@@ -172,7 +166,7 @@ impl Stage {
 
     /// Waits until the pod waits, and says why.
     async fn waits(&self, name: &str) -> String {
-        self.until(name, async || {
+        eventually_within(WITHIN, name, async || {
             let pod = self.pods().get(name).await.unwrap();
             let conditions = pod.status?.conditions?;
             let condition = conditions

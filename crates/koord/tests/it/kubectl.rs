@@ -1,7 +1,7 @@
 //! kubectl with the written kubeconfig does what the README promises.
 
-use crate::harness::{Up, eventually, exclusive};
-use koord_host::testing::skip;
+use crate::harness::{Up, exclusive};
+use koord_host::testing::{eventually_blocking, skip};
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
@@ -85,7 +85,7 @@ fn a_newcomers_session() {
     let mut up = Up::start(dir.path(), &["--nodes", "2"]);
     let kubectl = Kubectl(&up);
 
-    let nodes = eventually("three ready nodes", || {
+    let nodes = eventually_blocking("three ready nodes", || {
         let nodes = kubectl.ok(&["get", "nodes"], None);
         (nodes.matches(" Ready ").count() == 3).then_some(nodes)
     });
@@ -102,7 +102,7 @@ fn a_newcomers_session() {
 
     // koordlet has measured, the manager has published. Nothing is left over of CPUs that others keep
     // busy, and only then.
-    eventually("batch resources on the node", || {
+    eventually_blocking("batch resources on the node", || {
         let get = |args: &[&str]| {
             let text = kubectl.ok(args, None);
             serde_json::from_str::<serde_json::Value>(&text).expect("JSON")
@@ -129,7 +129,7 @@ fn a_newcomers_session() {
         "{described}"
     );
 
-    let metric = eventually("a NodeMetric with usage", || {
+    let metric = eventually_blocking("a NodeMetric with usage", || {
         let metric = kubectl.ok(&["get", "nodemetrics", &this, "-o", "yaml"], None);
         metric.contains("p95:").then_some(metric)
     });
@@ -147,7 +147,7 @@ fn a_newcomers_session() {
         let output = kubectl.run(&all, None);
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    eventually("what the nodes use", || {
+    eventually_blocking("what the nodes use", || {
         let nodes = top(&["nodes"]);
         let known = nodes.lines().filter(|row| row.contains('%')).count() == 3;
         (known && nodes.contains(&this)).then_some(())
@@ -155,18 +155,18 @@ fn a_newcomers_session() {
 
     let applied = kubectl.ok(&["apply", "-f", "-"], Some(BE_POD));
     assert_eq!(applied.trim(), "pod/crunch created");
-    eventually("the BE pod to run", || {
+    eventually_blocking("the BE pod to run", || {
         let wide = kubectl.ok(&["get", "pods", "-A", "-o", "wide"], None);
         let row = wide.lines().find(|row| row.contains("crunch"))?;
         (row.contains("Running") && row.contains("1/1")).then_some(())
     });
     let on = &["get", "pod", "crunch", "-o", "jsonpath={.spec.nodeName}"];
     assert_eq!(kubectl.ok(on, None), this, "it runs on this machine");
-    eventually("the pod's log", || {
+    eventually_blocking("the pod's log", || {
         let log = kubectl.ok(&["logs", "crunch"], None);
         (log == "started\n").then_some(())
     });
-    eventually("what the pod uses", || {
+    eventually_blocking("what the pod uses", || {
         let row = top(&["pods", "--containers"]);
         let words: Vec<&str> = row.split_whitespace().collect();
         // It spins, and others may be faster.

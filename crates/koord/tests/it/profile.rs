@@ -1,8 +1,9 @@
 //! The profile of Koordinator's documentation: a pod that knows nothing of co-location becomes a batch
 //! pod, is placed, runs, and its control groups say so. Asked in process, and over HTTPS.
 
-use crate::harness::{Up, eventually, exclusive};
+use crate::harness::{Up, exclusive};
 use crate::kubectl::{self, Kubectl};
+use koord_host::testing::eventually_blocking;
 use serde_json::Value;
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -84,18 +85,18 @@ fn session(kubectl: &Kubectl<'_>) {
             amounts(said.as_str().expect("text"))["containers"]["app"]["limits"],
             list
         );
-        eventually(&format!("pod {name} to run"), || {
+        eventually_blocking(&format!("pod {name} to run"), || {
             let pod = get(kubectl, &["pod", name]);
             (pod["status"]["phase"] == "Running").then_some(())
         });
     }
-    let log = eventually("where the pod runs", || {
+    let log = eventually_blocking("where the pod runs", || {
         let log = kubectl.ok(&["logs", "here"], None);
         log.contains("end").then_some(log)
     });
     let group = memory_group(&log);
     assert!(group.to_string_lossy().contains("besteffort"), "{group:?}");
-    eventually("the memory limit in the container's group", || {
+    eventually_blocking("the memory limit in the container's group", || {
         let of = |name: &str| std::fs::read_to_string(group.join(name)).ok();
         let limit = of("memory.limit_in_bytes").or_else(|| of("memory.max"))?;
         (limit.trim() == (32_u64 << 20).to_string()).then_some(())
@@ -206,7 +207,7 @@ impl OverHttps {
             .spawn()
             .expect("koord-manager starts");
         let started = Self(child);
-        eventually("the configurations to name the server", || {
+        eventually_blocking("the configurations to name the server", || {
             let all = get(
                 kubectl,
                 &["mutatingwebhookconfigurations,validatingwebhookconfigurations"],

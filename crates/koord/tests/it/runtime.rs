@@ -1,9 +1,9 @@
 //! `koord up --runtime` on a real containerd, and on a proxy before one: a pod that knows nothing of
 //! co-location becomes a batch pod, and finds its values in place when its process begins.
 
-use crate::harness::{Up, eventually, exclusive};
+use crate::harness::{Up, exclusive};
 use crate::kubectl::{self, Kubectl};
-use koord_host::testing::Containerd;
+use koord_host::testing::{Containerd, eventually_blocking};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
@@ -57,7 +57,7 @@ impl Proxy {
             .arg(containerd.path("hooks"))
             .spawn();
         let one = Self(child.expect("koord-runtime-proxy starts"));
-        eventually("the proxy to listen", || {
+        eventually_blocking("the proxy to listen", || {
             containerd.path("proxy.sock").exists().then_some(())
         });
         one
@@ -116,7 +116,7 @@ fn session(containerd: &Containerd, socket: &str, mode: &str) {
     kubectl.ok(&["apply", "-f", "-"], Some(PROFILE));
     let label = "koordinator.sh/enable-colocation=true";
     kubectl.ok(&["label", "namespace", "default", label], None);
-    eventually("koordlet to be asked", || match mode {
+    eventually_blocking("koordlet to be asked", || match mode {
         "nri" => {
             let metrics = koordlet(&kubectl, "/metrics")?;
             let connected =
@@ -145,7 +145,7 @@ fn session(containerd: &Containerd, socket: &str, mode: &str) {
             .replace("PLACE", place)
             .replace("CPU", cpu);
         kubectl.ok(&["apply", "-f", "-"], Some(&pod));
-        let log = eventually("the first words of its process", || {
+        let log = eventually_blocking("the first words of its process", || {
             let output = kubectl.run(&["logs", name], None);
             let log = String::from_utf8_lossy(&output.stdout).into_owned();
             log.contains("end").then_some(log)

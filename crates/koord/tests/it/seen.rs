@@ -1,6 +1,6 @@
 //! What a test sees of the API server, as it comes: nothing is asked for again and again.
 
-use crate::harness::PATIENCE;
+use koord_host::testing::PATIENCE;
 use koord_kube::{Change, Client, Informer, Scope};
 use std::collections::BTreeMap;
 use std::sync::Arc;

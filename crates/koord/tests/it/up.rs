@@ -1,17 +1,19 @@
 //! Starts that fail, clusters beside each other, and clusters in the background.
 
-use crate::harness::{Up, eventually, exclusive};
+use crate::harness::{Up, exclusive};
+use crate::seen::Seen;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Event, Node, Pod, ServiceAccount, Taint};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
-use koord_host::testing::skip;
+use koord_host::testing::{eventually, eventually_blocking, skip};
 use koord_kube::api::{DeleteParams, ListParams, LogParams, PostParams};
 use koord_kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use tokio_util::sync::CancellationToken;
 
 fn koord(dir: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_koord"))
@@ -79,7 +81,7 @@ fn healthy_start_logs_no_warning() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let nodes: Api<Node> = Api::all(runtime.block_on(up.client()));
     // By then koordlet and the simulated nodes have reported and the manager has calculated.
-    eventually("batch resources on all nodes", || {
+    eventually_blocking("batch resources on all nodes", || {
         let nodes = runtime.block_on(nodes.list(&ListParams::default())).ok()?;
         let published = |node: &Node| {
             let allocatable = node.status.as_ref()?.allocatable.as_ref()?;
@@ -130,16 +132,11 @@ async fn group_of_a_pod(up: &Up) -> String {
     pods.create(&PostParams::default(), &pod)
         .await
         .expect("created");
-    let begun = std::time::Instant::now();
-    loop {
-        if let Ok(log) = pods.logs("who", &LogParams::default()).await
-            && let Some((above, _)) = log.split_once("kubepods")
-        {
-            return above.to_owned();
-        }
-        assert!(begun.elapsed() < crate::harness::PATIENCE, "no log");
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+    eventually("log with the group", async || {
+        let log = pods.logs("who", &LogParams::default()).await.ok()?;
+        Some(log.split_once("kubepods")?.0.to_owned())
+    })
+    .await
 }
 
 /// Returns the taints that leave pods to simulated nodes. A node may also be tainted as unreachable.
@@ -184,22 +181,13 @@ fn simulated_nodes_say_so_and_go_with_the_next_start() {
         pods.create(&PostParams::default(), &pod)
             .await
             .expect("created");
-        let events: Api<Event> = Api::default_namespaced(client);
-        let begun = std::time::Instant::now();
-        loop {
-            let list = events.list(&ListParams::default()).await.expect("events");
-            if list
-                .iter()
-                .any(|event| event.reason.as_deref() == Some("Simulated"))
-            {
-                break;
-            }
-            assert!(
-                begun.elapsed() < crate::harness::PATIENCE,
-                "no event: {list:?}"
-            );
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
+        let stop = CancellationToken::new();
+        let _guard = stop.clone().drop_guard();
+        let mut events = Seen::<Event>::start(&client, &stop);
+        let is_simulated = |event: &Event| event.reason.as_deref() == Some("Simulated");
+        events
+            .until("the event", |all| all.values().any(|one| is_simulated(one)))
+            .await;
         let error = pods
             .logs("nowhere", &LogParams::default())
             .await
@@ -274,7 +262,7 @@ fn a_closed_terminal_stops_as_ctrl_c_does() {
     let mut up = Up::start(dir.path(), &["--memory"]);
     let code = up.signal(rustix::process::Signal::HUP);
     assert_eq!(code, Some(0));
-    eventually("its file to be gone", || {
+    eventually_blocking("its file to be gone", || {
         (!dir.path().join("cluster.json").exists()).then_some(())
     });
 }
@@ -310,7 +298,7 @@ fn explain_asks_the_cluster_of_the_kubeconfig() {
             created.expect("created");
         }
     });
-    let answer = eventually("the scheduler to have tried", || {
+    let answer = eventually_blocking("the scheduler to have tried", || {
         let output = explain(&up, &["pod/nowhere", "-n", "default"]);
         let text = text(&output.stdout).to_owned();
         text.contains("refused by").then_some(text)
@@ -353,7 +341,7 @@ fn simulated_nodes_with_numa_nodes_refuse_no_pod() {
     let client = runtime.block_on(up.client());
     let reports: Api<NodeResourceTopology> = Api::all(client.clone());
     let free = |want: [i64; 2]| {
-        eventually(&format!("{want:?} free CPUs"), || {
+        eventually_blocking(&format!("{want:?} free CPUs"), || {
             let reports = runtime
                 .block_on(reports.list(&ListParams::default()))
                 .ok()?;
@@ -392,7 +380,7 @@ fn simulated_nodes_with_numa_nodes_refuse_no_pod() {
             .phase
             .unwrap_or_default()
     };
-    let waits = eventually("two pods that run and one that waits", || {
+    let waits = eventually_blocking("two pods that run and one that waits", || {
         let pods = all()?.items;
         let run = pods.iter().filter(|pod| phase(pod) == "Running").count();
         let waits = pods.iter().find(|pod| {
@@ -406,7 +394,7 @@ fn simulated_nodes_with_numa_nodes_refuse_no_pod() {
         (run == 2).then(|| waits.map(|pod| pod.name_any()))?
     });
     let lacks = "cpu in one NUMA node: needs 5, free 3 in node-0 and 3 in node-1";
-    eventually(lacks, || {
+    eventually_blocking(lacks, || {
         let output = explain(&up, &["pod", &waits]);
         text(&output.stdout).contains(lacks).then_some(())
     });
@@ -507,7 +495,7 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
             report.spec.zones,
         ))
     };
-    let (policy, empty, zones) = eventually("a report", said);
+    let (policy, empty, zones) = eventually_blocking("a report", said);
     assert_eq!(policy, "none");
     let numa = std::fs::read_dir("/sys/devices/system/node").expect("NUMA nodes");
     let mut numa: Vec<String> = numa
@@ -525,7 +513,7 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
     let pod = serde_json::from_value(pod).expect("a Pod");
     let created = runtime.block_on(pods.create(&PostParams::default(), &pod));
     created.expect("created");
-    let with_pod = eventually("another fingerprint", || {
+    let with_pod = eventually_blocking("another fingerprint", || {
         let (_, fingerprint, _) = said()?;
         (fingerprint != empty).then_some(fingerprint)
     });
@@ -541,7 +529,7 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
     );
     let deleted = runtime.block_on(pods.delete("sleeper", &DeleteParams::default()));
     deleted.expect("deleted");
-    eventually("the fingerprint of no pod", || {
+    eventually_blocking("the fingerprint of no pod", || {
         (said()?.1 == empty).then_some(())
     });
     drop(exporter);
@@ -573,7 +561,7 @@ fn accelerators_that_a_file_describes_are_given_to_pods() {
     let client = runtime.block_on(up.client());
 
     let nodes: Api<Node> = Api::all(client.clone());
-    let node = eventually("the node's resources", || {
+    let node = eventually_blocking("the node's resources", || {
         let nodes = runtime.block_on(nodes.list(&ListParams::default())).ok()?;
         let node = nodes.items.into_iter().next()?;
         let offered = node.status.as_ref()?.allocatable.as_ref()?;
@@ -625,7 +613,7 @@ fn accelerators_that_a_file_describes_are_given_to_pods() {
         serde_json::from_str::<serde_json::Value>(said).ok()
     };
     let mut placed = 0;
-    eventually("two pods with devices, and one without", || {
+    eventually_blocking("two pods with devices, and one without", || {
         let all = ["one", "two", "three"].map(given);
         let all: Vec<_> = all.into_iter().flatten().collect();
         for said in &all {

@@ -13,6 +13,7 @@ use crate::states::{Driver, Layout};
 use futures::FutureExt as _;
 use koord_api::hookserver::HookServer;
 use koord_host::fake::Tree;
+use koord_host::testing::poll_until;
 use koord_host::{CgroupPath, Resource};
 use koord_kube::client::{Body, in_process};
 use koord_kube::events::Recorder;
@@ -211,9 +212,7 @@ fn adjusted(reply: &koord_rpc::nri::Reply) -> (u64, i64, i64, String) {
 async fn client(config: &Config) -> RuntimeHookServiceClient<tonic::transport::Channel> {
     // It is registered once it listens.
     let file = config.server.directory.join("koordlet.json");
-    while !file.exists() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    poll_until(async || file.exists().then_some(())).await;
     RuntimeHookServiceClient::new(grpc::connect(&config.server.socket))
 }
 

@@ -6,6 +6,7 @@ use koord_api::slo::{NodeMetric, NodeSLO};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, Context};
 use koord_host::fake::Tree;
+use koord_host::testing::{eventually, eventually_within};
 use koord_host::{CgroupPath, Resource};
 use koord_kube::api::{DeleteParams, ListParams, PostParams};
 use koord_kube::{Api, Client, Informer, Scope, patch};
@@ -110,14 +111,8 @@ impl Rig {
     }
 
     /// Waits, in paused time, until `found` gives something.
-    async fn until<T>(&self, what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> T {
-        for _ in 0..2000 {
-            if let Some(found) = found().await {
-                return found;
-            }
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
-        panic!("never saw {what}");
+    async fn until<T>(&self, what: &str, found: impl AsyncFnMut() -> Option<T>) -> T {
+        eventually_within(Duration::from_secs(1000), what, found).await
     }
 }
 
@@ -440,14 +435,10 @@ async fn pods_can_come_from_the_kubelet() {
     let options = with_kubelet(&rig, answer, Duration::from_millis(50)).await;
     let running = tokio::spawn(koordlet::run(options, rig.client.clone(), rig.ctx.clone()));
     let group = rig.tree.root().cgroup(&group);
-    let wait = async {
-        while group.cpu_shares().unwrap() != Some(3072) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), wait)
-        .await
-        .unwrap();
+    eventually("group with the pod's shares", async || {
+        (group.cpu_shares().unwrap() == Some(3072)).then_some(())
+    })
+    .await;
     rig.ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
 }

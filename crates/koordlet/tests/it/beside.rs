@@ -2,9 +2,10 @@
 //! same values, and pods that end while the runtime is dead.
 
 use crate::agent::{NODE, typed};
-use crate::containerd::{Agent, LOOKS, Machine, Pod};
+use crate::containerd::{Agent, Machine, Pod};
 use k8s_openapi::api::core::v1::Event as NodeEvent;
 use koord_app::Clock;
+use koord_host::testing::eventually;
 use koord_kube::api::{DeleteParams, ListParams, PostParams};
 use koord_kube::{Api, Client, patch};
 use koord_rpc::cri;
@@ -18,7 +19,6 @@ use koordlet::runtime::Mode;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// What the other plugin sets.
@@ -90,13 +90,7 @@ impl Handler for Other {
 
 /// Looks again and again until it is so.
 async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
-    for _ in 0..LOOKS {
-        if is().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("never saw that {what}");
+    eventually(what, async || is().await.then_some(())).await;
 }
 
 fn options(machine: &Machine) -> Options {

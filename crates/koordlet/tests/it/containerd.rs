@@ -4,7 +4,7 @@ use crate::agent::{NODE, cluster, typed};
 use koord_api::hookserver::{FAIL, HookServer, IGNORE, KOORDLET};
 use koord_app::{Clock, Context};
 use koord_host::root::Controller;
-use koord_host::testing::{Containerd, Groups, IMAGE};
+use koord_host::testing::{Containerd, Groups, IMAGE, eventually};
 use koord_host::{Cgroup, Dirs, Root};
 use koord_kube::api::PostParams;
 use koord_kube::{Api, Client};
@@ -24,9 +24,6 @@ use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
 const MIB: i64 = 1 << 20;
-
-/// Looks so often before it gives up: far more than any machine needs.
-pub(crate) const LOOKS: usize = 3000;
 
 /// A containerd of the test's own, and groups for its pods.
 pub(crate) struct Machine {
@@ -259,14 +256,12 @@ impl Machine {
         };
         self.cri.start_container(request).await?;
         let log = Path::new(&pod.config.log_directory).join(format!("{name}.log"));
-        let mut said = String::new();
-        for _ in 0..LOOKS {
-            said = std::fs::read_to_string(&log).unwrap_or_default();
-            if said.lines().any(|line| line.ends_with(" said")) {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let said = eventually("log of the container", async || {
+            let said = std::fs::read_to_string(&log).ok()?;
+            let is_whole = said.lines().any(|line| line.ends_with(" said"));
+            is_whole.then_some(said)
+        })
+        .await;
         let group = pod.group.path().join(&id).unwrap();
         Ok(Started {
             group: pod.group.root().cgroup(&group),
@@ -349,14 +344,11 @@ impl Agent {
     }
 
     pub(crate) async fn connected(&self, lost: f64) {
-        for _ in 0..LOOKS {
+        eventually("connection", async || {
             let again = self.metric("koordlet_nri_connections_lost_total") >= lost;
-            if again && self.metric("koordlet_nri_connected") > 0.0 {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        panic!("never connected");
+            (again && self.metric("koordlet_nri_connected") > 0.0).then_some(())
+        })
+        .await;
     }
 
     pub(crate) async fn stop(self) {
@@ -480,15 +472,10 @@ async fn values_are_in_place_when_processes_begin() {
     assert_eq!(missed.said("cpu/cpu.shares"), "2");
     let agent = Agent::start(machine.options(&library, Mode::Nri), &client, &clock);
     agent.connected(0.0).await;
-    let mut now = missed.now();
-    for _ in 0..LOOKS {
-        now = missed.now();
-        if now == want {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    assert_eq!(now, want, "what was missed");
+    eventually("values of a container that was missed", async || {
+        (missed.now() == want).then_some(())
+    })
+    .await;
     let next = machine.container(&batch, "c").await;
     assert_eq!(next.said("cpu/cpu.shares"), "512");
 
@@ -527,12 +514,8 @@ async fn values_are_in_place_through_the_proxy_and_policies_hold_without_the_age
     let directory = options.runtime.server.directory.clone();
     let socket = options.runtime.server.socket.clone();
     let agent = Agent::start(options, &client, &clock);
-    for _ in 0..LOOKS {
-        if directory.join(KOORDLET).exists() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let registration = directory.join(KOORDLET);
+    eventually("registration", async || registration.exists().then_some(())).await;
     let long = Duration::from_secs(60);
     let proxy = machine.proxy("proxy.sock", &directory, long).await;
     machine.cri = proxy.client();
@@ -569,12 +552,10 @@ async fn values_are_in_place_through_the_proxy_and_policies_hold_without_the_age
 
     agent.stop().await;
     proxy.stop().await;
-    for _ in 0..LOOKS {
-        if std::os::unix::net::UnixStream::connect(&socket).is_err() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    eventually("end of the hook server", async || {
+        std::os::unix::net::UnixStream::connect(&socket).err()
+    })
+    .await;
 
     // Nobody listens, or somebody does and never answers.
     let hangs = machine.containerd.path("hangs.sock");

@@ -12,6 +12,7 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_app::{Clock, Context, flags};
 use koord_host::Resource;
 use koord_host::fake::Tree;
+use koord_host::testing::eventually;
 use koord_kube::api::{ListParams, PostParams};
 use koord_kube::client::{Body, in_process};
 use koord_kube::{Api, Client, patch};
@@ -304,13 +305,10 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
     accelerator("second");
     // Somebody breaks what it has reported, and it mends that.
     let topologies: Api<NodeResourceTopology> = Api::all(client.clone());
-    let made = async {
-        while topologies.get_opt(NODE).await.unwrap().is_none() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let made = tokio::time::timeout(Duration::from_secs(120), made).await;
-    assert!(made.is_ok(), "no NodeResourceTopology");
+    eventually("NodeResourceTopology", async || {
+        topologies.get_opt(NODE).await.unwrap()
+    })
+    .await;
     let broken = json!({"topologyPolicies": []});
     patch::merge(&topologies, NODE, &broken).await.unwrap();
     let unused = record.until(&given()).await;

@@ -6,7 +6,7 @@ use koord_api::scheduling::Device;
 use koord_apiserver::ApiServer;
 use koord_app::{Clock, Context};
 use koord_host::fake::Tree;
-use koord_host::testing::{FakeGpu, FakeNvml};
+use koord_host::testing::{FakeGpu, FakeNvml, eventually_within};
 use koord_kube::api::{Patch, PatchParams};
 use koord_kube::{Api, Client};
 use koordlet::devices::Config;
@@ -80,16 +80,11 @@ impl Rig {
 
     /// Waits, in paused time, until the Device is as `seen` wants it.
     async fn until(&self, what: &str, seen: impl Fn(&Value) -> bool) -> Value {
-        for _ in 0..2000 {
-            if let Some(device) = self.devices.get_opt(NODE).await.unwrap() {
-                let device = serde_json::to_value(device).unwrap();
-                if seen(&device) {
-                    return device;
-                }
-            }
-            tokio::time::sleep(self.step).await;
-        }
-        panic!("never saw {what}: {:?}", self.devices.get_opt(NODE).await);
+        eventually_within(self.step * 2000, what, async || {
+            let device = self.devices.get_opt(NODE).await.unwrap()?;
+            Some(serde_json::to_value(device).unwrap()).filter(&seen)
+        })
+        .await
     }
 
     /// The Device after ten more looks, which must not have written anything.

@@ -8,7 +8,7 @@ use koord_app::{Clock, Context};
 use koord_host::cgroup::resource::{shares_to_weight, weight_to_shares};
 use koord_host::process::{Spawn, Spawned, Spawner};
 use koord_host::root::Controller;
-use koord_host::testing::skip;
+use koord_host::testing::{eventually, skip};
 use koord_host::{Cgroup, CgroupPath, Resource, Root, Target, Version, features};
 use koord_kube::Api;
 use koord_kube::api::PostParams;
@@ -214,20 +214,6 @@ impl Drop for Ground {
     }
 }
 
-async fn until<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = found().await {
-            return found;
-        }
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "never saw {what}"
-        );
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-}
-
 /// Waits until a file of a group says `value`, in v1 units; a kernel without it is asked nothing.
 async fn says(group: &Cgroup, resource: Resource, value: i64) {
     if !group.supports(resource) {
@@ -238,7 +224,7 @@ async fn says(group: &Cgroup, resource: Resource, value: i64) {
         return;
     }
     let what = format!("{value} in {} of {}", resource.name(), group.path());
-    until(&what, async || {
+    eventually(&what, async || {
         (group.value(resource).unwrap() == Some(value.to_string())).then_some(())
     })
     .await;
@@ -335,7 +321,7 @@ async fn the_agent_measures_and_enforces_on_this_kernel() {
     // Suppression lifts the quotas of batch pods while it limits the class, which the test's own
     // busy loops may bring about.
     let class = ground.group("besteffort");
-    until("the quota of the batch container", async || {
+    eventually("the quota of the batch container", async || {
         let wanted = match class.cfs_quota().unwrap() {
             Some(-1) => Some(150_000),
             _ => Some(-1),
@@ -347,7 +333,7 @@ async fn the_agent_measures_and_enforces_on_this_kernel() {
     says(&be_pod, Resource::MemoryLimit, 1 << 30).await;
 
     // And both pods were measured.
-    until("the usage of both pods", async || {
+    eventually("the usage of both pods", async || {
         let status = serde_json::to_value(metrics.get(NODE).await.unwrap().status?).unwrap();
         let pods = status["podsMetric"].as_array()?.clone();
         let busy = pods.iter().filter(|pod| {

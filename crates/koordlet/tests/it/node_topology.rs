@@ -10,6 +10,7 @@ use koord_apiserver::ApiServer;
 use koord_app::{Clock, Context};
 use koord_host::fake::Tree;
 use koord_host::root::Dirs;
+use koord_host::testing::{eventually, eventually_within};
 use koord_host::{CpuSet, Root, topology};
 use koord_kube::api::{ListParams, PostParams};
 use koord_kube::client::{Body, in_process};
@@ -100,22 +101,18 @@ impl Rig {
 
     /// Waits until the object is there and `is` so.
     async fn until(&self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-        for _ in 0..600 {
-            if let Some(object) = self.objects().get_opt(NODE).await.unwrap() {
-                let object = json!(object);
-                if is(&object) {
-                    return object;
-                }
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        panic!("never saw {what}");
+        eventually(what, async || {
+            let object = self.objects().get_opt(NODE).await.unwrap()?;
+            Some(json!(object)).filter(&is)
+        })
+        .await
     }
 
     /// What the node's events say of reports that are not made, once there are `count`.
     async fn told(&self, count: usize) -> Vec<String> {
         let events: Api<Event> = Api::all(self.client.clone());
-        for _ in 0..600 {
+        let what = format!("{count} events");
+        eventually_within(Duration::from_secs(300), &what, async || {
             let all = events.list(&ListParams::default()).await.unwrap().items;
             let mine = all.into_iter().filter(|event| {
                 let about = &event.involved_object;
@@ -125,12 +122,9 @@ impl Rig {
                     && about.name.as_deref() == Some(NODE)
             });
             let told: Vec<String> = mine.filter_map(|event| event.message).collect();
-            if told.len() >= count {
-                return told;
-            }
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
-        panic!("never told {count} times");
+            (told.len() >= count).then_some(told)
+        })
+        .await
     }
 
     fn metrics(&self) -> String {
@@ -594,14 +588,11 @@ async fn the_older_version_is_written_where_it_alone_is_served() {
     rig.koordlet(tree.root(), |_| {});
     let objects: Api<v1alpha1::NodeResourceTopology> = Api::all(rig.client.clone());
     let until = async |what: &str, is: &dyn Fn(&Value) -> bool| {
-        for _ in 0..600 {
+        eventually(what, async || {
             let found = objects.get_opt(NODE).await.unwrap();
-            if let Some(found) = found.map(|found| json!(found)).filter(is) {
-                return found;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        panic!("never saw {what}");
+            found.map(|found| json!(found)).filter(is)
+        })
+        .await
     };
     let object = until("a report", &|_| true).await;
     assert_eq!(pools(&object), ["0/0 0-3", "0/1 4-7"]);

@@ -12,12 +12,12 @@ use koord_api::labels;
 use koord_api::scheduling::ElasticQuota;
 use koord_app::Context;
 use koord_app::features::Gates;
+use koord_host::testing::eventually;
 use koord_kube::api::PostParams;
 use koord_kube::client::{Peer, to_peer};
 use koord_kube::{Api, Client, patch};
 use koord_manager::{GATES, Options};
 use serde_json::{Value, json};
-use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -64,20 +64,12 @@ pub(crate) async fn start(cluster: &Cluster, gates: &str, host: Option<&str>) ->
 
 /// What a replica knows of quotas, once it is `ready`.
 pub(crate) async fn knows(replica: &Client, ready: impl Fn(&Value) -> bool) {
-    let look = async {
-        loop {
-            let ask = Request::get("/elasticQuota").body(Vec::new()).unwrap();
-            if let Ok(text) = replica.request_text(ask).await
-                && ready(&serde_json::from_str(&text).unwrap())
-            {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), look)
-        .await
-        .unwrap();
+    eventually("quotas of the replica", async || {
+        let ask = Request::get("/elasticQuota").body(Vec::new()).unwrap();
+        let text = replica.request_text(ask).await.ok()?;
+        ready(&serde_json::from_str(&text).unwrap()).then_some(())
+    })
+    .await;
 }
 
 /// What a replica answers about the creation of a pod; `None` if it does not answer yet.

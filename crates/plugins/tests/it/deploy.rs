@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
 use koord_api::scheduling::{ClusterNetworkTopology, ElasticQuota, PodGroup, Reservation};
 use koord_app::flags;
+use koord_host::testing::eventually;
 use koord_kube::api::{Patch, PatchParams};
 use koord_kube::{Api, Change, Client, Informer, Scope};
 use koord_scheduler::config::Configuration;
@@ -384,13 +385,11 @@ async fn overuse(cluster: &Cluster) {
         .patch("over", &PatchParams::default(), &patch)
         .await
         .unwrap();
-    let gone = async {
-        while cluster.pods().get_opt("over").await.unwrap().is_some() {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    };
-    let patience = std::time::Duration::from_secs(30);
-    tokio::time::timeout(patience, gone).await.unwrap();
+    eventually("eviction", async || {
+        let pod = cluster.pods().get_opt("over").await.unwrap();
+        pod.is_none().then_some(())
+    })
+    .await;
 }
 
 /// The status of the topology is written.

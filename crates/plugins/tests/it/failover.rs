@@ -18,9 +18,6 @@ use world::World;
 /// Virtual time; only a run that hangs takes that long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Between two looks at what follows by itself.
-const PAUSE: Duration = Duration::from_secs(1);
-
 /// A world's.
 fn clock() -> Clock {
     Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap())

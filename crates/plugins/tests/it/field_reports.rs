@@ -6,6 +6,7 @@
 use crate::api::{Cluster, Scheduler};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{ElasticQuota, PodGroup, Reservation};
+use koord_host::testing::poll_until;
 use koord_kube::Api;
 use koord_kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use koord_kube::kube_core::{ApiResource, DynamicObject};
@@ -13,6 +14,7 @@ use koord_scheduler::config::Configuration;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
+use tokio::time::timeout;
 
 const RESOURCE_STATUS: &str = "scheduling.koordinator.sh/resource-status";
 const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
@@ -131,7 +133,7 @@ impl Field {
     /// Waits until all of these pods are bound, at most five minutes of virtual time.
     async fn all_bound(&self, names: &[String]) {
         let mut missing = names.to_vec();
-        for _ in 0..3000 {
+        let check = async || {
             let pods = self.cluster.pods().list(&ListParams::default()).await;
             let bound: BTreeSet<String> = (pods.unwrap().items.into_iter())
                 .filter(|pod| {
@@ -142,12 +144,10 @@ impl Field {
                 .filter_map(|pod| pod.metadata.name)
                 .collect();
             missing.retain(|name| !bound.contains(name));
-            if missing.is_empty() {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        panic!("not bound: {missing:?}");
+            missing.is_empty().then_some(())
+        };
+        let bound = timeout(Duration::from_secs(300), poll_until(check)).await;
+        assert!(bound.is_ok(), "not bound: {missing:?}");
     }
 
     /// Waits until the Reservation is Available and returns it.

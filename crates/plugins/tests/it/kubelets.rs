@@ -5,12 +5,14 @@ use crate::api::{Cluster, Scheduler};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
+use koord_host::testing::poll_until;
 use koord_kube::Api;
 use koord_kube::api::{ListParams, PostParams};
 use koord_scheduler::config::Configuration;
 use koord_sim::{Layout, NodeTemplate};
 use serde_json::json;
 use std::time::Duration;
+use tokio::time::timeout;
 
 const MATCH: &str = "NodeResourceTopologyMatch";
 
@@ -119,12 +121,12 @@ impl Stage {
         self.pods().await.iter().filter(|pod| of(pod)).count()
     }
 
-    /// Looks every second of the cluster's time, for an hour.
+    /// Waits for at most an hour of the cluster's time.
     async fn until(&self, what: &str, at_least: usize, of: impl Fn(&Pod) -> bool + Copy) {
-        for _ in 0..3600 {
+        let check = async || {
             let pods = self.pods().await;
             if pods.iter().filter(|pod| of(pod)).count() >= at_least {
-                return;
+                return Some(());
             }
             // A runaway takes no time, and would not end.
             let failed: Vec<&Pod> = pods.iter().filter(|pod| refused(pod)).collect();
@@ -134,15 +136,14 @@ impl Stage {
                 failed.len(),
                 failed[0]
             );
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            None
+        };
+        let hour = Duration::from_secs(3600);
+        if timeout(hour, poll_until(check)).await.is_err() {
+            let pods = self.pods().await.into_iter();
+            let statuses: Vec<_> = pods.map(|pod| pod.status).collect();
+            panic!("not {at_least} {what} in an hour: {statuses:#?}");
         }
-        let statuses: Vec<_> = self
-            .pods()
-            .await
-            .into_iter()
-            .map(|pod| pod.status)
-            .collect();
-        panic!("not {at_least} {what} in an hour: {statuses:#?}");
     }
 
     async fn stop(self) {

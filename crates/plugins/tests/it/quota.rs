@@ -7,6 +7,7 @@ use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
 use koord_api::{annotations, labels};
+use koord_host::testing::eventually;
 use koord_kube::Api;
 use koord_kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use koord_scheduler::config::Configuration;
@@ -254,12 +255,10 @@ async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allo
         names.sort();
         names
     };
-    let until = async |count: usize| {
-        while left().await.len() > count {
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
-    };
-    until(3).await;
+    eventually("evictions", async || {
+        (left().await.len() <= 3).then_some(())
+    })
+    .await;
     let waited = asked.elapsed();
     assert!(
         (20..23).contains(&waited.as_secs()),

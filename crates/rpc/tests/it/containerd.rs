@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use koord_host::testing::{Containerd, Groups, IMAGE, skip};
+use koord_host::testing::{Containerd, Groups, IMAGE, eventually, skip};
 use koord_rpc::cri;
 use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
 use koord_rpc::grpc::{MESSAGE_LIMIT, connect};
@@ -289,14 +289,10 @@ async fn containers_of_a_real_containerd_are_adjusted_before_they_start() {
     until(&mut told, "connected").await;
     // It applies the answer after it has it, and says to nobody when that was.
     let quota = format!("/sys/fs/cgroup/cpu/{group}/{id}/cpu.cfs_quota_us");
-    let applied = async {
-        while std::fs::read_to_string(&quota).unwrap().trim() != "40000" {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), applied)
-        .await
-        .unwrap();
+    eventually("quota in the container's group", async || {
+        (std::fs::read_to_string(&quota).unwrap().trim() == "40000").then_some(())
+    })
+    .await;
     let request = cri::StopPodSandboxRequest {
         pod_sandbox_id: pod,
     };

@@ -5,9 +5,11 @@
 
 mod containerd;
 mod nvml;
+mod polling;
 
 pub use containerd::{CONTAINERD, Containerd, Groups, IMAGE, containerd_for_test};
 pub use nvml::{FakeGpu, FakeNvml};
+pub use polling::{PATIENCE, eventually, eventually_blocking, eventually_within, poll_until};
 
 use std::fs::OpenOptions;
 use std::io::Write;

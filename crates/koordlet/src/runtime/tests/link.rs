@@ -150,9 +150,7 @@ impl Rig {
 
 /// Waits for what other tasks do.
 pub(super) async fn until(what: impl Fn() -> bool) {
-    while !what() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    poll_until(async || what().then_some(())).await;
 }
 
 #[tokio::test]

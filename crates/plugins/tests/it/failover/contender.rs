@@ -4,9 +4,9 @@ use super::PATIENCE;
 use super::wire::{Fuse, Wire};
 use super::world::World;
 use koord_app::Context;
+use koord_host::testing::eventually_within;
 use koord_scheduler::Options;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -50,15 +50,8 @@ impl World {
 
     /// Waits until `identity` leads.
     pub(super) async fn leader(&self, identity: &str) {
-        let wait = async {
-            loop {
-                if self.holder().await.as_deref() == Some(identity) {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, wait).await.unwrap();
+        let leads = async || self.holder().await.filter(|holder| holder == identity);
+        eventually_within(PATIENCE, identity, leads).await;
     }
 
     pub(super) fn schedule(&self, identity: &str, fuse: Arc<Fuse>) -> Contender {

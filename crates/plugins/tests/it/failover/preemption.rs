@@ -6,6 +6,7 @@ use super::wire::{Fuse, Which, any_write, eviction};
 use super::world::{Pods, World, name_of, node_of, pod};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use koord_host::testing::{eventually, eventually_within};
 use koord_kube::Api;
 use koord_kube::api::DeleteParams;
 use serde_json::{Value, json};
@@ -85,13 +86,12 @@ async fn nominated(world: &World, name: &str) -> Option<String> {
 
 /// Waits, in virtual time, until the pod's nomination is as `wanted`.
 async fn until(world: &World, name: &str, wanted: impl Fn(Option<&str>) -> bool) {
-    for _ in 0..10_000 {
-        if wanted(nominated(world, name).await.as_deref()) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("{name} is nominated to {:?}", nominated(world, name).await);
+    let what = format!("nomination of {name}");
+    eventually_within(Duration::from_secs(1000), &what, async || {
+        let node = nominated(world, name).await;
+        wanted(node.as_deref()).then_some(())
+    })
+    .await;
 }
 
 async fn delete<K>(api: &Api<K>, name: &str)
@@ -114,19 +114,12 @@ async fn promised() -> (World, Pods, Contender, String) {
     world.put::<Pod>(classed("high-0", "high", "8")).await;
     until(&world, "high-0", |node| node.is_some()).await;
     let node = nominated(&world, "high-0").await.unwrap();
-    let going = async {
-        loop {
-            let pods = world.list::<Pod>().await;
-            if pods
-                .iter()
-                .any(|pod| pod.metadata.deletion_timestamp.is_some())
-            {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    going.await;
+    eventually("victim", async || {
+        let pods = world.list::<Pod>().await;
+        let is_going = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+        pods.into_iter().find(is_going)
+    })
+    .await;
     first.kill(&fuse).await;
     world.leader("two").await;
     (world, pods, second, node)

@@ -6,6 +6,7 @@ use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::scheduling::PodGroup;
+use koord_host::testing::eventually;
 use koord_kube::Api;
 use koord_kube::api::DeleteParams;
 use serde_json::json;
@@ -185,9 +186,8 @@ async fn a_standby_whose_watch_stalls_books_on_nothing_older_than_its_lease() {
         }
         let standbys = Fuse::stalled("/pods", lists);
         let second = world.schedule("two", standbys.clone());
-        while !standbys.has_stalled() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let stalls = async || standbys.has_stalled().then_some(());
+        eventually("stall of the watch", stalls).await;
         let bound = |pods: &[Pod]| pods.iter().filter(|pod| node_of(pod).is_some()).count();
         assert_eq!(
             bound(&world.list::<Pod>().await),

@@ -1,13 +1,14 @@
 //! Four machines with CPUs and GPUs, and pods of every kind that has state in the scheduler.
 
+use super::PATIENCE;
 use super::checks::{always, capacity, counted, gangs};
-use super::{PATIENCE, PAUSE};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::scheduling::{Device, ElasticQuota, PodGroup, Reservation};
 use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_apiserver::{ApiServer, Config};
 use koord_app::Clock;
+use koord_host::testing::poll_until;
 use koord_kube::api::{ListParams, Patch, PatchParams, PostParams};
 use koord_kube::kube_core::{NamespaceResourceScope, Resource};
 use koord_kube::{Api, Change, Client, Informer, Scope};
@@ -372,18 +373,18 @@ impl World {
         capacity(&bound, &self.list::<Reservation>().await, what);
         always(&bound, what);
         gangs(&bound, what);
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        loop {
+        let mut wrong = None;
+        let check = async || {
             let pods = self.list::<Pod>().await;
-            let wrong = counted(
+            wrong = counted(
                 &pods,
                 &self.list::<ElasticQuota>().await,
                 &self.list::<Reservation>().await,
             );
-            let Some(wrong) = wrong else { return };
-            assert!(tokio::time::Instant::now() < deadline, "{what}: {wrong}");
-            // The controllers run meanwhile.
-            tokio::time::sleep(PAUSE).await;
-        }
+            wrong.is_none().then_some(())
+        };
+        // The controllers run meanwhile.
+        let right = tokio::time::timeout(PATIENCE, poll_until(check)).await;
+        assert!(right.is_ok(), "{what}: {wrong:?}");
     }
 }
