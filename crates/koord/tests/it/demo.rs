@@ -207,11 +207,9 @@ fn interrupted(dir: &Path, mut command: Command) -> Option<(Option<i32>, Value)>
     Some((code, serde_json::from_str(&json).expect("JSON")))
 }
 
-const SHORT: [&str; 10] = [
+const SHORT: [&str; 8] = [
     "--scenario",
     "nginx,cpu,io",
-    "--repeat",
-    "1",
     "--phase-seconds",
     "0.5",
     "--json",

@@ -3,7 +3,7 @@
 
 mod deaths;
 
-use crate::harness::{Up, exclusive};
+use crate::harness::{Up, shared};
 use crate::seen::Seen;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -100,7 +100,7 @@ fn node_of(pod: &Pod) -> &str {
 
 #[test]
 fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let config = write(dir.path(), "descheduler.json", &balancing());
     let config = config.to_str().expect("a path");

@@ -4,12 +4,20 @@ use koord_kube::Client;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// All clusters of these tests share the machine's `kubepods`, so there is one at a time.
-pub(crate) fn exclusive() -> MutexGuard<'static, ()> {
-    static MACHINE: Mutex<()> = Mutex::new(());
-    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+static MACHINE: RwLock<()> = RwLock::new(());
+
+/// Keeps clusters of other tests away: of a test that measures the machine, counts what a cluster leaves on it, or
+/// has more than one cluster.
+pub(crate) fn exclusive() -> RwLockWriteGuard<'static, ()> {
+    MACHINE.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps tests away that need the machine for themselves. A cluster that is not the machine's first has ports and
+/// control groups of its own.
+pub(crate) fn shared() -> RwLockReadGuard<'static, ()> {
+    MACHINE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A running `koord up`; stopped cleanly when dropped, as one that is killed leaves its cgroups behind.

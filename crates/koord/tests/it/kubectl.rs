@@ -1,6 +1,6 @@
 //! kubectl with the written kubeconfig does what the README promises.
 
-use crate::harness::{Up, exclusive};
+use crate::harness::{Up, shared};
 use koord_host::testing::{eventually_blocking, skip};
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -80,7 +80,7 @@ fn a_newcomers_session() {
     if !is_installed() {
         return;
     }
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut up = Up::start(dir.path(), &["--nodes", "2"]);
     let kubectl = Kubectl(&up);

@@ -1,7 +1,7 @@
 //! The profile of Koordinator's documentation: a pod that knows nothing of co-location becomes a batch
 //! pod, is placed, runs, and its control groups say so. Asked in process, and over HTTPS.
 
-use crate::harness::{Up, exclusive};
+use crate::harness::{Up, shared};
 use crate::kubectl::{self, Kubectl};
 use koord_host::testing::eventually_blocking;
 use serde_json::Value;
@@ -237,7 +237,7 @@ fn a_profile_makes_batch_pods() {
     if !kubectl::is_installed() {
         return;
     }
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut up = Up::start(dir.path(), &["--nodes", "1"]);
     let kubectl = Kubectl(&up);

@@ -1,7 +1,7 @@
 //! `koord up --runtime` on a real containerd, and on a proxy before one: a pod that knows nothing of
 //! co-location becomes a batch pod, and finds its values in place when its process begins.
 
-use crate::harness::{Up, exclusive};
+use crate::harness::{Up, shared};
 use crate::kubectl::{self, Kubectl};
 use koord_host::testing::{Containerd, eventually_blocking};
 use std::io::{Read as _, Write as _};
@@ -97,7 +97,7 @@ fn koordlet(kubectl: &Kubectl<'_>, path: &str) -> Option<String> {
 
 /// What is seen on a cluster whose pods run at `socket`.
 fn session(containerd: &Containerd, socket: &str, mode: &str) {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let endpoint = format!("unix://{}", containerd.path(socket).display());
     let hooks = containerd.path("hooks").display().to_string();

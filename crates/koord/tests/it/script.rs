@@ -1,6 +1,6 @@
 //! kubectl commands of a day, with what each must print and its exit code. Roles are enforced.
 
-use crate::harness::{Up, exclusive};
+use crate::harness::{Up, shared};
 use crate::kubectl;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -139,7 +139,7 @@ fn start(dir: &Path) -> Option<Up> {
 
 #[test]
 fn a_day_of_kubectl() {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let Some(mut up) = start(dir.path()) else {
         return;
@@ -208,7 +208,7 @@ fn token(up: &Up, dir: &Path) {
 
 #[test]
 fn a_day_of_kubectl_with_watch_lists() {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let Some(mut up) = start(dir.path()) else {
         return;
@@ -266,7 +266,7 @@ async fn pass(State(legacy): State<Arc<Legacy>>, mut request: Request) -> Respon
 
 #[test]
 fn a_day_of_kubectl_without_aggregated_discovery() {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let Some(mut up) = start(dir.path()) else {
         return;

@@ -1,6 +1,6 @@
 //! Starts that fail, clusters beside each other, and clusters in the background.
 
-use crate::harness::{Up, exclusive};
+use crate::harness::{Up, exclusive, shared};
 use crate::seen::Seen;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authentication::v1::TokenRequest;
@@ -42,7 +42,7 @@ fn refused(output: &Output, says: &[&str]) {
 
 #[test]
 fn a_start_that_fails_leaves_the_running_cluster_alone() {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let mut up = Up::start(dir.path(), &["--memory"]);
     let kubeconfig = std::fs::read(&up.kubeconfig).expect("a kubeconfig");
@@ -158,7 +158,7 @@ async fn host_taints(client: &Client) -> Vec<Taint> {
 
 #[test]
 fn simulated_nodes_say_so_and_go_with_the_next_start() {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut up = Up::start(dir.path(), &["--nodes", "2"]);
@@ -229,7 +229,7 @@ fn simulated_nodes_say_so_and_go_with_the_next_start() {
 
 #[test]
 fn a_cluster_in_the_background_is_shown_and_stopped() {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     refused(&koord(dir.path(), &["status"]), &["no cluster runs in"]);
     refused(&koord(dir.path(), &["down"]), &["no cluster runs in"]);
@@ -257,7 +257,7 @@ fn a_cluster_in_the_background_is_shown_and_stopped() {
 
 #[test]
 fn a_closed_terminal_stops_as_ctrl_c_does() {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let mut up = Up::start(dir.path(), &["--memory"]);
     let code = up.signal(rustix::process::Signal::HUP);
@@ -331,7 +331,7 @@ fn explain_asks_the_cluster_of_the_kubeconfig() {
 /// node waits, and no pod fails.
 #[test]
 fn simulated_nodes_with_numa_nodes_refuse_no_pod() {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let mut up = Up::start(
         dir.path(),
@@ -450,7 +450,7 @@ async fn token_for_configz(client: &Client) -> String {
 
 #[test]
 fn the_exporter_follows_the_pods_of_a_real_node() {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let mut up = Up::start(dir.path(), &["--memory"]);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -544,7 +544,7 @@ fn accelerators_that_a_file_describes_are_given_to_pods() {
         skip("root", "control groups");
         return;
     }
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let files = tempfile::tempdir().expect("a directory");
     let card = |minor: u8, healthy: bool| {
@@ -652,7 +652,7 @@ fn open_to_others(dir: &Path, found: &mut Vec<String>) {
 
 #[test]
 fn directory_and_ports_are_for_their_owner() {
-    let _machine = exclusive();
+    let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let data = dir.path().join("data");
     std::fs::create_dir(&data).expect("a directory");
