@@ -91,8 +91,8 @@ fn asserting(of: [&Tests; 2]) -> BTreeSet<String> {
     }
 }
 
-/// The files of a file's `#[cfg(test)] mod name;`.
-fn test_files(path: &Path, file: &syn::File) -> Vec<PathBuf> {
+/// Returns the files of a file's `#[cfg(test)] mod name;`.
+pub(crate) fn test_files(path: &Path, file: &syn::File) -> Vec<PathBuf> {
     let stem = path.with_extension("");
     let of_directory = ["mod", "lib", "main"]
         .iter()
@@ -113,8 +113,8 @@ fn test_files(path: &Path, file: &syn::File) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whether `#[cfg(test)]` or its like stands among `attributes`.
-fn for_tests(attributes: &[syn::Attribute]) -> bool {
+/// Returns true when `#[cfg(test)]` or its like stands among `attributes`.
+pub(crate) fn for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
             && attribute

@@ -17,6 +17,7 @@
 //! * no crate has more words that a newcomer stumbles over, and types of one name, than its budget (see [`words`]);
 //! * no ignored tests, none that skips itself unseen, none that asserts nothing (see [`asserting`]),
 //!   no file that has outgrown its reader;
+//! * tests of no crate sleep at more places than its budget (see [`sleeps`]);
 //! * sources use the dependencies that their manifests name, and the gate has a rule for each need of a skipped
 //!   test (see [`dependencies`]);
 //! * features that serve tests and tools are off by default, and on only in packages of the lab (see [`features`]);
@@ -44,6 +45,7 @@ mod methods;
 mod packages;
 mod plugins;
 mod roles;
+mod sleeps;
 mod test_run;
 mod types;
 mod words;
@@ -113,6 +115,7 @@ fn tidy() -> Result<()> {
         faults.extend(source_faults(path, text));
     }
     faults.extend(asserting::silent(&texts)?);
+    faults.extend(sleeps::faults(&root, &texts)?);
     faults.extend(module_circles(&texts));
     faults.extend(crate_circles(&texts));
     faults.extend(methods::faults(&root, &texts)?);

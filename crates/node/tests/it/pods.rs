@@ -363,15 +363,15 @@ async fn pod_resources_lists_the_pods_that_have_not_ended() {
     };
     let world = World::new().await;
     let node = world.start().await;
-    let sleep =
+    let sleeper =
         |name: &str| json!({"name": name, "image": "none", "command": ["/bin/sleep", "600"]});
     let with = |mut container: Value, policy: &str| {
         container["restartPolicy"] = json!(policy);
         container
     };
     let once = json!({"name": "once", "image": "none", "command": ["/bin/true"]});
-    let spec = json!({"initContainers": [once, with(sleep("side"), "Always")],
-        "containers": [sleep("a"), sleep("b")]});
+    let spec = json!({"initContainers": [once, with(sleeper("side"), "Always")],
+        "containers": [sleeper("a"), sleeper("b")]});
     world.create("runs", spec).await;
     world.script("over", "Never", "exit 0").await;
     world.in_phase("runs", "Running").await;
