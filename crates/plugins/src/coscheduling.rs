@@ -1,7 +1,7 @@
 //! `Coscheduling`: pods of a gang start together or not at all.
 //!
 //! The rules are in [`koord_model::gang`]; here they are fed with pods and PodGroups, and what
-//! follows is handed to the engine. While a gang is being tried, [`Plugin::next_pod`] names its
+//! follows is handed to the engine. While a gang is being tried, [`Grouping::next_pod`] names its
 //! members, so that no other decision comes in between and everything can be rolled back. A group that
 //! asks for a network topology is planned as a whole first ([`Planning`]): then each member has one node.
 
