@@ -412,11 +412,12 @@ mod tests {
         );
         // While the watcher is at its inbox, the write below waits to deliver.
         let at_inbox = watcher.inbox.state.lock();
+        let runtime = tokio::runtime::Handle::current();
         let write = std::thread::spawn({
             let (store, table, key) = (store.clone(), table.clone(), key.clone());
             move || {
                 let object = json!({"metadata": {"name": "p"}});
-                futures::executor::block_on(store.create(table, key, object, Index::default()))
+                runtime.block_on(store.create(table, key, object, Index::default()))
             }
         });
         let began = Instant::now();

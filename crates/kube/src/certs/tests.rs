@@ -162,18 +162,18 @@ fn a_secret_of_gos_is_good_and_its_authority_signs_for_us() {
     assert_eq!(renewed.ca_key, go.ca_key);
 }
 
-#[test]
-fn files_are_made_once_and_only_for_their_owner() {
+#[tokio::test]
+async fn files_are_made_once_and_only_for_their_owner() {
     use std::os::unix::fs::PermissionsExt as _;
     let directory = std::env::temp_dir().join(format!("koord-certs-{}", std::process::id()));
     let keeper = Keeper::in_directory(directory.clone(), HOST);
-    let first = futures::executor::block_on(keeper.ensure(now())).unwrap();
-    let second = futures::executor::block_on(keeper.ensure(now())).unwrap();
+    let first = keeper.ensure(now()).await.unwrap();
+    let second = keeper.ensure(now()).await.unwrap();
     assert_eq!(first, second);
     let mode = std::fs::metadata(directory.join("tls.key")).unwrap();
     assert_eq!(mode.permissions().mode() & 0o777, 0o600);
     std::fs::write(directory.join("key.pem"), "x").unwrap();
-    let third = futures::executor::block_on(keeper.ensure(now())).unwrap();
+    let third = keeper.ensure(now()).await.unwrap();
     assert_eq!(third.ca_cert, first.ca_cert);
     assert_ne!(third.key, first.key);
     std::fs::remove_dir_all(directory).unwrap();
