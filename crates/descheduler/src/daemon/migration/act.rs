@@ -227,7 +227,9 @@ impl Controller {
             migrations: about.migrations,
             pod,
         };
-        if !about.migrations.take(now) {
+        // Not `now`: others may have taken a token during the wait for the snapshot, and a bucket that sees an earlier time
+        // takes it for a clock that was set back.
+        if !about.migrations.take(self.clock.now()) {
             self.counts.limited.with_label_values(&["EvictQPS"]).inc();
             let pause = 1.0 / about.migrations.args.evict_qps.value().clamp(0.1, 100.0);
             return Done::Later(Duration::from_secs_f64(pause));
