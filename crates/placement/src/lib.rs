@@ -60,6 +60,8 @@ impl Targets {
     ) -> Result<Self, koord_scheduler::Error> {
         let options = Options {
             config,
+            // A follower takes no part in the election, whatever its flags say.
+            leader_elect: false,
             ..Options::new(registry())
         };
         let clock = context.clock.clone();

@@ -461,7 +461,13 @@ async fn who_finds_targets_has_just_the_rights_that_takes() {
     });
     let limited = koord_kube::client::in_process(limited);
     let context = koord_app::Context::new();
-    let targets = koord_placement::Targets::follow(None, &limited, &context).expect("targets");
+    // An election that is off is not the follower's concern, as it is not the scheduler's.
+    let off = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n\
+        leaderElection: {leaderElect: false, leaseDuration: 1s}\n";
+    let off = koord_scheduler::config::Configuration::parse(off).expect("a configuration");
+    let follow = koord_placement::Targets::follow;
+    drop(follow(Some(off), &client, &context).expect("targets of that configuration"));
+    let targets = follow(None, &limited, &context).expect("targets");
     tokio::time::timeout(PATIENCE, targets.settled())
         .await
         .expect("the cluster is read");
