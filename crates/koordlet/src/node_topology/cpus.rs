@@ -121,7 +121,7 @@ impl Given {
                     Err(error) => given.malformed.push(Malformed::new(
                         format!("{STATE_FILE}: entries.{uid}.{container}"),
                         list,
-                        &error,
+                        &koord_host::Malformed::from(error),
                     )),
                 }
             }

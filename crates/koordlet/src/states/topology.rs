@@ -168,6 +168,7 @@ fn cpu_manager(reader: &mut Reader<'_>, last: Option<&TopologyInfo>) -> Option<C
             reserved,
         }),
         Err(error) => {
+            let error = koord_host::Malformed::from(error);
             reader.malformed.push(Malformed::new(key, text, &error));
             last()
         }
