@@ -209,7 +209,7 @@ impl Groups {
         // Deepest first.
         paths.sort_by_key(|path| std::cmp::Reverse(path.depth()));
         for path in paths {
-            if self.has_foreign_children(&path) {
+            if self.has_foreign_groups(&path) {
                 tracing::info!(group = %path, "left in place: others have groups in it");
                 continue;
             }
@@ -219,13 +219,24 @@ impl Groups {
         }
     }
 
-    /// Whether somebody else made a group inside ours; it is not ours to kill.
-    fn has_foreign_children(&self, path: &CgroupPath) -> bool {
-        let children = self.root.cgroup(path).children().unwrap_or_default();
-        children.iter().any(|child| {
-            path.join(child)
-                .map_or(true, |child| !self.state.owns(child.as_str()))
-        })
+    /// Whether another made a group in `path`, or in the groups of QoS classes below it; it is not ours to kill.
+    ///
+    /// What is in a pod that was made here belongs to that pod.
+    fn has_foreign_groups(&self, path: &CgroupPath) -> bool {
+        let mut open = vec![path.clone()];
+        while let Some(group) = open.pop() {
+            for name in self.root.cgroup(&group).children().unwrap_or_default() {
+                match group.join(&name) {
+                    Ok(child) if self.state.owns(child.as_str()) => {
+                        if !child.as_str().contains("/pod") {
+                            open.push(child);
+                        }
+                    }
+                    _ => return true,
+                }
+            }
+        }
+        false
     }
 
     /// Creates a group and records it and its new parents. Returns whether it is new.
@@ -353,6 +364,24 @@ mod tests {
                 .cgroup(&CgroupPath::new("kubepods/besteffort").unwrap())
                 .exists()
         );
+    }
+
+    /// Another cluster may come between the end of a process and its restart.
+    #[tokio::test]
+    async fn groups_made_later_by_others_are_left_alone() {
+        let tree = fake::Tree::hybrid("0-3").unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let groups = groups(&tree, temp.path());
+        groups.setup(1000).unwrap();
+        let theirs = tree.group("kubepods/burstable/podx").unwrap();
+        groups.remove_all().await;
+        let exists = |path: &str| {
+            let path = CgroupPath::new(path).unwrap();
+            tree.root().cgroup(&path).exists()
+        };
+        assert!(exists(theirs.as_str()));
+        assert!(!exists("kubepods/besteffort"));
+        assert!(groups.state.owns("kubepods") && groups.state.owns("kubepods/burstable"));
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! A start on a disk that is full: a small tmpfs. Needs root.
 
-use crate::harness::{Up, shared};
+use crate::harness::{Up, exclusive};
 use k8s_openapi::api::core::v1::ConfigMap;
 use koord_host::testing::{eventually_blocking, skip};
 use koord_kube::Api;
@@ -62,7 +62,7 @@ fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
         Ok(disk) => disk,
         Err(why) => return skip("mount", why),
     };
-    let _machine = shared();
+    let _machine = exclusive();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let dir = disk.path().join("data");
     let mut up = Up::start(&dir, &[COMPONENTS]);
