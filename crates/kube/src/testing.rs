@@ -6,7 +6,7 @@ use futures::future::BoxFuture;
 use http::{Request, Response, StatusCode};
 use kube::client::Body;
 use serde_json::Value;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use tower::BoxError;
 
 /// A whole request, body included.
@@ -61,6 +61,10 @@ pub(crate) struct LogLines(Arc<parking_lot::Mutex<Vec<u8>>>);
 impl LogLines {
     /// Captures until the guard is dropped.
     pub(crate) fn capture() -> (Self, tracing::subscriber::DefaultGuard) {
+        // While there is one dispatcher only, a log line that another thread, without one, reaches first is off for all.
+        static SECOND: LazyLock<tracing::Dispatch> =
+            LazyLock::new(|| tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default()));
+        LazyLock::force(&SECOND);
         let lines = Self::default();
         let writer = lines.clone();
         let subscriber = tracing_subscriber::fmt()
