@@ -8,7 +8,7 @@ HIGH = 0.65  # as in config.yaml
 
 
 class Slot:
-    """One replica, whatever its pod is called at the moment: what it uses stays with it when it moves."""
+    """One replica, whatever its pod's name: its usage moves with it."""
 
     def __init__(self, workload, number, node, cores):
         self.workload, self.number, self.node, self.cores = workload, number, node, cores
@@ -20,9 +20,9 @@ class Slot:
 
 
 class Cluster:
-    """A fifth of the nodes uses 80 to 97 % of its cores, the others 25 to 50 %. Pods ask for half a core each, and use
+    """A fifth of the nodes uses 80 to 97 % of its cores, the others 25 to 50 %. Pods request half a core each, and use
     more or less. Every workload has a pod on every second node or so, and a PodDisruptionBudget; each `blocked`-th of them
-    allows nobody to be evicted."""
+    allows no eviction."""
 
     def __init__(self, seed, nodes=30, per_node=12, replicas=12, blocked=0):
         draw = random.Random(f"hotspots {seed}")
@@ -72,7 +72,7 @@ class Cluster:
         return {node: used / CORES for node, used in cores.items()}
 
     def place(self, slot):
-        """A node for `slot`, as a scheduler that looks at load finds it: the least loaded with room for the requests."""
+        """A node for `slot`, as a load-aware scheduler chooses it: the least loaded with room for the requests."""
         loads = self.loads(without=(slot,))
         asked = dict.fromkeys(self.nodes, 0)
         for other in self.slots:

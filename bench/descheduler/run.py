@@ -64,14 +64,14 @@ class Play:
         self.api.each([thing for thing in self.cluster.objects() if thing["kind"] == "Node"], self.api.create)
         self.api.each([thing for thing in self.cluster.objects() if thing["kind"] != "Node"], self.api.create)
         self.owners()
-        # With a scheduler, hot nodes come about by what the pods turn out to use.
+        # With a scheduler, the pods' real usage makes nodes hot.
         for slot in self.cluster.slots:
             slot.node = slot.node if self.by == "script" else None
         self.api.each(self.cluster.slots, self.create)
         self.api.each(self.cluster.nodes, lambda node: self.api.create({"kind": "NodeMetric", "metadata": {"name": node}, "spec": {}}))
 
     def budgets(self, seen, budgets):
-        """What the disruption controller does, which nobody runs here."""
+        """Plays the disruption controller, which does not run here."""
         for budget in budgets:
             name, status = budget["metadata"]["name"], budget.get("status") or {}
             mine = [pod for pod in seen.values() if pod["metadata"]["labels"]["app"] == name]
@@ -90,7 +90,7 @@ class Play:
                 try:
                     self.api.call("PUT", self.api.at(budget, "status"), {**budget, "status": wanted})
                 except api.Refused as refused:
-                    # Somebody was evicted in between: the next look sees it.
+                    # A pod was evicted in between: the next round sees it.
                     if refused.status != 409:
                         raise
 
@@ -120,7 +120,7 @@ class Play:
         return seen
 
     def report(self, seen):
-        """What koordlets do."""
+        """Plays the koordlets."""
         stamp, pods = now(), {node: [] for node in self.cluster.nodes}
         for slot in self.cluster.slots:
             if slot.node and slot.pod in seen and ready(seen[slot.pod]):
@@ -143,7 +143,7 @@ class Play:
         self.samples.append((time.monotonic() - self.begun, statistics.pstdev(loads), sum(load > HIGH for load in loads), max(loads)))
 
     def settle(self):
-        """Until all pods are placed and ready."""
+        """Waits until all pods are placed and ready."""
         until = time.monotonic() + 300
         while True:
             seen = self.look()
@@ -156,7 +156,7 @@ class Play:
             slot.moved.clear()
 
     def heat(self):
-        """Pods that a scheduler placed turn out to use what makes a fifth of the nodes hot."""
+        """Gives placed pods a usage that makes a fifth of the nodes hot."""
         nodes = sorted(self.cluster.nodes)
         for number, node in enumerate(nodes):
             there = [slot for slot in self.cluster.slots if slot.node == node]
@@ -165,7 +165,7 @@ class Play:
                 slot.cores = (load * CORES - SYSTEM) / len(there)
 
     def run(self, seconds, hurry):
-        """`hurry`: ends as soon as nothing is hot and all is quiet."""
+        """With `hurry`, ends as soon as no node is hot and nothing changes."""
         self.begun, self.violations, self.reported = time.monotonic(), 0, 0
         self.below.clear()
         while True:
@@ -225,7 +225,7 @@ def clear(url):
 
 
 def migrated(url):
-    """Jobs, and whether what is told of those that are done is so."""
+    """Returns the jobs, and whether the status of finished ones is true."""
     client = api.Api(url)
     pods = {pod["metadata"]["uid"]: pod for pod in client.list("Pod")}
     reservations = {thing["metadata"]["name"]: thing for thing in client.list("Reservation")}
@@ -245,7 +245,7 @@ def migrated(url):
         for is_so, text in [
                 (spec["podRef"]["uid"] not in pods, "the pod it was for is still there"),
                 (state.get("phase") == "Succeeded", f"its Reservation is {state.get('phase')}"),
-                (pod is not None, "nobody used its Reservation"),
+                (pod is not None, "no pod used its Reservation"),
                 (pod is None or pod["spec"].get("nodeName") == state.get("nodeName") == status.get("nodeName"), "the new pod is not on the reserved node"),
                 (pod is None or reservation["metadata"]["uid"] in pod["metadata"].get("annotations", {}).get(ALLOCATED, ""), "the new pod does not say that it used it"),
                 (pod is None or ready(pod), "the new pod is not ready")]:

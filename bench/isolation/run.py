@@ -1,4 +1,4 @@
-"""Plays the attacks of bench/attacks and prints what held."""
+"""Runs the attacks of bench/attacks and prints the results."""
 import argparse
 import json
 import signal

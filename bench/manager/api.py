@@ -1,4 +1,4 @@
-"""A tiny client of an API server behind `kubectl proxy`."""
+"""A small client of an API server behind `kubectl proxy`."""
 import http.client
 import json
 import threading
@@ -43,7 +43,7 @@ class Api:
                 self.local.connection.request(method, path, data, {"Content-Type": kind})
                 answer = self.local.connection.getresponse()
                 text = answer.read().decode()
-                # As a server does whose storage of a new kind is not ready; a proxy may be in trouble for a moment.
+                # A server answers so before its storage of a new kind is ready; a proxy may fail for a moment.
                 if answer.status != 429 and (method != "GET" or answer.status < 500):
                     break
                 time.sleep(1)
@@ -92,6 +92,6 @@ class Api:
 
     @staticmethod
     def each(things, do):
-        """`do` of each, a few at a time."""
+        """Calls `do` on each, a few at a time."""
         with ThreadPoolExecutor(8) as pool:
             return list(pool.map(do, things))

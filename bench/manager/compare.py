@@ -1,4 +1,4 @@
-"""Snapshots of what managers write, and what differs between two of them."""
+"""Snapshots of the objects that managers write, and the differences between two of them."""
 import fnmatch
 import json
 from decimal import Decimal
@@ -13,7 +13,7 @@ for power, letter in enumerate("KMGTPE", 1):
 
 
 def amount(text):
-    """A Kubernetes quantity as a number; what is none stays as it is."""
+    """A Kubernetes quantity as a number; other values stay unchanged."""
     if isinstance(text, int):
         return Decimal(text)
     try:
@@ -31,7 +31,7 @@ def amounts(resources):
 
 
 def parsed(value):
-    """JSON texts in annotations as what they say."""
+    """Decodes JSON texts in annotations."""
     try:
         found = json.loads(value)
     except ValueError:
@@ -40,7 +40,7 @@ def parsed(value):
 
 
 def resource_text(thing):
-    """Amounts below `resources` compare by what they are worth."""
+    """Amounts below `resources` compare by value."""
     if isinstance(thing, dict):
         return {key: amounts(value) if key in ("resources", "min", "max") and isinstance(value, dict)
                 and all(isinstance(v, (str, int)) for v in value.values())
@@ -58,7 +58,7 @@ def annotation(key, value):
 
 
 def meaning(thing):
-    """What of an object counts, as a tree."""
+    """Returns the compared fields of an object, as a tree."""
     meta, kind = thing["metadata"], thing["kind"]
     labels = meta.get("labels") or {}
     annotations = {key: annotation(key, value) for key, value in (meta.get("annotations") or {}).items()}
@@ -97,7 +97,7 @@ def snapshot(api):
 
 
 def differences(ours, theirs, path=""):
-    """Leaves that differ: path, ours, theirs. What is absent is None."""
+    """Yields leaves that differ: path, ours, theirs. Absent values are None."""
     trees = all(side is None or isinstance(side, dict) for side in (ours, theirs))
     if trees and (ours or theirs):
         for key in sorted(set(ours or ()) | set(theirs or ())):
@@ -118,12 +118,12 @@ def compare(ours, theirs):
 
 
 class Known:
-    """The reviewed list: lines of `STEP OBJECT FIELD [OURS:THEIRS] | part of a row of docs/compat.md`. In place of
+    """The list of expected differences: lines of `STEP OBJECT FIELD [OURS:THEIRS] | part of a row of docs/compat.md`. In place of
     values there may be `=NAME`, one of `checks`, functions of both sides."""
 
     def __init__(self, path, compat, checks=None):
         self.checks = checks or {}
-        # What each line was used for: by its number, texts and how often.
+        # The matches of each line: by its number, texts and counts.
         self.rules, self.used = [], {}
         rows = " ".join(compat.split())
         for number, line in enumerate(open(path), 1):
@@ -139,7 +139,7 @@ class Known:
             self.rules.append((step.split(","), thing.split(","), field, "".join(values) or "*", row.strip(), number))
 
     def row(self, step, thing, field, values, sides=()):
-        """The row of the first line that matches; `values` is `OURS:THEIRS` as shown, `sides` are both as they are."""
+        """Returns the row of the first line that matches; `values` is `OURS:THEIRS` as shown, `sides` are both values."""
         def any_of(text, patterns):
             return any(fnmatch.fnmatchcase(text, pattern) for pattern in patterns)
 

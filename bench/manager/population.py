@@ -29,7 +29,7 @@ def used(cpu, memory):
 
 
 class World:
-    """What is created, by kind."""
+    """The objects to create, by kind."""
 
     def __init__(self):
         self.nodes, self.metrics, self.pods, self.others = {}, {}, [], []
@@ -124,7 +124,7 @@ def container(requests=None, limits=None, name="c", **more):
 
 
 def mixed():
-    """A few pods that leave something to reclaim."""
+    """A few pods that leave resources to reclaim."""
     return [pod("4", "8Gi", qos="LS", priority=9500, usage=("2200m", "5Gi"), reported="koord-prod"),
             pod("2", "4Gi", qos="LSR", priority=9000, usage=("1", "3Gi"), reported="koord-prod"),
             pod("1", "2Gi", qos="BE", priority=5500, usage=("3", "2Gi"), reported="koord-batch"),
@@ -132,7 +132,7 @@ def mixed():
 
 
 def of_nodes(world):
-    """Sizes, reservations, ratios, annotations: good and bad."""
+    """Sizes, reservations, ratios, annotations: valid and invalid."""
     for cpu, memory in (("2", "4Gi"), ("3920m", "7900Mi"), ("96", "395123456Ki"), ("128", "1Ti"), ("0", "0"),
                         (None, "16Gi"), ("16", None), ("8", "17179869184"), ("1", "1G")):
         world.node(f"size-{(cpu or 'none').lower()}-{(memory or 'none').lower()}", cpu, memory)
@@ -173,7 +173,7 @@ def of_nodes(world):
             {"metricAggregateDurationSeconds": 60, "metricReportIntervalSeconds": 20,
              "metricAggregatePolicy": {"durations": ["1m", "90s"]}, "metricMemoryCollectPolicy": "usageWithPageCache"},
             {"cpuReclaimThresholdPercent": 110}, {"cpuReclaimThresholdPercent": 300},
-            {"extensions": {"x": 1}}, {"nobody": "knows"}, {"resourceDiffThreshold": 0.5})):
+            {"extensions": {"x": 1}}, {"unknownField": "x"}, {"resourceDiffThreshold": 0.5})):
         world.node(f"strategy-{at}", annotations={STRATEGY: strategy}, metric={"age": 30 if at == 7 else 0})
     for at, strategy in enumerate((
             "{", "", "[]", "null", "{}", {"cpuReclaimThresholdPercent": -1}, {"cpuReclaimThresholdPercent": "50"},
@@ -415,14 +415,14 @@ def of_devices(world):
 
 
 def of_slos(world):
-    """NodeSLOs and NodeMetrics that are there already, also of nodes that are not."""
+    """NodeSLOs and NodeMetrics that exist already, also of nodes that do not."""
     world.node("slo-foreign", metric="plain")
     world.add("NodeSLO", "slo-foreign", {"extensions": {"Object": {"theirs": {"a": 1}}, "beside": 2},
                                          "resourceUsedThresholdWithBE": {"cpuSuppressThresholdPercent": 11}})
     world.node("slo-empty")
     world.add("NodeSLO", "slo-empty", {})
-    world.add("NodeSLO", "slo-of-nobody", {})
-    world.add("NodeMetric", "metric-of-nobody", {})
+    world.add("NodeSLO", "slo-of-no-node", {})
+    world.add("NodeMetric", "metric-of-no-node", {})
     world.node("metric-other-spec", metric=None)
     world.add("NodeMetric", "metric-other-spec", {"metricCollectPolicy": {"aggregateDurationSeconds": 7}})
     world.node("metric-empty-spec", metric=None)
@@ -447,7 +447,7 @@ def of_quotas(world):
             ("tree", {"nodeSelector": pool}, {"quota.scheduling.koordinator.sh/tree-id": "my-tree"}, None),
             ("labels", {"nodeSelector": pool, "quotaLabels": {"a": "b", "quota.scheduling.koordinator.sh/is-parent": "true"}},
              None, None),
-            ("nothing", {"nodeSelector": {"matchLabels": {"pool": "nobody"}}}, None, None),
+            ("nothing", {"nodeSelector": {"matchLabels": {"pool": "none-such"}}}, None, None),
             ("everything", {"nodeSelector": {}}, None, None),
             ("expressions", {"nodeSelector": {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["a", "b"]},
                                                                    {"key": "tier", "operator": "NotIn", "values": ["tin"]}]}},
@@ -462,7 +462,7 @@ def of_quotas(world):
 
 
 def of_profiles(world):
-    """Pods that wait, and profiles that the controller applies to them."""
+    """Waiting pods, and profiles that the controller applies to them."""
     def profile(name, spec, managed=True, **annotations):
         labels = {"config.koordinator.sh/controller-managed": "true"} if managed else None
         world.add("ClusterColocationProfile", name, spec, labels=labels, annotations=annotations)
@@ -488,12 +488,12 @@ def of_profiles(world):
     profile("probability-all", {"selector": {"matchLabels": {"app": "six"}}, "probability": 100, "qosClass": "LS"})
     for app in ("one", "two", "three", "four", "six"):
         waits(f"waits-{app}", {"app": app, "already": "there"}, {"from": "value"})
-    waits("waits-nobody")
+    waits("waits-no-profile")
     waits("waits-with-qos", {"app": "one", "koordinator.sh/qosClass": "LS"})
 
 
 def of_chance(world, count):
-    """Nodes with a bit of everything."""
+    """Nodes with some of everything."""
     dice = random.Random(11)
     for at in range(count):
         cpu, memory = dice.choice((4, 16, 32, 64, 128)), dice.choice((8, 32, 64, 256))
@@ -545,7 +545,7 @@ def everything(chance=40):
 
 
 def two():
-    """The smallest population that shows something."""
+    """The smallest useful population."""
     world = World()
     world.node("kube-reserved", allocatable={"cpu": "28500m", "memory": "60Gi"})
     world.node("metric-none", metric=None)

@@ -95,7 +95,7 @@ def step(api, name, size):
 
 
 def settle(api, path):
-    """A snapshot after which nothing was written for a while."""
+    """Returns a snapshot after some seconds without a write."""
     def versions(found):
         return {key: thing["version"] for key, thing in found.items()}
 
@@ -159,7 +159,7 @@ def end(known, compat, counts):
     lines = [json.loads(line) for line in open(counts)]
     used = {number for line in lines for number in line["used"]}
     for rule in rules.rules:
-        # A run of some steps does not have all of them.
+        # A run of some steps does not reach all of them.
         if rule[-1] not in used and len(lines) == len(STEPS):
             print(f"nothing differed as {known}:{rule[-1]} says: {rule[-2]}")
     kinds = {}

@@ -1,7 +1,7 @@
-"""What happens to the population, one step after the other: settings, and changes of objects."""
+"""Steps that change settings and objects of the population, one after the other."""
 import json
 
-# Every difference is written, at once: what is compared must not depend on when somebody looked.
+# Every difference is written at once: the comparison must not depend on its time.
 AT_ONCE = {"resourceDiffThreshold": 0.000001, "updateTimeThresholdSeconds": 1}
 
 
@@ -86,8 +86,8 @@ STEPS = {
                               "host-application-config": "", "cpu-normalization-config": '"x"',
                               "resource-amplification-config": {"resourceAmplificationRatio": {"cpu": "1.5"}}}},
     "invalid": {"config": {"colocation-config": {**on, "degradeTimeMinutes": -1},
-                           "resource-threshold-config": {"clusterStrategy": {"cpuSuppressPolicy": "guess", "nobody": 1}},
-                           "nobody-config": "x", "system-config": {"clusterStrategy": {"memcgReapBackGround": 7}}}},
+                           "resource-threshold-config": {"clusterStrategy": {"cpuSuppressPolicy": "guess", "unknownField": 1}},
+                           "unknown-config": "x", "system-config": {"clusterStrategy": {"memcgReapBackGround": 7}}}},
     "refused": {"config": {"colocation-config": on,
                            "resource-threshold-config": {"clusterStrategy": {"cpuSuppressThresholdPercent": 650}},
                            "cpu-burst-config": {"clusterStrategy": {"policy": "none", "cpuBurstPercent": 70}}}},

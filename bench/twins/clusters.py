@@ -1,4 +1,4 @@
-"""Small clusters, drawn from a number: what there is from the start, and what then happens, one thing at a time.
+"""Small clusters, drawn from a number: initial objects, and then events, one at a time.
 
 A cluster is one theme (kubernetes.py, koordinator.py), or two whose events come in turns. Its nodes carry
 its name as a label that its pods select, so that clusters side by side do not mix.
@@ -11,7 +11,7 @@ THEMES = {}
 
 
 def theme(function):
-    """Adds what the function does to a cluster as a theme."""
+    """Registers the function as a theme that adds to a cluster."""
     THEMES[function.__name__] = function
     return function
 
@@ -28,7 +28,7 @@ class Cluster:
         self.themes = [first] + ([self.draw.choice(names)] if self.some(0.25) else [])
         self.themes = list(dict.fromkeys(self.themes))
         self.things, self.count = [], 0
-        # A theme may ask for nodes of its own make, else there are some of everything.
+        # A theme may define its own nodes, else there are some of every kind.
         self.nodes = []
         turns = []
         for name in self.themes:
@@ -47,14 +47,14 @@ class Cluster:
         return self.draw.random() < chance
 
     def label(self, name):
-        """A name that no other cluster has."""
+        """Returns a name that is unique to this cluster."""
         return f"{self.name}-{name}"
 
     def zone(self, index):
         return self.label(f"z{index}")
 
     def node(self, room=None, labels=None, annotations=None, **spec):
-        """A node of a size that no other has; zones in turns."""
+        """Adds a node of unique size; zones in turns."""
         index = len(self.nodes)
         name = self.label(f"n{index}")
         room = {"cpu": str(self.draw.choice([8, 12, 16])), "memory": f"{self.draw.randint(17000, 41000)}Mi", "pods": "110", **(room or {})}
@@ -86,7 +86,7 @@ class Cluster:
             "node.koordinator.sh/cpu-topology": json.dumps({"detail": detail}), **(annotations or {})}})
 
     def pod(self, requests, labels=None, annotations=None, limits=None, **spec):
-        """An event: a pod of one container is made; its name."""
+        """Adds an event that creates a pod of one container; returns its name."""
         name = self.label(f"p{self.count}")
         self.count += 1
         extended = {key: value for key, value in requests.items() if "/" in key}
@@ -99,11 +99,11 @@ class Cluster:
         return name
 
     def gone(self, name, kind="Pod"):
-        """An event: something is deleted."""
+        """Adds an event that deletes an object."""
         self.events.append(("delete", kind, name))
 
     def change(self, kind, name, change, part=""):
-        """An event: something is changed, its status if `part` says so."""
+        """Adds an event that changes an object, its status if `part` is so."""
         self.events.append(("patch", kind, name, part, change))
 
     def amounts(self, most=4000):

@@ -1,4 +1,4 @@
-"""Themes of what Koordinator adds."""
+"""Themes of Koordinator's features."""
 import json
 
 from clusters import theme
@@ -12,7 +12,7 @@ LSR = {"koordinator.sh/qosClass": "LSR", "koordinator.sh/priority-class": "koord
 
 @theme
 def load(of):
-    """Nodes that are used a lot, one whose thresholds are its own, and reports that change."""
+    """Nodes with high usage, one with thresholds of its own, and reports that change."""
     nodes = [of.node(), of.node(), of.node(annotations={f"{SCHEDULING}/usage-thresholds": json.dumps({"usageThresholds": {"cpu": 30}})}), of.node()]
     for node in nodes[:3]:
         of.usage(node, of.draw.randint(100, 4000), of.draw.randint(100, 20000))
@@ -30,7 +30,7 @@ def load(of):
 
 @theme
 def batch(of):
-    """Pods of what is reclaimed."""
+    """Pods that request reclaimed resources."""
     for _ in range(3):
         of.node({"kubernetes.io/batch-cpu": str(of.draw.randint(2000, 9000)), "kubernetes.io/batch-memory": f"{of.draw.randint(3000, 20000)}Mi"})
     for _ in range(8):
@@ -40,8 +40,8 @@ def batch(of):
 
 @theme
 def gangs(of):
-    """Members that wait for the last one; a gang by annotations; one that none has room for; two that go together."""
-    # Room for some members only has Koordinator's scheduler write without end, so all fit or none does.
+    """Members that wait for the last one; a gang by annotations; one that fits nowhere; two in one group."""
+    # With room for some members only, Koordinator's scheduler writes without end, so all fit or none does.
     # Each prefers a node, as members that are bound cannot be drawn again.
     nodes = [of.node(), of.node(), of.node()]
 
@@ -70,7 +70,7 @@ def gangs(of):
 
 
 def quota(of, name, low, high, parent="koordinator-root-quota", is_parent=False):
-    """Of min and max: cores; Gi the same."""
+    """Returns min and max in cores and the same number of Gi."""
     of.also("ElasticQuota", name, True,
             metadata={"name": name, "namespace": "default", "labels": {
                 f"{QUOTA}/parent": parent, f"{QUOTA}/is-parent": json.dumps(is_parent)}},
@@ -79,13 +79,13 @@ def quota(of, name, low, high, parent="koordinator-root-quota", is_parent=False)
 
 @theme
 def quotas(of):
-    """A quota that is used up, grows and is given back; the more important pods of one push others out."""
+    """A quota that is used up, grows and is released; more important pods of one preempt others."""
     name = of.label("q0")
     of.node({"cpu": "24"}), of.node({"cpu": "24"})
     quota(of, name, of.draw.randint(1, 3), 6)
     mine = {f"{QUOTA}/name": name}
 
-    # All that are there before the more important one fit then: of those that wait, any could take what it frees.
+    # All pods before the more important one fit: otherwise any waiting pod could use what it frees.
     def wants():
         return {"cpu": f"{of.draw.randint(1550, 2200)}m", "memory": f"{of.draw.randint(100, 1400)}Mi"}
 
@@ -98,7 +98,7 @@ def quotas(of):
 
 @theme
 def tree(of):
-    """Two quotas below one: what one does not use the other may, up to the parent's."""
+    """Two quotas below one: each may use what the other leaves, up to the parent's."""
     root, left, right = (of.label(name) for name in ("q1", "q2", "q3"))
     of.node({"cpu": "32"}), of.node({"cpu": "32"})
     quota(of, root, 6, 8, is_parent=True)
@@ -118,7 +118,7 @@ def reserve(of, name, size, **spec):
 
 @theme
 def reservations(of):
-    """What is set aside, for one pod or several, with and without what else the node has; who must have one, and who may not."""
+    """Reservations for one or several pods, with and without other capacity of the node; pods that need one, and pods that are no owners."""
     for _ in range(2):
         of.node({"cpu": "10"})
     owners = []
@@ -131,7 +131,7 @@ def reservations(of):
             share = of.draw.randint(least, most)
             return {"cpu": f"{cpu * share // 100}m", "memory": f"{memory * share // 100}Mi"}
 
-        # Only who may not take more than is reserved asks for more: see `beyond`.
+        # Only owners that are limited to the reservation request more: see `beyond`.
         strict = once or policy["allocatePolicy"] == "Restricted"
         reserve(of, app, part(100, 100), allocateOnce=once, **policy)
         owners.append(of.pod(part(100, 100) if strict and of.some(0.5) else part(20, 60), {"app": app}))
@@ -141,7 +141,7 @@ def reservations(of):
     used(0, False, {"allocatePolicy": "Aligned"})
     used(1, False, {"allocatePolicy": "Restricted"})
     of.pod(of.amounts(6000))
-    of.pod(of.amounts(500), {"app": "nobody"}, {f"{SCHEDULING}/reservation-affinity": json.dumps({"reservationSelector": {"no": "such"}})})
+    of.pod(of.amounts(500), {"app": "absent"}, {f"{SCHEDULING}/reservation-affinity": json.dumps({"reservationSelector": {"no": "such"}})})
     of.gone(owners[1])
     of.gone(of.label("r0"), "Reservation")
     # Last, as Koordinator's counts it twice from then on.
@@ -150,7 +150,7 @@ def reservations(of):
 
 @theme
 def beyond(of):
-    """Owners that take more than is reserved, and a pod that has room only if that is forgotten."""
+    """Owners that use more than is reserved, and a pod that fits only if that is not counted."""
     of.node({"cpu": "10"})
     app = of.label("b0")
     reserve(of, app, {"cpu": "1", "memory": "1Gi"}, allocateOnce=False, **of.draw.choice([{}, {"allocatePolicy": "Aligned"}]))
@@ -161,7 +161,7 @@ def beyond(of):
 
 @theme
 def held(of):
-    """Nodes full of reservations: their owners get in, others do not, until they are deleted."""
+    """Nodes full of reservations: their owners fit, others do not, until they are deleted."""
     names = [of.label("h0"), of.label("h1")]
     of.node({"cpu": "8"}), of.node({"cpu": "8"})
     for name in names:
@@ -176,7 +176,7 @@ def held(of):
 
 @theme
 def cpusets(of):
-    """CPUs of their own, by whole cores or spread; a pod that must have them so; odd counts on nodes of whole cores."""
+    """Exclusive CPUs, by whole cores or spread; a pod that requires it; odd counts on nodes of whole cores."""
     for index in range(2):
         node = of.node({"cpu": "16"}, {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"} if index and of.some(0.5) else None)
         kubelet = {"kubelet.koordinator.sh/cpu-manager-policy": json.dumps({"policy": "static", "reservedCPUs": "0-1"})} if index == 0 and of.some(0.5) else None
@@ -196,9 +196,9 @@ def cpusets(of):
 
 @theme
 def numa(of):
-    """Nodes that align, each in its way; pods that fit one NUMA node, two or none."""
+    """Nodes with different alignment policies; pods that fit one NUMA node, two or none."""
     policies = of.draw.sample(["SingleNUMANode", "Restricted", "BestEffort"], 2)
-    # What BestEffort cannot split fails for ever on the same node in Koordinator's, which only finds out at Reserve.
+    # What BestEffort cannot split fails for ever on the same node in Koordinator's, which checks it only at Reserve.
     fractions = "BestEffort" not in policies
     for policy in policies:
         cpu, memory = of.draw.choice([12, 16]), of.draw.randint(16000, 30000) // 2 * 2
@@ -234,7 +234,7 @@ def with_gpus(count, rdma=0):
 
 @theme
 def devices(of):
-    """Parts of a GPU, whole ones and several, by memory or by share; a device that fails."""
+    """Parts of a GPU, whole ones and several, by memory or by share; a failing device."""
     made = []
     for _ in range(2):
         count = of.draw.choice([2, 4])

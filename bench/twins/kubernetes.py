@@ -1,4 +1,4 @@
-"""Themes of what every Kubernetes scheduler has."""
+"""Themes of features of every Kubernetes scheduler."""
 from clusters import theme
 
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
@@ -26,7 +26,7 @@ def fit(of):
 
 @theme
 def taints(of):
-    """Taints of every effect, a node that is cordoned, and both taken back."""
+    """Taints of every effect, a cordoned node, and both removed."""
     for index in range(3):
         effect = ["NoSchedule", "PreferNoSchedule", "NoExecute"][index]
         of.node(taints=[{"key": "dedicated", "value": f"v{index}", "effect": effect}])
@@ -56,7 +56,7 @@ def affinity(of):
 
 @theme
 def spread(of):
-    """Hard and soft spread over zones and hosts, with a least number of domains, and a pod that leaves."""
+    """Hard and soft spread over zones and hosts, with a least number of domains, and a deleted pod."""
     app = of.label("spread")
     pods = []
     for _ in range(8):
@@ -73,7 +73,7 @@ def spread(of):
 
 @theme
 def neighbours(of):
-    """Pods that want, or do not want, to be near others."""
+    """Pod affinity and anti-affinity, required and preferred."""
     own = {"labelSelector": {"matchLabels": {"app": of.label("own")}}}
     web = {"labelSelector": {"matchLabels": {"app": of.label("web")}}}
     required, preferred = "requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution"
@@ -90,7 +90,7 @@ def neighbours(of):
 
 @theme
 def ports(of):
-    """Ports of the host, by protocol and address; one pod waits for what another gives back."""
+    """Ports of the host, by protocol and address; one pod waits for the port of another."""
     pods = []
     for _ in range(3):
         of.node()
@@ -103,7 +103,7 @@ def ports(of):
 
 @theme
 def preemption(of):
-    """Less important pods go, budgets are respected where they can be, and some evict nobody."""
+    """Preemption of less important pods, with budgets where possible, and pods that preempt none."""
     app = of.label("kept")
     budget = of.draw.randint(0, 1)
     of.also("PodDisruptionBudget", app, True, spec={"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},
@@ -113,7 +113,7 @@ def preemption(of):
     for number in range(5):
         of.pod({"cpu": f"{of.draw.randint(1800, 4000)}m", "memory": f"{of.draw.randint(100, 3000)}Mi"},
                {"app": app} if number % 2 else {}, priorityClassName="twin-low")
-    # It would take what is freed for others, or not, as it happens.
+    # It might use what is freed for others.
     of.gone(of.pod({"cpu": "3900m"}, priorityClassName="twin-never", preemptionPolicy="Never"))
     for _ in range(2):
         of.pod({"cpu": f"{of.draw.randint(3000, 5000)}m"}, priorityClassName="twin-high")
@@ -141,7 +141,7 @@ def volumes(of):
 
 @theme
 def daemons(of):
-    """A pod for each node by name, which cordons and reports of usage do not hold back."""
+    """A pod for each node by name, which cordons and usage reports do not block."""
     nodes = [of.node(unschedulable=index == 1) for index in range(3)]
     of.usage(nodes[0], 11500, 900)
     owner = [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": of.label("ds"), "uid": "11111111-2222-3333-4444-555555555555", "controller": True}]

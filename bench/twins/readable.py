@@ -1,4 +1,4 @@
-"""What of a cluster's objects a user can read, without what a clock or a server draws."""
+"""The fields of a cluster's objects that users read, without times and random values."""
 import json
 import re
 
@@ -6,9 +6,9 @@ from compare import amount
 
 SEEN = ["Pod", "PodGroup", "ElasticQuota", "Reservation"]
 ANNOTATIONS = ["resource-status", "device-allocated", "reservation-allocated"]
-# Events in full, for who reads the report: not compared.
+# Events in full, for readers of the report: not compared.
 SAID = "(said)"
-# What may go on changing while nothing is decided.
+# Fields that may change while nothing is decided.
 VOLATILE = ("nominated", "message", "preemption", "events")
 
 
@@ -25,20 +25,20 @@ def amounts(resources):
 
 
 def clean(text):
-    """A message without what it says of other clusters' nodes."""
+    """Returns a message without the parts about other clusters' nodes."""
     text = re.sub(r"0/\d+ nodes are available:?", "", text)
     text = re.sub(r"\d+ (node\(s\) (didn't match Pod's node affinity/selector|were unschedulable|had untolerated taint\(s\))"
                   r"|Preemption is not helpful for scheduling)", "", text)
     text = re.sub(r"\d+ (node\(s\) didn't satisfy plugin)", r"\1", text)
-    # Which member is named is a matter of which was tried last; a reservation's name is a uid.
+    # The named member is the one tried last; a reservation's name is a uid.
     text = re.sub(r'member Pod "[^"]*"', "member Pod", text)
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UID", text)
-    # What is left of lists of which some was taken away.
+    # Lists of which a part was removed.
     return ", ".join(filter(None, (part.strip(" .,") for part in text.split(", "))))
 
 
 def reasons(message):
-    """A condition's message, and what post-filters say behind it; without ` Nearest: …`, a row of docs/compat.md."""
+    """Returns a condition's message and the post-filters' text after it; without ` Nearest: …`, a row of docs/compat.md."""
     text, *after = re.split(r"[.,]? *preemption: ", message.split(" Nearest: ")[0])
     return {"message": clean(text), "preemption": [clean(one) for one in after]}
 
@@ -84,7 +84,7 @@ def readable(kind, thing):
 
 
 def snapshot(api, with_events):
-    """Of each cluster: `Kind/name` to fields."""
+    """Maps `Kind/name` to fields, for each cluster."""
     seen, uids = {}, {}
     for kind in SEEN:
         for thing in api.list(kind):
@@ -102,9 +102,9 @@ def snapshot(api, with_events):
 
 
 class States:
-    """What the clusters went through, counted where both sides agreed."""
+    """Counts of the states that clusters reached, where both sides agree."""
 
-    # What must have been at least so often when all themes ran five times.
+    # The least counts after five runs of all themes.
     LEAST = {"bound": 500, "unschedulable": 300, "preempted": 10, "gang Scheduled": 10, "gang waits": 10, "reservation available": 20,
              "reservation consumed": 15, "reservation succeeded": 5, "cpuset": 30, "numa": 20, "part of a gpu": 15, "whole gpu": 10,
              "rdma": 5, "quota refuses": 10, "load refuses": 5, "claim refuses": 5}
@@ -117,7 +117,7 @@ class States:
         self.counts[what] = self.counts.get(what, 0) + number
 
     def see(self, before, after, event):
-        """One event of a cluster: what was there, what is there now."""
+        """Counts one event of a cluster, from the objects before and after it."""
         was_bound = {name for name, fields in before.items() if fields.get("node")}
         deleted = f"{event[1]}/{event[2]}" if event[0] == "delete" else None
         self.add("preempted", sum(1 for name in was_bound if name not in after and name != deleted and name.startswith("Pod/")))

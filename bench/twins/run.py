@@ -1,4 +1,4 @@
-"""Sets clusters up on two servers, lets their schedulers decide one thing after the other, and compares what a user can read.
+"""Sets clusters up on two servers, lets their schedulers process one event after the other, and compares what users read.
 
     run.py OURS THEIRS CLUSTERS SEED KNOWN COMPAT OUT
 
@@ -32,22 +32,22 @@ api.KINDS |= {
     "CSINode": ("/apis/storage.k8s.io/v1", "csinodes", False),
     "Event": ("/api/v1", "events", True),
 }
-# Requests that are under way to a server.
+# Requests in flight to a server.
 AT_ONCE = 8
-# Clusters that are there at a time.
+# Clusters that exist at a time.
 TOGETHER = 60
-# Who waits is tried again a second later, at the next look of a clock of one second. What a scheduler has not
-# changed in so many seconds, in which it did something else, is what it decided.
+# Waiting pods are retried at most a second later. An object that a scheduler has not changed in so many seconds,
+# in which it did something else, is decided.
 PAUSE = 2.2
-# After so many looks, what still changes is RESTLESS.
+# After so many polls, an object that still changes is RESTLESS.
 LOOKS = 12
 RESTLESS = "restless"
 MARK = "mark"
-# A scheduler that does not bind a pod in so many seconds has gone.
+# A scheduler that does not bind a pod in so many seconds has failed.
 GONE = 300
-# Of equal nodes Koordinator's takes the first that it found (Kubernetes 1.35.6 draws only when an extender scored), ours
-# the one with the best lot, which a node keeps until it changes: so often an event is taken back, every node relabelled
-# for new lots, and the event made again, and so often a whole cluster.
+# Koordinator's takes the first of equal nodes (Kubernetes 1.35.6 draws only when an extender scored), ours draws by
+# the node's version: so often an event is undone, every node relabeled for a new draw, and the event repeated, and so
+# often a whole cluster.
 TRIES, AGAIN = 8, 5
 LOT = "twin-lot"
 PLACES = ("node", "nominated", "resource-status", "device-allocated", "(object)")
@@ -63,7 +63,7 @@ class Side:
             self.api.create({"kind": "PriorityClass", "metadata": {"name": name}, "value": value, **policy})
 
     def mark(self):
-        """Waits until the scheduler has bound a pod that comes after all others: it has seen them, and tried them."""
+        """Waits until the scheduler has bound a pod created after all others: then it has tried those."""
         self.marks += 1
         name, since = f"{MARK}-{self.marks}", time.monotonic()
         self.api.create({"kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": {
@@ -75,7 +75,7 @@ class Side:
             time.sleep(0.1)
 
     def settle(self):
-        """Waits until pods and statuses rest, while the scheduler goes on. What is still written again and again is RESTLESS."""
+        """Waits until pods and statuses are stable, while the scheduler runs. What is written again and again is RESTLESS."""
         def placed(seen):
             return {cluster: {what: {field: value for field, value in fields.items() if not field.startswith(VOLATILE)}
                               for what, fields in things.items()} for cluster, things in seen.items() if cluster != MARK}
@@ -100,7 +100,7 @@ class Side:
         return seen
 
     def start(self, seen):
-        """As a kubelet does: who is bound has started, in the order of names. Of equal victims the youngest go."""
+        """Plays the kubelet: bound pods start, in the order of names. Of equal victims the youngest are evicted."""
         bound = [what.removeprefix("Pod/") for things in seen.values() for what, fields in things.items()
                  if what.startswith("Pod/") and fields["node"] and not fields["started"]]
         api.Api.each(bound, lambda name: self.api.patch("Pod", name, {"status": {
@@ -125,7 +125,7 @@ class Side:
                 self.api.patch(kind, name, timed(change), "default", part)
 
     def clear(self, cluster):
-        """Of the cluster all that is left; what was deleted already does not matter."""
+        """Deletes the remaining objects of the cluster, and ignores deleted ones."""
         made = [event[1] for event in cluster.events if event[0] == "create"]
         for thing in [*made, *reversed(cluster.things)]:
             meta = thing["metadata"]
@@ -133,7 +133,7 @@ class Side:
 
 
 def timed(thing):
-    """A report of now."""
+    """Returns a report with the current time."""
     if (thing.get("status") or {}).get("updateTime") != "now":
         return thing
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -141,14 +141,14 @@ def timed(thing):
 
 
 def marked():
-    """The node of marks."""
+    """Returns the node for marker pods."""
     room = {"cpu": "1", "memory": "1Gi", "pods": "1000000"}
     return {"kind": "Node", "metadata": {"name": f"{MARK}-node", "labels": {"twin": MARK}}, "spec": {},
             "status": {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}}
 
 
 class Slot:
-    """A cluster's way through its events: what is done next, and what came of it."""
+    """A cluster's progress through its events."""
 
     def __init__(self, cluster):
         self.cluster, self.runs, self.ties, self.stale = cluster, 0, 0, 0
@@ -175,20 +175,20 @@ class Slot:
             side.clear(self.cluster)
 
     def see(self, seen, known, states):
-        """After both rest. True when the cluster is done."""
+        """Continues after both are stable. Returns True when the cluster is done."""
         if self.next == "clear":
             self.begin()
             return False
         found = self.compare(seen, known)
         elsewhere = all(line.split()[1].startswith(PLACES) and "null" not in line for line in found)
         if found and not elsewhere and self.next != "look" and self.next != "undo":
-            # One may need longer than the other, even when both rest.
+            # One may need longer than the other, even when both are stable.
             self.did, self.next = self.next, "look"
             return False
         if self.next == "look":
             self.next = self.did
         if self.next == "undo":
-            # All as before, and once more; else the whole cluster.
+            # Undo and repeat the event; else the whole cluster.
             self.next = "event" if not found and seen[1].keys() == self.before[1].keys() else self.once_more(True)
             return False
         if found:
@@ -211,7 +211,7 @@ class Slot:
         return self.number == len(self.cluster.events)
 
     def compare(self, seen, known):
-        """What differs and is not meant."""
+        """Returns unexpected differences."""
         found = []
         event = self.event() if self.number >= 0 else ("set_up",)
         about = f"{event[1]['kind']}/{event[1]['metadata']['name']}" if event[0] == "create" else ""
@@ -223,14 +223,14 @@ class Slot:
                 values = [side.get(field) for side in sides]
                 if values[0] == values[1]:
                     continue
-                # Who was there before says the same as then until he is tried again, which each does in its own time.
+                # A waiting pod keeps its message until it is retried, which each side does in its own time.
                 if what != about and field.startswith(VOLATILE) and any(
                         self.before[side].get(what, {}).get(field) == values[side] for side in range(2)):
                     self.stale += 1
                     continue
                 ours, theirs = (json.dumps(value, sort_keys=True) for value in values)
                 said = f"{ours}:{theirs}".replace(" ", "")
-                # Equal nodes would have come to agree by now.
+                # Equal nodes would agree by now.
                 if field == "node" and self.tries == TRIES - 1 and any(
                         name.startswith("Reservation/") and fields.get("node") == values[1] for name, fields in seen[1].items()):
                     said += "+reserved"
@@ -254,14 +254,14 @@ class Slot:
 
 
 def run(sides, clusters, known, states, note):
-    """Slots of all clusters when they are done; some at a time. `note` is told who is done after each round."""
+    """Runs all clusters, some at a time, and returns their slots. `note` receives the finished ones after each round."""
     waiting, active, done, rounds = collections.deque(Slot(cluster) for cluster in clusters), [], [], 0
     with ThreadPoolExecutor(2) as pool, ThreadPoolExecutor(2 * AT_ONCE) as hands:
         def both(do):
             return list(pool.map(do, sides))
 
         def each(slots, do):
-            """`do` of both sides for every cluster, some at once; they do not concern each other."""
+            """Calls `do` on both sides for every cluster, some in parallel; they are independent."""
             both(lambda side: list(hands.map(lambda slot: do(side, slot), slots)))
 
         while waiting or active:
@@ -290,7 +290,7 @@ def summary(slots, of, seed, states, seconds):
     return {"clusters": len(slots), "of": of, "seed": seed, "themes": len(THEMES), "events": sum(len(slot.cluster.events) for slot in slots),
             "seconds": seconds, "differ": len(differing(slots)),
             "at once": sum(not slot.runs and not slot.ties for slot in slots), "drawn again": sum(slot.ties for slot in slots),
-            "messages not said anew by one": sum(slot.stale for slot in slots),
+            "messages that one side has not renewed": sum(slot.stale for slot in slots),
             "from the start again": sum(slot.runs > 0 for slot in slots), "states": dict(sorted(states.counts.items())),
             "reasons": dict(sorted(states.texts.items(), key=lambda pair: -pair[1]))}
 
@@ -304,7 +304,7 @@ def main(ours, theirs, count, seed, known, compat, out):
                 if (not chosen or chosen & set(cluster.themes)) and (not only or cluster.name in only)]
 
     def note(slots):
-        """What is known so far: a run that is stopped leaves that."""
+        """Writes the results so far, so that a stopped run leaves them."""
         report = summary(slots, len(clusters), seed, states, round(time.monotonic() - begun))
         meant = {f"line {number}": dict(sorted(uses.items())) for number, uses in sorted(known.used.items())}
         differences = {slot.cluster.name: {"themes": slot.cluster.themes, "tries": slot.outcomes or [slot.differences]} for slot in differing(slots)}
@@ -314,7 +314,7 @@ def main(ours, theirs, count, seed, known, compat, out):
 
     slots = run(sides, clusters, known, states, note)
     differ, report = differing(slots), note(slots)
-    # Of a run of everything, each state must have been there.
+    # A run of everything must reach each state.
     missing = states.missing() if len(clusters) >= 5 * len(THEMES) else []
     print(json.dumps(report, indent=1))
     for rule in known.rules:

@@ -1,4 +1,4 @@
-"""What an answer means, and what differs between two."""
+"""The meaning of an answer, and the differences between two."""
 import base64
 import copy
 import fnmatch
@@ -12,7 +12,7 @@ LISTS = {"requests", "limits", "overhead", "min", "max", "allocatable", "capacit
 
 
 def amount(text):
-    """A quantity as a number; what is none stays as it is."""
+    """A quantity as a number; other values stay unchanged."""
     digits = str(text).rstrip("numkKMGTPEi")
     try:
         return str((Decimal(digits) * Decimal(UNIT[str(text)[len(digits):]])).normalize() + 0)
@@ -21,8 +21,8 @@ def amount(text):
 
 
 def meaning(value, key=""):
-    """A tree in which what means the same is equal: amounts by what they are worth, annotations that are
-    JSON by what they say; nothing and empty things that Go writes are left out."""
+    """Normalizes a tree so that equivalent values are equal: amounts by value, JSON in annotations by
+    content; null and empty values that Go writes are left out."""
     if isinstance(value, dict):
         if key in LISTS:
             return {name: amount(text) for name, text in value.items()}
@@ -79,7 +79,7 @@ def patched(thing, operations):
 
 
 class Outcome:
-    """What one server made of a review."""
+    """One server's answer to a review."""
 
     def __init__(self, status):
         self.status, self.allowed, self.code, self.message, self.thing, self.patch = status, None, None, "", None, []
@@ -98,7 +98,7 @@ class Outcome:
         outcome.allowed, outcome.uid = response.get("allowed", False), response.get("uid", "")
         said = response.get("status") or {}
         outcome.code = said.get("code", 200 if outcome.allowed else 403)
-        # What is a reason of one and a message of the other is text to read.
+        # A reason of one that is a message of the other is text.
         outcome.message = said.get("message") or said.get("reason") or ""
         if response.get("warnings"):
             outcome.message += f" (warns: {response['warnings']})"
@@ -143,7 +143,7 @@ def differences(ours, theirs):
     found = []
     for name in ("status", "allowed", "code", "version", "uid"):
         a, b = getattr(ours, name), getattr(theirs, name)
-        # An answer to what is no review has neither.
+        # An answer to an invalid review has neither.
         if a != b and (name not in ("version", "uid") or ours.uid):
             found.append(f"{name}: ours {a}, theirs {b}")
     if ours.allowed and theirs.allowed:
@@ -152,7 +152,7 @@ def differences(ours, theirs):
 
 
 class Known:
-    """The differences that are meant: lines `GATES CASE FIELDS | start of the row in docs/compat.md`, each of
+    """The list of expected differences: lines `GATES CASE FIELDS | start of the row in docs/compat.md`, each of
     the three a list of patterns with commas."""
 
     def __init__(self, known, compat):
@@ -169,7 +169,7 @@ class Known:
             self.lines.append((gates, case, fields, row))
 
     def row(self, gates, case, found):
-        """The row that allows all of these differences, or None."""
+        """Returns the row that covers all of these differences, or None."""
         fields = [line.partition(":")[0] for line in found]
         for a, b, c, row in self.lines:
             if match(gates, a) and match(case.name, b) and all(match(field, c) for field in fields):

@@ -150,7 +150,7 @@ def pods_mutated():
     yield create("amounts/pod-level", labelled("batch", resources={"requests": {"cpu": "2"}, "limits": {"memory": "2Gi"}}))
     yield create("amounts/two", labelled("batch", [container("a", {"cpu": "1"}), container("b", None, {"cpu": "1"})]))
     yield create("amounts/ephemeral", labelled("batch", ephemeralContainers=[{"name": "debug", "image": "debug"}]))
-    # Classes and QoS that the pod brings.
+    # Classes and QoS that the pod has.
     for priority in [None, 0, 2999, 3000, 3999, 4500, 5000, 5500, 5999, 6500, 7000, 7999, 8500, 9000, 9999, 10000, 2000000000, -1]:
         yield create(f"priority/{priority}", pod({"profile": "empty"}, priority=priority))
     for name in [*CLASSES.values(), "koord-nothing", ""]:
@@ -172,7 +172,7 @@ def pods_mutated():
     yield create("extended/several", pod(containers=[container("a", batch()), container("b", None, batch("5")), container("c")]))
     # Trees of quotas.
     for name, labels in {"leaf": {f"{DOMAIN}/name": "tree-leaf"}, "no-profile": {f"{DOMAIN}/name": "tree-lost"},
-                         "no-tree": {f"{DOMAIN}/name": "leaf"}, "unknown": {f"{DOMAIN}/name": "nobody"}}.items():
+                         "no-tree": {f"{DOMAIN}/name": "leaf"}, "unknown": {f"{DOMAIN}/name": "absent"}}.items():
         yield create(f"tree/{name}", pod(labels))
     yield create("tree/by-namespace", pod(namespace="tree-leaf"))
     yield create("tree/bound-namespace", pod(namespace="bound-1"))
@@ -189,7 +189,7 @@ def pods_mutated():
         yield create(f"device/{name}", pod(containers=[container(**resources)]))
     yield create("device/init", pod(initContainers=[container("i", {"koordinator.sh/gpu": "100"}, {"koordinator.sh/gpu": "100"})]))
     yield create("device/with-profile", labelled("batch", [container("g", {"cpu": "1", "koordinator.sh/gpu": "200"}, {"cpu": "1", "koordinator.sh/gpu": "200"})]))
-    # What is never changed.
+    # Immutable fields.
     yield create("update", labelled("batch"), old=labelled("batch"), operation="UPDATE")
     yield create("update-asked-for", pod({"profile": "batch", "pod.koordinator.sh/mutating-update": "true"}),
                  old=pod({"profile": "batch"}), operation="UPDATE")
@@ -282,13 +282,13 @@ def pods_checked():
             yield create(f"reserved/{value or 'empty'}", pod(annotations={where: value}))
             yield update(f"reserved-update/{value or 'empty'}", pod(), pod(annotations={where: value}))
         yield update("reserved-update/before", pod(annotations={where: "x"}), pod(annotations={where: "x"}))
-    # What stays as it is.
+    # Unchanged fields.
     for key, values in {QOS: ["LS", "BE", None, "bad"], SUB: ["1", "2", None, ""], CLASS: ["koord-prod", "koord-batch", None, "x"],
                         f"{DOMAIN}/preemptible": ["true", "false", None, "x"]}.items():
         short = key.rpartition("/")[2]
         for a, b in itertools.product(values, values):
             one, two = ({key: value} if value is not None else {} for value in (a, b))
-            # BE goes with batch, so that only the change counts.
+            # BE requires batch, so that only the change counts.
             priority = 5500 if key == QOS else None
             yield update(f"update/{short}/{a}-{b}", pod(one, priority=priority), pod(two, priority=priority))
     for a, b in [(9500, 9501), (9500, 5500), (None, 5500), (5500, None), (None, 100)]:
@@ -298,7 +298,7 @@ def pods_checked():
     # Quotas.
     name = f"{DOMAIN}/name"
     little = [container(requests={"cpu": "1", "memory": "1Gi"})]
-    for quota in ["leaf", "family", "nobody", ROOT, "koordinator-default-quota", "koordinator-system-quota", "tree-leaf", "tree-root",
+    for quota in ["leaf", "family", "absent", ROOT, "koordinator-default-quota", "koordinator-system-quota", "tree-leaf", "tree-root",
                   "twice", "odd-keys", "emptied", ""]:
         yield create(f"quota/{quota or 'empty'}", pod({name: quota}, containers=little))
         yield create(f"quota-dry/{quota or 'empty'}", pod({name: quota}, containers=little), dry=True)
@@ -332,7 +332,7 @@ def pods_checked():
     yield create("device/init", pod(initContainers=[container("i", {"koordinator.sh/gpu": "150"})]))
     yield update("device/update", pod(containers=[container(requests={"koordinator.sh/gpu": "150"})]),
                  pod(containers=[container(requests={"koordinator.sh/gpu": "150"})]))
-    # Labels that a rule wants.
+    # Labels that a rule requires.
     for kind, labels in {"none": None, "one": {"owner": "x"}, "both": {"owner": "x", "cost": "y"}, "empty": {"owner": "", "cost": ""},
                          "skipped": {"pod.koordinator.sh/skip-enhanced-validation": "true"},
                          "not-skipped": {"pod.koordinator.sh/skip-enhanced-validation": "True"}}.items():
@@ -356,9 +356,9 @@ def bindings():
 
     for user in ["koord-scheduler", "system:serviceaccount:koordinator-system:koord-scheduler", "not-koord-scheduler-at-all",
                  "system:kube-scheduler", "", "admin", "KOORD-SCHEDULER"]:
-        yield bind(f"user/{user or 'nobody'}", user)
+        yield bind(f"user/{user or 'absent'}", user)
     yield bind("kube-system", "admin", namespace="kube-system")
-    yield bind("unknown-pod", "admin", "nobody")
+    yield bind("unknown-pod", "admin", "absent")
     yield bind("bypass", "admin", "may-be-bound")
     yield bind("not-binding", "admin", sub="status")
     yield bind("not-create", "admin", operation="UPDATE")
@@ -394,8 +394,8 @@ def quotas_filled():
     yield create("no-parent", quota("new", None, ten, ten))
     yield create("empty-parent", quota("new", "", ten, ten))
     yield create("no-labels", quota("new", None, ten))
-    yield create("unknown-parent", quota("new", "nobody", ten))
-    yield create("unknown-parent-with-tree", quota("new", "nobody", ten, tree="t"))
+    yield create("unknown-parent", quota("new", "absent", ten))
+    yield create("unknown-parent-with-tree", quota("new", "absent", ten, tree="t"))
     yield create("tree-of-parent", quota("new", "tree-root", ten))
     yield create("tree-of-its-own", quota("new", "tree-root", ten, tree="other"))
     yield create("tree-empty", quota("new", "tree-root", ten, tree=""))
@@ -467,7 +467,7 @@ def quotas_checked():
     for name, of in selves.items():
         yield create(f"self/{name}", quota(f"s-{name}", **of))
     # Trees.
-    yield create("tree/unknown-parent", quota("t-1", "nobody", some, some))
+    yield create("tree/unknown-parent", quota("t-1", "absent", some, some))
     yield create("tree/parent-is-leaf", quota("t-2", "leaf", forty, some))
     yield create("tree/itself", quota("t-3", "t-3", forty, some))
     yield create("tree/no-parent", quota("t-4", None, forty, some))
@@ -510,8 +510,8 @@ def quotas_checked():
     yield update("update/max-below-min", stored("changed-1", max=hundred), stored("changed-1", max=some))
     yield update("update/min", stored("changed-2"), stored("changed-2", min=some))
     yield update("update/other-text", stored("changed-2", min=some), stored("changed-2", min={"cpu": "5000m", "memory": "5120Mi"}))
-    yield update("update/unknown", stored("nobody"), stored("nobody", max=hundred))
-    yield update("update/unknown-same", stored("nobody"), stored("nobody"))
+    yield update("update/unknown", stored("absent"), stored("absent", max=hundred))
+    yield update("update/unknown-same", stored("absent"), stored("absent"))
     of_koord = dict(namespace="koordinator-system")
     yield update("update/system", quota("koordinator-system-quota", ROOT, PLENTY, {}, **of_koord),
                  quota("koordinator-system-quota", ROOT, forty, {}, **of_koord))
@@ -530,7 +530,7 @@ def quotas_checked():
                  stored("bound", is_parent="true", annotations={notes: json.dumps(["bound-1", "bound-2"])}))
     yield update("update/moved", stored("changed-4"), stored("changed-4", "family", max=hundred))
     yield update("update/moved-to-leaf", stored("changed-5"), stored("changed-5", "leaf"))
-    yield update("update/moved-to-nobody", stored("changed-5"), stored("changed-5", "nobody"))
+    yield update("update/moved-to-absent", stored("changed-5"), stored("changed-5", "absent"))
     yield update("update/moved-below-itself", stored("family", max=hundred, min=amounts(60, 60), is_parent="true"),
                  stored("family", "child-a", max=hundred, min=amounts(60, 60), is_parent="true"))
     yield update("update/child-min", stored("child-a", "family", hundred, amounts(20, 20)), stored("child-a", "family", hundred, amounts(41, 20)))
@@ -559,7 +559,7 @@ def quotas_checked():
     yield delete("delete/after-dry", stored("gone-2"))
     yield delete("delete/parent", stored("full", is_parent="true"))
     yield delete("delete/with-pods", stored("with-pods"))
-    yield delete("delete/unknown", stored("nobody"))
+    yield delete("delete/unknown", stored("absent"))
     yield delete("delete/no-old", None)
     for name in [ROOT, "koordinator-default-quota", "koordinator-system-quota"]:
         yield delete(f"delete/{name}", quota(name, None, **of_koord))
@@ -644,7 +644,7 @@ def settings():
     yield create("other-name", config({"colocation-config": "{"}, name="other"))
     yield create("other-namespace", config({"colocation-config": "{"}, namespace="plain"))
     keys = ["colocation-config", "resource-threshold-config", "resource-qos-config", "system-config", "cpu-burst-config",
-            "host-application-config", "cpu-normalization-config", "resource-amplification-config", "somebody-elses"]
+            "host-application-config", "cpu-normalization-config", "resource-amplification-config", "third-party"]
     for key in keys:
         for name, text in {"not-json": "{", "list": "[]", "empty": "", "empty-object": "{}", "null": "null", "text": '"x"',
                            "trailing": "{} x", "unknown-field": '{"nothing": 1}'}.items():
@@ -732,7 +732,7 @@ def settings():
         yield create(f"nodes-normalization/{name}", config({"cpu-normalization-config": {"enable": True, "nodeConfigs": [
             {key: value for key, value in entry.items() if key != "cpuReclaimThresholdPercent"} for entry in nodes_of(*selectors)]}}))
     yield create("nodes/same-name", config({"colocation-config": {"nodeConfigs": nodes_of(label(pool="a"), label(pool="b"), names="aa")}}))
-    # Keys that upstream does not look at.
+    # Keys that upstream ignores.
     yield create("host/good", config({"host-application-config": {"applications": [{"name": "nginx", "priority": "koord-prod", "qos": "LS"}]}}))
     yield create("host/bad-qos", config({"host-application-config": {"applications": [{"name": "nginx", "qos": 5}]}}))
     yield create("host/bad-path", config({"host-application-config": {"applications": [{"name": "nginx", "cgroupPath": {"base": "CgroupRoot", "relativePath": "../x"}}]}}))
@@ -740,7 +740,7 @@ def settings():
     yield create("normalization/bad-ratio", config({"cpu-normalization-config": {"enable": True, "ratioModel": {"m": {"baseRatio": "1.5"}}}}))
     yield create("amplification/good", config({"resource-amplification-config": {"enable": True, "resourceAmplificationRatio": {"cpu": 1.5}}}))
     yield create("amplification/below-one", config({"resource-amplification-config": {"enable": True, "resourceAmplificationRatio": {"cpu": 0.5}}}))
-    # Changes, of which only what changed counts.
+    # Changes, of which only the changed part counts.
     bad = config({"colocation-config": {"cpuReclaimThresholdPercent": -1}})
     yield update("update/bad-before", bad, config({**bad["data"], "system-config": "{}"}))
     yield update("update/bad-now", config({}), bad)
@@ -784,7 +784,7 @@ def reservations():
 
 
 def shapes():
-    """Bodies that are wrong, for every path."""
+    """Invalid bodies, for every path."""
     paths = [POD, CHECK, BIND, QUOTA_FILL, QUOTA_CHECK, NODE, NODE_CHECK, SETTING, RESERVE]
     for path in paths:
         short = path.strip("/").replace("scheduling-sigs-k8s-io-v1alpha1-", "")

@@ -1,4 +1,4 @@
-"""What both API servers have before a review is posted: profiles, quotas, namespaces, nodes, settings."""
+"""Objects of both API servers before the reviews: profiles, quotas, namespaces, nodes, settings."""
 import json
 
 PROFILE = "config.koordinator.sh/v1alpha1"
@@ -58,7 +58,7 @@ def profiles():
     both = {"matchLabels": {"profile": "two"}}
     yield profile("two-a", selector=both, labels={"who": "a", "a": "yes"}, qosClass="LS", priorityClassName="koord-prod")
     yield profile("two-b", selector=both, labels={"who": "b"}, qosClass="BE", priorityClassName="koord-batch")
-    # What the first one does is not what the second one is chosen by.
+    # The first one does not change what selects the second one.
     yield profile("link-a", selector={"matchLabels": {"profile": "link"}}, labels={"profile": "linked"})
     yield profile("link-b", selector={"matchLabels": {"profile": "linked"}}, labels={"linked": "yes"})
     team = {"matchLabels": {"team": "a"}}
@@ -142,7 +142,7 @@ def quotas():
     yield quota("tree-root", ROOT, amounts(100, 100), amounts(100, 100), tree="tree-1", is_parent=True,
                 labels={f"{DOMAIN}/is-root": "true"})
     yield quota("tree-leaf", "tree-root", amounts(50, 50), amounts(10, 10), tree="tree-1")
-    yield quota("tree-lost", ROOT, amounts(50, 50), amounts(10, 10), tree="tree-nobody", is_parent=True,
+    yield quota("tree-lost", ROOT, amounts(50, 50), amounts(10, 10), tree="tree-absent", is_parent=True,
                 labels={f"{DOMAIN}/is-root": "true"})
     # Those that pods are charged to.
     yield quota("small", ROOT, amounts(4, 4), amounts(1, 1))

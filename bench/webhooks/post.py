@@ -1,4 +1,4 @@
-"""Posting to a webhook server over HTTPS, whose certificate must be of the authority in its Secret."""
+"""Posts to a webhook server over HTTPS, whose certificate must be signed by the authority in its Secret."""
 import http.client
 import json
 import ssl
@@ -11,7 +11,7 @@ class Server:
         self.connection = self.connect()
 
     def post(self, path, body, content="application/json"):
-        """The status and the body of the answer; a server that hangs up answers 0."""
+        """Returns the status and the body of the answer; 0 if the server closes the connection."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         for _ in range(2):
             try:

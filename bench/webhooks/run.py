@@ -10,7 +10,7 @@ import post
 import population
 
 COMMON = ["NodeMutatingWebhook", "NodeValidatingWebhook", "ConfigMapValidatingWebhook", "ReservationMutatingWebhook"]
-# Every webhook is open in both. What else a gate opens is in the one, what it switches off in the other.
+# Every webhook is on in both. `open` has the gates that add something, `other` those that disable parts.
 GATES = {
     "open": ["MultiQuotaTree", "EnableQuotaAdmission", "EnableQuotaAdmissionOnUpdate", "ValidatePodDeviceResource",
              "EnablePodEnhancedValidator", "BindingAdmissionWebhook", "ElasticQuotaGuaranteeUsage"],
@@ -40,7 +40,7 @@ def ready(url):
 
 
 def post_all(gates, our_port, our_ca, their_port, their_ca, out, known, compat):
-    """Posts every review to both and says what differs; 1 when something does that is not listed."""
+    """Posts every review to both and prints the differences; returns 1 if one is not listed."""
     ours, theirs = post.Server(int(our_port), our_ca), post.Server(int(their_port), their_ca)
     listed = compare.Known(known, compat)
     counts = collections.defaultdict(collections.Counter)
