@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Parts of bench/beside-descheduler: URL is that of a `kubectl proxy`.
+"""Parts of bench/compare-descheduler: URL is that of a `kubectl proxy`.
 
 run.py populate URL SEED script|scheduler     creates a cluster with hot nodes; who places pods
 run.py play URL SEED script|scheduler SECONDS WHO PID FILE
@@ -150,7 +150,7 @@ class Play:
             if all(ready(pod) for pod in seen.values()) and len(seen) == len(self.cluster.slots):
                 break
             if time.monotonic() > until:
-                raise SystemExit("beside-descheduler: pods were not placed")
+                raise SystemExit("compare-descheduler: pods were not placed")
             time.sleep(TICK)
         for slot in self.cluster.slots:
             slot.moved.clear()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Parts of bench/beside-manager: URL is that of a `kubectl proxy`.
+"""Parts of bench/compare-manager: URL is that of a `kubectl proxy`.
 
 run.py populate URL two|everything      creates the population
 run.py step URL NAME                    does what the step says, and every node reports again

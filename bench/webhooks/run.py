@@ -1,4 +1,4 @@
-"""Parts of bench/beside-webhooks; each is a word of the command line."""
+"""Parts of bench/compare-webhooks; each is a word of the command line."""
 import collections
 import json
 import sys
