@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The parts of one module: who names whom.
+/// The parts of one module, and which parts each of them names.
 pub(crate) type Graph = BTreeMap<String, BTreeSet<String>>;
 
 /// Returns the circles in the module, or the crate when there is a `lib.rs`, whose files these are, as paths below

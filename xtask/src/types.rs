@@ -49,7 +49,7 @@ enum Body {
 #[derive(Clone)]
 struct Member {
     markers: Vec<String>,
-    /// As written, with package aliases.
+    /// Go type as written, with package aliases.
     go_type: String,
     tags: String,
 }
@@ -365,7 +365,7 @@ impl Sources {
     }
 }
 
-/// How the elements of a list are told apart, or that a value is owned as a whole.
+/// Returns the key of a list's elements, or that a value is owned as a whole.
 fn flags(member: &Member, options: &str, shown: &Shown) -> String {
     let mut out = String::new();
     if options.contains("omitempty") || options.contains("omitzero") {

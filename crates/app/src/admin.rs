@@ -25,7 +25,7 @@ type Page = Arc<dyn Fn() -> serde_json::Value + Send + Sync>;
 /// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// Others could read it, unprotected, and nobody said that this is wanted.
+    /// Plain HTTP on an address that other machines can reach, without a flag that allows it.
     #[error("refusing to serve plain HTTP on {0}, which is not a loopback address")]
     Exposed(SocketAddr),
     /// The address is taken or not ours.
@@ -38,7 +38,7 @@ pub enum AdminError {
     },
 }
 
-/// Who may reach the server.
+/// Which clients may reach the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exposure {
     /// Only this machine; other addresses are refused, and so are requests that name another machine

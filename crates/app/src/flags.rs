@@ -19,23 +19,23 @@ pub enum FlagError {
     /// No flag has this name.
     #[error("flag provided but not defined: {flag}")]
     Unknown {
-        /// As typed, without the value.
+        /// The flag as typed, without its value.
         flag: String,
     },
     /// The flag needs a value and there is none.
     #[error("flag needs an argument: {flag}")]
     NoValue {
-        /// As typed.
+        /// The flag as typed.
         flag: String,
     },
     /// The value does not fit the flag.
     #[error("invalid value {value:?} for flag {flag}: {problem}")]
     Value {
-        /// As typed.
+        /// The flag as typed.
         flag: String,
-        /// As typed.
+        /// The value as typed.
         value: String,
-        /// Why not.
+        /// Why the value is not accepted.
         problem: String,
     },
     /// An argument is not text.
@@ -78,7 +78,7 @@ pub fn parse<A: clap::Parser>(
     Ok(Parsed { args, logging })
 }
 
-/// With a version, and help that stays readable beside long names: each text on lines of its own.
+/// Adds `--version`, and puts each flag's help text on lines of its own, because many flags have long names.
 fn readable(command: Command) -> Command {
     command
         .version(env!("CARGO_PKG_VERSION"))
@@ -107,7 +107,7 @@ const LOG_FLAGS: [(&str, bool); 18] = [
     ("log-json-info-buffer-size", false),
 ];
 
-enum Known<'a> {
+enum FlagKind<'a> {
     Own(&'a Arg),
     Log(&'static str, bool),
 }
@@ -159,12 +159,12 @@ pub fn normalize(
                 continue;
             }
             None => return Err(FlagError::Unknown { flag }),
-            Some(Known::Own(arg)) => takes_no_value(arg),
-            Some(Known::Log(_, boolean)) => *boolean,
+            Some(FlagKind::Own(arg)) => takes_no_value(arg),
+            Some(FlagKind::Log(_, boolean)) => *boolean,
         };
         // A flag whose value is merely optional checks the value itself.
         let is_switch = match &known {
-            Some(Known::Own(arg)) => {
+            Some(FlagKind::Own(arg)) => {
                 matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse)
             }
             _ => is_boolean,
@@ -185,7 +185,7 @@ pub fn normalize(
                 .ok_or_else(|| FlagError::NoValue { flag: flag.clone() })?,
         };
         match known {
-            Some(Known::Own(arg)) => {
+            Some(FlagKind::Own(arg)) => {
                 let long = arg.get_long().unwrap_or(name);
                 match arg.get_action() {
                     ArgAction::SetTrue if value == "true" => out.push(format!("--{long}")),
@@ -193,7 +193,7 @@ pub fn normalize(
                     _ => out.push(format!("--{long}={value}")),
                 }
             }
-            Some(Known::Log(name, _)) => {
+            Some(FlagKind::Log(name, _)) => {
                 logging
                     .apply(name, &value)
                     .map_err(|problem| FlagError::Value {
@@ -209,7 +209,7 @@ pub fn normalize(
 }
 
 /// The flag called `name`; dashes and underscores are the same, as in pflag.
-fn lookup<'a>(command: &'a Command, name: &str) -> Option<Known<'a>> {
+fn lookup<'a>(command: &'a Command, name: &str) -> Option<FlagKind<'a>> {
     let same = |long: &str| {
         long.len() == name.len()
             && long
@@ -225,8 +225,8 @@ fn lookup<'a>(command: &'a Command, name: &str) -> Option<Known<'a>> {
             || arg.get_all_aliases().into_iter().flatten().any(same)
     });
     let log = || LOG_FLAGS.iter().find(|(long, _)| same(long));
-    own.map(Known::Own)
-        .or_else(|| log().map(|(long, boolean)| Known::Log(long, *boolean)))
+    own.map(FlagKind::Own)
+        .or_else(|| log().map(|(long, boolean)| FlagKind::Log(long, *boolean)))
 }
 
 fn takes_no_value(arg: &Arg) -> bool {

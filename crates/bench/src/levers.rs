@@ -328,7 +328,7 @@ impl Scene {
                 self.set(0, Lever::Slice, true)?;
                 let threads = self.service(0)?.container.tasks()?;
                 let thread = threads.first().context("the service has no threads")?;
-                let slice = sched::slice(sched::Target::Thread(*thread))?;
+                let slice = sched::slice(sched::ThreadTarget::Thread(*thread))?;
                 self.set(0, Lever::Slice, false)?;
                 (slice != Some(SLICE)).then_some("this kernel takes no slices (it is before 6.12)")
             }
@@ -381,7 +381,7 @@ impl Scene {
             Lever::Slice => {
                 for thread in self.service(service)?.container.tasks()? {
                     let slice = pulled.then_some(SLICE);
-                    sched::set_slice(sched::Target::Thread(thread), slice)?;
+                    sched::set_slice(sched::ThreadTarget::Thread(thread), slice)?;
                 }
             }
         }

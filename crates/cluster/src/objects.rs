@@ -82,7 +82,7 @@ where
     }
 }
 
-/// Between two NodeMetric reports where somebody waits for the first one.
+/// Interval of NodeMetric reports in interactive clusters, where a user waits for the first report.
 pub const QUICK_REPORT: Duration = Duration::from_secs(2);
 
 /// Returns the configuration of `koord up` and the demo: co-location on, with the shortest intervals that koordlet
@@ -109,8 +109,7 @@ pub fn quick_config() -> Value {
     })
 }
 
-/// How the descheduler runs when nobody says otherwise: as the ConfigMap of its manifests has it, with which no
-/// strategy is on.
+/// Returns the default configuration of the descheduler, which its manifests' ConfigMap has: no strategy is on.
 ///
 /// # Errors
 /// Never, as a test shows.

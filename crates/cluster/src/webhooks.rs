@@ -222,7 +222,7 @@ mod tests {
         let found = maps.get("slo-controller-config").await.unwrap();
         assert_eq!(found.data.unwrap()["kept"], "yes");
         let mut options = koord_manager::Options::default();
-        // As after a restart: nobody answers yet, and the first objects are looked at again.
+        // Like after a restart: no webhook answers yet, and the first objects are checked again.
         connect(&server, &client, &options.gates).await.unwrap();
         disconnect(&client).await.unwrap();
         crate::objects::first_objects(&client, &json!({}))

@@ -1,6 +1,6 @@
 //! Core scheduling: cookies that say which tasks may share a physical core.
 //!
-//! A cookie is made on a task and copied from task to task; nobody can name one. Source: the kernel's
+//! A cookie is made on a task and copied from task to task; it has no name. Source: the kernel's
 //! `Documentation/admin-guide/hw-vuln/core-scheduling.rst`.
 
 use std::io;

@@ -15,7 +15,7 @@ pub enum CgroupMode {
     None,
     /// One hierarchy per controller.
     V1,
-    /// As `V1`, and the unified tree beside them.
+    /// Like `V1`, with the unified tree mounted in addition.
     Hybrid,
     /// The unified tree only.
     V2,
@@ -156,7 +156,7 @@ impl KernelFeatures {
         let mode = match self.mode {
             CgroupMode::None => "none",
             CgroupMode::V1 => "v1",
-            CgroupMode::Hybrid => "v1 with a unified v2 tree beside it",
+            CgroupMode::Hybrid => "v1 with a unified v2 tree",
             CgroupMode::V2 => "v2",
         };
         let mut lines = vec![format!(
@@ -208,10 +208,7 @@ mod tests {
         assert_eq!(features.mode, CgroupMode::Hybrid);
         assert!(features.cpu_idle && features.cfs_burst && features.cgroup_psi && features.memory);
         assert!(!features.bvt && !features.memory_qos && !features.core_sched);
-        assert_eq!(
-            features.lines()[0],
-            "cgroups: v1 with a unified v2 tree beside it"
-        );
+        assert_eq!(features.lines()[0], "cgroups: v1 with a unified v2 tree");
 
         let v1 = fake::Tree::v1("0-3").unwrap();
         let features = probe(v1.root()).unwrap();

@@ -27,7 +27,7 @@ pub struct MountNamespace {
     pub(crate) namespace: OwnedFd,
     /// Its root directory as this process sees it, which may run in a changed one.
     pub(crate) root: OwnedFd,
-    /// Its own terminals, none of which is anybody else's.
+    /// The devpts instance of the namespace, which no other namespace shares.
     pub(crate) terminals: OwnedFd,
 }
 

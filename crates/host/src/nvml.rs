@@ -103,7 +103,7 @@ impl Nvml {
     ///
     /// # Errors
     /// When the library has no events.
-    pub fn watch(&self, addresses: &[String]) -> Result<Watch, NvmlError> {
+    pub fn watch(&self, addresses: &[String]) -> Result<HealthSubscription, NvmlError> {
         let set = library::EventSet::new(self.0.clone())?;
         let (mut mute, mut lost) = (Vec::new(), Vec::new());
         for address in addresses {
@@ -114,13 +114,13 @@ impl Nvml {
                 Err(error) => lost.push((address.clone(), error)),
             }
         }
-        Ok(Watch { set, mute, lost })
+        Ok(HealthSubscription { set, mute, lost })
     }
 }
 
-/// A subscription.
+/// A subscription to health events of GPUs.
 #[derive(Debug)]
-pub struct Watch {
+pub struct HealthSubscription {
     set: library::EventSet,
     /// Addresses of GPUs whose health cannot be watched.
     pub mute: Vec<String>,
@@ -128,7 +128,7 @@ pub struct Watch {
     pub lost: Vec<(String, NvmlError)>,
 }
 
-impl Watch {
+impl HealthSubscription {
     /// Waits for the next critical Xid, at most `patience`; `None` when there is none until then, or an
     /// application has caused it.
     ///

@@ -239,7 +239,7 @@ fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<OwnedFd> {
         )
     };
     match i32::try_from(fd) {
-        // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+        // SAFETY: the kernel has just made this descriptor for us; no other code has it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }

@@ -121,7 +121,7 @@ impl CgroupPath {
                 .is_some_and(|rest| rest.starts_with('/'))
     }
 
-    /// As text, without a leading slash.
+    /// Returns the path as text, without a leading slash.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

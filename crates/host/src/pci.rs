@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Where a PCI function sits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Place {
+pub struct PciLocation {
     /// Its address, such as `0000:3b:00.0`.
     pub address: String,
     /// Its NUMA node; 0 where the kernel knows none.
@@ -32,7 +32,7 @@ pub fn of_driver(root: &Root, driver: &str) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// When its files cannot be read or understood.
-pub fn place(root: &Root, address: &str) -> Result<Option<Place>> {
+pub fn place(root: &Root, address: &str) -> Result<Option<PciLocation>> {
     if !is_address(address) {
         return Ok(None);
     }
@@ -43,13 +43,13 @@ pub fn place(root: &Root, address: &str) -> Result<Option<Place>> {
 }
 
 /// As [`place`], of the function whose directory is really at `dir`.
-pub(crate) fn place_of(root: &Root, dir: &Path) -> Result<Place> {
+pub(crate) fn place_of(root: &Root, dir: &Path) -> Result<PciLocation> {
     let node = root.read_with(&dir.join("numa_node"), |text| {
         let node = text.trim().parse::<i32>();
         node.map_err(|_| Malformed::new("a NUMA node's number, or -1", text))
     })?;
     let mut above = dir.iter().filter_map(OsStr::to_str);
-    Ok(Place {
+    Ok(PciLocation {
         address: name_of(dir),
         numa_node: node.unwrap_or(0).max(0),
         root_complex: above
@@ -174,7 +174,7 @@ mod tests {
         symlink(tree.dir().join(dir), link).unwrap();
         let link = tree.dir().join("sys/bus/pci/drivers/nvidia/0000:3B:00.0");
         symlink(tree.dir().join(dir), link).unwrap();
-        let expected = Place {
+        let expected = PciLocation {
             address: address.to_owned(),
             numa_node: 0,
             root_complex: "pci000a:3a".to_owned(),

@@ -155,7 +155,7 @@ impl Counters {
 struct Reading {
     /// Nanoseconds in which something of the group ran.
     enabled: u64,
-    /// Of these, in which the events had counters.
+    /// Nanoseconds of `enabled` in which the events had counters.
     running: u64,
     /// By event.
     values: Vec<u64>,
@@ -240,7 +240,7 @@ fn open(event: Event, group: RawFd, cpu: u32, leader: RawFd) -> io::Result<File>
         )
     };
     match i32::try_from(fd) {
-        // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+        // SAFETY: the kernel has just made this descriptor for us; no other code has it.
         Ok(fd) if fd >= 0 => Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) })),
         _ => Err(io::Error::last_os_error()),
     }

@@ -220,7 +220,7 @@ fn start(root: &Root, spawn: &Spawn) -> Result<Spawned> {
     let pidfd = match opened {
         Ok(pidfd) => pidfd,
         Err(error) => {
-            // Without the descriptor nobody would ever reap it.
+            // Without the descriptor the child would never be reaped.
             let _ = child.kill();
             let _ = child.wait();
             return Err(error);

@@ -42,7 +42,7 @@ impl Dirs {
 /// Which cgroup version carries the resource controllers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Version {
-    /// One hierarchy per controller; a unified tree may be mounted beside them (hybrid).
+    /// One hierarchy per controller; a unified tree may be mounted, too (hybrid).
     V1,
     /// One unified tree with all controllers.
     V2,
@@ -246,8 +246,8 @@ impl Root {
         self.0.v1.iter().map(|(controller, _)| *controller)
     }
 
-    /// The mount point of the unified tree: the only tree on v2, the tree beside the v1
-    /// hierarchies on a hybrid set-up.
+    /// Returns the mount point of the unified tree: the only tree on v2; on a hybrid set-up, the one in addition to
+    /// the v1 hierarchies.
     #[must_use]
     pub fn unified_mount(&self) -> Option<&Path> {
         self.0.unified.as_deref()

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 /// Which thread a call is about; a process id names its main thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
+pub enum ThreadTarget {
     /// The calling thread.
     Current,
     /// The thread with this id.
     Thread(u32),
 }
 
-impl Target {
+impl ThreadTarget {
     fn raw(self) -> i32 {
         match self {
             Self::Current => 0,
@@ -33,7 +33,7 @@ const MASK_BITS: usize = CpuSet::MAX as usize + 1;
 /// # Errors
 /// When no CPU of the set may be used, the thread is gone, or we lack the right.
 #[allow(unsafe_code, reason = "libc call; rustix limits masks to 1024 CPUs")]
-pub fn set_affinity(target: Target, cpus: &CpuSet) -> Result<()> {
+pub fn set_affinity(target: ThreadTarget, cpus: &CpuSet) -> Result<()> {
     let bits = libc::c_ulong::BITS as usize;
     let mut mask = vec![0 as libc::c_ulong; MASK_BITS / bits];
     for cpu in cpus.iter() {
@@ -54,7 +54,7 @@ pub fn set_affinity(target: Target, cpus: &CpuSet) -> Result<()> {
 /// # Errors
 /// When the thread is gone.
 #[allow(unsafe_code, reason = "libc call; rustix limits masks to 1024 CPUs")]
-pub fn affinity(target: Target) -> Result<CpuSet> {
+pub fn affinity(target: ThreadTarget) -> Result<CpuSet> {
     let bits = libc::c_ulong::BITS as usize;
     let mut mask = vec![0 as libc::c_ulong; MASK_BITS / bits];
     let size = std::mem::size_of_val(mask.as_slice());
@@ -76,14 +76,14 @@ pub fn affinity(target: Target) -> Result<CpuSet> {
 /// # Errors
 /// When we lack CAP_SYS_NICE, or the v1 cpu group of the thread has no real-time budget.
 pub fn set_fifo(priority: i32) -> Result<()> {
-    set_fifo_of(Target::Current, priority)
+    set_fifo_of(ThreadTarget::Current, priority)
 }
 
 /// As [`set_fifo`], for another thread.
 ///
 /// # Errors
 /// As [`set_fifo`], or when the thread is gone.
-pub fn set_fifo_of(target: Target, priority: i32) -> Result<()> {
+pub fn set_fifo_of(target: ThreadTarget, priority: i32) -> Result<()> {
     set_scheduler(
         target,
         libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,
@@ -95,12 +95,12 @@ pub fn set_fifo_of(target: Target, priority: i32) -> Result<()> {
 ///
 /// # Errors
 /// When the thread is gone or we lack the right.
-pub fn set_normal(target: Target) -> Result<()> {
+pub fn set_normal(target: ThreadTarget) -> Result<()> {
     set_scheduler(target, libc::SCHED_OTHER, 0)
 }
 
 #[allow(unsafe_code, reason = "libc call that rustix lacks")]
-fn set_scheduler(target: Target, policy: i32, priority: i32) -> Result<()> {
+fn set_scheduler(target: ThreadTarget, policy: i32, priority: i32) -> Result<()> {
     let param = libc::sched_param {
         sched_priority: priority,
     };
@@ -116,7 +116,7 @@ fn set_scheduler(target: Target, policy: i32, priority: i32) -> Result<()> {
 ///
 /// # Errors
 /// When the thread is gone.
-pub fn slice(target: Target) -> Result<Option<Duration>> {
+pub fn slice(target: ThreadTarget) -> Result<Option<Duration>> {
     let runtime = attributes(target)?.sched_runtime;
     Ok((runtime > 0).then(|| Duration::from_nanos(runtime)))
 }
@@ -128,7 +128,7 @@ pub fn slice(target: Target) -> Result<Option<Duration>> {
 /// # Errors
 /// When the thread is gone or we lack the right.
 #[allow(unsafe_code, reason = "system call that neither rustix nor libc wraps")]
-pub fn set_slice(target: Target, slice: Option<Duration>) -> Result<()> {
+pub fn set_slice(target: ThreadTarget, slice: Option<Duration>) -> Result<()> {
     let mut attributes = attributes(target)?;
     let nanos = slice.map_or(0, |slice| slice.as_nanos());
     attributes.sched_runtime = u64::try_from(nanos).unwrap_or(u64::MAX);
@@ -147,7 +147,7 @@ pub fn set_slice(target: Target, slice: Option<Duration>) -> Result<()> {
 }
 
 #[allow(unsafe_code, reason = "system call that neither rustix nor libc wraps")]
-fn attributes(target: Target) -> Result<libc::sched_attr> {
+fn attributes(target: ThreadTarget) -> Result<libc::sched_attr> {
     let size = std::mem::size_of::<libc::sched_attr>();
     let size = u32::try_from(size).unwrap_or(0);
     let mut attributes = libc::sched_attr {
@@ -180,10 +180,10 @@ fn attributes(target: Target) -> Result<libc::sched_attr> {
 ///
 /// # Errors
 /// When the thread is gone or we lack the right.
-pub fn set_nice(target: Target, nice: i32) -> Result<()> {
+pub fn set_nice(target: ThreadTarget, nice: i32) -> Result<()> {
     let pid = match target {
-        Target::Current => None,
-        Target::Thread(id) => Some(pid(id)?),
+        ThreadTarget::Current => None,
+        ThreadTarget::Thread(id) => Some(pid(id)?),
     };
     rustix::process::setpriority_process(pid, nice)
         .map_err(|error| HostError::call(format!("setpriority({target:?}, {nice})"), error))
@@ -241,11 +241,11 @@ mod tests {
     fn affinity_of_a_thread() {
         // In its own thread: the pin must not outlive the test.
         std::thread::spawn(|| {
-            let all = affinity(Target::Current).unwrap();
+            let all = affinity(ThreadTarget::Current).unwrap();
             let one: CpuSet = all.iter().take(1).collect();
-            set_affinity(Target::Current, &one).unwrap();
-            assert_eq!(affinity(Target::Current).unwrap(), one);
-            assert!(set_affinity(Target::Current, &CpuSet::new()).is_err());
+            set_affinity(ThreadTarget::Current, &one).unwrap();
+            assert_eq!(affinity(ThreadTarget::Current).unwrap(), one);
+            assert!(set_affinity(ThreadTarget::Current, &CpuSet::new()).is_err());
         })
         .join()
         .unwrap();
@@ -255,26 +255,26 @@ mod tests {
     fn a_slice_is_set_and_taken_back() {
         let asked = Duration::from_micros(200);
         std::thread::spawn(move || {
-            let own = slice(Target::Current).unwrap();
-            set_slice(Target::Current, Some(asked)).unwrap();
+            let own = slice(ThreadTarget::Current).unwrap();
+            set_slice(ThreadTarget::Current, Some(asked)).unwrap();
             // A kernel that tells no slice takes none.
             let wanted = own.map(|_| asked);
-            assert_eq!(slice(Target::Current).unwrap(), wanted);
-            set_slice(Target::Current, None).unwrap();
-            assert_eq!(slice(Target::Current).unwrap(), own);
+            assert_eq!(slice(ThreadTarget::Current).unwrap(), wanted);
+            set_slice(ThreadTarget::Current, None).unwrap();
+            assert_eq!(slice(ThreadTarget::Current).unwrap(), own);
         })
         .join()
         .unwrap();
-        let gone = set_slice(Target::Thread(i32::MAX as u32), Some(asked));
+        let gone = set_slice(ThreadTarget::Thread(i32::MAX as u32), Some(asked));
         assert!(gone.unwrap_err().is_gone());
     }
 
     #[test]
     fn unknown_threads_are_gone() {
-        let error = set_nice(Target::Thread(u32::MAX), 0).unwrap_err();
+        let error = set_nice(ThreadTarget::Thread(u32::MAX), 0).unwrap_err();
         assert!(error.is_gone(), "{error}");
         assert!(
-            set_normal(Target::Thread(i32::MAX as u32))
+            set_normal(ThreadTarget::Thread(i32::MAX as u32))
                 .unwrap_err()
                 .is_gone()
         );

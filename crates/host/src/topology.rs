@@ -26,7 +26,7 @@ pub struct CpuLocation {
 pub struct CpuTopology {
     /// Online CPUs, by number.
     pub cpus: Vec<CpuLocation>,
-    /// The same as a set.
+    /// Online CPUs as a set.
     pub online: CpuSet,
     /// NUMA nodes that have memory or CPUs.
     pub nodes: Vec<u32>,

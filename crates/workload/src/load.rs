@@ -212,7 +212,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
             if realtime {
                 let _ = koord_host::sched::set_fifo(50);
             }
-            let seen = Seen::new(window, cycle);
+            let seen = WindowLatencies::new(window, cycle);
             receive(&set, &streams, http.as_ref(), seen, &sent, &done)
         });
         let lag = send(args, http.as_ref(), &streams, start, window, &sent);
@@ -432,15 +432,15 @@ fn content_length(head: &[u8]) -> usize {
     line.unwrap_or(0)
 }
 
-/// Latencies seen in the window.
-struct Seen {
+/// Latencies observed in the window.
+struct WindowLatencies {
     window: (u64, u64),
     cycle: Option<Cycle>,
     all: Histogram<u64>,
     slots: Vec<Histogram<u64>>,
 }
 
-impl Seen {
+impl WindowLatencies {
     fn new(window: (u64, u64), cycle: Option<Cycle>) -> Self {
         let slots = cycle.map_or(0, Cycle::slots);
         Self {
@@ -468,7 +468,7 @@ fn receive(
     set: &std::os::fd::OwnedFd,
     streams: &[TcpStream],
     http: Option<&Http>,
-    mut seen: Seen,
+    mut seen: WindowLatencies,
     sent: &AtomicU64,
     done: &AtomicBool,
 ) -> (Histogram<u64>, Vec<Histogram<u64>>) {

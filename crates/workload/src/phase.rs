@@ -17,7 +17,7 @@ pub const PHASES: [Phase; 5] = [
 pub enum Phase {
     /// The service has the machine for itself.
     Alone,
-    /// Plain Kubernetes: batch runs as best-effort pods, and nobody looks after the node.
+    /// Plain Kubernetes: batch runs as best-effort pods, and no agent manages the node.
     BestEffort,
     /// Batch runs as ordinary burstable pods that request as much as the service, without any QoS.
     Unmanaged,

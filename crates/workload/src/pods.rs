@@ -53,7 +53,7 @@ pub struct Service<'a> {
     pub request: u64,
     /// Milli-CPUs it may use at most.
     pub limit: Option<u64>,
-    /// Where it says that it listens, and where; nginx is told where.
+    /// File to which the service writes its address once it listens; nginx gets its address in its configuration.
     pub ready_file: Option<&'a Path>,
 }
 
@@ -113,7 +113,7 @@ fn command(neighbour: Neighbour, batch: &Batch<'_>, counter: &Path) -> Vec<Strin
     }
 }
 
-/// The arguments of `koord workload` for a batch pod; `None` for what is somebody else's program.
+/// Returns the arguments of `koord workload` for a batch pod; `None` if the neighbor is another program.
 #[must_use]
 pub fn workload(neighbour: Neighbour, scratch: &Path, counter: &Path) -> Option<Vec<String>> {
     let path = |path: &Path| path.display().to_string();
@@ -129,7 +129,8 @@ pub fn workload(neighbour: Neighbour, scratch: &Path, counter: &Path) -> Option<
     Some(args.into_iter().chain(counter).collect())
 }
 
-/// ffmpeg encoding a test picture without end, its progress in a file beside the counters.
+/// Returns a command line of ffmpeg that encodes a test picture without end, with its progress in a file next to the
+/// counters.
 fn ffmpeg(counter: &Path) -> Vec<String> {
     let program = scenario::program("ffmpeg").unwrap_or_else(|| "ffmpeg".into());
     let encode = "-nostdin -loglevel error -f lavfi -i testsrc2=size=1280x720:rate=30 -c:v libx264 \

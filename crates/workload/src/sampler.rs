@@ -67,7 +67,7 @@ pub struct Window {
     pub cpu_utilization: f64,
     /// Taken by the hypervisor.
     pub steal: f64,
-    /// Used by nobody we know.
+    /// Used by processes outside of the measured pods and programs.
     pub strangers: f64,
     /// Used by the load generator and by this process, the control plane in it.
     pub elsewhere: f64,

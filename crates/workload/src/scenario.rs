@@ -4,38 +4,38 @@ use super::phase::Phase;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// A service beside batch work of one kind.
+/// A service that shares the machine with batch work of one kind.
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
     /// What `--scenario` calls it.
     pub name: &'static str,
     /// A heading.
     pub title: &'static str,
-    /// What runs beside what, and what could help.
+    /// What shares the machine, and which means could help.
     pub about: &'static str,
     /// The phases measured; `alone` comes first.
     pub phases: &'static [Phase],
     /// The service.
-    pub service: Service,
+    pub service: ServiceLoad,
     /// Its load.
     pub load: Load,
     /// The batch work.
     pub neighbour: Neighbour,
-    /// Other services on the node, nearly idle, that nobody hurts.
+    /// Other services on the node, nearly idle, that nothing slows down.
     pub bystanders: usize,
     /// Memory of this machine that all pods together may use, in MiB, as a kubelet limits them to what
     /// is allocatable. Kept small so that the machine itself is never short of memory.
     pub pod_memory_mib: Option<u32>,
-    /// Part of the machine that may be used by nobody known before a window counts as noisy. Disk and
-    /// memory work is partly done by kernel threads that belong to no pod, and processes that live
-    /// shorter than a tick are charged to whom the tick finds: on an otherwise idle machine up to 7 %
-    /// are nobody's then.
+    /// Fraction of the machine that unknown processes may use before a window counts as noisy. Kernel threads,
+    /// which belong to no pod, do a part of disk and memory work, and the kernel charges processes that live
+    /// shorter than a tick to the process that runs at the tick: on an otherwise idle machine up to 7 % belong
+    /// to no pod.
     pub strangers: f64,
 }
 
 /// What a request costs.
 #[derive(Debug, Clone, Copy)]
-pub struct Service {
+pub struct ServiceLoad {
     /// Whether it is nginx and not our own.
     pub nginx: bool,
     /// CPU time per request, in microseconds; of nginx, roughly.
@@ -55,8 +55,8 @@ pub struct Load {
     pub share: f64,
     /// Bursts, as `koord workload load --bursts` takes them.
     pub bursts: Option<&'static str>,
-    /// Slots of the cycle in which p99 is told, in milliseconds, where the recovery is looked at, and
-    /// how long the first part of the cycle is.
+    /// Length of the slots of the cycle for which p99 is reported, to show the recovery, and length of the first
+    /// part of the cycle, in milliseconds.
     pub slots: Option<(u64, u64)>,
 }
 
@@ -91,7 +91,7 @@ impl Neighbour {
     }
 }
 
-const PLAIN: Service = Service {
+const PLAIN: ServiceLoad = ServiceLoad {
     nginx: false,
     us: 250.0,
     limit: None,
@@ -131,7 +131,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "cpu",
         title: "Batch work that computes",
-        about: "A request-processing service beside batch pods that take every CPU cycle they get. \
+        about: "A request-processing service next to batch pods that take every CPU cycle they get. \
                 Weight alone can hold them back.",
         phases: &super::phase::PHASES,
         ..BASE
@@ -143,7 +143,7 @@ pub const ALL: &[Scenario] = &[
                 bursts of 60 ms at 2.4 times the rate. Kubernetes throttles it in every burst; the \
                 kernel could lend it what it saved (CFS burst), if somebody asked for that. In alone \
                 it has no limit.",
-        service: Service {
+        service: ServiceLoad {
             limit: Some(1.2),
             ..PLAIN
         },
@@ -178,7 +178,7 @@ pub const ALL: &[Scenario] = &[
         about: "The service reads from a file that fits into memory; batch pods size themselves by the \
                 memory they find, as many a runtime does. Best-effort pods have no limit and find the \
                 whole node; batch-memory gives them one.",
-        service: Service {
+        service: ServiceLoad {
             us: 150.0,
             file: (192, 8),
             ..PLAIN
@@ -204,8 +204,8 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "many",
         title: "Ten services, one of them hurt",
-        about: "Nine nearly idle services stand beside the one that is measured and hurt by batch pods \
-                that start processes without end. Who looks after ten must neither miss the one nor \
+        about: "Nine nearly idle services run next to the one that is measured, which batch pods slow down \
+                by starting processes without end. An agent must neither miss this one among ten nor \
                 hold batch back for the nine.",
         neighbour: Neighbour::Spawn,
         bystanders: 9,
@@ -225,7 +225,7 @@ pub const ALL: &[Scenario] = &[
         about: "The service walks through a table that fits into the shared cache; batch pods copy \
                 buffers that do not. Neither weights nor caps divide a cache; only resctrl does, where \
                 the processor has it.",
-        service: Service {
+        service: ServiceLoad {
             us: 150.0,
             table: (8, 1500),
             ..PLAIN
@@ -235,12 +235,12 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "nginx",
-        title: "nginx beside ffmpeg",
+        title: "nginx next to ffmpeg",
         about: "The reference example: nginx serves a small file, ffmpeg encodes video. What was published \
                 for it with Koordinator and a kernel plug-in, on 104 CPUs: p99 0.706 ms alone, 1.7 ms \
                 unmanaged, 0.88 ms managed.",
         phases: &super::phase::PHASES,
-        service: Service {
+        service: ServiceLoad {
             nginx: true,
             us: 40.0,
             ..PLAIN

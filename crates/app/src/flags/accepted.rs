@@ -31,7 +31,7 @@ pub trait Table {
 }
 
 const NO_TLS: &str = "the TLS server takes its certificate from --tls-cert-file or makes its own";
-/// Of the server that `k8s.io/apiserver` has for secure ports.
+/// Flags of the secure port of `k8s.io/apiserver` that are accepted without effect.
 pub const SERVING: &[Row] = &[
     ("cert-dir", Text, "", NO_TLS),
     ("disable-http2-serving", Switch, "false", NO_TLS),
@@ -45,7 +45,7 @@ pub const SERVING: &[Row] = &[
 ];
 
 const NO_METRICS: &str = "all metrics are always served under their own names";
-/// Of component-base's metrics.
+/// Metrics flags of `k8s.io/component-base` that are accepted without effect.
 pub const METRICS: &[Row] = &[
     ("allow-metric-labels", Text, "", NO_METRICS),
     ("allow-metric-labels-manifest", Text, "", NO_METRICS),
@@ -54,7 +54,7 @@ pub const METRICS: &[Row] = &[
 ];
 
 const NO_LOG: &str = "logs go to standard error as they happen";
-/// Of component-base's logs, beside those that every daemon takes.
+/// Logging flags of `k8s.io/component-base` that are accepted without effect.
 pub const LOG: &[Row] = &[
     ("log-text-info-buffer-size", Text, "0", NO_LOG),
     ("log-text-split-stream", Switch, "false", NO_LOG),

@@ -1,4 +1,4 @@
-//! `process_*`: what every Prometheus client says of its own process. Read when somebody asks.
+//! Metrics `process_*` of this process, as Prometheus clients export them; read at each scrape.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;

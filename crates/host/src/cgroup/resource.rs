@@ -111,7 +111,7 @@ enum Kind {
     DeviceText,
 }
 
-struct Row {
+struct ResourceRow {
     name: &'static str,
     v1: Option<(Controller, &'static str)>,
     v2: Option<(Controller, &'static str)>,
@@ -168,18 +168,18 @@ impl Resource {
     ];
 
     #[rustfmt::skip]
-    fn row(self) -> Row {
+    fn row(self) -> ResourceRow {
         use Kind::{Device, DeviceText, Limit, List, Pid, Quota, Range, ReadOnly};
-        let both = |controller, name, kind| Row {
+        let both = |controller, name, kind| ResourceRow {
             name, v1: Some((controller, name)), v2: Some((controller, name)), kind,
         };
-        let split = |controller, name, other, kind| Row {
+        let split = |controller, name, other, kind| ResourceRow {
             name, v1: Some((controller, name)), v2: Some((controller, other)), kind,
         };
-        let v1_only = |controller, name, kind| Row {
+        let v1_only = |controller, name, kind| ResourceRow {
             name, v1: Some((controller, name)), v2: None, kind,
         };
-        let v2_only = |controller, name, kind| Row {
+        let v2_only = |controller, name, kind| ResourceRow {
             name, v1: None, v2: Some((controller, name)), kind,
         };
         match self {
@@ -288,7 +288,7 @@ impl Resource {
     /// # Errors
     /// [`HostError::Invalid`], naming resource, value and what would be valid.
     pub fn validate(self, value: &str) -> Result<()> {
-        let Row { name, kind, .. } = self.row();
+        let ResourceRow { name, kind, .. } = self.row();
         let number = value.parse::<i64>().ok();
         let expected = match kind {
             Kind::ReadOnly => "nothing: it is read-only",

@@ -50,7 +50,7 @@ impl NvmlError {
 /// A GPU, as the library names it while it is loaded.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
-pub(super) struct Device(*mut c_void);
+pub(super) struct NvmlDevice(*mut c_void);
 
 #[repr(C)]
 #[derive(Default)]
@@ -73,7 +73,7 @@ struct Pci {
 
 #[repr(C)]
 struct EventData {
-    device: Device,
+    device: NvmlDevice,
     kind: c_ulonglong,
     data: c_ulonglong,
     gpu_instance: c_uint,
@@ -117,15 +117,15 @@ functions! {
     shutdown: c"nvmlShutdown"();
     driver_version: c"nvmlSystemGetDriverVersion"(*mut c_char, c_uint);
     count: c"nvmlDeviceGetCount_v2"(*mut c_uint);
-    by_index: c"nvmlDeviceGetHandleByIndex_v2"(c_uint, *mut Device);
-    by_address: c"nvmlDeviceGetHandleByPciBusId_v2"(*const c_char, *mut Device);
-    uuid: c"nvmlDeviceGetUUID"(Device, *mut c_char, c_uint);
-    name: c"nvmlDeviceGetName"(Device, *mut c_char, c_uint);
-    minor: c"nvmlDeviceGetMinorNumber"(Device, *mut c_uint);
-    memory: c"nvmlDeviceGetMemoryInfo"(Device, *mut Memory);
-    pci: c"nvmlDeviceGetPciInfo_v3"(Device, *mut Pci);
+    by_index: c"nvmlDeviceGetHandleByIndex_v2"(c_uint, *mut NvmlDevice);
+    by_address: c"nvmlDeviceGetHandleByPciBusId_v2"(*const c_char, *mut NvmlDevice);
+    uuid: c"nvmlDeviceGetUUID"(NvmlDevice, *mut c_char, c_uint);
+    name: c"nvmlDeviceGetName"(NvmlDevice, *mut c_char, c_uint);
+    minor: c"nvmlDeviceGetMinorNumber"(NvmlDevice, *mut c_uint);
+    memory: c"nvmlDeviceGetMemoryInfo"(NvmlDevice, *mut Memory);
+    pci: c"nvmlDeviceGetPciInfo_v3"(NvmlDevice, *mut Pci);
     new_events: c"nvmlEventSetCreate"(*mut *mut c_void);
-    register: c"nvmlDeviceRegisterEvents"(Device, c_ulonglong, *mut c_void);
+    register: c"nvmlDeviceRegisterEvents"(NvmlDevice, c_ulonglong, *mut c_void);
     wait: c"nvmlEventSetWait_v2"(*mut c_void, *mut EventData, c_uint);
     free_events: c"nvmlEventSetFree"(*mut c_void);
 }
@@ -232,7 +232,7 @@ impl Library {
     }
 
     pub(super) fn driver_version(&self) -> Result<String, NvmlError> {
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer has the length that is passed.
         text(|buffer, len| unsafe {
             self.check(
                 "nvmlSystemGetDriverVersion",
@@ -249,17 +249,17 @@ impl Library {
         Ok(count)
     }
 
-    pub(super) fn by_index(&self, index: u32) -> Result<Device, NvmlError> {
-        let mut device = Device(ptr::null_mut());
+    pub(super) fn by_index(&self, index: u32) -> Result<NvmlDevice, NvmlError> {
+        let mut device = NvmlDevice(ptr::null_mut());
         // SAFETY: the pointer is to a handle of that type.
         let code = unsafe { (self.functions.by_index)(index, &raw mut device) };
         self.check("nvmlDeviceGetHandleByIndex_v2", code)?;
         Ok(device)
     }
 
-    pub(super) fn by_address(&self, address: &str) -> Result<Device, NvmlError> {
+    pub(super) fn by_address(&self, address: &str) -> Result<NvmlDevice, NvmlError> {
         let call = "nvmlDeviceGetHandleByPciBusId_v2";
-        let mut device = Device(ptr::null_mut());
+        let mut device = NvmlDevice(ptr::null_mut());
         let address = CString::new(address);
         let address = address.map_err(|error| NvmlError::answer(call, error.to_string()))?;
         // SAFETY: the address ends with a zero, and the pointer is to a handle of that type.
@@ -268,8 +268,8 @@ impl Library {
         Ok(device)
     }
 
-    pub(super) fn uuid(&self, device: Device) -> Result<String, NvmlError> {
-        // SAFETY: the handle came from the library, and the buffer is as long as is said.
+    pub(super) fn uuid(&self, device: NvmlDevice) -> Result<String, NvmlError> {
+        // SAFETY: the handle came from the library, and the buffer has the length that is passed.
         text(|buffer, len| unsafe {
             self.check(
                 "nvmlDeviceGetUUID",
@@ -278,8 +278,8 @@ impl Library {
         })
     }
 
-    pub(super) fn name(&self, device: Device) -> Result<String, NvmlError> {
-        // SAFETY: the handle came from the library, and the buffer is as long as is said.
+    pub(super) fn name(&self, device: NvmlDevice) -> Result<String, NvmlError> {
+        // SAFETY: the handle came from the library, and the buffer has the length that is passed.
         text(|buffer, len| unsafe {
             self.check(
                 "nvmlDeviceGetName",
@@ -288,7 +288,7 @@ impl Library {
         })
     }
 
-    pub(super) fn minor(&self, device: Device) -> Result<u32, NvmlError> {
+    pub(super) fn minor(&self, device: NvmlDevice) -> Result<u32, NvmlError> {
         let mut minor = 0;
         // SAFETY: the handle came from the library, and the pointer is to a number of that type.
         let code = unsafe { (self.functions.minor)(device, &raw mut minor) };
@@ -296,7 +296,7 @@ impl Library {
         Ok(minor)
     }
 
-    pub(super) fn memory(&self, device: Device) -> Result<u64, NvmlError> {
+    pub(super) fn memory(&self, device: NvmlDevice) -> Result<u64, NvmlError> {
         let mut memory = Memory::default();
         // SAFETY: the handle came from the library, and the pointer is to a structure of that type.
         let code = unsafe { (self.functions.memory)(device, &raw mut memory) };
@@ -305,7 +305,7 @@ impl Library {
     }
 
     /// The PCI address, as sysfs writes it.
-    pub(super) fn address(&self, device: Device) -> Result<String, NvmlError> {
+    pub(super) fn address(&self, device: NvmlDevice) -> Result<String, NvmlError> {
         let mut pci = Pci {
             bus_id_legacy: [0; 16],
             domain: 0,
@@ -345,12 +345,12 @@ fn failure(functions: &Functions, call: &'static str, code: c_int) -> NvmlError 
     NvmlError::answer(call, format!("{words} (code {code})"))
 }
 
-/// A text that the library writes into a buffer of the length that it is told.
+/// Returns the text that `write` puts into a buffer of the length that it gets.
 fn text(
     write: impl FnOnce(*mut c_char, c_uint) -> Result<(), NvmlError>,
 ) -> Result<String, NvmlError> {
     let mut buffer = [0_u8; TEXT];
-    // One byte less is said, so that there is an end whatever is written.
+    // One byte less than there is, so that the text ends with a zero whatever is written.
     write(buffer.as_mut_ptr().cast(), (TEXT - 1) as c_uint)?;
     let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(TEXT);
     Ok(String::from_utf8_lossy(&buffer[..end]).into_owned())
@@ -382,7 +382,7 @@ impl EventSet {
     }
 
     /// Whether the device tells critical Xids; `false` where it cannot.
-    pub(super) fn register(&self, device: Device) -> Result<bool, NvmlError> {
+    pub(super) fn register(&self, device: NvmlDevice) -> Result<bool, NvmlError> {
         // SAFETY: both handles came from the library.
         let code = unsafe { (self.library.functions.register)(device, XID, self.set) };
         if code == NOT_SUPPORTED {
@@ -394,7 +394,7 @@ impl EventSet {
 
     pub(super) fn wait(&self, patience: Duration) -> Result<Option<Xid>, NvmlError> {
         let mut event = EventData {
-            device: Device(ptr::null_mut()),
+            device: NvmlDevice(ptr::null_mut()),
             kind: 0,
             data: 0,
             gpu_instance: 0,

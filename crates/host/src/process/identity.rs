@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-/// Who a child is, what it may do and where, prepared before the fork.
+/// A child's user, capabilities, namespace and working directory, prepared before the fork.
 pub(super) struct Identity {
     namespace: Option<Arc<MountNamespace>>,
     dir: Option<CString>,

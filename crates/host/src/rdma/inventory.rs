@@ -1,7 +1,7 @@
 //! Which RDMA adapters there are.
 
 use crate::error::{HostError, Malformed, Result};
-use crate::pci::{Place, is_address, name_of, names, place_of, real};
+use crate::pci::{PciLocation, is_address, name_of, names, place_of, real};
 use crate::root::Root;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub struct Adapter {
     /// The number in that one's name: 3 of `mlx5_3`.
     pub minor: i32,
     /// Where it sits.
-    pub place: Place,
+    pub place: PciLocation,
     /// Whether each of its ports is active; one without ports is not.
     pub active: bool,
     /// Addresses of its virtual functions, sorted.
@@ -27,17 +27,17 @@ pub struct Adapter {
 /// What was found.
 #[derive(Debug, Default)]
 pub struct Adapters {
-    /// Those that can be given away, by minor.
+    /// Adapters that can be allocated, by minor.
     pub adapters: Vec<Adapter>,
     /// RDMA devices that cannot, and why: of drivers that do not number their devices, or with files
     /// that cannot be understood.
     pub left_out: Vec<(String, String)>,
 }
 
-/// Which RDMA adapters there are. Virtual functions are told with their physical one; software devices,
-/// which have no PCI function, are none.
+/// Lists the RDMA adapters. Virtual functions belong to their physical function; software devices have no PCI function and are
+/// left out.
 ///
-/// Only devices that are named `mlx<d>_<n>` can be given away, as in Koordinator: `n` is what pods and
+/// Only devices that are named `mlx<d>_<n>` can be allocated, as in Koordinator: `n` is what pods and
 /// scheduler know them by.
 ///
 /// # Errors

@@ -26,7 +26,7 @@ use std::sync::Arc;
 pub struct ResctrlGroup(Arc<str>);
 
 impl ResctrlGroup {
-    /// Names that the kernel has taken in every group.
+    /// Names that the kernel uses in every group.
     const RESERVED: [&'static str; 3] = ["info", "mon_groups", "mon_data"];
 
     /// The group of all tasks that were not moved to another.

@@ -26,7 +26,7 @@ pub enum Sysctl {
     PagecacheLimitEnabled,
 }
 
-struct Row {
+struct SysctlRow {
     name: &'static str,
     sysfs: bool,
     path: &'static str,
@@ -48,9 +48,9 @@ impl Sysctl {
     ];
 
     #[rustfmt::skip]
-    fn row(self) -> Row {
-        let proc = |name, path, min, max, expected| Row { name, sysfs: false, path, min, max, expected };
-        let sys = |name, path, min, max, expected| Row { name, sysfs: true, path, min, max, expected };
+    fn row(self) -> SysctlRow {
+        let proc = |name, path, min, max, expected| SysctlRow { name, sysfs: false, path, min, max, expected };
+        let sys = |name, path, min, max, expected| SysctlRow { name, sysfs: true, path, min, max, expected };
         match self {
             Self::MinFreeKbytes => proc(
                 "vm.min_free_kbytes", "sys/vm/min_free_kbytes",

@@ -107,7 +107,7 @@ mod tests {
         assert!(!files.changed().unwrap());
         fs::write(dir.join("other"), "1").unwrap();
         assert!(!files.changed().unwrap());
-        // As the kubelet writes its checkpoints: beside it, then in its place.
+        // Like the kubelet writes its checkpoints: a temporary file, then a rename.
         fs::write(dir.join(".tmp"), "1").unwrap();
         assert!(!files.changed().unwrap());
         fs::rename(dir.join(".tmp"), dir.join("state")).unwrap();

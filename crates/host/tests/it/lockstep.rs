@@ -1,4 +1,4 @@
-//! The same steps on this machine's kernel and on the fake, which must answer alike.
+//! Runs equal steps on this machine's kernel and on the fake kernel, and compares the results.
 //!
 //! A step is one line: `mkdir GROUP`, `rmdir GROUP` or `GROUP FILE VALUE`, past our own validation.
 //! `GROUP` is below a group of the test's own, `.` is that group. `FILE` is looked up in the v1

@@ -53,7 +53,7 @@ fn gpus_are_those_of_the_library() {
         "nvmlDeviceGetUUID: GPU is lost (code 15)"
     );
 
-    // Started once, and shut down with the last who has it.
+    // Started once, and shut down with the last handle.
     let other = nvml.clone();
     drop(nvml);
     assert_eq!(fake.read("log"), "init\n");

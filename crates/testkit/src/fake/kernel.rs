@@ -30,7 +30,7 @@ pub(super) struct FakeKernel {
 }
 
 /// A directory, placed in its tree.
-pub(super) struct Place<'k> {
+pub(super) struct FakeDir<'k> {
     pub(super) tree: &'k str,
     pub(super) mount: &'k Path,
     pub(super) dir: &'k Path,
@@ -41,7 +41,7 @@ pub(super) fn errno(code: i32) -> io::Error {
     io::Error::from_raw_os_error(code)
 }
 
-impl Place<'_> {
+impl FakeDir<'_> {
     pub(super) fn is_root(&self) -> bool {
         self.dir == self.mount
     }
@@ -124,12 +124,12 @@ impl FakeKernel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn place<'k>(&'k self, dir: &'k Path) -> Option<Place<'k>> {
+    fn place<'k>(&'k self, dir: &'k Path) -> Option<FakeDir<'k>> {
         let (tree, mount) = self
             .trees
             .iter()
             .find(|(_, mount)| dir.starts_with(mount))?;
-        Some(Place {
+        Some(FakeDir {
             tree,
             mount,
             dir,

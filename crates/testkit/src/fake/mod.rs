@@ -73,7 +73,7 @@ impl Tree {
         Self::build(Layout::V1, online)
     }
 
-    /// As [`Tree::v1`], with a unified tree beside the hierarchies, as on the usual v1 systems.
+    /// Like [`Tree::v1`], with a unified tree next to the hierarchies, which most v1 systems have.
     ///
     /// # Errors
     /// As [`Tree::v1`].
@@ -148,7 +148,7 @@ impl Tree {
     }
 
     /// Gives the machine NUMA nodes of `cpus` CPUs and `kib` KiB of memory each, half of it free. Two threads
-    /// are a core, two NUMA nodes a socket, in which the numbers of cores begin anew.
+    /// are a core, two NUMA nodes a socket, in which the numbers of cores start at 0.
     ///
     /// # Errors
     /// When a file cannot be written.
@@ -231,7 +231,7 @@ impl Tree {
         self.kernel.refuse(suffix, errno);
     }
 
-    /// Removes a group with everything in and below it, processes or not, as if somebody else had.
+    /// Removes a group with everything in and below it, with or without processes, like another program would.
     ///
     /// # Errors
     /// When a directory cannot be removed.

@@ -6,7 +6,7 @@
 //! processes or controllers.
 
 use super::files;
-use super::kernel::{Place, child_dirs, errno, read};
+use super::kernel::{FakeDir, child_dirs, errno, read};
 use super::rules::number;
 use libc::{EBUSY, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP};
 use std::fs;
@@ -28,7 +28,7 @@ const CONTROLLERS: [(&str, bool); 8] = [
 const LISTS: [&str; 3] = ["cgroup.procs", "tasks", "cgroup.threads"];
 
 /// Moves a process into a group, out of every other group of the tree.
-pub(super) fn enter(place: &Place<'_>, value: &str) -> io::Result<()> {
+pub(super) fn enter(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     let pid: i32 = number(value).map_err(|_| errno(EINVAL))?;
     let pid = match u32::try_from(pid).map_err(|_| errno(EINVAL))? {
         0 => std::process::id(),
@@ -78,7 +78,7 @@ pub(super) fn is_populated(dir: &Path) -> bool {
 
 /// Whether a group may have processes and threaded controllers at once: no domain controller, and
 /// no processes below.
-fn can_be_thread_root(place: &Place<'_>, dir: &Path) -> bool {
+fn can_be_thread_root(place: &FakeDir<'_>, dir: &Path) -> bool {
     dir == place.mount
         || (enabled(dir).iter().all(|(_, threaded)| *threaded)
             && !child_dirs(dir).iter().any(|child| is_populated(child)))
@@ -89,7 +89,7 @@ fn is_thread_root(dir: &Path) -> bool {
 }
 
 /// Whether no group above is a thread root.
-fn is_domain(place: &Place<'_>, dir: &Path) -> bool {
+fn is_domain(place: &FakeDir<'_>, dir: &Path) -> bool {
     let mut above = dir.ancestors().skip(1);
     !above.any(|group| {
         group.starts_with(place.mount) && group != place.mount && is_thread_root(group)
@@ -127,7 +127,7 @@ pub(super) fn kill(dir: &Path) -> io::Result<()> {
 }
 
 /// `+cpu -memory` on `cgroup.subtree_control`: all of it or nothing.
-pub(super) fn delegate(place: &Place<'_>, value: &str) -> io::Result<()> {
+pub(super) fn delegate(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     let mut wanted: Vec<(&str, bool)> = Vec::new();
     for word in value.split_ascii_whitespace() {
         let (on, name) = match (word.strip_prefix('+'), word.strip_prefix('-')) {
@@ -190,7 +190,7 @@ pub(super) fn delegate(place: &Place<'_>, value: &str) -> io::Result<()> {
 }
 
 /// Whether the group may hand down these controllers as well.
-fn vet(place: &Place<'_>, enabling: &[(&str, bool)]) -> io::Result<()> {
+fn vet(place: &FakeDir<'_>, enabling: &[(&str, bool)]) -> io::Result<()> {
     if enabling.is_empty() {
         return Ok(());
     }

@@ -1,6 +1,6 @@
 //! What the kernel refuses and changes, file by file.
 
-use super::kernel::{Place, child_dirs, errno, read};
+use super::kernel::{FakeDir, child_dirs, errno, read};
 use super::processes::is_populated;
 use koord_host::CpuSet;
 use libc::{EACCES, EAGAIN, EBUSY, EINVAL, ENOSPC, ERANGE};
@@ -16,7 +16,7 @@ const MAX_BANDWIDTH_US: u64 = (1 << 44) - 1;
 const V1_UNLIMITED: u64 = 9_223_372_036_854_771_712;
 
 /// Writes `value` to the existing file `name`.
-pub(super) fn write(place: &Place<'_>, name: &str, value: &str) -> io::Result<()> {
+pub(super) fn write(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     match (place.tree, name) {
         ("cpu" | "v2", _)
             if name.starts_with("cpu.") && place.is_root() && name != "cpu.pressure" =>
@@ -156,7 +156,7 @@ pub(super) fn write(place: &Place<'_>, name: &str, value: &str) -> io::Result<()
         ("blkio", _) if name.starts_with("blkio.throttle.") => throttle(place, name, value),
         ("v2", "io.max") => io_max(place, value),
         ("v2", "io.weight") => io_weight(place, value),
-        // Even root, whom file modes do not stop.
+        // File modes do not stop root, so the rule does.
         _ if is_read_only(name) => Err(errno(EINVAL)),
         // A vendor file that a test has put.
         _ => place.set(name, value),
@@ -200,7 +200,7 @@ pub(super) fn number<T: TryFrom<i128>>(value: &str) -> io::Result<T> {
 
 /// A CPU or node list. Empty items are nothing to the kernel, and numbers that it was not built or
 /// booted for are another error than what it cannot read.
-fn list(place: &Place<'_>, name: &str, value: &str) -> io::Result<CpuSet> {
+fn list(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<CpuSet> {
     let limit = match name {
         "cpuset.cpus" => place.online.iter().last().map_or(1, |last| last + 1),
         _ => MAX_NODES,
@@ -216,7 +216,7 @@ fn list(place: &Place<'_>, name: &str, value: &str) -> io::Result<CpuSet> {
 }
 
 /// A group with the idle policy has no weight of its own.
-fn refuse_idle(place: &Place<'_>) -> io::Result<()> {
+fn refuse_idle(place: &FakeDir<'_>) -> io::Result<()> {
     if place.read("cpu.idle") == "1" {
         Err(errno(EINVAL))
     } else {
@@ -224,7 +224,7 @@ fn refuse_idle(place: &Place<'_>) -> io::Result<()> {
     }
 }
 
-fn idle(place: &Place<'_>, value: &str) -> io::Result<()> {
+fn idle(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     let idle: i64 = number(value)?;
     if !(0..=1).contains(&idle) {
         return Err(errno(EINVAL));
@@ -276,7 +276,7 @@ impl Bandwidth {
         Some(quota.saturating_mul(1 << 20) / self.period.max(1))
     }
 
-    fn check(self, place: &Place<'_>) -> io::Result<()> {
+    fn check(self, place: &FakeDir<'_>) -> io::Result<()> {
         // -1: without a quota, any burst.
         let quota = u64::try_from(self.quota).ok();
         let refused = !(1000..=1_000_000).contains(&self.period)
@@ -294,7 +294,7 @@ impl Bandwidth {
 
     /// On v1 no child may have more than its nearest limited ancestor. The whole tree is checked,
     /// so lowering a parent below a child is refused as well.
-    fn fits(self, place: &Place<'_>) -> bool {
+    fn fits(self, place: &FakeDir<'_>) -> bool {
         let mut limit = None;
         let mut dir = place.dir.parent();
         while let Some(ancestor) = dir.filter(|ancestor| ancestor.starts_with(place.mount)) {
@@ -325,7 +325,7 @@ fn memory_nodes() -> CpuSet {
 }
 
 /// v1: a subset of the parent, a superset of the children, and not empty while in use.
-fn v1_set(place: &Place<'_>, name: &str, value: &str) -> io::Result<()> {
+fn v1_set(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     if place.is_root() {
         return Err(errno(EACCES));
     }
@@ -403,7 +403,7 @@ fn bytes(value: &str, unlimited: &str) -> io::Result<u64> {
 }
 
 /// One line per device; zero removes it.
-fn throttle(place: &Place<'_>, name: &str, value: &str) -> io::Result<()> {
+fn throttle(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     let (device, limit) = value.split_once(' ').ok_or_else(|| errno(EINVAL))?;
     let (major, minor) = device.split_once(':').ok_or_else(|| errno(EINVAL))?;
     let (_, _, limit) = (
@@ -424,7 +424,7 @@ fn throttle(place: &Place<'_>, name: &str, value: &str) -> io::Result<()> {
 }
 
 /// The limits of one device share a line, which is there while one of them is a number.
-fn io_max(place: &Place<'_>, value: &str) -> io::Result<()> {
+fn io_max(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     const KEYS: [&str; 4] = ["rbps", "wbps", "riops", "wiops"];
     let (device, fields) = value.split_once(' ').ok_or_else(|| errno(EINVAL))?;
     device
@@ -470,7 +470,7 @@ fn io_max(place: &Place<'_>, value: &str) -> io::Result<()> {
 }
 
 /// A weight of 1 to 10000 for all devices or for one; `default` takes the one away.
-fn io_weight(place: &Place<'_>, value: &str) -> io::Result<()> {
+fn io_weight(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     let (key, weight) = value.split_once(' ').unwrap_or(("default", value));
     let weight = weight.trim();
     if weight != "default" && !(1..=10_000).contains(&number::<u32>(weight)?) {

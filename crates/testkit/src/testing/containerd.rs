@@ -110,7 +110,7 @@ impl Containerd {
         }
     }
 
-    /// A file of this name among those of its own; anybody may add others.
+    /// Returns the path of a file of this name in the instance's directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.run.join(name)
@@ -177,7 +177,7 @@ impl Deref for Groups {
 impl Drop for Groups {
     fn drop(&mut self) {
         let _ = self.0.remove();
-        // A runtime makes groups in hierarchies that nobody else has, too: devices, for example.
+        // A runtime also makes groups in hierarchies that no test uses, such as devices.
         let (all, top) = (Path::new("/sys/fs/cgroup"), self.0.path().as_str());
         remove_empty(&all.join(top));
         for hierarchy in all.read_dir().into_iter().flatten().flatten() {

@@ -25,8 +25,8 @@ pub const SKIPPED_FILE: &str = "KOORD_SKIPPED";
 /// machine has it after all, or when it does not know the word. `why` is for the reader.
 ///
 /// # Panics
-/// When the file named by [`SKIPPED_FILE`] cannot be added to: a skip that nobody sees is what
-/// this is there to prevent.
+/// When the file named by [`SKIPPED_FILE`] cannot be added to: a skip must not
+/// go unnoticed.
 #[track_caller]
 #[allow(clippy::print_stderr, reason = "a skipped test must say so")]
 pub fn skip(need: &str, why: impl std::fmt::Display) {
