@@ -12,8 +12,8 @@ mod node;
 mod origin;
 mod section;
 mod sections;
+mod text_rules;
 mod unknown;
-mod words;
 
 pub use colocation::{CalculatePolicy, ColocationStrategy, MID_RECLAIM_STATIC};
 pub use node::{NodeOverrideWarning, colocation_strategy_for_node, system_strategy_for_node};
@@ -193,14 +193,16 @@ pub struct SloControllerConfig {
 impl Default for SloControllerConfig {
     fn default() -> Self {
         Self {
-            colocation: Section::of(ColocationStrategy::defaults()),
-            resource_threshold: Section::of(defaults::resource_threshold_strategy()),
-            resource_qos: Section::of(ResourceQOSStrategy::default()),
-            cpu_burst: Section::of(defaults::cpu_burst_strategy()),
-            system: Section::of(defaults::system_strategy()),
-            host_application: Section::of(HostApplications::default()),
-            cpu_normalization: Section::of(CPUNormalizationStrategy::defaults()),
-            resource_amplification: Section::of(ResourceAmplificationStrategy::defaults()),
+            colocation: Section::without_overrides(ColocationStrategy::defaults()),
+            resource_threshold: Section::without_overrides(defaults::resource_threshold_strategy()),
+            resource_qos: Section::without_overrides(ResourceQOSStrategy::default()),
+            cpu_burst: Section::without_overrides(defaults::cpu_burst_strategy()),
+            system: Section::without_overrides(defaults::system_strategy()),
+            host_application: Section::without_overrides(HostApplications::default()),
+            cpu_normalization: Section::without_overrides(CPUNormalizationStrategy::defaults()),
+            resource_amplification: Section::without_overrides(
+                ResourceAmplificationStrategy::defaults(),
+            ),
             extensions: BTreeMap::new(),
         }
     }
@@ -219,7 +221,7 @@ impl SloControllerConfig {
             text(keys::COLOCATION),
             &standard.colocation.cluster,
             Shape::Inline,
-            words::COLOCATION,
+            text_rules::COLOCATION,
             &mut report,
             |strategy| {
                 let refused = strategy.violations();
@@ -263,7 +265,7 @@ impl SloControllerConfig {
             resource_threshold,
             keys::RESOURCE_THRESHOLD,
             Shape::Nested,
-            words::THRESHOLD,
+            text_rules::THRESHOLD,
             Some("resourceUsedThresholdWithBE"),
             sections::check_threshold
         );
@@ -271,7 +273,7 @@ impl SloControllerConfig {
             resource_qos,
             keys::RESOURCE_QOS,
             Shape::Nested,
-            words::QOS,
+            text_rules::QOS,
             Some("resourceQOSStrategy"),
             sections::check_qos
         );
@@ -279,7 +281,7 @@ impl SloControllerConfig {
             cpu_burst,
             keys::CPU_BURST,
             Shape::Nested,
-            words::BURST,
+            text_rules::BURST,
             Some("cpuBurstStrategy"),
             sections::check_burst
         );
@@ -295,7 +297,7 @@ impl SloControllerConfig {
             host_application,
             keys::HOST_APPLICATION,
             Shape::Inline,
-            words::HOST_APPLICATION,
+            text_rules::HOST_APPLICATION,
             None,
             |_: &HostApplications| check::Checker::default()
         );

@@ -75,15 +75,15 @@ pub(crate) fn refusals(part: &str, value: &impl Serialize) -> Vec<FieldError> {
         let spec = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties";
         crd.pointer(spec).cloned().unwrap_or_default()
     });
-    let mut found = Vec::new();
+    let mut violations = Vec::new();
     let value = serde_json::to_value(value).unwrap_or_default();
-    refuse("", &spec[part], &value, &mut found);
-    found
+    refuse("", &spec[part], &value, &mut violations);
+    violations
 }
 
-fn refuse(path: &str, schema: &Value, value: &Value, found: &mut Vec<FieldError>) {
+fn refuse(path: &str, schema: &Value, value: &Value, violations: &mut Vec<FieldError>) {
     let mut wrong = |reason: String| {
-        found.push(FieldError {
+        violations.push(FieldError {
             field: path.to_owned(),
             value: value.to_string(),
             reason,
@@ -103,24 +103,29 @@ fn refuse(path: &str, schema: &Value, value: &Value, found: &mut Vec<FieldError>
             }
         }
         Value::String(_) => {
-            let words = schema["enum"].as_array();
-            if let Some(words) = words.filter(|words| !words.contains(value)) {
-                let words: Vec<String> = words.iter().map(Value::to_string).collect();
-                wrong(format!("must be one of {}", words.join(", ")));
+            let allowed = schema["enum"].as_array();
+            if let Some(allowed) = allowed.filter(|allowed| !allowed.contains(value)) {
+                let allowed: Vec<String> = allowed.iter().map(Value::to_string).collect();
+                wrong(format!("must be one of {}", allowed.join(", ")));
             }
         }
         Value::Array(items) => {
-            for (at, item) in items.iter().enumerate() {
-                refuse(&format!("{path}[{at}]"), &schema["items"], item, found);
+            for (index, item) in items.iter().enumerate() {
+                refuse(
+                    &format!("{path}[{index}]"),
+                    &schema["items"],
+                    item,
+                    violations,
+                );
             }
         }
         Value::Object(fields) => {
             for (name, field) in fields {
-                let known = &schema["properties"][name.as_str()];
-                let of_any = &schema["additionalProperties"];
-                let schema = if known.is_null() { of_any } else { known };
+                let named = &schema["properties"][name.as_str()];
+                let catch_all = &schema["additionalProperties"];
+                let schema = if named.is_null() { catch_all } else { named };
                 let dot = if path.is_empty() { "" } else { "." };
-                refuse(&format!("{path}{dot}{name}"), schema, field, found);
+                refuse(&format!("{path}{dot}{name}"), schema, field, violations);
             }
         }
         Value::Null | Value::Bool(_) => {}

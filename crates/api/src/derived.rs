@@ -65,7 +65,7 @@ pub fn definitions() -> Vec<Value> {
 /// Returns the schema of each section of the ConfigMap by key: its root and the definitions that it refers to.
 #[must_use]
 pub fn section_schemas() -> Value {
-    fn of<T: JsonSchema>() -> Value {
+    fn schema_of<T: JsonSchema>() -> Value {
         let mut generator = SchemaGenerator::default();
         let root = Value::from(T::json_schema(&mut generator));
         let mut schema = json!({ "root": root, "definitions": generator.take_definitions(false) });
@@ -73,14 +73,14 @@ pub fn section_schemas() -> Value {
         schema
     }
     json!({
-        keys::COLOCATION: of::<configmap::ColocationStrategy>(),
-        keys::RESOURCE_THRESHOLD: of::<slo::ResourceThresholdStrategy>(),
-        keys::RESOURCE_QOS: of::<slo::ResourceQOSStrategy>(),
-        keys::CPU_BURST: of::<slo::CPUBurstStrategy>(),
-        keys::SYSTEM: of::<slo::SystemStrategy>(),
-        keys::HOST_APPLICATION: of::<configmap::HostApplications>(),
-        keys::CPU_NORMALIZATION: of::<configmap::CPUNormalizationStrategy>(),
-        keys::RESOURCE_AMPLIFICATION: of::<configmap::ResourceAmplificationStrategy>(),
+        keys::COLOCATION: schema_of::<configmap::ColocationStrategy>(),
+        keys::RESOURCE_THRESHOLD: schema_of::<slo::ResourceThresholdStrategy>(),
+        keys::RESOURCE_QOS: schema_of::<slo::ResourceQOSStrategy>(),
+        keys::CPU_BURST: schema_of::<slo::CPUBurstStrategy>(),
+        keys::SYSTEM: schema_of::<slo::SystemStrategy>(),
+        keys::HOST_APPLICATION: schema_of::<configmap::HostApplications>(),
+        keys::CPU_NORMALIZATION: schema_of::<configmap::CPUNormalizationStrategy>(),
+        keys::RESOURCE_AMPLIFICATION: schema_of::<configmap::ResourceAmplificationStrategy>(),
     })
 }
 

@@ -194,12 +194,12 @@ impl fmt::Display for GoDuration {
 
 /// `nanos / unit` as a decimal number without trailing zeros; `unit` is a power of ten.
 fn with_fraction(nanos: u64, unit: u64) -> String {
-    let rest = nanos % unit;
-    if rest == 0 {
+    let remainder = nanos % unit;
+    if remainder == 0 {
         return (nanos / unit).to_string();
     }
     let places = unit.ilog10() as usize;
-    let fraction = format!("{rest:0places$}");
+    let fraction = format!("{remainder:0places$}");
     format!("{}.{}", nanos / unit, fraction.trim_end_matches('0'))
 }
 

@@ -162,9 +162,9 @@ impl Quantity {
 
 const fn round_away(nanos: i128, unit: i128) -> i64 {
     let mut whole = nanos / unit;
-    let rest = nanos % unit;
-    if rest != 0 {
-        whole += rest.signum();
+    let remainder = nanos % unit;
+    if remainder != 0 {
+        whole += remainder.signum();
     }
     if whole > i64::MAX as i128 {
         i64::MAX

@@ -182,24 +182,24 @@ mod tests {
 
     #[test]
     fn a_pods_list_has_every_resource() {
-        let asks =
+        let container =
             |requests: serde_json::Value| json!({"name": "c", "resources": {"requests": requests}});
-        let of = |spec| of_pod(&serde_json::from_value(spec).unwrap());
+        let total = |spec| of_pod(&serde_json::from_value(spec).unwrap());
         let list = |text: serde_json::Value| Ok(serde_json::from_value(text).unwrap());
         let two = json!([
-            asks(json!({"cpu": "1", "memory": "1Gi"})),
-            asks(json!({"cpu": "500m", "x.io/gpu": "2"}))
+            container(json!({"cpu": "1", "memory": "1Gi"})),
+            container(json!({"cpu": "500m", "x.io/gpu": "2"}))
         ]);
         assert_eq!(
-            of(json!({"containers": two, "initContainers": [asks(json!({"cpu": "3"}))]})),
+            total(json!({"containers": two, "initContainers": [container(json!({"cpu": "3"}))]})),
             list(json!({"cpu": "3", "memory": "1Gi", "x.io/gpu": "2"}))
         );
         assert_eq!(
-            of(json!({"containers": two, "overhead": {"cpu": "100m"},
+            total(json!({"containers": two, "overhead": {"cpu": "100m"},
                 "resources": {"requests": {"memory": "4Gi", "x.io/gpu": "9"}}})),
             list(json!({"cpu": "1600m", "memory": "4Gi", "x.io/gpu": "2"}))
         );
-        let error = of(json!({"containers": [asks(json!({"cpu": "lots"}))]})).unwrap_err();
+        let error = total(json!({"containers": [container(json!({"cpu": "lots"}))]})).unwrap_err();
         assert!(
             error
                 .to_string()

@@ -56,9 +56,9 @@ fn requirement_met(
     requirement: &LabelSelectorRequirement,
     labels: &impl Lookup,
 ) -> Result<bool, SelectorError> {
-    let found = labels.text(&requirement.key);
+    let value = labels.text(&requirement.key);
     let values = requirement.values.as_deref().unwrap_or_default();
-    let listed = |found: &str| values.iter().any(|value| value == found);
+    let listed = |value: &str| values.iter().any(|value| value == value);
     let key = || requirement.key.clone();
     let operator = || requirement.operator.clone();
     match requirement.operator.as_str() {
@@ -71,10 +71,10 @@ fn requirement_met(
             operator: operator(),
             values: values.to_vec(),
         }),
-        "In" => Ok(found.is_some_and(listed)),
-        "NotIn" => Ok(!found.is_some_and(listed)),
-        "Exists" => Ok(found.is_some()),
-        "DoesNotExist" => Ok(found.is_none()),
+        "In" => Ok(value.is_some_and(listed)),
+        "NotIn" => Ok(!value.is_some_and(listed)),
+        "Exists" => Ok(value.is_some()),
+        "DoesNotExist" => Ok(value.is_none()),
         _ => Err(SelectorError::Operator {
             key: key(),
             operator: operator(),

@@ -46,8 +46,8 @@ impl Texts {
     /// The text under `key`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
-        let at = self.0.binary_search_by(|(other, _)| (**other).cmp(key));
-        let (_, text) = self.0.get(at.ok()?)?;
+        let index = self.0.binary_search_by(|(other, _)| (**other).cmp(key));
+        let (_, text) = self.0.get(index.ok()?)?;
         Some(text)
     }
 

@@ -4,10 +4,10 @@ use std::fmt;
 
 /// The uid of an object. API servers make UUIDs; other texts are kept as they are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Uid(Form);
+pub struct Uid(UidRepr);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Form {
+enum UidRepr {
     /// Written as 8-4-4-4-12 lower-case hexadecimal digits.
     Uuid([u8; 16]),
     Text(Box<str>),
@@ -38,22 +38,22 @@ fn uuid(text: &str) -> Option<[u8; 16]> {
 
 impl From<&str> for Uid {
     fn from(text: &str) -> Self {
-        Self(uuid(text).map_or_else(|| Form::Text(text.into()), Form::Uuid))
+        Self(uuid(text).map_or_else(|| UidRepr::Text(text.into()), UidRepr::Uuid))
     }
 }
 
 impl Default for Uid {
     /// The empty text.
     fn default() -> Self {
-        Self(Form::Text(Box::default()))
+        Self(UidRepr::Text(Box::default()))
     }
 }
 
 impl fmt::Display for Uid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Form::Text(text) => f.write_str(text),
-            Form::Uuid(bytes) => {
+            UidRepr::Text(text) => f.write_str(text),
+            UidRepr::Uuid(bytes) => {
                 for (at, byte) in bytes.iter().enumerate() {
                     let hyphen = if HYPHENS.contains(&at) { "-" } else { "" };
                     write!(f, "{hyphen}{byte:02x}")?;
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn uuids_take_no_memory_of_their_own() {
-        let is_packed = |text: &str| matches!(Uid::from(text).0, Form::Uuid(_));
+        let is_packed = |text: &str| matches!(Uid::from(text).0, UidRepr::Uuid(_));
         let usual = "0b6d8c2e-5f0c-4c6e-8a6a-9b8e00000003";
         assert!(is_packed(usual));
         for other in [

@@ -7,29 +7,29 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// The most duplicates that are reported for one text.
-const MOST: usize = 20;
+const MAX_REPORTED: usize = 20;
 
 /// Returns an error for each name that occurs twice in an object of `text`, in any letter case: a reader matches
 /// names without regard to it. Each has the value that counts. A text that is not JSON has none.
 pub(super) fn fields(text: &str) -> Vec<FieldError> {
-    let mut found = Vec::new();
-    let place = Place {
+    let mut duplicates = Vec::new();
+    let place = DuplicateVisitor {
         path: String::new(),
-        found: &mut found,
+        duplicates: &mut duplicates,
     };
     let mut reader = serde_json::Deserializer::from_str(text);
     // The reader of the section reports a text that is not JSON.
     drop(place.deserialize(&mut reader));
-    found
+    duplicates
 }
 
 /// A value to read, and where it is.
-struct Place<'a> {
+struct DuplicateVisitor<'a> {
     path: String,
-    found: &'a mut Vec<FieldError>,
+    duplicates: &'a mut Vec<FieldError>,
 }
 
-impl<'de> DeserializeSeed<'de> for Place<'_> {
+impl<'de> DeserializeSeed<'de> for DuplicateVisitor<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -37,7 +37,7 @@ impl<'de> DeserializeSeed<'de> for Place<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Place<'_> {
+impl<'de> Visitor<'de> for DuplicateVisitor<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -46,31 +46,33 @@ impl<'de> Visitor<'de> for Place<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         // By the name in lower case: the spellings, with the value of each.
-        let mut seen: BTreeMap<String, Vec<(String, Value)>> = BTreeMap::new();
-        let mut twice = Vec::new();
+        let mut values_by_name: BTreeMap<String, Vec<(String, Value)>> = BTreeMap::new();
+        let mut folded_names = Vec::new();
         let dot = if self.path.is_empty() { "" } else { "." };
         while let Some(name) = map.next_key::<String>()? {
-            let place = Place {
+            let place = DuplicateVisitor {
                 path: format!("{}{dot}{name}", self.path),
-                found: &mut *self.found,
+                duplicates: &mut *self.duplicates,
             };
             let value = map.next_value_seed(place)?;
             let folded = name.to_ascii_lowercase();
-            let spellings = seen.entry(folded.clone()).or_default();
+            let spellings = values_by_name.entry(folded.clone()).or_default();
             match spellings.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, known)) => *known = value,
                 None => spellings.push((name, value)),
             }
-            twice.push(folded);
+            folded_names.push(folded);
         }
-        twice.sort_unstable();
-        let repeated = twice.chunk_by(|a, b| a == b).filter(|same| same.len() > 1);
-        for same in repeated {
-            let spellings = same.first().and_then(|name| seen.get(name));
+        folded_names.sort_unstable();
+        let repeated = folded_names
+            .chunk_by(|a, b| a == b)
+            .filter(|repeats| repeats.len() > 1);
+        for repeats in repeated {
+            let spellings = repeats.first().and_then(|name| values_by_name.get(name));
             let Some([(name, value), others @ ..]) = spellings.map(Vec::as_slice) else {
                 continue;
             };
-            if self.found.len() >= MOST {
+            if self.duplicates.len() >= MAX_REPORTED {
                 break;
             }
             let reason = match others {
@@ -79,7 +81,7 @@ impl<'de> Visitor<'de> for Place<'_> {
                     format!("{other:?} is given, too; the exact spelling counts")
                 }
             };
-            self.found.push(FieldError {
+            self.duplicates.push(FieldError {
                 field: format!("{}{dot}{name}", self.path),
                 value: value.to_string(),
                 reason,
@@ -90,16 +92,16 @@ impl<'de> Visitor<'de> for Place<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let mut at = 0;
+        let mut index = 0;
         loop {
-            let place = Place {
-                path: format!("{}[{at}]", self.path),
-                found: &mut *self.found,
+            let place = DuplicateVisitor {
+                path: format!("{}[{index}]", self.path),
+                duplicates: &mut *self.duplicates,
             };
             if items.next_element_seed(place)?.is_none() {
                 return Ok(Value::Array(Vec::new()));
             }
-            at += 1;
+            index += 1;
         }
     }
 
@@ -172,7 +174,10 @@ mod tests {
         let names: Vec<String> = (0..50_000)
             .map(|n| format!("\"k{}\":1", n % 25_000))
             .collect();
-        assert_eq!(fields(&format!("{{{}}}", names.join(","))).len(), MOST);
+        assert_eq!(
+            fields(&format!("{{{}}}", names.join(","))).len(),
+            MAX_REPORTED
+        );
         let same = vec!["\"k\":1"; 100_000].join(",");
         assert_eq!(fields(&format!("{{{same}}}")).len(), 1);
     }

@@ -1,6 +1,6 @@
 //! Overrides that a node carries itself, in its annotations and labels.
 
-use super::words;
+use super::text_rules;
 use super::{ColocationCfg, ColocationStrategy, SystemCfg, SystemStrategy};
 use crate::quantity::Quantity;
 use crate::{annotations, labels, lenient, merge};
@@ -18,7 +18,7 @@ pub struct NodeOverrideWarning {
     pub reason: String,
 }
 
-type Strings = BTreeMap<String, String>;
+pub(super) type Strings = BTreeMap<String, String>;
 
 /// The colocation strategy of one node: the section's, then the annotation
 /// `node.koordinator.sh/colocation-strategy`, then the ratio labels. Illegal values are ignored.
@@ -42,10 +42,10 @@ pub fn colocation_strategy_for_node(
     };
     if let Some(text) = node_annotations.get(annotations::NODE_COLOCATION_STRATEGY) {
         let merged = || -> Result<_, String> {
-            let mut given = lenient::from_json(text).map_err(|error| error.to_string())?;
-            let left_out = words::strip(&mut given, words::COLOCATION);
-            let given = lenient::from_value(&given).map_err(|error| error.to_string())?;
-            let merged = merge::merged(&strategy, &given).map_err(|error| error.to_string())?;
+            let mut document = lenient::from_json(text).map_err(|error| error.to_string())?;
+            let left_out = text_rules::remove_invalid(&mut document, text_rules::COLOCATION);
+            let document = lenient::from_value(&document).map_err(|error| error.to_string())?;
+            let merged = merge::merged(&strategy, &document).map_err(|error| error.to_string())?;
             Ok((merged, left_out))
         };
         match merged() {

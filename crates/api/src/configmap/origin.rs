@@ -1,6 +1,6 @@
 //! Where the settings that hold on a node come from.
 
-use super::node::ratio_percent;
+use super::node::{Strings, ratio_percent};
 use super::{ColocationCfg, ColocationStrategy, Section, colocation_strategy_for_node, keys};
 use crate::{annotations, labels, lenient};
 use serde_json::{Value, json};
@@ -38,8 +38,6 @@ impl fmt::Display for Origin {
         }
     }
 }
-
-type Strings = BTreeMap<String, String>;
 
 /// The labels that set a percentage, and which.
 const RATIOS: [(&str, &str); 4] = [
@@ -89,18 +87,18 @@ pub fn colocation_origins(
     node_annotations: &Strings,
 ) -> BTreeMap<String, Origin> {
     let document: Value = serde_json::from_str(text).unwrap_or_default();
-    let mut layers = vec![(Origin::Cluster(keys::COLOCATION), given(&document))];
+    let mut layers = vec![(Origin::Cluster(keys::COLOCATION), settings_of(&document))];
     if let Some(place) = section.place_for_node(node_labels) {
         let item = lenient::member(&document, "nodeConfigs").and_then(|list| list.get(place));
         let origin = section.origin(keys::COLOCATION, node_labels);
-        layers.push((origin, given(item.unwrap_or(&Value::Null))));
+        layers.push((origin, settings_of(item.unwrap_or(&Value::Null))));
     }
     let key = annotations::NODE_COLOCATION_STRATEGY;
     let annotation = node_annotations.get(key);
     let annotation = annotation.and_then(|text| serde_json::from_str(text).ok());
     layers.push((
         Origin::Annotation(key),
-        given(&annotation.unwrap_or_default()),
+        settings_of(&annotation.unwrap_or_default()),
     ));
 
     for (key, field) in RATIOS {
@@ -114,7 +112,7 @@ pub fn colocation_origins(
     let mut origins = BTreeMap::new();
     for (field, value) in in_force.as_object().into_iter().flatten() {
         let mut layers = layers.iter().rev();
-        let found = layers.find(|(_, given)| given.get(field) == Some(value));
+        let found = layers.find(|(_, settings)| settings.get(field) == Some(value));
         let origin = found.map_or(Origin::Default, |(origin, _)| origin.clone());
         origins.insert(field.clone(), origin);
     }
@@ -122,7 +120,7 @@ pub fn colocation_origins(
 }
 
 /// What a document sets of a strategy, under the fields' proper names.
-fn given(document: &Value) -> Value {
+fn settings_of(document: &Value) -> Value {
     let strategy = lenient::from_value::<ColocationStrategy>(document);
     let strategy = strategy.ok().map(serde_json::to_value);
     strategy.and_then(Result::ok).unwrap_or_default()

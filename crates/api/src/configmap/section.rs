@@ -1,6 +1,6 @@
 //! One section: a cluster strategy and overrides for nodes.
 
-use super::words::{self, Rule};
+use super::text_rules::{self, Rule};
 use super::{ConfigError, ConfigProblem, FieldError, Report, duplicates, unknown};
 use crate::lenient::{self, ReadError};
 use crate::{merge, selector};
@@ -58,7 +58,7 @@ struct Header {
     node_selector: Option<LabelSelector>,
 }
 
-struct Raw<T> {
+struct ParsedSection<T> {
     cluster: T,
     nodes: Vec<(Header, T, Vec<FieldError>)>,
     unknown: Vec<FieldError>,
@@ -68,7 +68,7 @@ struct Raw<T> {
 
 impl<T> Section<T> {
     /// A section without overrides.
-    pub(super) fn of(cluster: T) -> Self {
+    pub(super) fn without_overrides(cluster: T) -> Self {
         Self {
             cluster,
             nodes: Vec::new(),
@@ -80,7 +80,7 @@ impl<T> Section<T> {
     #[must_use]
     pub fn for_node(&self, labels: &BTreeMap<String, String>) -> &T {
         self.override_for_node(labels)
-            .map_or(&self.cluster, |found| &found.strategy)
+            .map_or(&self.cluster, |matched| &matched.strategy)
     }
 
     /// The override that applies to a node, if any.
@@ -122,25 +122,25 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                 return;
             }
         };
-        let Raw {
+        let ParsedSection {
             cluster,
             nodes,
             unknown,
             left_out,
         } = read;
-        let found = faults(&cluster);
-        let told = |errors: Vec<FieldError>| errors.into_iter().map(|e| refused(e.into()));
-        if !found.refused.is_empty() {
-            report.errors.extend(told(found.refused));
+        let findings = faults(&cluster);
+        let to_errors = |errors: Vec<FieldError>| errors.into_iter().map(|e| refused(e.into()));
+        if !findings.refused.is_empty() {
+            report.errors.extend(to_errors(findings.refused));
             return;
         }
-        report.left_out.extend(told(left_out));
-        report.doubts.extend(told(found.doubtful));
-        report.remarks.extend(told(unknown));
-        let of_cluster = found.remarkable;
-        report.remarks.extend(told(of_cluster.clone()));
+        report.left_out.extend(to_errors(left_out));
+        report.doubts.extend(to_errors(findings.doubtful));
+        report.remarks.extend(to_errors(unknown));
+        let of_cluster = findings.remarkable;
+        report.remarks.extend(to_errors(of_cluster.clone()));
         let mut overrides = Vec::with_capacity(nodes.len());
-        for (position, (header, given, left_out)) in nodes.into_iter().enumerate() {
+        for (position, (header, settings, left_out)) in nodes.into_iter().enumerate() {
             let name = if header.name.is_empty() {
                 format!("#{position}")
             } else {
@@ -158,7 +158,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                     .warnings
                     .push(refused(ConfigProblem::Selector { name, error }));
             }
-            let mut strategy = match merge::merged(&cluster, &given) {
+            let mut strategy = match merge::merged(&cluster, &settings) {
                 Ok(strategy) => strategy,
                 Err(error) => {
                     let error = ReadError::Field {
@@ -169,20 +169,24 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                     cluster.clone()
                 }
             };
-            let found = faults(&strategy);
-            let told = |error| {
+            let findings = faults(&strategy);
+            let to_errors = |error| {
                 let name = name.clone();
                 refused(ConfigProblem::NodeField { name, error })
             };
-            if found.refused.is_empty() {
-                report.left_out.extend(left_out.into_iter().map(&told));
-                report.doubts.extend(found.doubtful.into_iter().map(&told));
-                let mut own = found.remarkable;
+            if findings.refused.is_empty() {
+                report.left_out.extend(left_out.into_iter().map(&to_errors));
+                report
+                    .doubts
+                    .extend(findings.doubtful.into_iter().map(&to_errors));
+                let mut own = findings.remarkable;
                 own.retain(|remark| !of_cluster.contains(remark));
-                report.remarks.extend(own.into_iter().map(told));
+                report.remarks.extend(own.into_iter().map(to_errors));
             } else {
                 strategy = cluster.clone();
-                report.warnings.extend(found.refused.into_iter().map(told));
+                report
+                    .warnings
+                    .extend(findings.refused.into_iter().map(to_errors));
             }
             overrides.push(NodeOverride {
                 name: header.name,
@@ -202,9 +206,9 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
         standard: &T,
         shape: Shape,
         rules: &[Rule],
-    ) -> Result<Raw<T>, ReadError> {
+    ) -> Result<ParsedSection<T>, ReadError> {
         if text.trim().is_empty() {
-            return Ok(Raw {
+            return Ok(ParsedSection {
                 cluster: standard.clone(),
                 nodes: Vec::new(),
                 unknown: Vec::new(),
@@ -226,24 +230,29 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                 message: format!("invalid type: {document}, expected an object"),
             });
         }
-        let mut given = cluster_value.cloned().unwrap_or_default();
-        let left_out = words::strip(&mut given, rules);
-        let given: T = lenient::from_value(&given).map_err(|error| match shape {
-            Shape::Inline => error,
-            Shape::Nested => below("clusterStrategy", error),
-        })?;
-        let cluster = merge::merged(standard, &given).map_err(|error| ReadError::Field {
-            path: ".".to_owned(),
-            message: error.to_string(),
-        })?;
+        let mut strategy_value = cluster_value.cloned().unwrap_or_default();
+        let left_out = text_rules::remove_invalid(&mut strategy_value, rules);
+        let strategy_value: T =
+            lenient::from_value(&strategy_value).map_err(|error| match shape {
+                Shape::Inline => error,
+                Shape::Nested => below("clusterStrategy", error),
+            })?;
+        let cluster =
+            merge::merged(standard, &strategy_value).map_err(|error| ReadError::Field {
+                path: ".".to_owned(),
+                message: error.to_string(),
+            })?;
         let mut unknown = duplicates::fields(text);
         unknown.extend(match (shape, cluster_value) {
             (Shape::Inline, _) => unknown::fields(key, &document, "", &[nodes_key]),
-            (Shape::Nested, given) => {
-                let mut found = unknown::members(&document, &["clusterStrategy", nodes_key]);
-                let below = given.map(|given| unknown::fields(key, given, "clusterStrategy", &[]));
-                found.extend(below.into_iter().flatten());
-                found
+            (Shape::Nested, strategy_value) => {
+                let mut unknown_fields =
+                    unknown::members(&document, &["clusterStrategy", nodes_key]);
+                let below = strategy_value.map(|strategy_value| {
+                    unknown::fields(key, strategy_value, "clusterStrategy", &[])
+                });
+                unknown_fields.extend(below.into_iter().flatten());
+                unknown_fields
             }
         });
         let mut nodes = Vec::new();
@@ -251,13 +260,20 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
             None | Some(Value::Null) => {}
             Some(Value::Array(items)) => {
                 for (position, item) in items.iter().enumerate() {
-                    let at = format!("{nodes_key}[{position}]");
-                    let header = lenient::from_value(item).map_err(|error| below(&at, error))?;
-                    let mut given = item.clone();
-                    let left_out = words::strip(&mut given, rules);
-                    let given = lenient::from_value(&given).map_err(|error| below(&at, error))?;
-                    unknown.extend(unknown::fields(key, item, &at, &["name", "nodeSelector"]));
-                    nodes.push((header, given, left_out));
+                    let item_path = format!("{nodes_key}[{position}]");
+                    let header =
+                        lenient::from_value(item).map_err(|error| below(&item_path, error))?;
+                    let mut strategy_value = item.clone();
+                    let left_out = text_rules::remove_invalid(&mut strategy_value, rules);
+                    let strategy_value = lenient::from_value(&strategy_value)
+                        .map_err(|error| below(&item_path, error))?;
+                    unknown.extend(unknown::fields(
+                        key,
+                        item,
+                        &item_path,
+                        &["name", "nodeSelector"],
+                    ));
+                    nodes.push((header, strategy_value, left_out));
                 }
             }
             Some(other) => {
@@ -267,7 +283,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                 });
             }
         }
-        Ok(Raw {
+        Ok(ParsedSection {
             cluster,
             nodes,
             unknown,

@@ -14,26 +14,26 @@ pub(super) fn fields(key: &str, value: &Value, path: &str, others: &[&str]) -> V
     let schemas = SCHEMAS
         .get_or_init(|| serde_json::from_str(include_str!("schemas.json")).unwrap_or_default());
     let root = &schemas[key]["root"];
-    let mut walk = Walk {
+    let mut walk = SchemaWalk {
         definitions: &schemas[key]["definitions"],
-        found: Vec::new(),
+        unknown: Vec::new(),
     };
     match value {
-        Value::Object(given) => {
-            let known = |name: &String| !others.iter().any(|o| o.eq_ignore_ascii_case(name));
-            let own = given.iter().filter(|(name, _)| known(name));
+        Value::Object(object) => {
+            let is_own = |name: &String| !others.iter().any(|o| o.eq_ignore_ascii_case(name));
+            let own = object.iter().filter(|(name, _)| is_own(name));
             let own = own.map(|(name, value)| (name.clone(), value.clone()));
             walk.visit(root, &Value::Object(own.collect()), path);
         }
         _ => walk.visit(root, value, path),
     }
-    walk.found
+    walk.unknown
 }
 
 /// An error for each field of `value` that is none of `known`.
 pub(super) fn members(value: &Value, known: &[&str]) -> Vec<FieldError> {
-    let given = value.as_object().into_iter().flatten();
-    given
+    let fields = value.as_object().into_iter().flatten();
+    fields
         .filter(|(name, _)| !known.iter().any(|k| k.eq_ignore_ascii_case(name)))
         .map(|(name, value)| error(name.clone(), value))
         .collect()
@@ -52,29 +52,29 @@ fn error(field: String, value: &Value) -> FieldError {
     }
 }
 
-struct Walk<'a> {
+struct SchemaWalk<'a> {
     definitions: &'a Value,
-    found: Vec<FieldError>,
+    unknown: Vec<FieldError>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> SchemaWalk<'a> {
     fn visit(&mut self, schema: &'a Value, value: &Value, path: &str) {
         let schema = self.resolved(schema);
         match value {
             Value::Object(fields) if schema[PRESERVE] != true => {
                 let dot = if path.is_empty() { "" } else { "." };
                 for (name, field) in fields {
-                    let at = format!("{path}{dot}{name}");
+                    let field_path = format!("{path}{dot}{name}");
                     match property(schema, name) {
-                        Ok(Some(schema)) => self.visit(schema, field, &at),
+                        Ok(Some(schema)) => self.visit(schema, field, &field_path),
                         Ok(None) => {}
-                        Err(()) => self.found.push(error(at, field)),
+                        Err(()) => self.unknown.push(error(field_path, field)),
                     }
                 }
             }
             Value::Array(items) => {
-                for (at, item) in items.iter().enumerate() {
-                    self.visit(&schema["items"], item, &format!("{path}[{at}]"));
+                for (index, item) in items.iter().enumerate() {
+                    self.visit(&schema["items"], item, &format!("{path}[{index}]"));
                 }
             }
             _ => {}
@@ -107,9 +107,9 @@ impl<'a> Walk<'a> {
 fn property<'a>(schema: &'a Value, name: &str) -> Result<Option<&'a Value>, ()> {
     let any = &schema["additionalProperties"];
     match schema["properties"].as_object() {
-        Some(known) => {
-            let mut known = known.iter();
-            let found = known.find(|(known, _)| known.eq_ignore_ascii_case(name));
+        Some(properties) => {
+            let mut properties = properties.iter();
+            let found = properties.find(|(key, _)| key.eq_ignore_ascii_case(name));
             found.map(|(_, schema)| Some(schema)).ok_or(())
         }
         None if any.is_object() => Ok(Some(any)),

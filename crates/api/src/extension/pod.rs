@@ -203,8 +203,8 @@ impl OomScoreAdj {
         annotations: Option<&BTreeMap<String, String>>,
     ) -> Result<BTreeMap<String, i32>, AnnotationError> {
         let key = annotations::POD_OOM_SCORE_ADJ_SPEC;
-        let given: BTreeMap<String, i64> = super::read(annotations, key)?.unwrap_or_default();
-        let checked = given.into_iter().map(|(name, adj)| {
+        let values: BTreeMap<String, i64> = super::read(annotations, key)?.unwrap_or_default();
+        let checked = values.into_iter().map(|(name, adj)| {
             let problem = format!("invalid value {adj}, expected an integer from -1000 to 1000");
             let checked = oom_score_adj(adj)
                 .ok_or_else(|| AnnotationError::field(annotations, key, &name, &problem));

@@ -112,7 +112,7 @@ fn decimal_nanos(whole: &str, fraction: &str, exponent: i64) -> Option<i128> {
     let places = i64::try_from(fraction.len()).ok()?;
     // The last digit stands for 10^power billionths.
     let power = exponent.checked_sub(places)?.checked_add(9)?;
-    let kept = if power < 0 {
+    let kept_digits = if power < 0 {
         count.saturating_add(power).max(0)
     } else {
         count
@@ -120,7 +120,7 @@ fn decimal_nanos(whole: &str, fraction: &str, exponent: i64) -> Option<i128> {
     let mut value: i128 = 0;
     let mut dropped = false;
     for (digit, position) in digits().zip(0i64..) {
-        if position < kept {
+        if position < kept_digits {
             value = value.checked_mul(10)?.checked_add(digit)?;
         } else {
             dropped |= digit != 0;

@@ -178,12 +178,12 @@ pub fn effective(given: &NodeSLOSpec) -> serde_json::Result<NodeSLOSpec> {
             &mut strategy.ls_class,
             &mut strategy.be_class,
         ];
-        classes.into_iter().flatten().for_each(neutralise_disabled);
+        classes.into_iter().flatten().for_each(neutralize_disabled);
     }
     Ok(spec)
 }
 
-fn neutralise_disabled(class: &mut ResourceQOS) {
+fn neutralize_disabled(class: &mut ResourceQOS) {
     if class
         .cpu_qos
         .as_ref()

@@ -13,11 +13,11 @@ use serde_json::Value;
 pub(super) struct Rule {
     /// Names between dots; `*` is any name, `[]` behind one stands for all elements of a list.
     path: &'static str,
-    want: Want,
+    expected: Expectation,
 }
 
 #[derive(Debug)]
-enum Want {
+enum Expectation {
     /// One of these texts.
     Word(&'static [&'static str]),
     /// A percentage, or an amount per second.
@@ -25,13 +25,13 @@ enum Want {
 }
 
 const fn word(path: &'static str, words: &'static [&'static str]) -> Rule {
-    let want = Want::Word(words);
-    Rule { path, want }
+    let expected = Expectation::Word(words);
+    Rule { path, expected }
 }
 
 const fn share(path: &'static str) -> Rule {
-    let want = Want::Share;
-    Rule { path, want }
+    let expected = Expectation::Share;
+    Rule { path, expected }
 }
 
 /// Of `colocation-config`. CPU has no `request`, but upstream knows the word there and takes usage. An
@@ -109,42 +109,42 @@ pub(super) const HOST_APPLICATION: &[Rule] = &[
 ];
 
 /// Takes out of `document` what breaks a rule, and says what it was, by its place in the whole.
-pub(super) fn strip(document: &mut Value, rules: &[Rule]) -> Vec<FieldError> {
-    let mut found = Vec::new();
-    let whole = document.clone();
+pub(super) fn remove_invalid(document: &mut Value, rules: &[Rule]) -> Vec<FieldError> {
+    let mut violations = Vec::new();
+    let original = document.clone();
     for rule in rules {
         let steps: Vec<&str> = rule.path.split('.').collect();
         let walk = |document: &mut Value| {
-            let mut walk = Walk {
-                want: &rule.want,
+            let mut walk = RuleWalk {
+                expected: &rule.expected,
                 found: Vec::new(),
                 items: Vec::new(),
             };
             walk.visit(document, &steps, "");
             walk.found
         };
-        found.extend(walk(&mut whole.clone()));
+        violations.extend(walk(&mut original.clone()));
         walk(document);
     }
-    found
+    violations
 }
 
-struct Walk<'a> {
-    want: &'a Want,
+struct RuleWalk<'a> {
+    expected: &'a Expectation,
     found: Vec<FieldError>,
     /// The elements of lists that the walk is in, the innermost last.
     items: Vec<String>,
 }
 
-impl Walk<'_> {
+impl RuleWalk<'_> {
     /// Whether `value`, found at `at`, breaks the rule.
     fn visit(&mut self, value: &mut Value, steps: &[&str], at: &str) -> bool {
         let Some((step, steps)) = steps.split_first() else {
             // Who says nothing makes no mistake.
-            if self.items.is_empty() && self.want.is_nothing(value) {
+            if self.items.is_empty() && self.expected.is_unset_text(value) {
                 return true;
             }
-            let Some(reason) = self.want.unmet(value) else {
+            let Some(reason) = self.expected.violation(value) else {
                 return false;
             };
             let reason = match self.items.last() {
@@ -172,22 +172,22 @@ impl Walk<'_> {
             if name != "*" && !member.eq_ignore_ascii_case(name) {
                 return true;
             }
-            let at = format!("{at}{dot}{member}");
+            let member_path = format!("{at}{dot}{member}");
             if is_list {
                 if let Some(items) = value.as_array_mut() {
                     let mut place = 0;
                     items.retain_mut(|item| {
-                        let at = format!("{at}[{place}]");
-                        place += 1;
-                        self.items.push(at.clone());
-                        let is_broken = self.visit(item, steps, &at);
+                        let item_path = format!("{member_path}[{index}]");
+                        index += 1;
+                        self.items.push(item_path.clone());
+                        let is_broken = self.visit(item, steps, &item_path);
                         self.items.pop();
                         !is_broken
                     });
                 }
                 return true;
             }
-            let breaks = self.visit(value, steps, &at);
+            let breaks = self.visit(value, steps, &member_path);
             is_broken |= breaks && in_list;
             // Outside of lists the value itself goes, not what it is in.
             !(breaks && steps.is_empty())
@@ -196,16 +196,16 @@ impl Walk<'_> {
     }
 }
 
-impl Want {
+impl Expectation {
     /// Whether it is an empty text where none of the words is.
-    fn is_nothing(&self, value: &Value) -> bool {
+    fn is_unset_text(&self, value: &Value) -> bool {
         match self {
             Self::Word(words) => !words.contains(&"") && value.as_str() == Some(""),
             Self::Share => false,
         }
     }
 
-    fn unmet(&self, value: &Value) -> Option<String> {
+    fn violation(&self, value: &Value) -> Option<String> {
         match (self, value) {
             (Self::Word(words), Value::String(text)) if !words.contains(&text.as_str()) => {
                 let words: Vec<_> = words.iter().copied().filter(|w| !w.is_empty()).collect();
