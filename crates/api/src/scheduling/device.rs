@@ -139,14 +139,14 @@ pub struct VirtualFunction {
 pub struct DeviceStatus {
     /// By device type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub allocations: Vec<DeviceAllocation>,
+    pub allocations: Vec<DeviceTypeAllocations>,
 }
 
 /// Allocations of one device type.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub struct DeviceAllocation {
+pub struct DeviceTypeAllocations {
     /// Kind of device.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<DeviceType>,

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
     derive = "PartialEq"
 )]
 #[serde(rename_all = "camelCase")]
-pub struct NodeResourceTopologyFields {
+pub struct NodeResourceTopologyV1alpha1Fields {
     /// Topology manager policies of the kubelet.
     pub topology_policies: Vec<String>,
     /// The zones.
