@@ -22,32 +22,32 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 open_enum! {
-    /// How the pods are found.
+    /// Way in which the pods of a Recommendation are selected.
     #[derive(Default)]
     RecommendationTargetType {
-        /// By their workload.
+        /// The pods of a workload.
         #[default]
         Workload = "workload",
-        /// By labels.
+        /// The pods that a label selector matches.
         PodSelector = "podSelector",
     }
 }
 
 /// Condition types of a Recommendation.
 pub mod recommendation_conditions {
-    /// Too little history.
+    /// The usage history is too short.
     pub const LOW_CONFIDENCE: &str = "LowConfidence";
-    /// No pod matches.
+    /// The target matches no pod.
     pub const NO_OBJECTS_MATCHED: &str = "NoObjectsMatched";
-    /// History is being read.
+    /// The usage history is being fetched.
     pub const FETCHING_HISTORY: &str = "FetchingHistory";
-    /// The spec uses something deprecated.
+    /// The spec uses a deprecated setting.
     pub const CONFIG_DEPRECATED: &str = "ConfigDeprecated";
-    /// The spec uses something unsupported.
+    /// The spec uses an unsupported setting.
     pub const CONFIG_UNSUPPORTED: &str = "ConfigUnsupported";
 }
 
-/// Which pods to recommend for.
+/// Desired recommendation: the pods to recommend requests for.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -71,27 +71,27 @@ pub mod recommendation_conditions {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendationSpec {
-    /// The pods.
+    /// Pods to recommend requests for.
     pub target: RecommendationTarget,
 }
 
-/// Pods, by workload or by labels.
+/// Pods of a Recommendation, selected by workload or by labels.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendationTarget {
-    /// How they are found.
+    /// Way in which the pods are selected.
     #[serde(rename = "type")]
     pub type_: RecommendationTargetType,
-    /// The workload.
+    /// The workload whose pods are selected; used with type `workload`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workload: Option<CrossVersionObjectReference>,
-    /// The labels.
+    /// Labels of the selected pods; used with type `podSelector`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_selector: Option<LabelSelector>,
 }
 
-/// A workload in the namespace of the object.
+/// Reference to a workload in the namespace of the Recommendation.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -106,8 +106,8 @@ pub struct CrossVersionObjectReference {
 }
 
 impl CrossVersionObjectReference {
-    /// The API version; that of Kubernetes' own workloads for those who leave it out, and `None` of
-    /// another kind without one.
+    /// Returns the API version. If it is empty, returns that of the built-in workload kinds, and `None` for
+    /// any other kind.
     #[must_use]
     pub fn api_version_or_usual(&self) -> Option<&str> {
         match (self.api_version.as_str(), self.kind.as_str()) {
@@ -120,38 +120,38 @@ impl CrossVersionObjectReference {
     }
 }
 
-/// The recommendation.
+/// Current recommendation.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendationStatus {
-    /// By container.
+    /// Recommendations by container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_status: Option<RecommendedPodStatus>,
-    /// When it was made.
+    /// Time of the newest update.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub update_time: Option<Time>,
-    /// How good it is; see [`recommendation_conditions`].
+    /// Quality of the recommendation; see [`recommendation_conditions`] for the types.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }
 
-/// Recommendation for a pod.
+/// Recommendation for each container of a pod.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendedPodStatus {
-    /// By container.
+    /// Recommendations by container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub container_statuses: Vec<RecommendedContainerStatus>,
 }
 
-/// Recommendation for a container.
+/// Recommendation for one container.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendedContainerStatus {
-    /// The container.
+    /// Name of the container.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub container_name: String,
     /// Recommended requests.

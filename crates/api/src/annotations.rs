@@ -4,11 +4,11 @@
 
 // Pods: QoS, admission, eviction.
 
-/// Number as text; higher is pre-allocated first.
+/// Number as text; pods with a higher one are pre-allocated first.
 pub const POD_PRE_ALLOCATABLE_PRIORITY: &str = "pod.koordinator.sh/pre-allocatable-priority";
 /// `from:to,from2:to2,erase:`; an empty target erases the resource.
 pub const POD_REPLACE_RESOURCES: &str = "pod.koordinator.sh/replace-resources";
-/// Which koordlet eviction policies may act on the pod.
+/// JSON list of the koordlet eviction policies that may evict the pod.
 pub const POD_EVICTION_POLICY: &str = "koordinator.sh/eviction-policy";
 /// 32-bit integer, default 0; lower is evicted first.
 pub const POD_EVICTION_PRIORITY: &str = "koordinator.sh/eviction-priority";
@@ -40,9 +40,9 @@ pub const ORIGINAL_SCHEDULER_NAME: &str =
 pub const SCHEDULING_HINT: &str = "internal.scheduling.koordinator.sh/scheduling-hint";
 /// Old spelling of [`SCHEDULING_HINT`].
 pub const SCHEDULING_HINT_DEPRECATED: &str = "scheduling.koordinator.sh/scheduling-hint";
-/// JSON [`crate::extension::ResourceSpec`]: wanted CPU binding.
+/// JSON [`crate::extension::ResourceSpec`]: requested CPU binding.
 pub const RESOURCE_SPEC: &str = "scheduling.koordinator.sh/resource-spec";
-/// JSON [`crate::extension::ResourceStatus`]: CPUs and NUMA resources given.
+/// JSON [`crate::extension::ResourceStatus`]: allocated CPUs and NUMA resources.
 pub const RESOURCE_STATUS: &str = "scheduling.koordinator.sh/resource-status";
 /// JSON [`crate::extension::NumaTopologySpec`].
 pub const NUMA_TOPOLOGY_SPEC: &str = "scheduling.koordinator.sh/numa-topology-spec";
@@ -67,13 +67,13 @@ pub const SOFT_EVICTION: &str = "scheduling.koordinator.sh/soft-eviction";
 /// JSON map of resource to percent.
 pub const LOAD_ESTIMATED_SCALING_FACTORS: &str =
     "scheduling.koordinator.sh/load-estimated-scaling-factors";
-/// Seconds as text.
+/// Number of seconds as text.
 pub const LOAD_ESTIMATED_SECONDS_AFTER_POD_SCHEDULED: &str =
     "scheduling.koordinator.sh/load-estimated-seconds-after-pod-scheduled";
-/// Seconds as text.
+/// Number of seconds as text.
 pub const LOAD_ESTIMATED_SECONDS_AFTER_INITIALIZED: &str =
     "scheduling.koordinator.sh/load-estimated-seconds-after-initialized";
-/// Network topology the pod asks for.
+/// Network topology domains that the pod requires.
 pub const NETWORK_TOPOLOGY_SELECTOR: &str = "scheduling.koordinator.sh/network-topology-selector";
 /// JSON list of [`crate::scheduling::ReservationOwner`] on reservation-mode pods.
 pub const RESERVATION_OWNERS: &str = "scheduling.koordinator.sh/reservation-owners";
@@ -81,9 +81,9 @@ pub const RESERVATION_OWNERS: &str = "scheduling.koordinator.sh/reservation-owne
 pub const RESERVATION_CURRENT_OWNER: &str = "scheduling.koordinator.sh/reservation-current-owner";
 /// `true` on the pods that stand for a reservation inside a scheduler.
 pub const RESERVE_POD: &str = "scheduling.koordinator.sh/reserve-pod";
-/// Reservation such a pod stands for.
+/// Name of the reservation that a reserve pod stands for.
 pub const RESERVATION_NAME: &str = "scheduling.koordinator.sh/reservation-name";
-/// Node such a pod is bound to.
+/// Node that a reserve pod is bound to.
 pub const RESERVATION_NODE: &str = "scheduling.koordinator.sh/reservation-node";
 /// JSON resource list the reservation was resized to.
 pub const RESERVATION_RESIZE_ALLOCATABLE: &str =
@@ -97,7 +97,7 @@ pub const IS_PRE_ALLOCATION: &str = "scheduling.koordinator.sh/is-pre-allocation
 pub const GANG_NAME: &str = "gang.scheduling.koordinator.sh/name";
 /// Least number of members that must start together.
 pub const GANG_MIN_AVAILABLE: &str = "gang.scheduling.koordinator.sh/min-available";
-/// Go duration members wait for the rest.
+/// How long members wait for the rest of the gang: a Go duration.
 pub const GANG_WAITING_TIME: &str = "gang.scheduling.koordinator.sh/waiting-time";
 /// Number of members of the gang.
 pub const GANG_TOTAL_NUMBER: &str = "gang.scheduling.koordinator.sh/total-number";
@@ -105,7 +105,7 @@ pub const GANG_TOTAL_NUMBER: &str = "gang.scheduling.koordinator.sh/total-number
 pub const GANG_MODE: &str = "gang.scheduling.koordinator.sh/mode";
 /// JSON list of `namespace/name`: gangs that start together.
 pub const GANG_GROUPS: &str = "gang.scheduling.koordinator.sh/groups";
-/// Written when the gang gave up.
+/// Set by the scheduler when the gang timed out.
 pub const GANG_TIMEOUT: &str = "gang.scheduling.koordinator.sh/timeout";
 /// `only-waiting`, `waiting-and-running` or `once-satisfied` (the default).
 pub const GANG_MATCH_POLICY: &str = "gang.scheduling.koordinator.sh/match-policy";
@@ -131,29 +131,29 @@ pub const BIND_GANG_MEMBER_COUNT_DEPRECATED: &str =
 
 /// Weights for sharing; invalid or all zero means `spec.max`.
 pub const QUOTA_SHARED_WEIGHT: &str = "quota.scheduling.koordinator.sh/shared-weight";
-/// What the quota may use now.
+/// Runtime quota: the amount the quota may currently use.
 pub const QUOTA_RUNTIME: &str = "quota.scheduling.koordinator.sh/runtime";
-/// What its pods and children ask for.
+/// Sum of the requests of the quota's pods and child quotas.
 pub const QUOTA_REQUEST: &str = "quota.scheduling.koordinator.sh/request";
-/// What its children ask for.
+/// Sum of the requests of the child quotas.
 pub const QUOTA_CHILD_REQUEST: &str = "quota.scheduling.koordinator.sh/child-request";
-/// Resources of the tree.
+/// Total resources of the quota tree.
 pub const QUOTA_TOTAL_RESOURCE: &str = "quota.scheduling.koordinator.sh/total-resource";
-/// Part of the tree on unschedulable nodes.
+/// Part of the tree's resources that is on unschedulable nodes.
 pub const QUOTA_UNSCHEDULABLE_RESOURCE: &str =
     "quota.scheduling.koordinator.sh/unschedulable-resource";
-/// Guaranteed part.
+/// Guaranteed amount.
 pub const QUOTA_GUARANTEED: &str = "quota.scheduling.koordinator.sh/guaranteed";
-/// Allocated part.
+/// Allocated amount.
 pub const QUOTA_ALLOCATED: &str = "quota.scheduling.koordinator.sh/allocated";
-/// Request of non-preemptible pods.
+/// Sum of the requests of non-preemptible pods.
 pub const QUOTA_NON_PREEMPTIBLE_REQUEST: &str =
     "quota.scheduling.koordinator.sh/non-preemptible-request";
-/// Use of non-preemptible pods.
+/// Amount used by non-preemptible pods.
 pub const QUOTA_NON_PREEMPTIBLE_USED: &str = "quota.scheduling.koordinator.sh/non-preemptible-used";
-/// Upper bound at admission.
+/// Upper bound that admission checks.
 pub const QUOTA_ADMISSION: &str = "quota.scheduling.koordinator.sh/admission";
-/// JSON list of resource names the profile counts.
+/// JSON list of the resource names that the profile includes.
 pub const QUOTA_RESOURCE_KEYS: &str = "quota.scheduling.koordinator.sh/resource-keys";
 /// JSON list of namespaces charged to the quota.
 pub const QUOTA_NAMESPACES: &str = "quota.scheduling.koordinator.sh/namespaces";
@@ -207,5 +207,5 @@ pub const DEVICE_GPU_PARTITIONS: &str = "scheduling.koordinator.sh/gpu-partition
 /// JSON [`crate::extension::ReservationRestrictedOptions`].
 pub const RESERVATION_RESTRICTED_OPTIONS: &str =
     "scheduling.koordinator.sh/reservation-restricted-options";
-/// Present: the profile does not translate resources.
+/// If present, the profile does not translate resources to batch or mid ones.
 pub const PROFILE_SKIP_UPDATE_RESOURCES: &str = "config.koordinator.sh/skip-update-resources";

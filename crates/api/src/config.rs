@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Which pods the profile changes, and how.
+/// Selects pods and lists the changes that the profile makes to them.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -28,13 +28,13 @@ use std::collections::BTreeMap;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterColocationProfileSpec {
-    /// Namespaces of the pods; unset is every namespace.
+    /// Labels of the pods' namespaces; unset selects every namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
-    /// Labels of the pods; unset is every pod.
+    /// Labels of the pods; unset selects every pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
-    /// Share of matching pods that are changed: a percentage text or a number of percent.
+    /// Share of the selected pods that are changed: a percentage as text or a number of percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probability: Option<IntOrString>,
     /// QoS class to set.
@@ -71,7 +71,7 @@ pub struct ClusterColocationProfileSpec {
     pub patch: Option<serde_json::Value>,
 }
 
-/// Nothing is reported yet.
+/// Empty: the kind has no status yet.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]

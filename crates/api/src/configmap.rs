@@ -1,9 +1,8 @@
 //! The ConfigMap `koordinator-system/slo-controller-config`.
 //!
-//! Each key of the ConfigMap is one section of JSON: a cluster-wide strategy and overrides for nodes
-//! that a label selector picks. [`SloControllerConfig::update`] reads all sections, fills in defaults
-//! and lays the overrides over the cluster strategy, so that [`Section::for_node`] only has to pick.
-//! Source: Koordinator `apis/configuration`, `pkg/util/sloconfig`, `pkg/slo-controller`.
+//! Each key of the ConfigMap is one section of JSON: a cluster-wide strategy and overrides for the nodes that
+//! a label selector matches. [`SloControllerConfig::update`] parses all sections, fills in defaults and
+//! merges the overrides over the cluster strategy, so that [`Section::for_node`] only has to select one.
 
 mod check;
 mod colocation;
@@ -42,9 +41,9 @@ pub const NAME: &str = "slo-controller-config";
 /// Namespace of the ConfigMap; flag `--config-namespace`.
 pub const NAMESPACE: &str = "koordinator-system";
 
-/// Keys of the ConfigMap. Any other key belongs to a third party.
+/// Keys of the ConfigMap. Every other key belongs to a third party.
 pub mod keys {
-    /// How much of a node batch and mid pods get.
+    /// Share of a node that batch and mid pods may use.
     pub const COLOCATION: &str = "colocation-config";
     /// Thresholds that suppress and evict BE pods.
     pub const RESOURCE_THRESHOLD: &str = "resource-threshold-config";
@@ -54,11 +53,11 @@ pub mod keys {
     pub const CPU_BURST: &str = "cpu-burst-config";
     /// Kernel settings of whole nodes.
     pub const SYSTEM: &str = "system-config";
-    /// Services outside Kubernetes.
+    /// Services that run outside Kubernetes.
     pub const HOST_APPLICATION: &str = "host-application-config";
-    /// How CPU models compare.
+    /// Relative speed of CPU models.
     pub const CPU_NORMALIZATION: &str = "cpu-normalization-config";
-    /// Resources shown amplified.
+    /// Amplification of node resources.
     pub const RESOURCE_AMPLIFICATION: &str = "resource-amplification-config";
 
     /// All keys above.
@@ -91,10 +90,10 @@ pub type CPUNormalizationCfg = Section<CPUNormalizationStrategy>;
 /// Section `resource-amplification-config`.
 pub type ResourceAmplificationCfg = Section<ResourceAmplificationStrategy>;
 
-/// What is wrong with a section.
+/// Problem of a section.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigProblem {
-    /// It cannot be read.
+    /// The section cannot be parsed.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// A value of the cluster strategy is out of bounds.
@@ -105,15 +104,15 @@ pub enum ConfigProblem {
     NodeField {
         /// Name or position of the override.
         name: String,
-        /// The value.
+        /// The field, its value and the violated rule.
         error: FieldError,
     },
-    /// The selector of a node override is missing or malformed.
+    /// The selector of a node override is missing or invalid.
     #[error("override {name:?}: {}", match error { Some(e) => e.to_string(), None => "nodeSelector is missing".to_owned() })]
     Selector {
         /// Name or position of the override.
         name: String,
-        /// What is wrong; `None` if there is no selector.
+        /// Reason; `None` if there is no selector.
         error: Option<SelectorError>,
     },
 }
@@ -124,7 +123,7 @@ pub enum ConfigProblem {
 pub struct ConfigError {
     /// Key of the section in the ConfigMap.
     pub key: &'static str,
-    /// What is wrong.
+    /// The problem.
     pub problem: ConfigProblem,
 }
 
@@ -141,26 +140,26 @@ impl ConfigError {
     }
 }
 
-/// What reading a ConfigMap met with.
+/// Problems found while parsing a ConfigMap, by consequence.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
-    /// Sections that were not taken over; their old content stays in force.
+    /// Sections that were rejected; their previous content stays in effect.
     pub errors: Vec<ConfigError>,
-    /// Single overrides that were left out: with a bad selector, or with values that the definition of
-    /// NodeSLO refuses. Their nodes have the cluster's strategy.
+    /// Overrides that were dropped because their selector is invalid or because the definition of NodeSLO
+    /// rejects their values. Their nodes use the cluster strategy.
     pub warnings: Vec<ConfigError>,
-    /// Values that were taken over, as upstream does, although they make little sense.
+    /// Values that were accepted, as upstream accepts them, although they are questionable.
     pub doubts: Vec<ConfigError>,
-    /// Texts that mean nothing, and the elements of lists that have one: they count as not given, the
-    /// rest of their section is in force. Upstream writes them to NodeSLOs.
+    /// Invalid enumerated values, and list elements that contain one: they count as unset, the rest of their
+    /// section is in effect. Upstream writes them to NodeSLOs.
     pub left_out: Vec<ConfigError>,
-    /// What changes nothing or not what it seems to: fields that do not exist, more than all. Each says
-    /// what becomes of it. Upstream says nothing about them.
+    /// Settings without effect or with another effect than expected, such as unknown fields and percentages
+    /// above 100. Each states its effect. Upstream does not report them.
     pub remarks: Vec<ConfigError>,
 }
 
 impl Report {
-    /// Whether `key` was not taken over.
+    /// Returns true if the section `key` was rejected.
     #[must_use]
     pub fn failed(&self, key: &str) -> bool {
         self.errors.iter().any(|error| error.key == key)
@@ -170,23 +169,23 @@ impl Report {
 /// All sections, with defaults filled in and overrides merged.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SloControllerConfig {
-    /// How much of a node batch and mid pods get.
+    /// Share of a node that batch and mid pods may use.
     pub colocation: ColocationCfg,
     /// Thresholds that suppress and evict BE pods.
     pub resource_threshold: ResourceThresholdCfg,
-    /// Kernel settings by QoS class. Empty by default: koordlet knows the class defaults.
+    /// Kernel settings by QoS class. Empty by default, because koordlet applies the class defaults.
     pub resource_qos: ResourceQOSCfg,
     /// CPU burst.
     pub cpu_burst: CPUBurstCfg,
     /// Kernel settings of whole nodes.
     pub system: SystemCfg,
-    /// Services outside Kubernetes.
+    /// Services that run outside Kubernetes.
     pub host_application: HostApplicationCfg,
-    /// How CPU models compare.
+    /// Relative speed of CPU models.
     pub cpu_normalization: CPUNormalizationCfg,
-    /// Resources shown amplified.
+    /// Amplification of node resources.
     pub resource_amplification: ResourceAmplificationCfg,
-    /// Keys of third parties, unread.
+    /// Keys of third parties, not parsed.
     pub extensions: BTreeMap<String, String>,
 }
 
@@ -209,8 +208,8 @@ impl Default for SloControllerConfig {
 }
 
 impl SloControllerConfig {
-    /// Takes over the data of the ConfigMap. A key that is absent or empty gives the section's default;
-    /// one that cannot be read leaves the section as it was.
+    /// Replaces the sections by those of the ConfigMap's `data`. A missing or empty key resets its section to
+    /// the default; a section that cannot be parsed keeps its previous content.
     pub fn update(&mut self, data: &BTreeMap<String, String>) -> Report {
         let mut report = Report::default();
         let standard = Self::default();
@@ -244,7 +243,7 @@ impl SloControllerConfig {
                     $rules,
                     &mut report,
                     |strategy| {
-                        // By the definition of NodeSLO.
+                        // Violations of the NodeSLO definition.
                         let of_kind =
                             $part.map_or_else(Vec::new, |part| crds::refusals(part, strategy));
                         let (mut refused, mut doubtful) = $check(strategy).split();
@@ -325,7 +324,7 @@ impl SloControllerConfig {
         report
     }
 
-    /// A configuration read from scratch.
+    /// Parses a configuration from `data`, starting from the defaults.
     #[must_use]
     pub fn parse(data: &BTreeMap<String, String>) -> (Self, Report) {
         let mut config = Self::default();

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 const NODE_SLO: &str = include_str!("../crds/slo.koordinator.sh_nodeslos.json");
 
-/// The committed definitions, written from the types (see `crate::derived`).
+/// The committed definitions, generated from the types (see `crate::derived`).
 const FILES: [&str; 14] = [
     include_str!("../crds/analysis.koordinator.sh_recommendationcheckpoints.json"),
     include_str!("../crds/analysis.koordinator.sh_recommendations.json"),
@@ -26,16 +26,17 @@ const FILES: [&str; 14] = [
     include_str!("../crds/topology.node.k8s.io_noderesourcetopologies.json"),
 ];
 
-/// Kinds that upstream does not have: a cluster without them lacks what the comment says.
+/// Names of the definitions that upstream does not have. The comment on each states what is missing in a
+/// cluster without it.
 pub const OWN_CRDS: [&str; 1] = [
-    // Without it a restart of the manager forgets what the recommender learned.
+    // Without it the usage history of the recommender is lost when the manager restarts.
     "recommendationcheckpoints.analysis.koordinator.sh",
 ];
 
-/// Upstream's 13 definitions and our own ([`OWN_CRDS`]), sorted by group and plural name.
+/// Returns upstream's 13 definitions and our own ([`OWN_CRDS`]), sorted by group and plural name.
 ///
-/// Of upstream's, names, types, required fields, defaults, bounds, columns and subresources are upstream's: replacing
-/// upstream's definitions by these changes nothing that a client can see.
+/// In upstream's definitions all names, types, required fields, defaults, bounds, columns and subresources
+/// are unchanged: replacing upstream's files by these changes nothing that a client can see.
 #[must_use]
 pub fn crds() -> Vec<CustomResourceDefinition> {
     crd_values()
@@ -44,15 +45,15 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         .collect()
 }
 
-/// The definitions of [`crds`] as JSON values.
+/// Returns the definitions of [`crds`] as JSON values.
 #[must_use]
 pub fn crd_values() -> Vec<Value> {
     let parsed = FILES.iter().map(|file| serde_json::from_str(file));
     parsed.filter_map(Result::ok).collect()
 }
 
-/// The PriorityClasses of Koordinator, one for each band, with the values that Koordinator installs: a
-/// value is immutable, so others could not be applied over a cluster that has them.
+/// Returns the PriorityClasses of Koordinator, one for each band, with the values that Koordinator installs.
+/// A PriorityClass value is immutable, so other values could not be applied to a cluster that has them.
 #[must_use]
 pub fn priority_class_values() -> [Value; 4] {
     use crate::priority::PriorityClass::{Batch, Free, Mid, Prod};
@@ -66,8 +67,8 @@ pub fn priority_class_values() -> [Value; 4] {
     })
 }
 
-/// What the API server would refuse in `part` of a NodeSLO's spec: numbers out of the definition's
-/// bounds, and words that are none of its own. Types are the caller's to keep.
+/// Returns the violations for which the API server would reject `part` of a NodeSLO's spec: numbers out of
+/// bounds and texts that are not in the enumeration. Types are not checked.
 pub(crate) fn refusals(part: &str, value: &impl Serialize) -> Vec<FieldError> {
     static SPEC: OnceLock<Value> = OnceLock::new();
     let spec = SPEC.get_or_init(|| {

@@ -1,9 +1,9 @@
-//! The trait `Resource` for types of which another type says the kind.
+//! Macro that implements `Resource` by delegating the kind to another type.
 
-/// Implements `Resource` for a type whose objects are of the kind of `$kind`.
+/// Implements `Resource` for a type whose objects have the kind of `$kind`.
 ///
-/// The metadata is a field, such as `delegate_resource!(DecodedPod as Pod, 0.metadata)`, or is returned by the methods
-/// `meta` and `meta_mut` in braces. A type parameter in front is one that implements `Resource`.
+/// The metadata is a field, such as in `delegate_resource!(DecodedPod as Pod, 0.metadata)`, or is returned by
+/// the methods `meta` and `meta_mut` in braces. A leading type parameter must implement `Resource`.
 #[macro_export]
 macro_rules! delegate_resource {
     (@implement [$($parameter:tt)*] $type:ty as $kind:ty { $($methods:item)* }) => {

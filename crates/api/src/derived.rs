@@ -1,6 +1,6 @@
-//! Definitions and schemas as they are derived from the types.
+//! Custom resource definitions and section schemas derived from the Rust types.
 //!
-//! Programs use the committed files: `crds/*.json` and `src/configmap/schemas.json`. A test compares both, and
+//! Programs use the committed files `crds/*.json` and `src/configmap/schemas.json`. A test compares both, and
 //! writes the files when `UPDATE_EXPECT` is set.
 
 use crate::configmap::keys;
@@ -11,11 +11,11 @@ use kube_core::CustomResourceExt;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Value, json};
 
-/// Whether a kind's status is written through the `status` subresource.
+/// How the status of a kind is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Status {
     Subresource,
-    /// Upstream writes the status of these kinds with a plain update.
+    /// With a plain update, as upstream does for these kinds.
     Plain,
 }
 
@@ -23,7 +23,7 @@ const APPROVED: &str = "api-approved.kubernetes.io";
 const SCHEDULER_PLUGINS: &str = "https://github.com/kubernetes-sigs/scheduler-plugins/pull/52";
 const NODE_TOPOLOGY: &str = "https://github.com/kubernetes/enhancements/pull/1870";
 
-/// Returns the definitions of [`crds`](crate::crds) as the types give them.
+/// Returns the definitions of [`crds`](crate::crds) derived from the types.
 #[must_use]
 pub fn definitions() -> Vec<Value> {
     use Status::{Plain, Subresource};
@@ -62,7 +62,8 @@ pub fn definitions() -> Vec<Value> {
     ]
 }
 
-/// Returns the schema of each section of the ConfigMap by key: its root and the definitions that it refers to.
+/// Returns the schema of each section of the ConfigMap by key: its root and the definitions that the root
+/// refers to.
 #[must_use]
 pub fn section_schemas() -> Value {
     fn schema_of<T: JsonSchema>() -> Value {
@@ -84,7 +85,7 @@ pub fn section_schemas() -> Value {
     })
 }
 
-/// Removes texts for people, at every depth.
+/// Removes descriptions at every depth.
 fn strip(schema: &mut Value) {
     match schema {
         Value::Object(map) => {
@@ -96,7 +97,7 @@ fn strip(schema: &mut Value) {
     }
 }
 
-/// The derived definition in upstream's form.
+/// Converts a derived definition to upstream's form.
 fn finished(derived: &CustomResourceDefinition, status: Status) -> Value {
     let mut crd = serde_json::to_value(derived).unwrap_or_default();
     if let Some(object) = crd.as_object_mut() {
@@ -119,7 +120,7 @@ fn finished(derived: &CustomResourceDefinition, status: Status) -> Value {
             if status == Status::Subresource {
                 version.insert("subresources".to_owned(), json!({ "status": {} }));
             }
-            // Keys that say nothing, such as an empty list of columns.
+            // Empty lists, such as a list of no columns, are omitted.
             version.retain(|_, value| !value.as_array().is_some_and(Vec::is_empty));
         }
     }
@@ -132,7 +133,7 @@ fn finished(derived: &CustomResourceDefinition, status: Status) -> Value {
     crd
 }
 
-/// `*.k8s.io` groups need a link to the review that approved the API.
+/// Adds the link to the API review that `*.k8s.io` groups must have.
 fn approved(mut crd: Value, link: &str) -> Value {
     crd["metadata"]["annotations"] = json!({ APPROVED: link });
     crd

@@ -1,6 +1,6 @@
-//! The key prefixes Koordinator owns. Each ends before its slash: `format!("{KOORDINATOR}/name")`.
+//! Key prefixes of Koordinator. Each ends before its slash: `format!("{KOORDINATOR}/name")`.
 
-/// QoS, priority and general pod protocol.
+/// Prefix for QoS, priority and general pod protocol.
 pub const KOORDINATOR: &str = "koordinator.sh";
 /// Resource prefix of batch and mid resources.
 pub const KUBERNETES: &str = "kubernetes.io";
@@ -16,7 +16,7 @@ pub const POD: &str = "pod.koordinator.sh";
 pub const GANG: &str = "gang.scheduling.koordinator.sh";
 /// Elastic quota.
 pub const QUOTA: &str = "quota.scheduling.koordinator.sh";
-/// What koordlet learned from the kubelet.
+/// State of the kubelet as reported by koordlet.
 pub const KUBELET: &str = "kubelet.koordinator.sh";
 /// Colocation profiles.
 pub const CONFIG: &str = "config.koordinator.sh";

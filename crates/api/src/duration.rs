@@ -17,40 +17,40 @@ const HOUR: i64 = 60 * MINUTE;
 pub struct GoDuration(i64);
 
 impl GoDuration {
-    /// No time at all.
+    /// The zero duration.
     pub const ZERO: Self = Self(0);
 
-    /// `nanos` nanoseconds.
+    /// Creates a duration of `nanos` nanoseconds.
     #[must_use]
     pub const fn from_nanos(nanos: i64) -> Self {
         Self(nanos)
     }
 
-    /// `seconds` seconds; saturates.
+    /// Creates a duration of `seconds` seconds; saturates.
     #[must_use]
     pub const fn from_secs(seconds: i64) -> Self {
         Self(seconds.saturating_mul(SECOND))
     }
 
-    /// `minutes` minutes; saturates.
+    /// Creates a duration of `minutes` minutes; saturates.
     #[must_use]
     pub const fn from_mins(minutes: i64) -> Self {
         Self(minutes.saturating_mul(MINUTE))
     }
 
-    /// The length in nanoseconds.
+    /// Returns the length in nanoseconds.
     #[must_use]
     pub const fn as_nanos(self) -> i64 {
         self.0
     }
 
-    /// The length in seconds, fraction cut off.
+    /// Returns the length in whole seconds, truncated toward zero.
     #[must_use]
     pub const fn as_secs(self) -> i64 {
         self.0 / SECOND
     }
 
-    /// The unsigned length, or `None` if negative.
+    /// Converts to a [`Duration`]. Returns `None` if negative.
     #[must_use]
     pub fn to_std(self) -> Option<Duration> {
         u64::try_from(self.0).ok().map(Duration::from_nanos)
@@ -64,13 +64,13 @@ impl From<Duration> for GoDuration {
     }
 }
 
-/// Why a text is not a Go duration. The text is part of the message.
+/// Error for a text that is not a Go duration. Its message shows the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseDurationError {
-    /// Not of the form `[-+](number unit)+`, or the unit is missing.
+    /// The text does not match `[-+](number unit)+`, or a unit is missing.
     #[error("duration {0:?} is malformed: want numbers with units, such as 300ms, 5m or 1h30m")]
     Malformed(String),
-    /// A number is followed by a unit that does not exist.
+    /// A number is followed by an unknown unit.
     #[error("duration {text:?} has unknown unit {unit:?}: want one of ns us ms s m h")]
     Unit {
         /// The whole input.
@@ -78,7 +78,7 @@ pub enum ParseDurationError {
         /// The unknown unit.
         unit: String,
     },
-    /// Longer than about 292 years.
+    /// The duration is longer than about 292 years.
     #[error("duration {0:?} is out of range")]
     Range(String),
 }
@@ -147,7 +147,7 @@ fn unit_nanos(unit: &str) -> Option<i128> {
 }
 
 fn fraction_nanos(digits: &str, unit: i128) -> i128 {
-    // Nested division from the last digit on: exact up to the fraction of a nanosecond.
+    // Nested division from the last digit on is exact to the fraction of a nanosecond.
     digits.bytes().rev().fold(0, |part, digit| {
         (i128::from(digit - b'0') * unit + part) / 10
     })
@@ -192,7 +192,7 @@ impl fmt::Display for GoDuration {
     }
 }
 
-/// `nanos / unit` as a decimal number without trailing zeros; `unit` is a power of ten.
+/// Formats `nanos / unit` as a decimal number without trailing zeros; `unit` is a power of ten.
 fn with_fraction(nanos: u64, unit: u64) -> String {
     let remainder = nanos % unit;
     if remainder == 0 {

@@ -1,7 +1,7 @@
-//! The formats behind annotations: JSON, CPU lists, ratios, integers as text.
+//! Formats of annotation values: JSON, CPU lists, ratios, integers as text.
 //!
-//! [`read`] and [`write`](write()) move JSON formats in and out of an annotation map. Reading is as forgiving as
-//! Go's decoder (see [`crate::lenient`]). Source: Koordinator `apis/extension`.
+//! [`read`] and [`write`](write()) convert JSON formats from and to an annotation map. Parsing is as lenient
+//! as Go's decoder (see [`crate::lenient`]). Source: Koordinator `apis/extension`.
 
 mod gang;
 mod node;
@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 
-/// An annotation or label whose value does not fit its format.
+/// Error for an annotation or label whose value does not match its format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {key} has value {value:?}: {problem}")]
 pub struct AnnotationError {
@@ -29,12 +29,12 @@ pub struct AnnotationError {
     pub key: String,
     /// The value.
     pub value: String,
-    /// What is wrong.
+    /// The reason.
     pub problem: ReadError,
 }
 
 impl AnnotationError {
-    /// Annotation `key` reads as JSON, and its field `path` breaks a rule.
+    /// Creates the error for annotation `key`, which is JSON but whose field `path` violates a rule.
     pub(crate) fn field(
         annotations: Option<&BTreeMap<String, String>>,
         key: &str,
@@ -53,10 +53,10 @@ impl AnnotationError {
     }
 }
 
-/// Reads the JSON annotation `key`; `None` if it is absent or empty.
+/// Parses the JSON annotation `key`. Returns `None` if it is missing or empty.
 ///
 /// # Errors
-/// The value does not fit the format; the error names key, value and field.
+/// The value does not match the format. The error names key, value and field.
 pub fn read<T: DeserializeOwned>(
     annotations: Option<&BTreeMap<String, String>>,
     key: &str,
@@ -65,10 +65,10 @@ pub fn read<T: DeserializeOwned>(
     parse(key, text.map(String::as_str))
 }
 
-/// The same of what it says.
+/// Parses `text`, the value of the JSON annotation `key`. Returns `None` if it is missing or empty.
 ///
 /// # Errors
-/// As [`read`].
+/// Like [`read`].
 pub fn parse<T: DeserializeOwned>(
     key: &str,
     text: Option<&str>,
@@ -98,8 +98,8 @@ pub fn write<T: Serialize>(
     Ok(())
 }
 
-/// The pairs of annotation `pod.koordinator.sh/replace-resources`: resource to its replacement, `None`
-/// to erase it. Parts that are not exactly one `from:to` are skipped.
+/// Parses annotation `pod.koordinator.sh/replace-resources` to pairs of a resource and its replacement;
+/// `None` removes the resource. Parts that are not exactly one `from:to` are skipped.
 #[must_use]
 pub fn parse_replace_resources(text: &str) -> Vec<(&str, Option<&str>)> {
     text.split(',')
@@ -111,7 +111,8 @@ pub fn parse_replace_resources(text: &str) -> Vec<(&str, Option<&str>)> {
         .collect()
 }
 
-/// Annotation `scheduling.koordinator.sh/eviction-cost`: 0 if absent. No leading `+` or zeros.
+/// Parses annotation `scheduling.koordinator.sh/eviction-cost`. A leading `+` and leading zeros are not
+/// allowed, as in upstream.
 ///
 /// # Errors
 /// The text is not such a 32-bit integer.

@@ -1,8 +1,8 @@
-//! Errors that name a field.
+//! Errors that name the field of a document.
 
 use serde::{Deserialize, Deserializer};
 
-/// A value out of bounds.
+/// Error for a value that is out of bounds.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("field {field} is {value}: {reason}")]
 pub struct FieldError {
@@ -10,24 +10,24 @@ pub struct FieldError {
     pub field: String,
     /// The value as JSON.
     pub value: String,
-    /// The rule it breaks.
+    /// The violated rule.
     pub reason: String,
 }
 
-/// A value that its type cannot hold.
+/// Error for a value that does not fit its type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {message}")]
 pub struct DecodeError {
     /// Path of the field, such as `profiles[0].plugins`; `.` is the root.
     pub path: String,
-    /// What is wrong; shows the value.
+    /// Reason, with the value.
     pub message: String,
 }
 
-/// Decodes a value.
+/// Deserializes a value and names the field of an error.
 ///
 /// # Errors
-/// When the value does not fit the type `T`.
+/// The value does not fit the type `T`.
 pub fn decode<'de, T, D>(value: D) -> Result<T, DecodeError>
 where
     T: Deserialize<'de>,

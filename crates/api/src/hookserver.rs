@@ -1,5 +1,5 @@
-//! Registrations of hook servers: one file each, in [`DIRECTORY`], by which koord-runtime-proxy knows
-//! whom to ask.
+//! Registrations of hook servers: one file each in [`DIRECTORY`], from which koord-runtime-proxy learns which
+//! servers to call.
 //!
 //! Source: Koordinator `pkg/runtimeproxy/config`.
 
@@ -8,32 +8,31 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::str::FromStr;
 
-/// Where the files are. Those that count end in [`SUFFIX`].
+/// Directory of the registration files. Only files that end in [`SUFFIX`] are used.
 pub const DIRECTORY: &str = "/etc/runtime/hookserver.d";
 
-/// How the name of a file ends.
+/// Extension of registration files, without the dot.
 pub const SUFFIX: &str = "json";
 
-/// koordlet's file.
+/// Name of koordlet's registration file.
 pub const KOORDLET: &str = "koordlet.json";
 
-/// The failure policy by which a call fails when its hook does.
+/// Failure policy: a CRI call fails if its hook fails.
 pub const FAIL: &str = "Fail";
 
-/// The failure policy by which a call goes on as it was when its hook fails; the one of a file that
-/// has none.
+/// Failure policy: a CRI call proceeds unchanged if its hook fails. The default of a file without a policy.
 pub const IGNORE: &str = "Ignore";
 
-/// What becomes of a call whose hook fails.
+/// Effect of a failed hook on its CRI call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// It goes on as the kubelet wanted it.
+    /// The call proceeds as the kubelet sent it.
     Ignore,
-    /// It fails.
+    /// The call fails.
     Fail,
 }
 
-/// A policy that there is not.
+/// Error for an unknown failure policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("must be Fail or Ignore, got {0:?}")]
 pub struct UnknownPolicy(String);
@@ -51,7 +50,7 @@ impl FromStr for Policy {
 }
 
 impl Policy {
-    /// Its name in flags and files.
+    /// Returns the name of the policy in flags and files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -61,34 +60,35 @@ impl Policy {
     }
 }
 
-/// A hook server.
+/// Registration of a hook server.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct HookServer {
-    /// The path of its socket.
+    /// Path of the server's Unix socket.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remote_endpoint: String,
-    /// [`FAIL`] or [`IGNORE`]; see [`HookServer::policy`] for anything else.
+    /// Failure policy: [`FAIL`] or [`IGNORE`]; see [`HookServer::policy`] for other values.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub failure_policy: String,
-    /// The hooks it wants to be asked for, such as `PreCreateContainer`; names that nobody knows are
-    /// kept, and never match.
+    /// Names of the hooks the server handles, such as `PreCreateContainer`. Unknown names are kept and never
+    /// match.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub runtime_hooks: Vec<String>,
 }
 
 impl HookServer {
-    /// What a file says, read as Go reads it: what is missing or `null` is empty, what is unknown is
-    /// left out, keys match without regard to case.
+    /// Parses a registration file as Go does: missing and `null` fields are empty, unknown fields are
+    /// ignored, keys match without regard to case.
     ///
     /// # Errors
-    /// The text is no JSON object, or a field has another type; the error names it.
+    /// The text is not a JSON object, or a field has another type; the error names the field.
     pub fn from_json(text: &[u8]) -> Result<Self, ReadError> {
         let text = std::str::from_utf8(text);
         lenient::from_json(text.map_err(|error| ReadError::Syntax(error.to_string()))?)
     }
 
-    /// The socket's path, which may be written with the scheme `unix`; `None` when it is not absolute.
+    /// Returns the path of the socket, without the scheme `unix://` if it has one. Returns `None` if the path
+    /// is not absolute.
     #[must_use]
     pub fn socket(&self) -> Option<&Path> {
         let endpoint = &self.remote_endpoint;
@@ -96,16 +96,16 @@ impl HookServer {
         path.is_absolute().then_some(path)
     }
 
-    /// Its policy. None, and one that there is not, is [`Policy::Ignore`], as upstream's proxy has it.
+    /// Returns the failure policy. An empty or unknown one is [`Policy::Ignore`], as in upstream's proxy.
     #[must_use]
     pub fn policy(&self) -> Policy {
         self.failure_policy.parse().unwrap_or(Policy::Ignore)
     }
 
-    /// The file's text, indented by tabs as Go writes it.
+    /// Serializes the registration to JSON, indented by tabs as Go does.
     ///
     /// # Errors
-    /// Never for this type; JSON is fallible.
+    /// Serialization of this type cannot fail.
     pub fn to_json(&self) -> serde_json::Result<Vec<u8>> {
         let mut text = Vec::new();
         let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");

@@ -12,7 +12,7 @@ pub const POD_PRIORITY: &str = "koordinator.sh/priority";
 pub const POD_PRIORITY_CLASS: &str = "koordinator.sh/priority-class";
 /// `true`: updates of this pod also go through the mutating webhook.
 pub const POD_MUTATING_UPDATE: &str = "pod.koordinator.sh/mutating-update";
-/// `true`: the enhanced validator leaves this pod alone.
+/// `true`: the enhanced validator skips this pod.
 pub const POD_SKIP_ENHANCED_VALIDATION: &str = "pod.koordinator.sh/skip-enhanced-validation";
 /// `true`: a reservation may allocate this running pod in advance.
 pub const POD_PRE_ALLOCATABLE: &str = "pod.koordinator.sh/is-pre-allocatable";
@@ -22,7 +22,7 @@ pub const POD_EVICTION_ENABLED: &str = "koordinator.sh/eviction-enabled";
 pub const POD_CORE_SCHED_GROUP: &str = "koordinator.sh/core-sched-group-id";
 /// Core-scheduling policy: empty (default), `none` or `exclusive`.
 pub const POD_CORE_SCHED_POLICY: &str = "koordinator.sh/core-sched-policy";
-/// Present: binding admission is skipped.
+/// If present, binding admission is skipped.
 pub const BINDING_ADMISSION_BYPASS: &str = "koordinator.sh/binding-admission-bypass";
 /// GPU isolation of the pod, for example [`GPU_ISOLATION_HAMI_CORE`].
 pub const GPU_ISOLATION_PROVIDER: &str = "koordinator.sh/gpu-isolation-provider";
@@ -43,7 +43,7 @@ pub const DISABLE_PREEMPTIBLE: &str = "scheduling.koordinator.sh/disable-preempt
 pub const RESERVATION_IGNORED: &str = "scheduling.koordinator.sh/reservation-ignored";
 /// `Runnable` or `Reservation`: whether the pod itself acts as a reservation.
 pub const POD_OPERATING_MODE: &str = "scheduling.koordinator.sh/operating-mode";
-/// Object a schedule explanation was asked for.
+/// Object that a schedule explanation was requested for.
 pub const QUESTIONED_OBJECT_KEY: &str = "scheduling.koordinator.sh/questioned-object-key";
 /// Topology domain key a schedule explanation is split by.
 pub const TOPOLOGY_KEY_TO_EXPLAIN: &str = "scheduling.koordinator.sh/topology-key-to-explain";
@@ -60,7 +60,7 @@ pub const POD_GROUP_MIN_AVAILABLE_DEPRECATED: &str =
 
 // Quotas. On ElasticQuota objects, except the two marked as pod labels.
 
-/// `true`: the quota has children and takes no pods.
+/// `true`: the quota has children and admits no pods.
 pub const QUOTA_IS_PARENT: &str = "quota.scheduling.koordinator.sh/is-parent";
 /// Name of the parent quota; missing means the root quota.
 pub const QUOTA_PARENT: &str = "quota.scheduling.koordinator.sh/parent";
@@ -122,7 +122,7 @@ pub const GPU_MODEL_DEPRECATED: &str = "kubernetes.io/gpu-model";
 
 /// Lower non-zero numbers are used first; 0 means by score.
 pub const RESERVATION_ORDER: &str = "scheduling.koordinator.sh/reservation-order";
-/// `true`: the reservation only takes pre-allocatable pods.
+/// `true`: the reservation is scheduled only by absorbing pre-allocatable pods.
 pub const RESERVATION_PRE_ALLOCATION_REQUIRED: &str =
     "scheduling.koordinator.sh/pre-allocation-required";
 
@@ -130,7 +130,7 @@ pub const RESERVATION_PRE_ALLOCATION_REQUIRED: &str =
 
 /// ClusterColocationProfile: `true` hands existing pods to the profile controller.
 pub const CONTROLLER_MANAGED: &str = "config.koordinator.sh/controller-managed";
-/// Marks ConfigMaps for validation; see [`CONFIGMAP_TYPE_SLO_CONTROLLER`].
+/// Marks a ConfigMap for validation; see [`CONFIGMAP_TYPE_SLO_CONTROLLER`].
 pub const CONFIGMAP_TYPE: &str = "koordinator.sh/configmap-type";
 /// Value of [`CONFIGMAP_TYPE`] on the SLO controller ConfigMap.
 pub const CONFIGMAP_TYPE_SLO_CONTROLLER: &str = "slo-controller-config";

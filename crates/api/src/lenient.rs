@@ -1,8 +1,8 @@
-//! Reading hand-written JSON the way Go's decoder does.
+//! Parsing hand-written JSON the way Go's decoder does.
 //!
-//! ConfigMaps and annotations are written by people and were always read by Go: field names match
-//! without regard to case, unknown fields are ignored, `null` leaves a field unset. Types stay strict:
-//! `65.0` or `"65"` is not an integer.
+//! ConfigMaps and annotations are written by people for a decoder in Go: field names match without regard to
+//! case, unknown fields are ignored, `null` leaves a field unset. Types stay strict: `65.0` or `"65"` is not
+//! an integer.
 
 use crate::field::{DecodeError, decode};
 use serde::Deserializer;
@@ -10,7 +10,7 @@ use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{DeserializeOwned, Error as _, IntoDeserializer, Visitor};
 use serde_json::Value;
 
-/// Why a JSON text does not fit its type.
+/// Error for a JSON text that does not fit its type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The text is not JSON.
@@ -19,14 +19,14 @@ pub enum ReadError {
     /// A field has the wrong type or an impossible value. The message shows the value.
     #[error("field {path}: {message}")]
     Field {
-        /// Where in the document, such as `nodeConfigs[0].enable`; `.` is the whole of it.
+        /// Path in the document, such as `nodeConfigs[0].enable`; `.` is the root.
         path: String,
-        /// What is wrong.
+        /// The reason.
         message: String,
     },
 }
 
-/// Reads `text` as a `T`.
+/// Parses `text` as a `T`.
 ///
 /// # Errors
 /// The text is not JSON or does not fit; the error names the field and shows the value.
@@ -36,7 +36,7 @@ pub fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
     from_value(&value)
 }
 
-/// Reads an already parsed document as a `T`.
+/// Deserializes a parsed document as a `T`.
 ///
 /// # Errors
 /// The value does not fit; the error names the field and shows the value.
@@ -45,7 +45,8 @@ pub fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, ReadError> {
     decode(Lenient(value)).map_err(field)
 }
 
-/// The member of `object` that Go would read into a field called `name`.
+/// Returns the member of `object` that Go decodes into a field called `name`: the exact name, otherwise one
+/// that differs only in case.
 #[must_use]
 pub fn member<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
     let object = object.as_object()?;

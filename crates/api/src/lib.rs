@@ -1,22 +1,22 @@
-//! Every name, type, default and format that crosses a process boundary.
+//! Names, types, defaults and formats of everything that crosses a process boundary.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`quantity`], [`duration`] | the two text formats Kubernetes objects are full of |
+//! | [`quantity`], [`duration`] | Kubernetes quantities and Go durations |
 //! | [`domains`], [`labels`], [`annotations`], [`resources`] | keys and resource names |
 //! | [`extension`] | the JSON behind annotations |
 //! | [`qos`], [`priority`] | the classes of a pod |
 //! | [`hookserver`] | how hook servers register with the runtime proxy |
-//! | [`requests`] | how the amounts of containers add up |
+//! | [`requests`] | how the requests of containers add up to those of a pod |
 //! | [`slo`], [`scheduling`], [`config`], [`quota`], [`analysis`], [`topology`] | custom resources by API group |
 //! | [`configmap`] | the ConfigMap `slo-controller-config` |
 //! | [`simulation`] | keys on the nodes of `koord up` |
-//! | [`merge`] | laying one partial setting over another |
-//! | [`uid`], [`texts`] | uids, labels and annotations in few bytes |
+//! | [`merge`] | merging one partial setting over another |
+//! | [`uid`], [`texts`] | compact UIDs, labels and annotations |
 //!
 //! [`crds`] returns the definitions of all custom resources.
 //!
-//! Invariant: no async, no HTTP, no clock, no decision. A value in, a value out.
+//! Invariant: no async, no HTTP, no clock, no policy. Every function maps a value to a value.
 
 pub mod analysis;
 pub mod annotations;

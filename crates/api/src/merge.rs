@@ -1,13 +1,13 @@
-//! Laying one partial setting over another.
+//! Merging one partial setting over another.
 //!
-//! The rule is Koordinator's `util.MergeCfg`: what the upper setting leaves unset does not change the
-//! lower one; scalars and lists replace; objects and maps merge key by key. `false` and `0` are set.
+//! The rule is Koordinator's `util.MergeCfg`: fields that the upper setting leaves unset keep the value of
+//! the lower one; scalars and lists replace; objects and maps merge key by key. `false` and `0` count as set.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// Lays `upper` over `base`. A `null` in `upper` is unset.
+/// Merges `upper` over `base`. A `null` in `upper` counts as unset.
 pub fn overlay(base: &mut Value, upper: &Value) {
     match upper {
         Value::Null => {}
@@ -23,7 +23,7 @@ pub fn overlay(base: &mut Value, upper: &Value) {
     }
 }
 
-/// `base` with everything `upper` sets laid over it. Unset means what the types leave out in JSON.
+/// Returns `base` with every field that `upper` sets. A field is unset if its type omits it in JSON.
 ///
 /// # Errors
 /// The merged JSON does not fit the type; impossible for the setting types of this crate.

@@ -1,4 +1,5 @@
-//! Priority classes: which band of `spec.priority` a pod is in, and so which resources it uses.
+//! Priority classes: the band that a pod's `spec.priority` is in, which determines the resources the pod
+//! uses.
 //!
 //! Source: Koordinator `apis/extension/priority.go`.
 
@@ -9,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// Band of priorities. Wire text is `koord-…`; `None` is the empty text.
+/// Priority band. The wire text is `koord-…`; `None` is the empty text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum PriorityClass {
     /// 9000..=9999: production; uses native resources.
@@ -18,9 +19,9 @@ pub enum PriorityClass {
     Mid,
     /// 5000..=5999: uses batch resources.
     Batch,
-    /// 3000..=3999: leftovers.
+    /// 3000..=3999: free; lowest band, has no resources of its own.
     Free,
-    /// Everything else.
+    /// Any other priority.
     #[default]
     None,
 }
@@ -29,7 +30,7 @@ impl PriorityClass {
     /// The four classes, highest first.
     pub const ALL: [Self; 4] = [Self::Prod, Self::Mid, Self::Batch, Self::Free];
 
-    /// The wire text: `koord-prod`, `koord-mid`, `koord-batch`, `koord-free`, or empty.
+    /// Returns the wire text: `koord-prod`, `koord-mid`, `koord-batch`, `koord-free`, or empty.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -41,7 +42,7 @@ impl PriorityClass {
         }
     }
 
-    /// Reads the wire text; an unknown text is [`PriorityClass::None`].
+    /// Parses the wire text. An unknown text is [`PriorityClass::None`].
     #[must_use]
     pub fn from_name(name: &str) -> Self {
         Self::ALL
@@ -50,7 +51,8 @@ impl PriorityClass {
             .unwrap_or_default()
     }
 
-    /// The class whose band `priority` lies in. The gaps between the bands are [`PriorityClass::None`].
+    /// Returns the class whose band contains `priority`. The gaps between the bands are
+    /// [`PriorityClass::None`].
     #[must_use]
     pub fn from_value(priority: i32) -> Self {
         Self::ALL
@@ -59,7 +61,7 @@ impl PriorityClass {
             .unwrap_or_default()
     }
 
-    /// The priorities of the class.
+    /// Returns the range of priorities of the class. [`PriorityClass::None`] has none.
     #[must_use]
     pub const fn band(self) -> Option<RangeInclusive<i32>> {
         match self {
@@ -71,7 +73,8 @@ impl PriorityClass {
         }
     }
 
-    /// The priority assumed when the class is known but no value is: the middle of the band, or 0.
+    /// Returns the priority assumed for a class without a value: the middle of its band; 0 for
+    /// [`PriorityClass::None`].
     #[must_use]
     pub const fn default_value(self) -> i32 {
         match self {
@@ -83,7 +86,7 @@ impl PriorityClass {
         }
     }
 
-    /// Whether no class is given. Used to leave the field out when writing.
+    /// Returns true if no class is set. Serialization omits the field then.
     #[must_use]
     pub fn is_unset(&self) -> bool {
         *self == Self::None
@@ -102,8 +105,8 @@ fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// The class of a pod without any default: by the label `koordinator.sh/priority-class` (an unknown
-/// name gives none and does not fall through), else by `spec.priority`.
+/// Returns the class of a pod without applying a default: from the label `koordinator.sh/priority-class` (an
+/// unknown name gives none, without falling back), otherwise from `spec.priority`.
 #[must_use]
 pub fn of_pod(pod: &Pod) -> PriorityClass {
     if let Some(name) = label(pod, labels::POD_PRIORITY_CLASS) {
@@ -115,7 +118,8 @@ pub fn of_pod(pod: &Pod) -> PriorityClass {
         .map_or(PriorityClass::None, PriorityClass::from_value)
 }
 
-/// The class of a pod, else the one that fits its QoS class: batch for BE, prod for every other.
+/// Returns the class of a pod. A pod without one gets that of its QoS class: batch for BE, prod for every
+/// other.
 #[must_use]
 pub fn of_pod_with_default(pod: &Pod) -> PriorityClass {
     match of_pod(pod) {
@@ -124,7 +128,7 @@ pub fn of_pod_with_default(pod: &Pod) -> PriorityClass {
     }
 }
 
-/// The class a pod without one gets from its QoS class.
+/// Returns the class of a pod without one, from its QoS class.
 #[must_use]
 pub const fn of_qos(class: QosClass) -> PriorityClass {
     match class {
@@ -134,7 +138,8 @@ pub const fn of_qos(class: QosClass) -> PriorityClass {
     }
 }
 
-/// `spec.priority` where it is set and not zero, else the default value of the class with default.
+/// Returns `spec.priority` if it is set and not zero, otherwise the default value of the pod's class with
+/// default.
 #[must_use]
 pub fn value_of_pod(pod: &Pod) -> i32 {
     pod.spec
@@ -144,7 +149,7 @@ pub fn value_of_pod(pod: &Pod) -> i32 {
         .unwrap_or_else(|| of_pod_with_default(pod).default_value())
 }
 
-/// The label `koordinator.sh/priority` is not a 32-bit integer.
+/// Error for a label `koordinator.sh/priority` that is not a 32-bit integer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("label {key} has value {value:?}: want a 32-bit integer", key = labels::POD_PRIORITY)]
 pub struct SubPriorityError {
@@ -152,7 +157,8 @@ pub struct SubPriorityError {
     pub value: String,
 }
 
-/// The sub-priority of a pod: 0 without the label; `0x`, `0o`, `0b` and leading-zero octal are read.
+/// Returns the sub-priority of a pod: the label `koordinator.sh/priority`, 0 without it. The prefixes `0x`,
+/// `0o`, `0b` and a leading zero (octal) are accepted.
 ///
 /// # Errors
 /// The label is set to something that is not a 32-bit integer.
@@ -165,7 +171,7 @@ pub fn sub_priority_of_pod(pod: &Pod) -> Result<i32, SubPriorityError> {
     }
 }
 
-/// A 32-bit integer as Go's `strconv.ParseInt` reads it with base detection, underscores aside.
+/// Parses a 32-bit integer as Go's `strconv.ParseInt` with base detection does, except for underscores.
 fn parse_go_int(text: &str) -> Option<i32> {
     let (negative, digits) = match text.strip_prefix(['-', '+']) {
         Some(rest) => (text.starts_with('-'), rest),
@@ -190,10 +196,10 @@ fn parse_go_int(text: &str) -> Option<i32> {
     i32::try_from(if negative { -magnitude } else { magnitude }).ok()
 }
 
-/// The name a pod of `class` uses for a native `resource` (`cpu` or `memory`).
+/// Returns the resource name that a pod of `class` uses for a native `resource` (`cpu` or `memory`).
 ///
-/// Prod and unclassified pods use the native name. `None` means there is no translation: the resource
-/// is not cpu or memory, or the class has no resources of its own (free).
+/// Prod and unclassified pods use the native name. `None` means that there is no translation: the resource is
+/// not cpu or memory, or the class (free) has no resources of its own.
 #[must_use]
 pub fn translate(class: PriorityClass, resource: &str) -> Option<&str> {
     match (class, resource) {
@@ -206,7 +212,8 @@ pub fn translate(class: PriorityClass, resource: &str) -> Option<&str> {
     }
 }
 
-/// The class a batch or mid resource belongs to; `None` for every other resource.
+/// Returns the class that a batch or mid resource belongs to; [`PriorityClass::None`] for every other
+/// resource.
 #[must_use]
 pub fn class_of(resource: &str) -> PriorityClass {
     match resource {

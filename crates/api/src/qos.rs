@@ -1,4 +1,4 @@
-//! QoS classes: how a pod shares a node with others.
+//! QoS classes: how a pod shares its node with other pods.
 //!
 //! Source: Koordinator `apis/extension/qos.go`; the Kubernetes classes follow
 //! `k8s.io/kubernetes/pkg/apis/core/v1/helper/qos`.
@@ -10,10 +10,10 @@ use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// QoS class of a pod or host application. Wire text is upper case; `None` is the empty text.
+/// QoS class of a pod or host application. The wire text is upper case; `None` is the empty text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum QosClass {
-    /// Latency sensitive, exclusive CPUs that nobody else may touch.
+    /// Latency sensitive, exclusive CPUs that no other pod may use.
     Lse,
     /// Latency sensitive, reserved CPUs whose idle time batch pods may use.
     Lsr,
@@ -21,15 +21,15 @@ pub enum QosClass {
     Ls,
     /// Best effort: runs on reclaimed resources.
     Be,
-    /// System daemons; ranks as production but stands apart.
+    /// System daemons; has the priority class prod, but is managed separately.
     System,
-    /// No class given.
+    /// No class is set.
     #[default]
     None,
 }
 
 impl QosClass {
-    /// The wire text: `LSE`, `LSR`, `LS`, `BE`, `SYSTEM`, or empty.
+    /// Returns the wire text: `LSE`, `LSR`, `LS`, `BE`, `SYSTEM`, or empty.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -42,7 +42,7 @@ impl QosClass {
         }
     }
 
-    /// Reads the wire text. Case matters; an unknown text is [`QosClass::None`].
+    /// Parses the wire text. Case matters; an unknown text is [`QosClass::None`].
     #[must_use]
     pub fn from_name(name: &str) -> Self {
         match name {
@@ -55,7 +55,7 @@ impl QosClass {
         }
     }
 
-    /// Whether no class is given. Used to leave the field out when writing.
+    /// Returns true if no class is set. Serialization omits the field then.
     #[must_use]
     pub fn is_unset(&self) -> bool {
         *self == Self::None
@@ -75,14 +75,14 @@ impl fmt::Display for QosClass {
 pub enum KubeQos {
     /// Every container limits cpu and memory, and requests equal limits.
     Guaranteed,
-    /// Something is requested or limited, but not as strictly.
+    /// Some cpu or memory is requested or limited, but the rule for Guaranteed is not met.
     Burstable,
-    /// Nothing is requested or limited.
+    /// No cpu or memory is requested or limited.
     BestEffort,
 }
 
 impl KubeQos {
-    /// The text of `status.qosClass`.
+    /// Returns the text of `status.qosClass`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -99,7 +99,7 @@ impl fmt::Display for KubeQos {
     }
 }
 
-/// The class in the labels `koordinator.sh/qosClass`, else [`QosClass::None`].
+/// Returns the class of the label `koordinator.sh/qosClass`; [`QosClass::None`] without it.
 #[must_use]
 pub fn of_labels(labels: &impl Lookup) -> QosClass {
     labels
@@ -107,7 +107,7 @@ pub fn of_labels(labels: &impl Lookup) -> QosClass {
         .map_or(QosClass::None, QosClass::from_name)
 }
 
-/// The class the pod's label gives, without any default.
+/// Returns the class of the pod's label, without applying a default.
 #[must_use]
 pub fn of_pod(pod: &Pod) -> QosClass {
     pod.metadata
@@ -116,8 +116,8 @@ pub fn of_pod(pod: &Pod) -> QosClass {
         .map_or(QosClass::None, of_labels)
 }
 
-/// The class the pod's label gives, else the one that fits its Kubernetes class:
-/// Guaranteed → LSR, Burstable → LS, BestEffort → BE.
+/// Returns the class of the pod's label. A pod without one gets that of its Kubernetes class: Guaranteed →
+/// LSR, Burstable → LS, BestEffort → BE.
 #[must_use]
 pub fn of_pod_with_default(pod: &Pod) -> QosClass {
     match of_pod(pod) {
@@ -126,7 +126,7 @@ pub fn of_pod_with_default(pod: &Pod) -> QosClass {
     }
 }
 
-/// The class a pod without a label gets from its Kubernetes class.
+/// Returns the class of a pod without a label, from its Kubernetes class.
 #[must_use]
 pub const fn of_kube(class: KubeQos) -> QosClass {
     match class {
@@ -136,7 +136,7 @@ pub const fn of_kube(class: KubeQos) -> QosClass {
     }
 }
 
-/// The Kubernetes class: from `status.qosClass`, else computed from the spec.
+/// Returns the Kubernetes class of a pod: that of `status.qosClass`, otherwise computed from the spec.
 #[must_use]
 pub fn kube_of_pod(pod: &Pod) -> KubeQos {
     match pod
@@ -151,8 +151,8 @@ pub fn kube_of_pod(pod: &Pod) -> KubeQos {
     }
 }
 
-/// The Kubernetes class by the standard algorithm: cpu and memory of all containers, or the pod-level
-/// resources where they are set. Zero and unreadable amounts count as absent.
+/// Computes the Kubernetes class by the standard algorithm, from cpu and memory of all containers, or from
+/// the pod-level resources if they are set. Zero and invalid amounts count as unset.
 #[must_use]
 pub fn compute_kube(pod: &Pod) -> KubeQos {
     let Some(spec) = &pod.spec else {
@@ -185,7 +185,7 @@ pub fn compute_kube(pod: &Pod) -> KubeQos {
     }
 }
 
-/// Adds the cpu and memory of one container; whether it limits both.
+/// Adds the cpu and memory of one container. Returns true if the container limits both.
 fn add(
     resources: Option<&ResourceRequirements>,
     requests: &mut ResourceList,

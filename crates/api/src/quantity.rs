@@ -1,15 +1,15 @@
-//! Kubernetes resource quantities: exact values, the wire grammar, the canonical text.
+//! Kubernetes resource quantities: exact values, the wire grammar and the canonical text.
 //!
-//! Grammar and canonical form follow `k8s.io/apimachinery/pkg/api/resource`: a signed decimal number
-//! and a suffix that is decimal (`n u m "" k M G T P E`), binary (`Ki Mi Gi Ti Pi Ei`) or a decimal
-//! exponent (`e3`, `E-3`). A [`Quantity`] remembers which family it was written in, because that
-//! decides how a result of arithmetic is printed.
+//! Grammar and canonical form follow `k8s.io/apimachinery/pkg/api/resource`: a signed decimal number and a
+//! suffix that is decimal (`n u m "" k M G T P E`), binary (`Ki Mi Gi Ti Pi Ei`) or a decimal exponent (`e3`,
+//! `E-3`). A [`Quantity`] stores the suffix family it was written in, because that decides how a result of
+//! arithmetic is printed.
 //!
 //! # Range
 //!
-//! Values are kept exactly, in billionths, in 128 bits: about ±1.7·10²⁹ units. Input finer than one
-//! billionth rounds up (away from zero). A binary quantity above 2⁶³−1 is capped there, as in
-//! apimachinery; a decimal one outside the range is refused. Arithmetic saturates.
+//! Values are stored exactly, in billionths, in 128 bits: about ±1.7·10²⁹ units. Input finer than one
+//! billionth is rounded up (away from zero). A binary quantity above 2⁶³−1 is capped there, as in
+//! apimachinery; a decimal one outside of the range is rejected. Arithmetic saturates.
 
 mod format;
 mod parse;
@@ -53,13 +53,13 @@ pub struct Quantity {
 }
 
 impl Quantity {
-    /// Nothing, in decimal form.
+    /// The amount zero, in decimal form.
     pub const ZERO: Self = Self {
         nanos: 0,
         format: Format::DecimalSi,
     };
 
-    /// `value` whole units in decimal form (CPUs, a count, milli-cores of `batch-cpu`).
+    /// Creates a quantity of `value` whole units in decimal form (CPUs, a count, milli-cores of `batch-cpu`).
     #[must_use]
     pub const fn from_value(value: i64) -> Self {
         Self {
@@ -68,7 +68,8 @@ impl Quantity {
         }
     }
 
-    /// `milli` thousandths of a unit in decimal form; `from_milli(1500)` is one and a half CPUs.
+    /// Creates a quantity of `milli` thousandths of a unit in decimal form; `from_milli(1500)` is one and a
+    /// half CPUs.
     #[must_use]
     pub const fn from_milli(milli: i64) -> Self {
         Self {
@@ -77,7 +78,7 @@ impl Quantity {
         }
     }
 
-    /// `bytes` whole units in binary form, the usual notation for memory.
+    /// Creates a quantity of `bytes` whole units in binary form, the usual notation for memory.
     #[must_use]
     pub const fn from_bytes(bytes: i64) -> Self {
         Self {
@@ -86,13 +87,13 @@ impl Quantity {
         }
     }
 
-    /// An amount given in billionths of a unit.
+    /// Creates a quantity of `nanos` billionths of a unit.
     #[must_use]
     pub const fn from_nanos(nanos: i128, format: Format) -> Self {
         Self { nanos, format }
     }
 
-    /// The same amount, to be printed in another suffix family.
+    /// Returns the amount in another suffix family.
     #[must_use]
     pub const fn with_format(self, format: Format) -> Self {
         Self {
@@ -101,50 +102,50 @@ impl Quantity {
         }
     }
 
-    /// The suffix family this quantity is printed in.
+    /// Returns the suffix family this quantity is printed in.
     #[must_use]
     pub const fn format(&self) -> Format {
         self.format
     }
 
-    /// The exact amount in billionths of a unit.
+    /// Returns the exact amount in billionths of a unit.
     #[must_use]
     pub const fn nanos(&self) -> i128 {
         self.nanos
     }
 
-    /// Whole units, rounded away from zero; saturates at the ends of `i64`.
+    /// Returns the amount in whole units, rounded away from zero; saturates at the ends of `i64`.
     #[must_use]
     pub const fn value(&self) -> i64 {
         round_away(self.nanos, NANOS_PER_UNIT)
     }
 
-    /// Thousandths of a unit, rounded away from zero; saturates at the ends of `i64`.
+    /// Returns the amount in thousandths of a unit, rounded away from zero; saturates at the ends of `i64`.
     #[must_use]
     pub const fn milli_value(&self) -> i64 {
         round_away(self.nanos, NANOS_PER_MILLI)
     }
 
-    /// The nearest floating-point number of units. For ratios and display, not for accounting.
+    /// Returns the nearest floating-point number of units. For ratios and display, not for accounting.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "documented as approximate")]
     pub fn to_f64(&self) -> f64 {
         self.nanos as f64 / NANOS_PER_UNIT as f64
     }
 
-    /// Whether the amount is zero.
+    /// Returns true if the amount is zero.
     #[must_use]
     pub const fn is_zero(&self) -> bool {
         self.nanos == 0
     }
 
-    /// −1, 0 or 1.
+    /// Returns the sign of the amount: −1, 0 or 1.
     #[must_use]
     pub const fn signum(&self) -> i32 {
         self.nanos.signum() as i32
     }
 
-    /// The Kubernetes wire type, in canonical form.
+    /// Converts to the Kubernetes wire type, in canonical form.
     #[must_use]
     pub fn to_k8s(&self) -> k8s_openapi::apimachinery::pkg::api::resource::Quantity {
         k8s_openapi::apimachinery::pkg::api::resource::Quantity(self.to_string())
@@ -175,7 +176,7 @@ const fn round_away(nanos: i128, unit: i128) -> i64 {
     }
 }
 
-/// Reads the Kubernetes wire type.
+/// Parses the Kubernetes wire type.
 ///
 /// # Errors
 /// The text is not a quantity, or is out of range.
@@ -185,7 +186,7 @@ pub fn parse(
     quantity.0.parse()
 }
 
-/// Reads a Kubernetes resource list (`requests`, `limits`, `allocatable`).
+/// Parses a Kubernetes resource list (`requests`, `limits`, `allocatable`).
 ///
 /// # Errors
 /// The name of the first resource whose amount is not a quantity, with the reason.
@@ -328,7 +329,7 @@ impl<'de> Deserialize<'de> for Quantity {
             }
 
             fn visit_f64<E: de::Error>(self, value: f64) -> Result<Quantity, E> {
-                // The shortest decimal text of the number is what stood in the JSON document.
+                // The shortest decimal text of a float is the text in the JSON document.
                 value.to_string().parse().map_err(E::custom)
             }
         }

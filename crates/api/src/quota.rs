@@ -1,5 +1,5 @@
-//! Types of the API group `quota.koordinator.sh`: quota profiles; and what the labels and annotations
-//! of an ElasticQuota say.
+//! Types of the API group `quota.koordinator.sh`: quota profiles; and accessors of an ElasticQuota's labels
+//! and annotations.
 //!
 //! Source: Koordinator `apis/quota/v1alpha1/elastic_quota_profile_types.go`,
 //! `apis/extension/elastic_quota.go`.
@@ -19,10 +19,10 @@ use std::collections::BTreeMap;
 pub const ROOT_QUOTA: &str = "koordinator-root-quota";
 /// Quota of system pods.
 pub const SYSTEM_QUOTA: &str = "koordinator-system-quota";
-/// Quota of pods that name none.
+/// Quota of pods that are assigned to no other one.
 pub const DEFAULT_QUOTA: &str = "koordinator-default-quota";
 
-/// A quota sized by the nodes it stands for. Has no status subresource.
+/// Quota that is sized by a set of nodes. Has no status subresource.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -46,45 +46,46 @@ pub struct ElasticQuotaProfileSpec {
     /// Labels of the quota.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub quota_labels: BTreeMap<String, String>,
-    /// Share of the nodes' resources, a decimal number.
+    /// Share of the nodes' resources, as a decimal number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_ratio: Option<String>,
-    /// The nodes.
+    /// Labels of the nodes.
     pub node_selector: LabelSelector,
 }
 
-/// Nothing is reported yet.
+/// Empty: the kind has no status yet.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ElasticQuotaProfileStatus {}
 
-/// Whether the quota is one of the three that every cluster has.
+/// Returns true if the quota is one of the three that every cluster has: root, system and default.
 #[must_use]
 pub fn is_built_in(name: &str) -> bool {
     matches!(name, ROOT_QUOTA | SYSTEM_QUOTA | DEFAULT_QUOTA)
 }
 
-/// A label or annotation; empty if it is missing.
+/// Returns a label or annotation; empty if it is missing.
 fn text<'a>(map: Option<&'a BTreeMap<String, String>>, key: &str) -> &'a str {
     map.and_then(|all| all.get(key)).map_or("", String::as_str)
 }
 
-/// What labels and annotations say.
+/// Accessors of labels and annotations.
 impl ElasticQuota {
-    /// The value of a label; empty if it is missing.
+    /// Returns the value of a label; empty if it is missing.
     #[must_use]
     pub fn label(&self, key: &str) -> &str {
         text(self.metadata.labels.as_ref(), key)
     }
 
-    /// The value of an annotation; empty if it is missing.
+    /// Returns the value of an annotation; empty if it is missing.
     #[must_use]
     pub fn annotation(&self, key: &str) -> &str {
         text(self.metadata.annotations.as_ref(), key)
     }
 
-    /// Name of the parent: the root, if none is named. The root itself has none.
+    /// Returns the name of the parent quota: that of the label, otherwise the root quota. Empty for the root
+    /// quota itself.
     #[must_use]
     pub fn parent(&self) -> &str {
         match self.label(labels::QUOTA_PARENT) {
@@ -93,51 +94,51 @@ impl ElasticQuota {
         }
     }
 
-    /// Whether it has children and takes no pods.
+    /// Returns true if the quota has children and admits no pods.
     #[must_use]
     pub fn is_parent(&self) -> bool {
         self.label(labels::QUOTA_IS_PARENT) == "true"
     }
 
-    /// Whether it is the root of a tree of its own.
+    /// Returns true if the quota is the root of its own tree.
     #[must_use]
     pub fn is_tree_root(&self) -> bool {
         self.label(labels::QUOTA_IS_ROOT) == "true"
     }
 
-    /// Whether others may use what it is guaranteed and does not ask for.
+    /// Returns true if other quotas may use the part of its minimum that it does not request.
     #[must_use]
     pub fn is_lendable(&self) -> bool {
         self.label(labels::QUOTA_ALLOW_LENT_RESOURCE) != "false"
     }
 
-    /// Whether its minimum may break the sums of the tree.
+    /// Returns true if its minimum may violate the sums of the tree.
     #[must_use]
     pub fn is_forced(&self) -> bool {
         self.label(labels::QUOTA_ALLOW_FORCE_UPDATE) == "true"
     }
 
-    /// The namespaces whose pods belong to it, if they name no quota.
+    /// Returns the namespaces whose pods belong to the quota unless they name one.
     ///
     /// # Errors
-    /// The annotation is no JSON list of names; the error shows it.
+    /// The annotation is not a JSON list of names; the error shows it.
     pub fn namespaces(&self) -> Result<Vec<String>, AnnotationError> {
         self.list(annotations::QUOTA_NAMESPACES)
     }
 
-    /// An annotation that is a JSON list of texts; empty if it is missing.
+    /// Parses an annotation that is a JSON list of texts; empty if it is missing.
     ///
     /// # Errors
-    /// The annotation is no such list; the error shows it.
+    /// The annotation is not such a list; the error shows it.
     pub fn list(&self, key: &str) -> Result<Vec<String>, AnnotationError> {
         let read: Option<Option<_>> = extension::read(self.metadata.annotations.as_ref(), key)?;
         Ok(read.flatten().unwrap_or_default())
     }
 
-    /// An annotation that is a resource list; empty if it is missing.
+    /// Parses an annotation that is a resource list; empty if it is missing.
     ///
     /// # Errors
-    /// The annotation is no resource list; the error shows it.
+    /// The annotation is not a resource list; the error shows it.
     pub fn amounts(&self, key: &str) -> Result<ResourceList, AnnotationError> {
         let read: Option<Option<_>> = extension::read(self.metadata.annotations.as_ref(), key)?;
         Ok(read.flatten().unwrap_or_default())

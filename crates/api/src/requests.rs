@@ -1,5 +1,5 @@
-//! How the amounts of a pod's containers add up over its life. One rule, used by everybody who sums
-//! requests or limits.
+//! Sums the requests or limits of a pod's containers over its lifetime. Every component that needs such a sum
+//! uses this rule.
 
 use crate::quantity::{self, ParseQuantityError, Quantity, ResourceList};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::convert::identity;
 use std::fmt;
 
-/// Where a container stands in the spec; prints as its field path.
+/// Position of a container in the pod spec; formatted as its field path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// `spec.containers[…]`.
+    /// Index in `spec.containers`.
     Main(usize),
-    /// `spec.initContainers[…]`.
+    /// Index in `spec.initContainers`.
     Init(usize),
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Amounts that can be summed and compared resource by resource. The default is nothing.
+/// Amounts that can be summed and compared resource by resource. The default is zero.
 pub trait Total: Clone + Default {
     /// Adds every amount of `other`.
     fn add(&mut self, other: &Self);
@@ -34,7 +34,7 @@ pub trait Total: Clone + Default {
     fn raise(&mut self, other: &Self);
 }
 
-/// One amount; sums saturate.
+/// A single amount; sums saturate.
 impl Total for i64 {
     fn add(&mut self, other: &Self) {
         *self = self.saturating_add(*other);
@@ -45,7 +45,7 @@ impl Total for i64 {
     }
 }
 
-/// Every resource either side names.
+/// Operates on every resource that either side lists.
 impl Total for ResourceList {
     fn add(&mut self, other: &Self) {
         for (name, amount) in other {
@@ -61,22 +61,21 @@ impl Total for ResourceList {
     }
 }
 
-/// An amount in a pod that is no quantity.
+/// Error for an amount in a pod that is not a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct RequestError {
-    /// Where it stands, such as `spec.containers[0].resources.requests.cpu`.
+    /// Path of the amount, such as `spec.containers[0].resources.requests.cpu`.
     pub field: String,
-    /// What is wrong; shows the value.
+    /// Reason, with the value.
     pub problem: ParseQuantityError,
 }
 
-/// Everything a pod asks for: [`peak`] of what its containers request, of which pod-level requests
-/// replace cpu, memory and huge pages, and the overhead. The status is not looked at.
-/// Source: `k8s.io/component-helpers/resource`, `PodRequests` with default options.
+/// Returns the total requests of a pod: the [`peak`] of its containers' requests, with pod-level requests in
+/// place of cpu, memory and huge pages, plus the overhead. The status is ignored.
 ///
 /// # Errors
-/// The first amount that is no quantity.
+/// The first amount that is not a quantity.
 pub fn of_pod(spec: &PodSpec) -> Result<ResourceList, RequestError> {
     let read = |list: Option<&BTreeMap<String, Written>>, place: &dyn fmt::Display| {
         let parsed = list.map(quantity::parse_list).transpose();
@@ -106,18 +105,18 @@ pub fn of_pod(spec: &PodSpec) -> Result<ResourceList, RequestError> {
     Ok(total)
 }
 
-/// Whether an init container goes on running beside the main ones (`restartPolicy: Always`).
+/// Returns true if an init container keeps running next to the main ones (`restartPolicy: Always`).
 #[must_use]
 pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// What the containers of a pod need at most at once, where `of` tells what one needs: main
-/// containers and sidecars together, or one init container with the sidecars started before it,
-/// whichever is more. Pod-level resources and overhead are the caller's.
+/// Returns the largest amount that the containers of a pod need at the same time, where `of` returns the
+/// amount of one container. This is the larger of two sums: the main containers and sidecars together, or one
+/// init container with the sidecars started before it. Pod-level resources and overhead are not included.
 ///
 /// # Errors
-/// The first error of `of`.
+/// The first error that `of` returns.
 pub fn peak<A: Total, E>(
     spec: &PodSpec,
     mut of: impl FnMut(Place, &Container) -> Result<A, E>,
@@ -148,7 +147,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Containers are named by their amount; a sidecar has an `s` in front.
+    /// Test containers are named by their amount; a leading `s` marks a sidecar.
     fn cpu(main: &[&str], init: &[&str]) -> Result<i64, String> {
         let container = |name: &&str| match name.strip_prefix('s') {
             Some(amount) => json!({"name": amount, "restartPolicy": "Always"}),

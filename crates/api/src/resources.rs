@@ -8,7 +8,7 @@
 pub const CPU: &str = "cpu";
 /// Native memory, in bytes.
 pub const MEMORY: &str = "memory";
-/// Number of pods a node takes.
+/// Number of pods that a node can run.
 pub const PODS: &str = "pods";
 /// Local storage, in bytes.
 pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
@@ -50,7 +50,7 @@ pub const HUAWEI_NPU_CPU: &str = "huawei.com/npu-cpu";
 /// Video units of Ascend devices.
 pub const HUAWEI_NPU_DVPP: &str = "huawei.com/npu-dvpp";
 
-/// Deprecated resource names and what informers rewrite them to.
+/// Deprecated resource names and the names that informers replace them by.
 pub const DEPRECATED: [(&str, &str); 8] = [
     ("koordinator.sh/batch-cpu", BATCH_CPU),
     ("koordinator.sh/batch-memory", BATCH_MEMORY),
@@ -62,8 +62,8 @@ pub const DEPRECATED: [(&str, &str); 8] = [
     ("kubernetes.io/gpu-memory-ratio", GPU_MEMORY_RATIO),
 ];
 
-/// Whether Kubernetes counts `name` as an extended resource: a qualified name with a domain that is
-/// not its own.
+/// Returns true if Kubernetes treats `name` as an extended resource: a qualified name whose domain is not
+/// Kubernetes' own.
 #[must_use]
 pub fn is_extended(name: &str) -> bool {
     let Some((domain, rest)) = name.split_once('/') else {

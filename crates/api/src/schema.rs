@@ -1,37 +1,37 @@
-//! Pieces of OpenAPI schema that cannot be derived from Rust types, and the conventions that every derived
-//! schema is brought to.
+//! OpenAPI schema fragments that cannot be derived from Rust types, and the conventions applied to every
+//! derived schema.
 //!
-//! The derive knows names, types, required fields and what the field attributes say. It does not know
-//! Kubernetes' conventions for nullability, int-or-string, atomic structs and standard types;
-//! `finish` applies them, so that the result accepts and defaults exactly what upstream's CRDs do.
+//! The derive macro takes names, types, required fields and field attributes into account. It does not apply
+//! Kubernetes' conventions for nullability, int-or-string, atomic structs and standard types; `finish` does,
+//! so that the result accepts and defaults exactly what upstream's CRDs do.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
-/// What the API server accepts as a quantity; the pattern upstream's CRDs carry.
+/// Pattern of a quantity, as in upstream's CRDs.
 pub const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
 const INT_OR_STRING: &str = "x-kubernetes-int-or-string";
 const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
-/// Title that marks the few fields that really are nullable, until [`finish`] has passed.
+/// Title that marks nullable fields until [`finish`] has removed it.
 const KEEP_NULLABLE: &str = "nullable";
 
-/// An object whose fields are kept whatever they are.
+/// Returns the schema of an object with arbitrary fields, which are preserved.
 pub(crate) fn free_form_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", PRESERVE: true })
 }
 
-/// A value of any type that is kept whatever it is.
+/// Returns the schema of a value of any type, which is preserved.
 pub(crate) fn any(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ PRESERVE: true })
 }
 
-/// A time that may be written as `null`.
+/// Returns the schema of a time that may be `null`.
 pub(crate) fn nullable_time(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "format": "date-time", "nullable": true, "title": KEEP_NULLABLE })
 }
 
-/// Brings the derived schema of a root object into upstream's form.
+/// Converts the derived schema of a root object to upstream's form.
 pub(crate) fn finish_root(schema: &mut Value) {
     finish(schema);
     let Some(root) = schema.as_object_mut() else {
@@ -41,7 +41,7 @@ pub(crate) fn finish_root(schema: &mut Value) {
     let properties = root.entry("properties").or_insert_with(|| json!({}));
     if let Some(properties) = properties.as_object_mut() {
         for section in ["spec", "status"] {
-            // The Rust types read a missing section as empty; the API server must not write one.
+            // The Rust types deserialize a missing section as empty; the API server must not add one.
             if let Some(section) = properties.get_mut(section).and_then(Value::as_object_mut) {
                 section.remove("default");
             }
@@ -58,7 +58,7 @@ pub(crate) fn finish_root(schema: &mut Value) {
     }
 }
 
-/// Applies Kubernetes' conventions to a derived schema and everything below it.
+/// Applies Kubernetes' conventions to a derived schema and all nested ones.
 fn finish(schema: &mut Value) {
     let Some(object) = schema.as_object_mut() else {
         return;
@@ -87,7 +87,7 @@ fn finish(schema: &mut Value) {
     complete_standard_type(object);
 }
 
-/// Adds what the generated schemas of Kubernetes' own types lack. They are known by their fields.
+/// Completes the generated schemas of Kubernetes' standard types, which are recognized by their fields.
 fn complete_standard_type(object: &mut Map<String, Value>) {
     let Some(properties) = object.get_mut("properties").and_then(Value::as_object_mut) else {
         return;
@@ -157,7 +157,7 @@ fn set_at(properties: &mut Map<String, Value>, path: &str, key: &str, value: &st
     }
 }
 
-/// The standard schema of `metav1.Condition`, with its bounds.
+/// Returns the standard schema of `metav1.Condition`, with its bounds.
 fn condition() -> Map<String, Value> {
     const TYPE_PATTERN: &str = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$";
     const REASON_PATTERN: &str = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$";

@@ -3,10 +3,10 @@
 use crate::texts::Lookup;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
-/// Why a selector cannot be evaluated.
+/// Error for a selector that cannot be evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
-    /// The operator does not exist.
+    /// The operator is unknown.
     #[error(
         "selector key {key:?} has operator {operator:?}: want In, NotIn, Exists or DoesNotExist"
     )]
@@ -36,10 +36,10 @@ pub enum SelectorError {
     },
 }
 
-/// Whether `selector` selects an object with `labels`. An empty selector selects everything.
+/// Returns true if `selector` matches an object with `labels`. An empty selector matches every object.
 ///
 /// # Errors
-/// The selector is malformed.
+/// The selector is invalid.
 pub fn matches(selector: &LabelSelector, labels: &impl Lookup) -> Result<bool, SelectorError> {
     let mut all = selector
         .match_labels

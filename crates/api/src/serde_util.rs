@@ -1,7 +1,7 @@
 //! Serde helpers shared by the API types.
 
-/// Serialises a closed set of names as its text. Unknown text reads as the default value, because the
-/// protocol treats an unknown class like no class.
+/// Serializes a closed set of names as text. An unknown text is deserialized as the default value, because
+/// the protocol treats an unknown class like no class.
 macro_rules! serde_by_name {
     ($type:ident) => {
         impl serde::Serialize for $type {
@@ -31,20 +31,20 @@ macro_rules! serde_by_name {
 }
 pub(crate) use serde_by_name;
 
-/// A set of names that the API server does not enforce: known ones as variants, any other kept as it
-/// was written.
+/// Declares a set of names that the API server does not enforce: known names are variants, any other is kept
+/// unchanged.
 macro_rules! open_enum {
     ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal,)+ }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum $name {
             $($(#[$variant_meta])* $variant,)+
-            /// A value this version does not know.
+            /// A value that is not listed here.
             Other(String),
         }
 
         impl $name {
-            /// The wire text.
+            /// Returns the wire text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 match self {
@@ -53,7 +53,7 @@ macro_rules! open_enum {
                 }
             }
 
-            /// Whether the value is one this version knows.
+            /// Returns true if the value is a listed one.
             #[must_use]
             pub fn is_known(&self) -> bool {
                 !matches!(self, Self::Other(_))
@@ -102,12 +102,12 @@ macro_rules! open_enum {
 }
 pub(crate) use open_enum;
 
-/// For fields that upstream leaves out when they have their zero value.
+/// Returns true if a field has its zero value, which upstream omits.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Whether a number is left out when writing.
+/// Returns true if a number is zero, which is omitted in JSON.
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde passes a reference"

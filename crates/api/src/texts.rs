@@ -1,13 +1,14 @@
-//! Labels, annotations and amounts in few bytes: a map of texts that does not change.
+//! Compact immutable maps of text for labels, annotations and amounts.
 //!
-//! A `BTreeMap<String, String>` takes half a kilobyte with one entry in it, and every entry has a key of its own.
+//! A `BTreeMap<String, String>` allocates half a kilobyte for its first entry, and each entry has its own
+//! copy of the key.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Where a text is found by its key.
+/// Lookup of a text by its key.
 pub trait Lookup {
-    /// The text under `key`.
+    /// Returns the value of `key`.
     fn text(&self, key: &str) -> Option<&str>;
 }
 
@@ -23,12 +24,12 @@ impl<T: Lookup> Lookup for Option<&T> {
     }
 }
 
-/// See the module documentation. In order of the keys, which several maps can share.
+/// Compact map of text to text, sorted by key. Several maps can share their keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Texts(Box<[(Arc<str>, Box<str>)]>);
 
 impl Texts {
-    /// What `map` says.
+    /// Creates a copy of `map`, with `text` applied to its values. `None` gives an empty map.
     #[must_use]
     pub fn of<V>(map: Option<&BTreeMap<String, V>>, text: impl Fn(&V) -> &str) -> Self {
         let all = map.into_iter().flatten();
@@ -36,14 +37,14 @@ impl Texts {
         Self(all.collect())
     }
 
-    /// As a map again; `None` when there is nothing in it.
+    /// Converts to a `BTreeMap`, with `value` applied to the texts; `None` if the map is empty.
     #[must_use]
     pub fn to_map<V>(&self, value: impl Fn(String) -> V) -> Option<BTreeMap<String, V>> {
         let own = |(key, text): (&str, &str)| (key.to_owned(), value(text.to_owned()));
         (!self.is_empty()).then(|| self.iter().map(own).collect())
     }
 
-    /// The text under `key`.
+    /// Returns the value of `key`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         let index = self.0.binary_search_by(|(other, _)| (**other).cmp(key));
@@ -51,18 +52,18 @@ impl Texts {
         Some(text)
     }
 
-    /// All, in order of the keys.
+    /// Returns an iterator over the entries in order of the keys.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, text)| (&**key, &**text))
     }
 
-    /// Whether there is nothing in it.
+    /// Returns true if the map has no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Forgets what `keep` does not want.
+    /// Removes the entries whose key `keep` rejects.
     pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) {
         if !self.0.iter().all(|(key, _)| keep(key)) {
             let mut all = std::mem::take(&mut self.0).into_vec();
@@ -71,7 +72,7 @@ impl Texts {
         }
     }
 
-    /// Replaces every key by an equal one, which others have as well.
+    /// Replaces every key by an equal one that `shared` returns, so that maps can share their keys.
     pub fn share_keys(&mut self, mut shared: impl FnMut(Arc<str>) -> Arc<str>) {
         for (key, _) in &mut self.0 {
             *key = shared(std::mem::take(key));

@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 /// Type of a zone that is a NUMA node.
 pub const ZONE_TYPE_NODE: &str = "Node";
 
-/// Name of the zone of NUMA node `id`.
+/// Returns the name of the zone of NUMA node `id`.
 #[must_use]
 pub fn zone_name(id: u32) -> String {
     format!("node-{id}")
 }
 
-/// NUMA node a zone is named after.
+/// Returns the id of the NUMA node that a zone is named after; `None` if the name has another form.
 #[must_use]
 pub fn zone_id(name: &str) -> Option<u32> {
     name.strip_prefix("node-")?.parse().ok()
@@ -42,7 +42,7 @@ pub struct Zone {
     /// Distance to other zones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub costs: Vec<CostInfo>,
-    /// Facts about the zone.
+    /// Attributes of the zone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attributes: Vec<AttributeInfo>,
     /// Resources of the zone.
@@ -68,15 +68,15 @@ pub struct CostInfo {
 pub struct ResourceInfo {
     /// Resource name.
     pub name: String,
-    /// All there is.
+    /// Total amount.
     pub capacity: Quantity,
-    /// What pods may use.
+    /// Amount that pods may use.
     pub allocatable: Quantity,
-    /// What is not used yet.
+    /// Amount that is not used yet.
     pub available: Quantity,
 }
 
-/// A fact: name and value.
+/// Name and value of an attribute.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]

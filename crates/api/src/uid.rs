@@ -1,19 +1,19 @@
-//! `metadata.uid` in a third of the bytes, for what there are tens of thousands of.
+//! Compact `metadata.uid`, a third of the size of its text, for objects that number in the tens of thousands.
 
 use std::fmt;
 
-/// The uid of an object. API servers make UUIDs; other texts are kept as they are.
+/// UID of an object. UUIDs, which API servers generate, are stored as 16 bytes; other texts unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uid(UidRepr);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum UidRepr {
-    /// Written as 8-4-4-4-12 lower-case hexadecimal digits.
+    /// A UUID whose text is 8-4-4-4-12 lower-case hexadecimal digits.
     Uuid([u8; 16]),
     Text(Box<str>),
 }
 
-/// Before which bytes of a UUID its text has a hyphen.
+/// Indices of the UUID bytes whose text has a hyphen before it.
 const HYPHENS: [usize; 4] = [4, 6, 8, 10];
 
 fn digit(of: u8) -> Option<u8> {
@@ -43,7 +43,7 @@ impl From<&str> for Uid {
 }
 
 impl Default for Uid {
-    /// The empty text.
+    /// Returns the UID with the empty text.
     fn default() -> Self {
         Self(UidRepr::Text(Box::default()))
     }

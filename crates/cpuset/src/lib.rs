@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A text that is not a CPU list.
+/// Error for a text that is not a CPU list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "CPU list {text:?}: part {part:?} is not a number or a rising range up to {}",
@@ -28,7 +28,7 @@ impl CpuSet {
     /// The largest number that can be a member: kernels are built for at most 8192 CPUs (`NR_CPUS` of x86-64).
     pub const MAX: u32 = 8191;
 
-    /// The empty set.
+    /// Returns the empty set.
     #[must_use]
     pub const fn new() -> Self {
         Self { words: Vec::new() }
@@ -55,7 +55,7 @@ impl CpuSet {
         }
     }
 
-    /// Whether `cpu` is a member.
+    /// Returns true if `cpu` is a member.
     #[must_use]
     #[inline]
     pub fn contains(&self, cpu: u32) -> bool {
@@ -63,21 +63,21 @@ impl CpuSet {
         word.is_some_and(|word| word & (1 << (cpu % 64)) != 0)
     }
 
-    /// How many members there are.
+    /// Returns the number of members.
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.words.iter().map(|w| w.count_ones() as usize).sum()
     }
 
-    /// Whether there is no member.
+    /// Returns true if the set has no member.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// The members, ascending.
+    /// Returns an iterator over the members in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.words.iter().zip(0u32..).flat_map(|(word, at)| {
             let bits = (0..64).filter(move |bit| word & (1 << bit) != 0);
@@ -103,7 +103,7 @@ impl CpuSet {
         self.trim();
     }
 
-    /// Keeps only members of `other`.
+    /// Removes every member that is not in `other`.
     pub fn keep(&mut self, other: &Self) {
         self.words.truncate(other.words.len());
         for (word, kept) in self.words.iter_mut().zip(&other.words) {
@@ -112,7 +112,7 @@ impl CpuSet {
         self.trim();
     }
 
-    /// Returns the members of either.
+    /// Returns the set of numbers that are in `self` or in `other`.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         let mut out = self.clone();
@@ -120,7 +120,7 @@ impl CpuSet {
         out
     }
 
-    /// Returns the members of both.
+    /// Returns the set of numbers that are in both `self` and `other`.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         let mut out = self.clone();
@@ -128,7 +128,7 @@ impl CpuSet {
         out
     }
 
-    /// Returns the members of `self` that `other` lacks.
+    /// Returns the members of `self` that are not in `other`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         let mut out = self.clone();
@@ -136,14 +136,14 @@ impl CpuSet {
         out
     }
 
-    /// Whether the sets have no member in common.
+    /// Returns true if the sets have no member in common.
     #[must_use]
     pub fn is_disjoint(&self, other: &Self) -> bool {
         let mut pairs = self.words.iter().zip(&other.words);
         pairs.all(|(a, b)| a & b == 0)
     }
 
-    /// Whether every member is in `other`.
+    /// Returns true if every member of `self` is in `other`.
     #[must_use]
     pub fn is_subset(&self, other: &Self) -> bool {
         self.words.len() <= other.words.len()
@@ -154,11 +154,11 @@ impl CpuSet {
                 .all(|(a, b)| a & !b == 0)
     }
 
-    /// Reads a list as the kernel reads it when one is written to its files: like [`CpuSet::from_str`], and a range
-    /// can have a stride, such as `0-7:2/4` for the first two CPUs of every four.
+    /// Parses a list as the kernel parses one that is written to its files: like [`CpuSet::from_str`], and a
+    /// range can have a stride, such as `0-7:2/4` for the first two CPUs of every four.
     ///
     /// # Errors
-    /// A part is malformed.
+    /// Returns the first part that is neither a number nor a valid range.
     pub fn from_kernel_list(text: &str) -> Result<Self, CpuListError> {
         Self::parse(text, true)
     }
@@ -180,7 +180,7 @@ impl CpuSet {
         Ok(set)
     }
 
-    /// Adds the CPUs of one part of a list; returns `None` if it is malformed.
+    /// Adds the CPUs of one part of a list. Returns `None` if the part is malformed.
     fn insert_part(&mut self, range: &str, stride: &str) -> Option<()> {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last) = (number(first)?, number(last)?);
@@ -199,7 +199,8 @@ impl CpuSet {
         Some(())
     }
 
-    /// Adds `first` to `last`, which are at most [`CpuSet::MAX`], in time that depends on their words alone.
+    /// Adds the numbers `first` to `last`, both at most [`CpuSet::MAX`]. Works a word at a time, so the cost
+    /// does not depend on the length of the range.
     fn insert_range(&mut self, first: u32, last: u32) {
         let (low, high) = (first as usize / 64, last as usize / 64);
         if high >= self.words.len() {
@@ -232,13 +233,13 @@ impl FromIterator<u32> for CpuSet {
 impl FromStr for CpuSet {
     type Err = CpuListError;
 
-    /// Reads a list such as `0-5,8`, with blanks around its parts; the empty text is the empty set.
+    /// Parses a list such as `0-5,8`. Blanks around parts are allowed; the empty text is the empty set.
     fn from_str(text: &str) -> Result<Self, CpuListError> {
         Self::parse(text, false)
     }
 }
 
-/// Reads digits; returns `None` for anything else and for what is above [`CpuSet::MAX`].
+/// Parses decimal digits. Returns `None` for other text and for numbers above [`CpuSet::MAX`].
 fn number(digits: &str) -> Option<u32> {
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
     let number = digits.parse().ok().filter(|number| *number <= CpuSet::MAX);
@@ -329,7 +330,7 @@ mod tests {
         }
     }
 
-    /// Anyone can write an annotation of 256 KiB.
+    /// Annotations come from users and may have 256 KiB, so a long list must not take much memory.
     #[test]
     fn long_list_of_long_ranges_is_read_in_little_memory() {
         let text = vec!["0-8191"; 40_000].join(",");

@@ -1,6 +1,7 @@
-//! RecommendationCheckpoint: what the recommender learned of one container, kept over restarts.
+//! RecommendationCheckpoint: the usage history of one container, stored so that the recommender keeps it over
+//! restarts.
 //!
-//! This kind is koord's own: upstream has the Recommendation, and nobody who makes any.
+//! This kind is koord's own: upstream defines the Recommendation but has no controller that fills it in.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube_derive::CustomResource;
@@ -9,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Whose history it is.
+/// Identifies the container whose history is stored.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -33,25 +34,25 @@ use std::collections::BTreeMap;
 pub struct RecommendationCheckpointSpec {
     /// Name of the Recommendation, in the same namespace.
     pub recommendation: String,
-    /// The container.
+    /// Name of the container.
     pub container_name: String,
 }
 
-/// The history.
+/// Stored usage history of the container.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RecommendationCheckpointStatus {
-    /// The format of the histograms.
+    /// Version of the histogram format.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub version: String,
-    /// CPU samples, in cores.
+    /// Histogram of CPU samples, in cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_histogram: Option<HistogramCheckpoint>,
-    /// Memory peaks, in bytes.
+    /// Histogram of memory peaks, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_histogram: Option<HistogramCheckpoint>,
-    /// Memory windows that are not over.
+    /// Memory peaks of the windows that have not ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_peaks: Vec<MemoryPeak>,
     /// Time of the first sample.
@@ -60,15 +61,15 @@ pub struct RecommendationCheckpointStatus {
     /// Time of the newest sample.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_sample_start: Option<Time>,
-    /// How many samples there were.
+    /// Number of samples.
     #[serde(default)]
     pub total_samples_count: i64,
-    /// When this was written.
+    /// Time of the newest write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Time>,
 }
 
-/// A decaying histogram.
+/// Histogram whose weights decay exponentially with age.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -79,15 +80,15 @@ pub struct HistogramCheckpoint {
     /// Bucket number to weight; the largest weight is 10000.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub bucket_weights: BTreeMap<String, i64>,
-    /// The sum of the real weights.
+    /// Sum of the weights before they are scaled to the largest one.
     #[serde(default)]
     pub total_weight: f64,
-    /// After how long a sample weighs half, in seconds.
+    /// Half-life of a sample's weight, in seconds.
     #[serde(default)]
     pub half_life_seconds: i64,
 }
 
-/// The highest memory use of one pod in the window it is in.
+/// Highest memory usage of one pod in its current window.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -95,18 +96,18 @@ pub struct MemoryPeak {
     /// `metadata.uid` of the pod.
     #[serde(rename = "podUID")]
     pub pod_uid: String,
-    /// When the window ends.
+    /// End of the window.
     pub window_end: Time,
-    /// Bytes.
+    /// Highest sampled usage, in bytes.
     #[serde(default)]
     pub peak: f64,
-    /// Bytes that a kill for want of memory called for.
+    /// Memory that an OOM kill indicates as needed, in bytes.
     #[serde(default)]
     pub oom_peak: f64,
-    /// The newest sample.
+    /// Time of the newest sample.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_sample_start: Option<Time>,
-    /// The newest kill that was learned from.
+    /// Time of the newest OOM kill that is included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_oom_time: Option<Time>,
 }

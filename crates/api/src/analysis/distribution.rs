@@ -6,37 +6,37 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Which share of use the recommendation covers: JSON [`PercentilesAnnotation`].
+/// Annotation key for the percentiles that the recommendation covers: JSON [`PercentilesAnnotation`].
 pub const PERCENTILES: &str = "analysis.koordinator.sh/percentiles";
-/// What is known beside the recommendation: JSON map of container name to
+/// Annotation key for the usage distribution behind the recommendation: JSON map of container name to
 /// [`ContainerDistribution`].
 pub const DISTRIBUTION: &str = "analysis.koordinator.sh/distribution";
 
-/// Percentiles from 0 (excluded) to 1; what is absent is the recommender's default.
+/// Percentiles in the range (0, 1]. `None` means the recommender's default.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct PercentilesAnnotation {
-    /// Of CPU samples.
+    /// Percentile of CPU samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<f64>,
-    /// Of memory peaks.
+    /// Percentile of memory peaks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<f64>,
 }
 
-/// What is known of one container's use.
+/// Usage distribution of one container.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerDistribution {
-    /// The least that makes sense.
+    /// Lower bound of sensible requests.
     #[serde(default)]
     pub lower_bound: ResourceList,
-    /// The most that makes sense.
+    /// Upper bound of sensible requests.
     #[serde(default)]
     pub upper_bound: ResourceList,
-    /// Use at `p50`, `p90`, `p95`, `p98` and `max`, without margin and floor.
+    /// Usage at `p50`, `p90`, `p95`, `p98` and `max`, without safety margin and minimum.
     #[serde(default)]
     pub usage: BTreeMap<String, ResourceList>,
-    /// How many samples there are.
+    /// Number of samples.
     #[serde(default)]
     pub samples: u64,
     /// Time of the first sample.
@@ -45,7 +45,7 @@ pub struct ContainerDistribution {
     /// Time of the newest sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_sample: Option<Time>,
-    /// Days of history.
+    /// Length of the history in days.
     #[serde(default)]
     pub confidence_days: f64,
 }

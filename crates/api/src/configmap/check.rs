@@ -3,12 +3,13 @@
 use crate::field::FieldError;
 use std::fmt;
 
-/// Collects violations; an unset value breaks no rule.
+/// Collects the violations of bounds. Unset values violate no bound.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     prefix: String,
     errors: Vec<FieldError>,
-    /// Ends of a range that have no effect without the other end. They do no harm, and upstream accepts them.
+    /// Ends of a range that have no effect without the other end. They are harmless, and upstream accepts
+    /// them.
     lone_ends: Vec<FieldError>,
 }
 
@@ -29,7 +30,7 @@ impl Checker {
         errors
     }
 
-    /// Returns the violations that must be refused, and those that have no effect.
+    /// Returns the violations that must be rejected, and those of values without effect.
     pub(super) fn split(self) -> (Vec<FieldError>, Vec<FieldError>) {
         (self.errors, self.lone_ends)
     }
@@ -90,8 +91,8 @@ impl Checker {
         }
     }
 
-    /// Checks that `upper` is more than `lower`. An end that is not given has its default; where it has
-    /// none, the other end cannot stand alone.
+    /// Checks that `upper` is greater than `lower`. An unset end has its default; if it has none, the other
+    /// end has no effect alone.
     pub(super) fn ordered(
         &mut self,
         (upper_field, upper, upper_default): (&str, Option<i64>, Option<i64>),

@@ -1,4 +1,4 @@
-//! `colocation-config`: how much of a node the manager gives to batch and mid pods.
+//! Section `colocation-config`: the share of a node that the manager gives to batch and mid pods.
 
 use super::check::Checker;
 use super::sections::MAX_SECONDS;
@@ -11,9 +11,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 open_enum! {
-    /// What counts against the resources batch pods may use.
+    /// Amount of higher-priority pods that is subtracted from the resources of batch pods.
     CalculatePolicy {
-        /// The usage of higher-priority pods.
+        /// Their usage.
         Usage = "usage",
         /// Their requests (memory only).
         Request = "request",
@@ -25,14 +25,14 @@ open_enum! {
 /// Value of [`ColocationStrategy::mid_reclaim_mode`] that sizes mid resources by fixed shares.
 pub const MID_RECLAIM_STATIC: &str = "static";
 
-/// Settings of the node-resource and NodeMetric controllers; unset fields inherit.
+/// Settings of the noderesource and NodeMetric controllers. Unset fields are inherited.
 ///
 /// Percentages are whole percent.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ColocationStrategy {
-    /// Whether batch and mid resources are published.
+    /// True if batch and mid resources are published.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
     /// Window of usage averages, in seconds.
@@ -44,31 +44,31 @@ pub struct ColocationStrategy {
     /// Windows of usage percentiles.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metric_aggregate_policy: Option<AggregatePolicy>,
-    /// Which memory counts as used.
+    /// Memory that counts as used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metric_memory_collect_policy: Option<MemoryCollectPolicy>,
     /// Share of the node's CPU that all pods together may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_reclaim_threshold_percent: Option<i64>,
-    /// What counts against it.
+    /// Amount of higher-priority pods that is subtracted from it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_calculate_policy: Option<CalculatePolicy>,
     /// Share of the node's memory that all pods together may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_reclaim_threshold_percent: Option<i64>,
-    /// What counts against it.
+    /// Amount of higher-priority pods that is subtracted from it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_calculate_policy: Option<CalculatePolicy>,
-    /// Age of a NodeMetric from which it is not trusted, in minutes.
+    /// Age of a NodeMetric from which it counts as expired, in minutes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub degrade_time_minutes: Option<i64>,
     /// Longest time between two writes of the node status, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub update_time_threshold_seconds: Option<i64>,
-    /// Relative change that is written at once.
+    /// Relative change of an amount that is written to the node status at once, in the range (0, 1].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_diff_threshold: Option<f64>,
-    /// [`MID_RECLAIM_STATIC`] or unset.
+    /// Mode that sizes mid resources: [`MID_RECLAIM_STATIC`] or unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mid_reclaim_mode: Option<String>,
     /// Upper bound of mid CPU, percent of allocatable.
@@ -80,16 +80,16 @@ pub struct ColocationStrategy {
     /// Upper bound of mid memory, percent of allocatable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mid_memory_threshold_percent: Option<i64>,
-    /// Share of unallocated resources added to mid.
+    /// Percentage of unallocated resources that is added to mid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mid_unallocated_percent: Option<i64>,
-    /// CPU kept from mid in static mode.
+    /// CPU reserved from mid in static mode, percent.
     #[serde(
         rename = "midStaticCPUReservedPercent",
         skip_serializing_if = "Option::is_none"
     )]
     pub mid_static_cpu_reserved_percent: Option<i64>,
-    /// Memory kept from mid in static mode.
+    /// Memory reserved from mid in static mode, percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mid_static_memory_reserved_percent: Option<i64>,
     /// Upper bound of batch CPU, percent of allocatable; unset is no bound.
@@ -110,12 +110,12 @@ pub struct ColocationStrategy {
     pub extensions: ExtensionsMap,
 }
 
-/// The longest time in a setting that is given in minutes: what upstream's durations can hold. Longer than a year
-/// makes sense for `degradeTimeMinutes`: never.
+/// Largest value of a setting in minutes: the maximum of upstream's durations. A value above a year makes
+/// sense for `degradeTimeMinutes`, where it means never.
 const MAX_MINUTES: i64 = i64::MAX / 1_000_000_000 / 60;
 
 impl ColocationStrategy {
-    /// The defaults: disabled, 60 % CPU, 65 % memory, reports every minute.
+    /// Returns the defaults: disabled, 60 % CPU, 65 % memory, reports every minute.
     #[must_use]
     pub fn defaults() -> Self {
         Self {
@@ -145,14 +145,15 @@ impl ColocationStrategy {
         }
     }
 
-    /// Whether colocation is switched on.
+    /// Returns true if co-location is enabled.
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         self.enable == Some(true)
     }
 
-    /// What the controllers cannot work with. Upstream's controllers use these bounds but for those that keep times
-    /// from overflowing, and for the upper one of `resourceDiffThreshold`, which only its webhook has.
+    /// Returns the values that the controllers cannot work with. The bounds are those of upstream's
+    /// controllers, except two: the bounds that prevent overflow of durations are added, and the upper bound
+    /// of `resourceDiffThreshold` is that of upstream's webhook.
     #[must_use]
     pub fn violations(&self) -> Vec<FieldError> {
         let mut check = Checker::default();
@@ -246,7 +247,7 @@ impl ColocationStrategy {
         check.finish()
     }
 
-    /// What does not do what it seems to.
+    /// Returns the settings that have another effect than expected.
     pub(super) fn remarks(&self) -> Vec<FieldError> {
         let mut check = Checker::default();
         for (field, percent) in [
@@ -276,7 +277,8 @@ impl ColocationStrategy {
         check.finish()
     }
 
-    /// What the ConfigMap webhook refuses: [`ColocationStrategy::violations`] and tighter bounds.
+    /// Returns the violations that the ConfigMap webhook rejects: [`ColocationStrategy::violations`] and
+    /// those of tighter bounds.
     #[must_use]
     pub fn admission_violations(&self) -> Vec<FieldError> {
         let mut check = Checker::from(self.violations());

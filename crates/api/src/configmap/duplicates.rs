@@ -1,4 +1,4 @@
-//! Names that a JSON text gives twice in one object. Readers take the last value and drop the others silently.
+//! Duplicate names within one JSON object. JSON decoders use the last value and drop the others silently.
 
 use super::FieldError;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -6,11 +6,12 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The most duplicates that are reported for one text.
+/// Maximum number of duplicates reported for one text.
 const MAX_REPORTED: usize = 20;
 
-/// Returns an error for each name that occurs twice in an object of `text`, in any letter case: a reader matches
-/// names without regard to it. Each has the value that counts. A text that is not JSON has none.
+/// Returns an error for each name that occurs more than once in an object of `text`, compared without regard
+/// to case, as decoders match names. The error shows the value that takes effect. A text that is not JSON has
+/// no duplicates.
 pub(super) fn fields(text: &str) -> Vec<FieldError> {
     let mut duplicates = Vec::new();
     let place = DuplicateVisitor {
@@ -18,12 +19,12 @@ pub(super) fn fields(text: &str) -> Vec<FieldError> {
         duplicates: &mut duplicates,
     };
     let mut reader = serde_json::Deserializer::from_str(text);
-    // The reader of the section reports a text that is not JSON.
+    // The parser of the section reports text that is not JSON.
     drop(place.deserialize(&mut reader));
     duplicates
 }
 
-/// A value to read, and where it is.
+/// Visitor of one value that records its path in the document.
 struct DuplicateVisitor<'a> {
     path: String,
     duplicates: &'a mut Vec<FieldError>,
@@ -45,7 +46,7 @@ impl<'de> Visitor<'de> for DuplicateVisitor<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        // By the name in lower case: the spellings, with the value of each.
+        // Maps the name in lower case to its spellings and the value of each.
         let mut values_by_name: BTreeMap<String, Vec<(String, Value)>> = BTreeMap::new();
         let mut folded_names = Vec::new();
         let dot = if self.path.is_empty() { "" } else { "." };
@@ -87,7 +88,7 @@ impl<'de> Visitor<'de> for DuplicateVisitor<'_> {
                 reason,
             });
         }
-        // What is inside an object is reported by its own path.
+        // Values inside an object are reported by their own paths.
         Ok(Value::Object(serde_json::Map::new()))
     }
 
@@ -168,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Bounded in time and in what it reports.
+    /// Bounds the time and the number of reports for a text with many duplicates.
     #[test]
     fn many_duplicates_are_reported_in_part() {
         let names: Vec<String> = (0..50_000)

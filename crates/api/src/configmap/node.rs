@@ -1,4 +1,4 @@
-//! Overrides that a node carries itself, in its annotations and labels.
+//! Overrides in the annotations and labels of a node.
 
 use super::text_rules;
 use super::{ColocationCfg, ColocationStrategy, SystemCfg, SystemStrategy};
@@ -6,7 +6,7 @@ use crate::quantity::Quantity;
 use crate::{annotations, labels, lenient, merge};
 use std::collections::BTreeMap;
 
-/// A label or annotation of a node that was ignored because its value is illegal.
+/// Warning about a label or annotation of a node that was ignored because its value is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key} has value {value:?}, which is ignored: {reason}")]
 pub struct NodeOverrideWarning {
@@ -14,17 +14,18 @@ pub struct NodeOverrideWarning {
     pub key: &'static str,
     /// Its value.
     pub value: String,
-    /// Why it is illegal.
+    /// Reason why the value is invalid.
     pub reason: String,
 }
 
 pub(super) type Strings = BTreeMap<String, String>;
 
-/// The colocation strategy of one node: the section's, then the annotation
-/// `node.koordinator.sh/colocation-strategy`, then the ratio labels. Illegal values are ignored.
+/// Returns the colocation strategy of one node: that of the section, overridden by the annotation
+/// `node.koordinator.sh/colocation-strategy`, overridden by the ratio labels. Invalid values are ignored and
+/// returned as warnings.
 ///
-/// A ratio becomes a percentage by `trunc(ratio × 100)` in binary floating point, so `0.29` gives 28:
-/// the same numbers as the Go manager, which matters while both run in one cluster.
+/// A ratio becomes a percentage by `trunc(ratio × 100)` in binary floating point, so `0.29` gives 28. These
+/// are the numbers of upstream's manager, which matters while both run in one cluster.
 #[must_use]
 pub fn colocation_strategy_for_node(
     section: &ColocationCfg,
@@ -99,8 +100,8 @@ pub(super) fn ratio_percent(text: &str) -> Option<i64> {
     (ratio.is_finite() && ratio >= 0.0).then_some((ratio * 100.0) as i64)
 }
 
-/// The system strategy of one node: the section's, with the bandwidth of the annotation
-/// `node.koordinator.sh/network-bandwidth`. An unreadable annotation is ignored.
+/// Returns the system strategy of one node: that of the section, with the bandwidth of the annotation
+/// `node.koordinator.sh/network-bandwidth`. An invalid annotation is ignored and returned as a warning.
 #[must_use]
 pub fn system_strategy_for_node(
     section: &SystemCfg,

@@ -1,4 +1,4 @@
-//! Where the settings that hold on a node come from.
+//! Origins of the settings in effect on a node.
 
 use super::node::{Strings, ratio_percent};
 use super::{ColocationCfg, ColocationStrategy, Section, colocation_strategy_for_node, keys};
@@ -7,18 +7,18 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Where a setting that holds on a node comes from.
+/// Origin of a setting in effect on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody set it.
+    /// Not set: the built-in default.
     Default,
-    /// The cluster's part of a key of the ConfigMap.
+    /// Cluster strategy of a ConfigMap key.
     Cluster(&'static str),
-    /// The part of a key that picks some nodes.
+    /// Node override of a ConfigMap key.
     Node {
         /// The key.
         key: &'static str,
-        /// The part's name; its place, such as `#0`, where it has none.
+        /// Name of the override, or its index such as `#0` if it has no name.
         name: String,
     },
     /// An annotation of the node.
@@ -39,7 +39,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The labels that set a percentage, and which.
+/// Labels that set a percentage, each with the JSON name of the field that it sets.
 const RATIOS: [(&str, &str); 4] = [
     (labels::NODE_CPU_RECLAIM_RATIO, "cpuReclaimThresholdPercent"),
     (
@@ -57,7 +57,7 @@ const RATIOS: [(&str, &str); 4] = [
 ];
 
 impl<T> Section<T> {
-    /// Which part of the section, read from `key`, a node has its settings from.
+    /// Returns the part of the section `key` that applies to a node with `node_labels`.
     #[must_use]
     pub fn origin(&self, key: &'static str, node_labels: &Strings) -> Origin {
         match self.place_for_node(node_labels) {
@@ -76,9 +76,9 @@ impl<T> Section<T> {
     }
 }
 
-/// Where each field of the colocation strategy of a node comes from, by the field's name in JSON: the
-/// last place that gives it the value that holds. `text` is what `section` was read from. Fields that
-/// are unset are not listed.
+/// Returns the origin of each set field of a node's colocation strategy, by JSON field name: the last layer
+/// that sets the value in effect. `text` is the ConfigMap value that `section` was parsed from. Unset fields
+/// are not listed.
 #[must_use]
 pub fn colocation_origins(
     section: &ColocationCfg,
@@ -119,7 +119,7 @@ pub fn colocation_origins(
     origins
 }
 
-/// What a document sets of a strategy, under the fields' proper names.
+/// Returns the settings of a document under the canonical field names.
 fn settings_of(document: &Value) -> Value {
     let strategy = lenient::from_value::<ColocationStrategy>(document);
     let strategy = strategy.ok().map(serde_json::to_value);

@@ -1,4 +1,4 @@
-//! One section: a cluster strategy and overrides for nodes.
+//! A section of the ConfigMap: a cluster strategy and overrides for nodes.
 
 use super::text_rules::{self, Rule};
 use super::{ConfigError, ConfigProblem, FieldError, Report, duplicates, unknown};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// A strategy for the cluster and overrides for some nodes.
+/// Strategy for the cluster and overrides for some nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Section<T> {
     /// Strategy of nodes without an override; defaults are filled in.
@@ -19,18 +19,18 @@ pub struct Section<T> {
     pub nodes: Vec<NodeOverride<T>>,
 }
 
-/// A strategy for the nodes a selector picks.
+/// Strategy of the nodes that a selector matches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeOverride<T> {
-    /// Name, for people.
+    /// Informational name.
     pub name: String,
-    /// Picks the nodes; `None` picks none, an empty selector all.
+    /// Selector of the nodes; `None` matches none, an empty selector matches all.
     pub selector: Option<LabelSelector>,
-    /// The override laid over the cluster strategy.
+    /// The override merged over the cluster strategy.
     pub strategy: T,
 }
 
-/// How a section spells its two parts.
+/// Layout of a section's JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     /// Cluster strategy at the top, overrides in `nodeConfigs`.
@@ -39,14 +39,15 @@ pub(super) enum Shape {
     Nested,
 }
 
-/// What is wrong with the values of a strategy.
+/// Problems with the values of a strategy, by consequence.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    /// With these it is not taken over.
+    /// Violations for which the strategy is rejected.
     pub(super) refused: Vec<FieldError>,
-    /// With these it is, as upstream takes it over where its ConfigMap webhook is off.
+    /// Violations with which the strategy is accepted, as upstream accepts it when its ConfigMap webhook is
+    /// off.
     pub(super) doubtful: Vec<FieldError>,
-    /// What upstream says nothing about at all.
+    /// Settings with an unexpected effect, which upstream does not report.
     pub(super) remarkable: Vec<FieldError>,
 }
 
@@ -62,12 +63,12 @@ struct ParsedSection<T> {
     cluster: T,
     nodes: Vec<(Header, T, Vec<FieldError>)>,
     unknown: Vec<FieldError>,
-    /// Of the cluster's strategy; those of an override are beside it.
+    /// Invalid enumerated values of the cluster strategy. Those of an override are in `nodes`.
     left_out: Vec<FieldError>,
 }
 
 impl<T> Section<T> {
-    /// A section without overrides.
+    /// Creates a section without overrides.
     pub(super) fn without_overrides(cluster: T) -> Self {
         Self {
             cluster,
@@ -75,21 +76,21 @@ impl<T> Section<T> {
         }
     }
 
-    /// The strategy of a node: the first override whose selector matches its labels, else the
-    /// cluster's. A malformed selector matches nothing.
+    /// Returns the strategy of a node with `labels`: that of the first override whose selector matches,
+    /// otherwise the cluster strategy. An invalid selector matches no node.
     #[must_use]
     pub fn for_node(&self, labels: &BTreeMap<String, String>) -> &T {
         self.override_for_node(labels)
             .map_or(&self.cluster, |matched| &matched.strategy)
     }
 
-    /// The override that applies to a node, if any.
+    /// Returns the override that applies to a node with `labels`; `None` means the cluster strategy.
     #[must_use]
     pub fn override_for_node(&self, labels: &BTreeMap<String, String>) -> Option<&NodeOverride<T>> {
         self.nodes.get(self.place_for_node(labels)?)
     }
 
-    /// The place in [`Self::nodes`] of the override that applies to a node.
+    /// Returns the index in [`Self::nodes`] of the override that applies to a node with `labels`.
     pub(super) fn place_for_node(&self, labels: &BTreeMap<String, String>) -> Option<usize> {
         self.nodes.iter().position(|node| {
             node.selector
@@ -292,7 +293,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
     }
 }
 
-/// Puts `prefix` before the path of an error.
+/// Prepends `prefix` to the path of an error.
 fn below(prefix: &str, error: ReadError) -> ReadError {
     match error {
         ReadError::Field { path, message } if path == "." => ReadError::Field {

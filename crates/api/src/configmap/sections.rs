@@ -14,10 +14,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The longest time in a setting that is given in seconds: a year. Longer ones overflow in arithmetic on times.
+/// Largest value of a setting in seconds: one year. Larger values overflow in duration arithmetic.
 pub(super) const MAX_SECONDS: i64 = 365 * 24 * 60 * 60;
 
-/// What the ConfigMap webhook refuses in `resource-threshold-config`.
+/// Returns the violations for which the ConfigMap webhook rejects `resource-threshold-config`.
 #[must_use]
 pub fn threshold_violations(strategy: &ResourceThresholdStrategy) -> Vec<FieldError> {
     check_threshold(strategy).finish()
@@ -146,7 +146,7 @@ pub(super) fn check_threshold(strategy: &ResourceThresholdStrategy) -> Checker {
     check
 }
 
-/// What the ConfigMap webhook refuses in `resource-qos-config`, class by class.
+/// Returns the violations for which the ConfigMap webhook rejects `resource-qos-config`, class by class.
 #[must_use]
 pub fn qos_violations(strategy: &ResourceQOSStrategy) -> Vec<FieldError> {
     check_qos(strategy).finish()
@@ -221,7 +221,7 @@ fn class_violations(check: &mut Checker, class: &ResourceQOS) {
     }
 }
 
-/// What the ConfigMap webhook refuses in `cpu-burst-config`.
+/// Returns the violations for which the ConfigMap webhook rejects `cpu-burst-config`.
 #[must_use]
 pub fn burst_violations(strategy: &CPUBurstStrategy) -> Vec<FieldError> {
     check_burst(strategy).finish()
@@ -251,7 +251,7 @@ pub(super) fn check_burst(strategy: &CPUBurstStrategy) -> Checker {
     check
 }
 
-/// What the ConfigMap webhook refuses in `system-config`.
+/// Returns the violations for which the ConfigMap webhook rejects `system-config`.
 #[must_use]
 pub fn system_violations(strategy: &SystemStrategy) -> Vec<FieldError> {
     check_system(strategy).finish()
@@ -283,8 +283,8 @@ pub(super) fn check_system(strategy: &SystemStrategy) -> Checker {
     check
 }
 
-/// `host-application-config`: the applications of a node. Always written, so an empty list of a node
-/// replaces the list of the cluster.
+/// Section `host-application-config`: the host applications of a node. The list is always serialized, so that
+/// an empty list of an override replaces the list of the cluster.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -294,12 +294,12 @@ pub struct HostApplications {
     pub applications: Vec<HostApplicationSpec>,
 }
 
-/// `cpu-normalization-config`: how CPU models compare.
+/// Section `cpu-normalization-config`: the relative speed of CPU models.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CPUNormalizationStrategy {
-    /// Whether nodes are normalised.
+    /// True if CPU normalization is enabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
     /// Ratio of models that are not listed.
@@ -311,7 +311,7 @@ pub struct CPUNormalizationStrategy {
 }
 
 impl CPUNormalizationStrategy {
-    /// Normalisation is off.
+    /// Returns the defaults: normalization is off.
     #[must_use]
     pub fn defaults() -> Self {
         Self {
@@ -320,7 +320,7 @@ impl CPUNormalizationStrategy {
         }
     }
 
-    /// Ratios that are not positive.
+    /// Returns the ratios that are not positive and finite.
     #[must_use]
     pub fn violations(&self) -> Vec<FieldError> {
         self.check().finish()
@@ -364,35 +364,35 @@ fn positive(check: &mut Checker, field: &str, value: Option<f64>) {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ModelRatioCfg {
-    /// Without hyper-threads and turbo.
+    /// Ratio with hyper-threading and turbo off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base_ratio: Option<f64>,
-    /// With hyper-threads.
+    /// Ratio with hyper-threading on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hyper_thread_enabled_ratio: Option<f64>,
-    /// With turbo.
+    /// Ratio with turbo on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub turbo_enabled_ratio: Option<f64>,
-    /// With both.
+    /// Ratio with hyper-threading and turbo on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hyper_thread_turbo_enabled_ratio: Option<f64>,
 }
 
-/// `resource-amplification-config`: resources a node shows more of than it has.
+/// Section `resource-amplification-config`: factors by which nodes publish more of a resource than they have.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceAmplificationStrategy {
-    /// Whether resources are amplified.
+    /// True if amplification is enabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
-    /// Factor by resource name; 1 and less change nothing.
+    /// Factor by resource name, from 1 to 100; 1 has no effect.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub resource_amplification_ratio: BTreeMap<String, f64>,
 }
 
 impl ResourceAmplificationStrategy {
-    /// Checks the factors: outside of these bounds no node is amplified.
+    /// Checks the factors. No node is amplified by a factor outside of these bounds.
     pub(super) fn check(&self) -> Checker {
         let mut check = Checker::default();
         check.nested("resourceAmplificationRatio", |check| {
@@ -406,7 +406,7 @@ impl ResourceAmplificationStrategy {
         check
     }
 
-    /// Amplification is off.
+    /// Returns the defaults: amplification is off.
     #[must_use]
     pub fn defaults() -> Self {
         Self {

@@ -597,7 +597,7 @@ fn a_word_that_means_nothing_counts_as_not_given() {
             "host-application-config: field applications[3].cgroupPath.base is \"Root\": it is none of CgroupRoot, Kubepods, KubepodsBurstable, KubepodsBesteffort, so applications[3] means nothing",
         ]
     );
-    // What is beneath holds, and everything beside.
+    // The lower layers are in effect, and so is everything else in the section.
     let plain = &config.colocation.cluster;
     let defaults = ColocationStrategy::defaults();
     assert!(plain.is_enabled());

@@ -1,26 +1,26 @@
-//! Texts that mean nothing: a policy that does not exist, a share of the network that is no number.
+//! Removal of invalid enumerated values: an unknown policy name, a network share that is not a number.
 //!
-//! They are taken out of a document before it is read, so that what is beneath (the cluster's value, or
-//! the default) holds instead and no NodeSLO ever carries them. An element of a list that has one goes
-//! as a whole: half a host application would be another one.
+//! They are removed from a document before it is parsed, so that the cluster's value or the default is in
+//! effect and no NodeSLO contains them. A list element that has an invalid value is removed as a whole,
+//! because a part of a host application would describe a different one.
 
 use super::FieldError;
 use crate::quantity::Quantity;
 use serde_json::Value;
 
-/// What the value at a place must be.
+/// Requirement on the value at a path.
 #[derive(Debug)]
 pub(super) struct Rule {
-    /// Names between dots; `*` is any name, `[]` behind one stands for all elements of a list.
+    /// Path: names separated by dots; `*` is any name, `[]` after a name stands for all elements of a list.
     path: &'static str,
     expected: Expectation,
 }
 
 #[derive(Debug)]
 enum Expectation {
-    /// One of these texts.
+    /// One of the listed texts.
     Word(&'static [&'static str]),
-    /// A percentage, or an amount per second.
+    /// A percentage (integer) or an amount per second (quantity text).
     Share,
 }
 
@@ -34,8 +34,8 @@ const fn share(path: &'static str) -> Rule {
     Rule { path, expected }
 }
 
-/// Of `colocation-config`. CPU has no `request`, but upstream knows the word there and takes usage. An
-/// empty memory policy is out of bounds, not unknown.
+/// Rules of `colocation-config`. CPU has no policy `request`, but upstream accepts the word and uses usage.
+/// An empty memory policy is a bounds violation, not an unknown word.
 pub(super) const COLOCATION: &[Rule] = &[
     word(
         "cpuCalculatePolicy",
@@ -57,7 +57,7 @@ pub(super) const COLOCATION: &[Rule] = &[
     ),
 ];
 
-/// Of `resource-threshold-config`.
+/// Rules of `resource-threshold-config`.
 pub(super) const THRESHOLD: &[Rule] = &[
     word("cpuSuppressPolicy", &["cpuset", "cfsQuota"]),
     word(
@@ -66,7 +66,7 @@ pub(super) const THRESHOLD: &[Rule] = &[
     ),
 ];
 
-/// Of `resource-qos-config`.
+/// Rules of `resource-qos-config`.
 pub(super) const QOS: &[Rule] = &[
     word("policies.cpuPolicy", &["groupIdentity", "coreSched"]),
     word("policies.netQOSPolicy", &["tc", "terway-qos"]),
@@ -80,13 +80,13 @@ pub(super) const QOS: &[Rule] = &[
     share("*.networkQOS.egressLimit"),
 ];
 
-/// Of `cpu-burst-config`.
+/// Rules of `cpu-burst-config`.
 pub(super) const BURST: &[Rule] = &[word(
     "policy",
     &["none", "cpuBurstOnly", "cfsQuotaBurstOnly", "auto"],
 )];
 
-/// Of `host-application-config`. An empty class is none, an empty base the root.
+/// Rules of `host-application-config`. An empty class means none, an empty base the cgroup root.
 pub(super) const HOST_APPLICATION: &[Rule] = &[
     word(
         "applications[].priority",
@@ -108,7 +108,8 @@ pub(super) const HOST_APPLICATION: &[Rule] = &[
     ),
 ];
 
-/// Takes out of `document` what breaks a rule, and says what it was, by its place in the whole.
+/// Removes the values that violate a rule from `document` and returns one error for each, with its path in
+/// the original document.
 pub(super) fn remove_invalid(document: &mut Value, rules: &[Rule]) -> Vec<FieldError> {
     let mut violations = Vec::new();
     let original = document.clone();
@@ -132,15 +133,15 @@ pub(super) fn remove_invalid(document: &mut Value, rules: &[Rule]) -> Vec<FieldE
 struct RuleWalk<'a> {
     expected: &'a Expectation,
     found: Vec<FieldError>,
-    /// The elements of lists that the walk is in, the innermost last.
+    /// Paths of the list elements that contain the current value, innermost last.
     items: Vec<String>,
 }
 
 impl RuleWalk<'_> {
-    /// Whether `value`, found at `at`, breaks the rule.
+    /// Returns true if `value` at path `at` violates the rule and must be removed by the caller.
     fn visit(&mut self, value: &mut Value, steps: &[&str], at: &str) -> bool {
         let Some((step, steps)) = steps.split_first() else {
-            // Who says nothing makes no mistake.
+            // An empty text counts as unset: it is removed, but not reported.
             if self.items.is_empty() && self.expected.is_unset_text(value) {
                 return true;
             }
@@ -189,7 +190,7 @@ impl RuleWalk<'_> {
             }
             let breaks = self.visit(value, steps, &member_path);
             is_broken |= breaks && in_list;
-            // Outside of lists the value itself goes, not what it is in.
+            // Outside of lists only the value itself is removed, not the object that contains it.
             !(breaks && steps.is_empty())
         });
         is_broken
@@ -197,7 +198,7 @@ impl RuleWalk<'_> {
 }
 
 impl Expectation {
-    /// Whether it is an empty text where none of the words is.
+    /// Returns true for an empty text if the empty text is not an allowed value.
     fn is_unset_text(&self, value: &Value) -> bool {
         match self {
             Self::Word(words) => !words.contains(&"") && value.as_str() == Some(""),
@@ -220,7 +221,7 @@ impl Expectation {
                 Ok(_) => Some("must not be negative".to_owned()),
                 Err(error) => Some(error.to_string()),
             },
-            // What has another type is refused by whoever reads it.
+            // A value of another type is rejected when the section is parsed.
             _ => None,
         }
     }

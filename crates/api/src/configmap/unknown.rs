@@ -1,14 +1,14 @@
-//! Fields that nobody reads: most often misspelt ones.
+//! Unknown fields of the ConfigMap sections, most often misspelled ones.
 
 use super::FieldError;
 use serde_json::Value;
 use std::sync::OnceLock;
 
-/// Below this schema every field is somebody's.
+/// Schema key that allows any field below it.
 const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
 
-/// Returns the fields of `value`, found at `path`, that the section `key` does not have, except those of `others`.
-/// Case does not count, as for Go.
+/// Returns an error for each field of `value` that the schema of section `key` does not have, except the
+/// names in `others`. `path` is the path of `value`. Names are compared without regard to case, as Go does.
 pub(super) fn fields(key: &str, value: &Value, path: &str, others: &[&str]) -> Vec<FieldError> {
     static SCHEMAS: OnceLock<Value> = OnceLock::new();
     let schemas = SCHEMAS
@@ -30,7 +30,7 @@ pub(super) fn fields(key: &str, value: &Value, path: &str, others: &[&str]) -> V
     walk.unknown
 }
 
-/// An error for each field of `value` that is none of `known`.
+/// Returns an error for each member of `value` that is not in `known`.
 pub(super) fn members(value: &Value, known: &[&str]) -> Vec<FieldError> {
     let fields = value.as_object().into_iter().flatten();
     fields
@@ -81,7 +81,7 @@ impl<'a> SchemaWalk<'a> {
         }
     }
 
-    /// What a reference, or an option of something, stands for.
+    /// Resolves a schema that is a reference or the schema of an optional value.
     fn resolved(&self, schema: &'a Value) -> &'a Value {
         let variants = ["anyOf", "allOf", "oneOf"]
             .into_iter()
@@ -103,7 +103,8 @@ impl<'a> SchemaWalk<'a> {
     }
 }
 
-/// The schema of a field; `Ok(None)` if any field is allowed, `Err` if there is none of this name.
+/// Returns the schema of the field `name`. `Ok(None)` means that any value is allowed, `Err` that there is no
+/// such field.
 fn property<'a>(schema: &'a Value, name: &str) -> Result<Option<&'a Value>, ()> {
     let any = &schema["additionalProperties"];
     match schema["properties"].as_object() {

@@ -1,4 +1,4 @@
-//! The gang annotations of a pod, read together.
+//! Gang labels and annotations of a pod.
 
 use crate::duration::{GoDuration, ParseDurationError};
 use crate::serde_util::open_enum;
@@ -6,50 +6,50 @@ use crate::{annotations, labels};
 use k8s_openapi::api::core::v1::Pod;
 
 open_enum! {
-    /// What happens to members that found a node when another did not.
+    /// Treatment of members that have a node when another member has none.
     GangMode {
-        /// They are given up.
+        /// Members with a node give it up.
         Strict = "Strict",
-        /// They wait.
+        /// Members with a node keep waiting.
         NonStrict = "NonStrict",
     }
 }
 
 open_enum! {
-    /// Which members count towards the minimum.
+    /// Members that count toward the minimum.
     GangMatchPolicy {
-        /// Waiting ones.
+        /// Members that wait at permit.
         OnlyWaiting = "only-waiting",
-        /// Waiting and running ones.
+        /// Members that wait at permit or run.
         WaitingAndRunning = "waiting-and-running",
-        /// After the minimum was met once, the rule is lifted.
+        /// Once the minimum was reached, it is not checked again.
         OnceSatisfied = "once-satisfied",
     }
 }
 
-/// A gang as one of its pods describes it.
+/// Description of a gang by one of its pods.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GangSpec {
     /// Name of the gang in the pod's namespace.
     pub name: String,
-    /// Members that must start together; 0 if the pod does not say.
+    /// Minimum number of members that start together; 0 if the pod does not set it.
     pub min_available: i64,
-    /// Members in all; the minimum if the pod does not say.
+    /// Total number of members; the minimum if the pod does not set it.
     pub total_number: i64,
-    /// How long members wait for the rest.
+    /// Time that members wait for the rest; `None` means the default.
     pub waiting_time: Option<GoDuration>,
-    /// What happens when a member finds no node.
+    /// Treatment of the others when a member finds no node.
     pub mode: GangMode,
-    /// Which members count.
+    /// Members that count toward the minimum.
     pub match_policy: GangMatchPolicy,
-    /// Gangs that start together, as `namespace/name`.
+    /// Gangs that are scheduled together, as `namespace/name`.
     pub groups: Vec<String>,
 }
 
-/// A gang annotation or label whose value is illegal.
+/// Error for a gang annotation or label with an invalid value.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GangAnnotationError {
-    /// Not a whole number of at least 0.
+    /// The value is not a whole number of at least 0.
     #[error("{key} has value {value:?}: want a whole number of at least 0")]
     Number {
         /// The key.
@@ -57,15 +57,15 @@ pub enum GangAnnotationError {
         /// The value.
         value: String,
     },
-    /// Not a Go duration.
+    /// The value is not a Go duration.
     #[error("{key}: {problem}")]
     Duration {
         /// The key.
         key: &'static str,
-        /// What is wrong.
+        /// The reason.
         problem: ParseDurationError,
     },
-    /// Not a JSON list of `namespace/name`.
+    /// The value is not a JSON list of `namespace/name`.
     #[error("{key} has value {value:?}: want a JSON list of namespace/name")]
     Groups {
         /// The key.
@@ -75,11 +75,11 @@ pub enum GangAnnotationError {
     },
 }
 
-/// The gang of a pod, by the PodGroup label, its deprecated form, or the gang annotation; `None` without
-/// any of them. The numbers only matter where there is no PodGroup object.
+/// Returns the gang that a pod names by the PodGroup label, its deprecated form or the gang annotation, in
+/// this order; `None` without any of them. The numbers only matter if there is no PodGroup object.
 ///
 /// # Errors
-/// A gang annotation has an illegal value.
+/// A gang annotation has an invalid value.
 pub fn gang_spec(pod: &Pod) -> Result<Option<GangSpec>, GangAnnotationError> {
     let label = |key: &str| {
         pod.metadata
@@ -149,7 +149,7 @@ pub fn gang_spec(pod: &Pod) -> Result<Option<GangSpec>, GangAnnotationError> {
     }))
 }
 
-/// Reads annotation `gang.scheduling.koordinator.sh/groups`.
+/// Parses annotation `gang.scheduling.koordinator.sh/groups`.
 ///
 /// # Errors
 /// The text is not a JSON list of `namespace/name`.

@@ -12,20 +12,20 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 open_enum! {
-    /// What a node reservation takes resources from.
+    /// Amounts that a node reservation is subtracted from.
     NodeReservationApplyPolicy {
-        /// From what the scheduler sees as allocatable.
+        /// Subtracted from the allocatable amounts that the scheduler uses.
         Default = "Default",
-        /// Only the CPUs themselves; allocatable already excludes them.
+        /// Only the CPUs are excluded; the node's allocatable amounts already exclude them.
         ReservedCpusOnly = "ReservedCPUsOnly",
     }
 }
 
-/// Annotation `node.koordinator.sh/reservation`: resources kept from all pods.
+/// Annotation `node.koordinator.sh/reservation`: resources reserved from all pods.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReservation {
-    /// Amounts.
+    /// Amounts by resource name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub resources: ResourceList,
     /// CPU list such as `0-5`; its count replaces the cpu amount.
@@ -35,7 +35,7 @@ pub struct NodeReservation {
         skip_serializing_if = "String::is_empty"
     )]
     pub reserved_cpus: String,
-    /// What they are taken from.
+    /// Amounts that the reservation is subtracted from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub apply_policy: Option<NodeReservationApplyPolicy>,
 }
@@ -44,7 +44,7 @@ pub struct NodeReservation {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OriginAllocatable {
-    /// Batch resources before third-party use was taken off.
+    /// Batch resources before those of third parties were subtracted.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub resources: ResourceList,
 }
@@ -53,22 +53,22 @@ pub struct OriginAllocatable {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ThirdPartyAllocations {
-    /// By system.
+    /// Allocations by system.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allocations: Vec<ThirdPartyAllocation>,
 }
 
-/// What another system, such as YARN, runs on the node.
+/// Resources that another system, such as YARN, uses on the node.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ThirdPartyAllocation {
-    /// The system.
+    /// Name of the system.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Priority class name whose resources it uses.
+    /// Name of the priority class whose resources it uses.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub priority: String,
-    /// Amounts.
+    /// Amounts by resource name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub resources: ResourceList,
 }
@@ -80,12 +80,12 @@ pub struct SystemQosResource {
     /// CPUs of SYSTEM pods.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cpuset: String,
-    /// Whether others keep off them; unset is true.
+    /// True if other pods may not use these CPUs; unset means true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpuset_exclusive: Option<bool>,
 }
 
-/// Annotation `scheduling.koordinator.sh/usage-thresholds`: load limits of this node, percent.
+/// Annotation `scheduling.koordinator.sh/usage-thresholds`: load thresholds of this node, in percent.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CustomUsageThresholds {
@@ -100,7 +100,7 @@ pub struct CustomUsageThresholds {
     pub aggregated_usage: Option<CustomAggregatedUsage>,
 }
 
-/// Load limits for a usage percentile.
+/// Load thresholds for a usage percentile.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CustomAggregatedUsage {
@@ -110,7 +110,7 @@ pub struct CustomAggregatedUsage {
     /// The percentile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_aggregation_type: Option<AggregationType>,
-    /// Its window.
+    /// Window of the percentile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_aggregated_duration: Option<GoDuration>,
 }
@@ -122,13 +122,13 @@ pub struct CpuBasicInfo {
     /// Model name as in `/proc/cpuinfo`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cpu_model: String,
-    /// Whether hyper-threads are on.
+    /// True if hyper-threading is on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hyper_thread_enabled: bool,
-    /// Whether turbo is on.
+    /// True if turbo is on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub turbo_enabled: bool,
-    /// Mask of all cache ways, hexadecimal.
+    /// Mask of all ways of the L3 cache, hexadecimal.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cat_l3_cbm_mask: String,
     /// CPU vendor.
@@ -145,7 +145,7 @@ pub struct CpuTopology {
     pub detail: Vec<CpuInfo>,
 }
 
-/// Place of one logical CPU.
+/// Position of one logical CPU.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuInfo {
@@ -179,7 +179,7 @@ pub struct PodCpuAlloc {
     /// CPUs of the pod.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cpuset: String,
-    /// Whether the kubelet gave them.
+    /// True if the kubelet allocated them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub managed_by_kubelet: bool,
 }
@@ -209,7 +209,7 @@ pub struct KubeletCpuManagerPolicy {
     /// Policy options, such as `full-pcpus-only`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
-    /// CPUs the kubelet keeps.
+    /// CPUs that the kubelet reserves.
     #[serde(
         rename = "reservedCPUs",
         default,
@@ -218,20 +218,20 @@ pub struct KubeletCpuManagerPolicy {
     pub reserved_cpus: String,
 }
 
-/// One way to split the GPUs of a node.
+/// One possible partition of a node's GPUs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuPartition {
-    /// The GPUs.
+    /// Minor numbers of the GPUs.
     #[serde(default)]
     pub minors: Vec<i32>,
-    /// How they are linked, such as `NVLink`.
+    /// Type of the links between the GPUs, such as `NVLink`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub gpu_link_type: String,
-    /// Bandwidth between them.
+    /// Bandwidth between the GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ring_bus_bandwidth: Option<Quantity>,
-    /// Higher is better.
+    /// Score; partitions with a higher one are preferred.
     #[serde(default, skip_serializing_if = "crate::serde_util::is_zero")]
     pub allocation_score: i64,
 }
@@ -240,7 +240,7 @@ pub struct GpuPartition {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationRestrictedOptions {
-    /// Resources a restricted reservation restricts; unset is all.
+    /// Resources that a restricted reservation restricts; empty means all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub resources: Vec<String>,
 }
@@ -248,26 +248,26 @@ pub struct ReservationRestrictedOptions {
 /// Annotation `scheduling.koordinator.sh/gpu-partitions`: number of GPUs to partitions of that size.
 pub type GpuPartitionTable = BTreeMap<String, Vec<GpuPartition>>;
 
-/// Templates a shared GPU may be cut by: template name to resources.
+/// Templates of the slices of a shared GPU: template name to resources.
 pub type GpuSharedResourceTemplates = BTreeMap<String, ResourceList>;
 
-/// A node reservation, read and checked: the one reader of annotation
-/// `node.koordinator.sh/reservation`.
+/// Validated node reservation. Every component parses annotation `node.koordinator.sh/reservation` by this
+/// type.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Reserved {
-    /// Amounts; where CPUs are listed, their count is the cpu amount.
+    /// Amounts by resource name; if CPUs are listed, their count is the cpu amount.
     pub amounts: ResourceList,
-    /// The CPUs that are listed.
+    /// Listed CPUs.
     pub cpus: CpuSet,
-    /// Whether the amounts are taken off what the scheduler sees as allocatable.
+    /// True if the amounts are subtracted from the allocatable amounts that the scheduler uses.
     pub trims_allocatable: bool,
 }
 
 impl Reserved {
-    /// Reads the annotation; `None` when it is absent or empty.
+    /// Parses the annotation. Returns `None` if it is missing or empty.
     ///
     /// # Errors
-    /// It is not the JSON it should be, or `reservedCPUs` is not a CPU list. The error names
+    /// The value is not JSON of [`NodeReservation`], or `reservedCPUs` is not a CPU list. The error names
     /// annotation, value and field.
     pub fn of(
         annotations: Option<&BTreeMap<String, String>>,
@@ -292,7 +292,7 @@ impl Reserved {
         }))
     }
 
-    /// The reserved amount of `resource`; nothing where it is not named.
+    /// Returns the reserved amount of `resource`; zero if it is not listed.
     #[must_use]
     pub fn amount(&self, resource: &str) -> Quantity {
         self.amounts.get(resource).copied().unwrap_or_default()
@@ -300,7 +300,7 @@ impl Reserved {
 }
 
 impl NodeReservation {
-    /// Whether the amounts are taken off what the scheduler sees as allocatable.
+    /// Returns true if the amounts are subtracted from the allocatable amounts that the scheduler uses.
     #[must_use]
     pub fn trims_allocatable(&self) -> bool {
         match &self.apply_policy {
@@ -311,7 +311,7 @@ impl NodeReservation {
 }
 
 impl SystemQosResource {
-    /// Whether others keep off the CPUs; unset is true.
+    /// Returns true if other pods may not use the CPUs; unset means true.
     #[must_use]
     pub fn is_exclusive(&self) -> bool {
         self.cpuset_exclusive.unwrap_or(true)

@@ -11,50 +11,50 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 open_enum! {
-    /// How exclusive CPUs are picked.
+    /// Selection of exclusive CPUs.
     CpuBindPolicy {
-        /// As the node says.
+        /// The policy of the node.
         Default = "Default",
         /// Whole physical cores.
         FullPCPUs = "FullPCPUs",
-        /// One hyper-thread of each physical core.
+        /// CPUs of different physical cores, one hyper-thread of each.
         SpreadByPCPUs = "SpreadByPCPUs",
-        /// Bound to the CPUs of its NUMA nodes.
+        /// All CPUs of the pod's NUMA nodes, not exclusive.
         ConstrainedBurst = "ConstrainedBurst",
     }
 }
 
 open_enum! {
-    /// How far away other exclusive CPUs are kept.
+    /// Distance to the CPUs of other pods with an exclusive policy.
     CpuExclusivePolicy {
-        /// Not at all.
+        /// No distance.
         None = "None",
-        /// Not on the same physical core.
+        /// A different physical core.
         PcpuLevel = "PCPULevel",
-        /// Not on the same NUMA node.
+        /// A different NUMA node.
         NumaNodeLevel = "NUMANodeLevel",
     }
 }
 
 open_enum! {
-    /// How requests are laid over NUMA nodes.
+    /// Policy for the alignment of requests to NUMA nodes.
     NumaTopologyPolicy {
-        /// As the node says.
+        /// The policy of the node.
         Unset = "",
-        /// On one NUMA node if possible.
+        /// One NUMA node if possible.
         BestEffort = "BestEffort",
-        /// On as few NUMA nodes as possible.
+        /// The smallest number of NUMA nodes that the requests allow; otherwise the node is rejected.
         Restricted = "Restricted",
-        /// On one NUMA node.
+        /// One NUMA node; otherwise the node is rejected.
         SingleNumaNode = "SingleNUMANode",
     }
 }
 
-/// Annotation `scheduling.koordinator.sh/resource-spec`: how the pod wants its CPUs.
+/// Annotation `scheduling.koordinator.sh/resource-spec`: requested CPU binding.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceSpec {
-    /// Must be met.
+    /// Required bind policy.
     #[serde(
         rename = "requiredCPUBindPolicy",
         skip_serializing_if = "Option::is_none"
@@ -74,7 +74,8 @@ pub struct ResourceSpec {
     pub preferred_cpu_exclusive_policy: Option<CpuExclusivePolicy>,
 }
 
-/// Annotation `scheduling.koordinator.sh/resource-status`: what the scheduler gave.
+/// Annotation `scheduling.koordinator.sh/resource-status`: CPUs and NUMA resources that the scheduler
+/// allocated.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceStatus {
@@ -102,10 +103,10 @@ pub struct NumaNodeResource {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NumaTopologySpec {
-    /// How requests are laid over NUMA nodes.
+    /// Policy for the alignment of requests to NUMA nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa_topology_policy: Option<NumaTopologyPolicy>,
-    /// `Preferred` or `Required`: keep single-node and multi-node pods apart.
+    /// `Preferred` or `Required`: separates pods on one NUMA node from pods on several.
     #[serde(
         rename = "singleNUMANodeExclusive",
         skip_serializing_if = "Option::is_none"
@@ -117,7 +118,7 @@ pub struct NumaTopologySpec {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExtendedResourceSpec {
-    /// By container name.
+    /// Batch resources by container name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub containers: BTreeMap<String, ExtendedResourceContainerSpec>,
 }
@@ -141,7 +142,7 @@ pub struct PodMemoryQOSConfig {
     /// `default` (as the class), `none` (off) or `auto` (on).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub policy: String,
-    /// Values that replace the class's.
+    /// Values that override those of the class.
     #[serde(flatten)]
     pub values: MemoryQOSCfg,
 }
@@ -150,10 +151,10 @@ pub struct PodMemoryQOSConfig {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodNetworkQOS {
-    /// Most that comes in.
+    /// Maximum incoming bandwidth.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ingress_limit: Option<Quantity>,
-    /// Most that goes out.
+    /// Maximum outgoing bandwidth.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress_limit: Option<Quantity>,
 }
@@ -164,23 +165,23 @@ const OOM_SCORE_ADJ: std::ops::RangeInclusive<i64> = -1000..=1000;
 /// Annotations `koordinator.sh/oom-score-adj` and `koordinator.sh/oom-score-adj-spec`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OomScoreAdj {
-    /// For containers that are not named.
+    /// Value of containers that are not named; `None` leaves them unchanged.
     pub default: Option<i32>,
-    /// By container name; these go first.
+    /// Values by container name; these take precedence.
     pub containers: BTreeMap<String, i32>,
 }
 
 impl OomScoreAdj {
-    /// What `container` gets; `None` leaves it alone.
+    /// Returns the value of `container`; `None` leaves it unchanged.
     #[must_use]
     pub fn of(&self, container: &str) -> Option<i32> {
         self.containers.get(container).copied().or(self.default)
     }
 
-    /// Reads the annotation for all containers; `None` when it is absent or empty.
+    /// Parses the annotation for all containers. Returns `None` if it is missing or empty.
     ///
     /// # Errors
-    /// It is no integer from −1000 to 1000.
+    /// The value is not an integer from −1000 to 1000.
     pub fn read_default(
         annotations: Option<&BTreeMap<String, String>>,
     ) -> Result<Option<i32>, AnnotationError> {
@@ -195,10 +196,10 @@ impl OomScoreAdj {
             .ok_or_else(|| AnnotationError::field(annotations, key, ".", &problem))
     }
 
-    /// Reads the annotation for single containers; empty when it is absent.
+    /// Parses the annotation for single containers. Returns an empty map if it is missing.
     ///
     /// # Errors
-    /// It is no JSON object of integers from −1000 to 1000.
+    /// The value is not a JSON object of integers from −1000 to 1000.
     pub fn read_containers(
         annotations: Option<&BTreeMap<String, String>>,
     ) -> Result<BTreeMap<String, i32>, AnnotationError> {
@@ -219,10 +220,11 @@ fn oom_score_adj(adj: i64) -> Option<i32> {
     i32::try_from(adj).ok()
 }
 
-/// Annotation `koordinator.sh/eviction-priority`; `None` when it is absent or empty, which counts as 0.
+/// Parses annotation `koordinator.sh/eviction-priority`. Returns `None` if it is missing or empty, which
+/// counts as 0.
 ///
 /// # Errors
-/// It is no 32-bit integer.
+/// The value is not a 32-bit integer.
 pub fn eviction_priority(
     annotations: Option<&BTreeMap<String, String>>,
 ) -> Result<Option<i32>, AnnotationError> {
@@ -236,11 +238,11 @@ pub fn eviction_priority(
     parsed.map_err(|_| AnnotationError::field(annotations, key, ".", &problem))
 }
 
-/// Annotation `koordinator.sh/eviction-policy`: the features that may evict the pod. `None` when it is
-/// absent: all may.
+/// Parses annotation `koordinator.sh/eviction-policy`: the features that may evict the pod. Returns `None` if
+/// it is missing, which allows all.
 ///
 /// # Errors
-/// It is no JSON list of names. The empty text is none, either.
+/// The value is not a JSON list of names. The empty text is an error, too.
 pub fn eviction_policy(
     annotations: Option<&BTreeMap<String, String>>,
 ) -> Result<Option<Vec<String>>, AnnotationError> {
@@ -252,10 +254,10 @@ pub fn eviction_policy(
     super::read(annotations, key)
 }
 
-/// Annotation `koordinator.sh/cpuQOS`.
+/// Parses annotation `koordinator.sh/cpuQOS`. Returns `None` if it is missing or empty.
 ///
 /// # Errors
-/// It is not JSON, or the group identity is not in −1..=2.
+/// The value is not JSON, or the group identity is not in −1..=2.
 pub fn pod_cpu_qos(
     annotations: Option<&BTreeMap<String, String>>,
 ) -> Result<Option<CPUQOSCfg>, AnnotationError> {
@@ -289,14 +291,14 @@ pub struct Resctrl {
     pub mb: Option<ResctrlResource>,
 }
 
-/// One resctrl resource.
+/// Settings of one resctrl resource.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResctrlResource {
-    /// For all caches.
+    /// Settings of all caches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schemata: Option<ResctrlSchemata>,
-    /// For single caches.
+    /// Settings of single caches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub schemata_per_cache: Vec<ResctrlSchemataPerCache>,
 }
@@ -317,7 +319,7 @@ pub struct ResctrlSchemata {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResctrlSchemataPerCache {
-    /// The cache.
+    /// Id of the cache.
     #[serde(rename = "cacheID", default)]
     pub cache_id: i64,
     /// Bandwidth in percent.
@@ -332,10 +334,10 @@ pub struct ResctrlSchemataPerCache {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulingHint {
-    /// The only nodes to consider.
+    /// Names of the only nodes to consider; empty means all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_names: Vec<String>,
-    /// Nodes to try first.
+    /// Names of the nodes to try first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub preferred_node_names: Vec<String>,
     /// Hints for other plugins.
@@ -347,10 +349,10 @@ pub struct SchedulingHint {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationAllocated {
-    /// Reservation the pod uses.
+    /// Name of the reservation that the pod uses.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Its UID.
+    /// UID of the reservation.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
 }
@@ -359,21 +361,21 @@ pub struct ReservationAllocated {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationAffinity {
-    /// Name of the one reservation.
+    /// Name of the required reservation; empty means any.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Terms a reservation must meet; one is enough.
+    /// Terms of which a reservation must match at least one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub required_during_scheduling_ignored_during_execution: Option<ReservationAffinitySelector>,
     /// Labels a reservation must have.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reservation_selector: BTreeMap<String, String>,
-    /// Taints of reservations that are tolerated.
+    /// Tolerations for the taints of reservations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
 }
 
-/// Terms a reservation must meet.
+/// Terms of which a reservation must match at least one.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationAffinitySelector {
@@ -391,20 +393,20 @@ pub struct ExactMatchReservationSpec {
     pub resource_names: Vec<String>,
 }
 
-/// Annotation `scheduling.koordinator.sh/soft-eviction`: a request to leave.
+/// Annotation `scheduling.koordinator.sh/soft-eviction`: a request to evict the pod.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SoftEvictionSpec {
-    /// When it was made.
+    /// Time of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timestamp: Option<Time>,
-    /// How the pod should be deleted.
+    /// Options for the deletion of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delete_options: Option<DeleteOptions>,
-    /// Who asked.
+    /// Component or user that made the request.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub initiator: String,
-    /// Why.
+    /// Reason of the request.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
@@ -413,12 +415,12 @@ pub struct SoftEvictionSpec {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkTopologySpec {
-    /// By topology layer.
+    /// Strategies by topology layer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gather_strategy: Vec<GatherStrategy>,
 }
 
-/// How a gang is gathered in one layer.
+/// Gathering of a gang's members in one topology layer.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GatherStrategy {
@@ -428,7 +430,7 @@ pub struct GatherStrategy {
     /// `MustGather` or `PreferGather`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub strategy: String,
-    /// Members in a place come in multiples of this.
+    /// Factor that the number of members in a topology domain must be a multiple of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_count_multiple: Option<i64>,
 }
@@ -449,7 +451,7 @@ pub struct GpuPartitionSpec {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceJointAllocate {
-    /// Device types that belong together.
+    /// Device types that are allocated together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_types: Vec<String>,
     /// `SamePCIe` or empty.
@@ -457,14 +459,14 @@ pub struct DeviceJointAllocate {
     pub required_scope: String,
 }
 
-/// How devices of one type are picked.
+/// Selection of devices of one type.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceAllocateHint {
-    /// Labels of the device.
+    /// Selector of the device's labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
-    /// Labels of the virtual function.
+    /// Selector of the virtual function's labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vf_selector: Option<LabelSelector>,
     /// `ApplyForAll` or `RequestsAsCount`.
@@ -478,14 +480,14 @@ pub struct DeviceAllocateHint {
     pub exclusive_policy: String,
 }
 
-/// One device given to a pod.
+/// One device allocated to a pod.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceAllocation {
     /// Minor number.
     #[serde(default)]
     pub minor: i32,
-    /// Amounts taken from it.
+    /// Amounts allocated from the device.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub resources: ResourceList,
     /// Unique id.
@@ -496,19 +498,19 @@ pub struct DeviceAllocation {
     pub extension: Option<DeviceAllocationExtension>,
 }
 
-/// Details of a device given to a pod.
+/// Details of a device allocated to a pod.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceAllocationExtension {
     /// Virtual functions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vfs: Vec<AllocatedVirtualFunction>,
-    /// Template a shared GPU was cut by.
+    /// Template of the allocated slice of a shared GPU.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub gpu_shared_resource_template: String,
 }
 
-/// A virtual function given to a pod.
+/// A virtual function allocated to a pod.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocatedVirtualFunction {

@@ -1,13 +1,13 @@
-//! Ratios with two decimals: CPU normalisation and resource amplification.
+//! Ratios with two decimals: CPU normalization and resource amplification.
 
 use crate::lenient::{self, ReadError};
 use std::collections::BTreeMap;
 
-/// The largest factor by which a resource may be amplified. Koordinator has no bound; a larger factor is a slip, and
-/// its products overflow.
+/// Largest factor by which a resource may be amplified. Upstream has no bound; a larger factor is a mistake,
+/// and its products overflow.
 pub const MAX_AMPLIFICATION: f64 = 100.0;
 
-/// A text that is not a ratio.
+/// Error for a text that is not a ratio.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("ratio {text:?} is not a number above 0")]
 pub struct RatioError {
@@ -15,7 +15,7 @@ pub struct RatioError {
     pub text: String,
 }
 
-/// Reads annotation `node.koordinator.sh/cpu-normalization-ratio`.
+/// Parses annotation `node.koordinator.sh/cpu-normalization-ratio`.
 ///
 /// # Errors
 /// The text is not a finite number above 0.
@@ -28,7 +28,7 @@ pub fn parse_normalization_ratio(text: &str) -> Result<f64, RatioError> {
         })
 }
 
-/// Writes annotation `node.koordinator.sh/cpu-normalization-ratio`: two decimals.
+/// Formats annotation `node.koordinator.sh/cpu-normalization-ratio`: two decimals.
 #[must_use]
 pub fn format_normalization_ratio(ratio: f64) -> String {
     format!("{ratio:.2}")
@@ -39,7 +39,7 @@ pub fn format_normalization_ratio(ratio: f64) -> String {
 pub struct AmplificationRatios(pub BTreeMap<String, f64>);
 
 impl AmplificationRatios {
-    /// Reads the annotation.
+    /// Parses the annotation.
     ///
     /// # Errors
     /// The text is not a JSON object of numbers.
@@ -47,7 +47,7 @@ impl AmplificationRatios {
         lenient::from_json(text).map(Self)
     }
 
-    /// Writes the annotation. Factors always have two decimals: `{"cpu":1.50}`.
+    /// Formats the annotation. Factors always have two decimals: `{"cpu":1.50}`.
     #[must_use]
     pub fn to_annotation(&self) -> String {
         let fields: Vec<String> = self
@@ -58,7 +58,8 @@ impl AmplificationRatios {
         format!("{{{}}}", fields.join(","))
     }
 
-    /// Returns the factor of `resource` if it amplifies at all. A factor above [`MAX_AMPLIFICATION`] does not.
+    /// Returns the factor of `resource` if it is above 1. A factor above [`MAX_AMPLIFICATION`] is ignored and
+    /// gives `None`.
     #[must_use]
     pub fn of(&self, resource: &str) -> Option<f64> {
         let ratio = self.0.get(resource).copied();

@@ -7,7 +7,7 @@ fn annotated(key: &str, value: &str) -> BTreeMap<String, String> {
     BTreeMap::from([(key.to_owned(), value.to_owned())])
 }
 
-/// The text reads as a `T` and is written back the same.
+/// Checks that the text is parsed as a `T` and serialized unchanged.
 fn round_trip<T: DeserializeOwned + Serialize>(key: &str, text: &str) -> T {
     let value: T = read(Some(&annotated(key, text)), key).unwrap().unwrap();
     let mut written = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! [`Quantity`] to its canonical text.
+//! Formatting of [`Quantity`] in canonical form.
 
 use super::{Format, NANOS_PER_UNIT, Quantity};
 use std::fmt;
@@ -6,8 +6,8 @@ use std::fmt;
 const DECIMAL: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
 const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 
-/// The canonical form: no precision lost, no fractional digits, the largest suffix that allows
-/// both. Binary values that are not whole, or smaller than 1024, print in decimal form.
+/// Formats the canonical form: no precision is lost, no fractional digits, the largest suffix that allows
+/// both. Binary values that are not whole or are smaller than 1024 are printed in decimal form.
 impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.nanos();

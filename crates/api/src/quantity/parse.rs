@@ -1,18 +1,18 @@
-//! Text to [`Quantity`].
+//! Parsing of [`Quantity`] from text.
 
 use super::{Format, NANOS_PER_UNIT, Quantity};
 use std::str::FromStr;
 
-/// Why a text is not a quantity. The text is part of the message.
+/// Error for a text that is not a quantity. Its message shows the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseQuantityError {
     /// The text is empty.
     #[error("quantity is empty: want a number with an optional suffix, such as 500m or 2Gi")]
     Empty,
-    /// There is no well-formed number before the suffix.
+    /// The text does not start with a valid number.
     #[error("quantity {0:?} does not start with a decimal number")]
     Number(String),
-    /// What follows the number is none of the known suffixes.
+    /// The number is followed by an unknown suffix.
     #[error(
         "quantity {text:?} has unknown suffix {suffix:?}: want one of n u m k M G T P E Ki Mi Gi Ti Pi Ei or an exponent"
     )]
@@ -22,7 +22,7 @@ pub enum ParseQuantityError {
         /// The part after the number.
         suffix: String,
     },
-    /// The amount does not fit (more than about 1.7e29 units).
+    /// The amount is out of range (more than about 1.7e29 units).
     #[error("quantity {0:?} is out of range")]
     Range(String),
 }
@@ -100,7 +100,7 @@ fn suffix_scale(suffix: &str) -> Option<(Scale, Format)> {
     }
 }
 
-/// `whole.fraction × 10^exponent` in billionths, rounded up; `None` when it does not fit.
+/// Returns `whole.fraction × 10^exponent` in billionths, rounded up; `None` if it does not fit.
 fn decimal_nanos(whole: &str, fraction: &str, exponent: i64) -> Option<i128> {
     let digits = || {
         whole
@@ -133,7 +133,7 @@ fn decimal_nanos(whole: &str, fraction: &str, exponent: i64) -> Option<i128> {
     value.checked_add(i128::from(dropped))
 }
 
-/// `whole.fraction × 2^shift` in billionths, rounded up and capped at 2⁶³−1 units.
+/// Returns `whole.fraction × 2^shift` in billionths, rounded up and capped at 2⁶³−1 units.
 fn binary_nanos(whole: &str, fraction: &str, shift: u32) -> i128 {
     const CAP: i128 = i64::MAX as i128 * NANOS_PER_UNIT;
     let unit = NANOS_PER_UNIT << shift;

@@ -5,7 +5,8 @@ fn parse(text: &str) -> Quantity {
     text.parse().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Input, canonical text, `value()`, `milli_value()`: the rules of apimachinery's `resource` package.
+/// Lists input, canonical text, `value()` and `milli_value()`: the rules of apimachinery's `resource`
+/// package.
 #[test]
 fn parses_and_prints_as_kubernetes_does() {
     for (input, printed, value, milli) in [

@@ -1,4 +1,4 @@
-//! ClusterNetworkTopology: the switches and blocks that nodes hang on.
+//! ClusterNetworkTopology: the layers of switches and blocks that nodes are connected to.
 //!
 //! Source: Koordinator `apis/scheduling/v1alpha1/cluster_network_topology_types.go`.
 
@@ -12,7 +12,7 @@ pub const CLUSTER_TOPOLOGY_LAYER: &str = "ClusterTopologyLayer";
 /// Lowest layer: a node.
 pub const NODE_TOPOLOGY_LAYER: &str = "NodeTopologyLayer";
 
-/// The layers and the node labels they are read from.
+/// Topology layers and the node labels that define them.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -30,16 +30,16 @@ pub const NODE_TOPOLOGY_LAYER: &str = "NodeTopologyLayer";
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterNetworkTopologySpec {
-    /// The layers.
+    /// The topology layers.
     pub network_topology_spec: Vec<NetworkTopologyLayerSpec>,
 }
 
-/// One layer.
+/// One topology layer.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkTopologyLayerSpec {
-    /// Node labels that together name a node's place in the layer.
+    /// Node labels whose values together name a node's domain in the layer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub label_key: Vec<String>,
     /// The layer above.
@@ -49,37 +49,37 @@ pub struct NetworkTopologyLayerSpec {
     pub topology_layer: String,
 }
 
-/// The topology found.
+/// Observed topology.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterNetworkTopologyStatus {
-    /// One entry for each place.
+    /// Topology domains.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub detail_status: Vec<NetworkTopologyDetail>,
 }
 
-/// One place in the topology.
+/// One topology domain.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkTopologyDetail {
-    /// The place.
+    /// The domain.
     pub topology_info: TopologyInfo,
-    /// The place above.
+    /// The parent domain; unset at the top.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_topology_info: Option<TopologyInfo>,
     /// The layer below.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub child_topology_layer: String,
-    /// The places below.
+    /// Names of the child domains.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub child_topology_names: Vec<String>,
-    /// Nodes under the place.
+    /// Number of nodes in the domain.
     pub node_num: i32,
 }
 
-/// A place: layer and name.
+/// Topology domain: layer and name.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]

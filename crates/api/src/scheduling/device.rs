@@ -24,10 +24,10 @@ open_enum! {
     }
 }
 
-/// Type of the [`DeviceInfo::conditions`] entry that tells whether the device works.
+/// Type of the [`DeviceInfo::conditions`] entry for the health of the device.
 pub const CONDITION_HEALTHY: &str = "Healthy";
 
-/// The devices of the node the object is named after.
+/// Devices of the node that the object is named after.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -49,7 +49,7 @@ pub struct DeviceSpec {
     pub devices: Vec<DeviceInfo>,
 }
 
-/// One device.
+/// Description of one device.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -70,14 +70,14 @@ pub struct DeviceInfo {
     /// Labels that device selectors match.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Whether the device can be used.
+    /// True if the device can be used.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(extend("default" = false)))]
     pub health: bool,
-    /// What the device offers, see [`crate::resources`].
+    /// Capacity of the device; see [`crate::resources`] for the units.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub resources: ResourceList,
-    /// Where the device sits.
+    /// Position of the device in the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<DeviceTopology>,
     /// Virtual functions of the device.
@@ -120,7 +120,7 @@ pub struct VirtualFunctionGroup {
     pub vfs: Vec<VirtualFunction>,
 }
 
-/// One virtual function.
+/// Description of one virtual function.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -132,12 +132,12 @@ pub struct VirtualFunction {
     pub bus_id: String,
 }
 
-/// Which pods hold which devices.
+/// Allocations of devices to pods.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceStatus {
-    /// By device type.
+    /// Allocations by device type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allocations: Vec<DeviceTypeAllocations>,
 }
@@ -150,12 +150,12 @@ pub struct DeviceTypeAllocations {
     /// Kind of device.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<DeviceType>,
-    /// By pod.
+    /// Allocations by pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<DeviceAllocationItem>,
 }
 
-/// Devices held by one pod.
+/// Devices allocated to one pod.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]

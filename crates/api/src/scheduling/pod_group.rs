@@ -25,16 +25,16 @@ open_enum! {
         Scheduling = "Scheduling",
         /// Enough members are scheduled.
         Scheduled = "Scheduled",
-        /// Members cannot be seen.
+        /// The state of the members is unknown.
         Unknown = "Unknown",
-        /// All members finished well.
+        /// All members succeeded.
         Finished = "Finished",
         /// A member failed.
         Failed = "Failed",
     }
 }
 
-/// Pods that start together or not at all.
+/// Group of pods that start together or not at all.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -52,46 +52,46 @@ open_enum! {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct PodGroupSpec {
-    /// Least number of members that must start together.
+    /// Minimum number of members that must start together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_member: Option<i32>,
-    /// Least resources the members need together.
+    /// Minimum resources that the members need together.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub min_resources: ResourceList,
-    /// How long members wait for the rest, in seconds.
+    /// Time that members wait for the rest, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule_timeout_seconds: Option<i32>,
 }
 
-/// Progress of the group.
+/// Observed state of the group.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodGroupStatus {
-    /// State.
+    /// Phase of the group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<PodGroupPhase>,
     /// Owner of the members, `namespace/name`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub occupied_by: String,
-    /// Members with a node.
+    /// Number of members that have a node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduled: Option<i32>,
-    /// Members that run.
+    /// Number of members that run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub running: Option<i32>,
-    /// Members that finished well.
+    /// Number of members that succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub succeeded: Option<i32>,
-    /// Members that failed.
+    /// Number of members that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<i32>,
-    /// When scheduling of the group began.
+    /// Start time of the group's scheduling.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule_start_time: Option<Time>,
 }
 
-/// A quota that may use what others leave.
+/// Quota that may use resources that other quotas leave idle.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -117,12 +117,12 @@ pub struct ElasticQuotaSpec {
     pub max: ResourceList,
 }
 
-/// Use of the quota.
+/// Observed usage of the quota.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ElasticQuotaStatus {
-    /// What its pods use.
+    /// Amounts that its pods use.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub used: ResourceList,
 }

@@ -1,4 +1,4 @@
-//! PodMigrationJob: moves one pod to another node, by default after reserving its new place.
+//! PodMigrationJob: moves one pod to another node, by default after reserving resources there.
 //!
 //! Source: Koordinator `apis/scheduling/v1alpha1/pod_migration_job_types.go`.
 
@@ -13,11 +13,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 open_enum! {
-    /// How a pod is moved.
+    /// Way in which a pod is moved.
     PodMigrationJobMode {
-        /// Reserve a place, then evict; the default.
+        /// Reserve resources on another node, then evict; the default.
         ReservationFirst = "ReservationFirst",
-        /// Evict and let the scheduler find a place.
+        /// Evict and let the scheduler find a node.
         EvictDirectly = "EvictDirectly",
     }
 }
@@ -25,15 +25,15 @@ open_enum! {
 open_enum! {
     /// State of a job.
     PodMigrationJobPhase {
-        /// Not started.
+        /// The job has not started.
         Pending = "Pending",
-        /// Under way.
+        /// The job is in progress.
         Running = "Running",
         /// The pod was moved.
         Succeeded = "Succeeded",
         /// The pod was not moved.
         Failed = "Failed",
-        /// Given up.
+        /// The job was aborted.
         Aborted = "Aborted",
     }
 }
@@ -44,7 +44,7 @@ pub mod pod_migration_job_conditions {
     pub const RESERVATION_CREATED: &str = "ReservationCreated";
     /// The reservation has a node.
     pub const RESERVATION_SCHEDULED: &str = "ReservationScheduled";
-    /// Other pods make room.
+    /// Other pods are preempted.
     pub const PREEMPTION: &str = "Preemption";
     /// The pod is being evicted.
     pub const EVICTION: &str = "Eviction";
@@ -60,37 +60,37 @@ pub mod pod_migration_job_conditions {
 
 /// Condition reasons of a PodMigrationJob.
 pub mod pod_migration_job_reasons {
-    /// Older than its time to live.
+    /// The job is older than its time to live.
     pub const TIMEOUT: &str = "Timeout";
     /// The reservation could not be created.
     pub const FAILED_CREATE_RESERVATION: &str = "FailedCreateReservation";
     /// The reservation expired before use.
     pub const RESERVATION_EXPIRED: &str = "ReservationExpired";
-    /// No node fits the reservation.
+    /// The reservation fits no node.
     pub const UNSCHEDULABLE: &str = "Unschedulable";
-    /// A filter forbids to move the pod.
+    /// A filter forbids the migration of the pod.
     pub const FORBIDDEN_MIGRATE_POD: &str = "ForbiddenMigratePod";
-    /// The pod is gone.
+    /// The pod no longer exists.
     pub const MISSING_POD: &str = "MissingPod";
-    /// The reservation is gone.
+    /// The reservation no longer exists.
     pub const MISSING_RESERVATION: &str = "MissingReservation";
-    /// Other pods are making room.
+    /// Other pods are being preempted.
     pub const PREEMPTING: &str = "Preempting";
-    /// Other pods made room.
+    /// Other pods were preempted.
     pub const PREEMPT_COMPLETE: &str = "PreemptComplete";
-    /// The eviction was asked for.
+    /// The eviction was requested.
     pub const EVICTING: &str = "Evicting";
     /// The eviction was refused.
     pub const FAILED_EVICT: &str = "FailedEvict";
-    /// The pod is gone.
+    /// The pod no longer exists.
     pub const EVICT_COMPLETE: &str = "EvictComplete";
-    /// Waits for the new pod to use the reservation.
+    /// The job waits for the new pod to use the reservation.
     pub const WAIT_FOR_POD_BIND_RESERVATION: &str = "WaitForPodBindReservation";
-    /// Waits for the new pod to be ready.
+    /// The job waits for the new pod to be ready.
     pub const WAIT_FOR_BOUND_POD_READY: &str = "WaitForBoundPodReady";
 }
 
-/// Which pod to move, and how.
+/// Pod to move and options of the migration.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -117,57 +117,57 @@ pub mod pod_migration_job_reasons {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrationJobSpec {
-    /// Whether the job waits before its next step.
+    /// True if the job pauses before its next step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
-    /// Time after which an unfinished job is aborted; unset means the controller's default, 0 is for ever.
+    /// Time after which an unfinished job is aborted; unset means the controller's default, 0 means never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl: Option<GoDuration>,
-    /// How the pod is moved.
+    /// Way in which the pod is moved; unset means `ReservationFirst`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<PodMigrationJobMode>,
-    /// The pod.
+    /// Pod to move.
     pub pod_ref: ObjectReference,
-    /// The reservation to make or to use.
+    /// Reservation to create or to use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reservation_options: Option<PodMigrateReservationOptions>,
-    /// How the pod is deleted.
+    /// Options for the deletion of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delete_options: Option<DeleteOptions>,
 }
 
-/// The reservation of a job.
+/// Reservation of a migration job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrateReservationOptions {
-    /// An existing reservation.
+    /// Existing reservation to use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reservation_ref: Option<ObjectReference>,
-    /// What the reservation is made from; unset means from the pod.
+    /// Template of the reservation; unset means that it is derived from the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::any"))]
     pub template: Option<ReservationTemplateSpec>,
-    /// Whether other pods may be preempted for the reservation.
+    /// Allows preemption of other pods for the reservation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preemption_options: Option<PodMigrationJobPreemptionOptions>,
 }
 
-/// No settings yet.
+/// Empty: there are no settings yet.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrationJobPreemptionOptions {}
 
-/// How far the job is.
+/// Observed progress of the job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrationJobStatus {
-    /// State.
+    /// Phase of the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<PodMigrationJobPhase>,
-    /// Step the job is at.
+    /// Current step of the job.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub status: String,
     /// Machine-readable reason of the state.
@@ -185,20 +185,20 @@ pub struct PodMigrationJobStatus {
     /// The new pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_ref: Option<ObjectReference>,
-    /// Pods that made room.
+    /// Preempted pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub preempted_pods_ref: Vec<ObjectReference>,
-    /// Reservations made for pods that made room.
+    /// Reservations created for preempted pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub preempted_pods_reservation: Vec<PodMigrationJobPreemptedReservation>,
 }
 
-/// One step of a job.
+/// Condition of one step of a job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrationJobCondition {
-    /// Step; see [`pod_migration_job_conditions`].
+    /// Name of the step; see [`pod_migration_job_conditions`].
     #[serde(rename = "type")]
     pub type_: String,
     /// `True`, `False` or `Unknown`.
@@ -209,14 +209,14 @@ pub struct PodMigrationJobCondition {
     /// Explanation.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// When it was last checked.
+    /// Time of the last check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "schema",
         schemars(schema_with = "crate::schema::nullable_time")
     )]
     pub last_probe_time: Option<Time>,
-    /// When it last changed.
+    /// Time of the last change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "schema",
@@ -225,7 +225,7 @@ pub struct PodMigrationJobCondition {
     pub last_transition_time: Option<Time>,
 }
 
-/// The reservation of a pod that made room.
+/// Reservation of a preempted pod.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -239,10 +239,10 @@ pub struct PodMigrationJobPreemptedReservation {
     /// Node of the reservation.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_name: String,
-    /// State of the reservation.
+    /// Phase of the reservation.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub phase: String,
-    /// The pod that made room.
+    /// The preempted pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preempted_pod_ref: Option<ObjectReference>,
     /// Pods that use the reservation.

@@ -1,4 +1,4 @@
-//! Reservation: resources held on a node for pods that come later.
+//! Reservation: resources reserved on a node for pods that are created later.
 //!
 //! Source: Koordinator `apis/scheduling/v1alpha1/reservation_types.go`.
 
@@ -14,21 +14,21 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 open_enum! {
-    /// How pods draw from a reservation.
+    /// Rule for allocating a reservation's resources to its owners.
     ReservationAllocatePolicy {
-        /// Old unset value; same as [`ReservationAllocatePolicy::Aligned`].
+        /// Deprecated unset value; equivalent to [`ReservationAllocatePolicy::Aligned`].
         Default = "",
-        /// From the reservation first, then from the node.
+        /// Resources come from the reservation first, then from the node.
         Aligned = "Aligned",
-        /// Reserved resources only from the reservation.
+        /// Reserved resources come only from the reservation.
         Restricted = "Restricted",
     }
 }
 
 open_enum! {
-    /// Where pre-allocated pods may come from.
+    /// Origin of pre-allocated pods.
     PreAllocationMode {
-        /// Pods the owners match.
+        /// Pods that match the owners.
         Default = "Default",
         /// Any pre-allocatable pod of the cluster.
         Cluster = "Cluster",
@@ -38,15 +38,15 @@ open_enum! {
 open_enum! {
     /// State of a reservation.
     ReservationPhase {
-        /// Not scheduled yet.
+        /// The reservation is not scheduled yet.
         Pending = "Pending",
         /// Scheduled; owners may use it.
         Available = "Available",
-        /// Used up by its owner.
+        /// An owner used the reservation up.
         Succeeded = "Succeeded",
-        /// Scheduled, but waits for its resources.
+        /// Scheduled, but its resources are not free yet.
         Waiting = "Waiting",
-        /// Expired or impossible.
+        /// Expired or not schedulable.
         Failed = "Failed",
     }
 }
@@ -66,7 +66,7 @@ pub const RESERVATION_REASON_SUCCEEDED: &str = "Succeeded";
 /// Condition reason: older than its time to live.
 pub const RESERVATION_REASON_EXPIRED: &str = "Expired";
 
-/// What is reserved, for whom and for how long.
+/// Resources to reserve, the pods that may use them, and the lifetime.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -88,34 +88,34 @@ pub const RESERVATION_REASON_EXPIRED: &str = "Expired";
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationSpec {
-    /// Pod whose requests and constraints are reserved.
+    /// Pod template whose requests and constraints are reserved.
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::any"))]
     pub template: PodTemplateSpec,
-    /// Who may use the reservation; one match is enough.
+    /// Selectors of the pods that may use the reservation; one match is enough.
     #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub owners: Vec<ReservationOwner>,
-    /// Time to live from creation; 0 is for ever. Not used when `expires` is set.
+    /// Time to live from creation; 0 means no expiry. Ignored if `expires` is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("default" = "24h")))]
     pub ttl: Option<GoDuration>,
-    /// When the reservation ends.
+    /// Expiry time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires: Option<Time>,
-    /// Whether running pods may be taken into the reservation before it has room.
+    /// Allows the reservation to be scheduled by absorbing running pods that free its resources later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pre_allocation: Option<bool>,
-    /// Which pods those are.
+    /// Selection of the running pods to absorb.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pre_allocation_policy: Option<PreAllocationPolicy>,
-    /// Whether the first owner uses the reservation up.
+    /// True if the reservation ends when its first owner uses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("default" = true)))]
     pub allocate_once: Option<bool>,
-    /// How owners draw from it.
+    /// Rule for allocating the reserved resources to owners.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("enum" = ["Aligned", "Restricted"])))]
     pub allocate_policy: Option<ReservationAllocatePolicy>,
-    /// Whether new owners are turned away.
+    /// True if the reservation admits no new owners.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unschedulable: Option<bool>,
     /// Taints owners must tolerate.
@@ -123,16 +123,16 @@ pub struct ReservationSpec {
     pub taints: Vec<Taint>,
 }
 
-/// Which running pods a reservation may take in.
+/// Selection of the running pods that a reservation may absorb.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PreAllocationPolicy {
-    /// Where the pods may come from.
+    /// Origin of the pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("default" = "Default", "enum" = ["Default", "Cluster"])))]
     pub mode: Option<PreAllocationMode>,
-    /// Whether more than one pod may be taken in.
+    /// True if more than one pod may be absorbed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("default" = false)))]
     pub enable_multiple: Option<bool>,
@@ -144,7 +144,7 @@ pub struct PreAllocationPolicy {
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(feature = "schema", schemars(extend("minProperties" = 1)))]
 pub struct ReservationOwner {
-    /// One pod.
+    /// A single pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object: Option<ObjectReference>,
     /// Pods of one controller.
@@ -155,7 +155,7 @@ pub struct ReservationOwner {
     pub label_selector: Option<LabelSelector>,
 }
 
-/// A controller, optionally of one namespace.
+/// Reference to a controller, optionally in one namespace.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -168,10 +168,10 @@ pub struct ReservationControllerReference {
     pub name: String,
     /// UID of the controller.
     pub uid: String,
-    /// Whether the reference is to the managing controller.
+    /// True if the reference points to the managing controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<bool>,
-    /// Whether the owner waits for its dependants when deleted.
+    /// True if the owner's deletion waits for its dependents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_owner_deletion: Option<bool>,
     /// Namespace of the controller.
@@ -179,28 +179,28 @@ pub struct ReservationControllerReference {
     pub namespace: String,
 }
 
-/// A reservation to be made.
+/// Template of a reservation.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationTemplateSpec {
     /// Labels and annotations of the reservation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metadata: Option<ObjectMeta>,
-    /// What to reserve.
+    /// Spec of the reservation.
     #[serde(default)]
     pub spec: ReservationSpec,
 }
 
-/// Where the reservation is and who uses it.
+/// Observed state: node, amounts and current owners.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationStatus {
-    /// State.
+    /// Phase of the reservation.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("default" = "Pending")))]
     pub phase: Option<ReservationPhase>,
-    /// Details of the state.
+    /// Conditions of the reservation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<ReservationCondition>,
     /// Pods that use the reservation.
@@ -209,20 +209,20 @@ pub struct ReservationStatus {
     /// Node of the reservation.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_name: String,
-    /// What is reserved.
+    /// Reserved amounts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub allocatable: ResourceList,
-    /// What owners use of it.
+    /// Amounts allocated to owners.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub allocated: ResourceList,
 }
 
-/// One aspect of a reservation's state.
+/// Condition of a reservation.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationCondition {
-    /// Aspect.
+    /// Type of the condition.
     #[serde(rename = "type", default, skip_serializing_if = "String::is_empty")]
     pub type_: String,
     /// `True`, `False` or `Unknown`.
@@ -234,10 +234,10 @@ pub struct ReservationCondition {
     /// Explanation.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// When it was last checked.
+    /// Time of the last check.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_probe_time: Option<Time>,
-    /// When it last changed.
+    /// Time of the last change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,
 }

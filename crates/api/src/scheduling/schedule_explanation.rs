@@ -10,7 +10,7 @@ use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What is asked about.
+/// Object to explain.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -29,42 +29,42 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduleExplanationSpec {
-    /// Object the question is about.
+    /// Key of the object to explain.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub question_object_key: String,
-    /// Or a pod that does not exist yet.
+    /// Template of a pod to explain that does not exist yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::any"))]
     pub question_object_template: Option<PodTemplateSpec>,
-    /// How long the answer is kept.
+    /// Time that the explanation is kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("default" = "24h")))]
     pub ttl: Option<GoDuration>,
 }
 
-/// The answer.
+/// The explanation.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduleExplanationStatus {
-    /// When it was given.
+    /// Time of the newest update.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Time>,
-    /// Whether the object fits now.
+    /// True if the object is schedulable now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedulable: Option<bool>,
-    /// Whether it fits when others are preempted.
+    /// True if the object is schedulable after preemption.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedulable_after_preemption: Option<bool>,
-    /// Why it does not fit.
+    /// Reason why the object is not schedulable.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub failed_message: String,
-    /// By topology domain.
+    /// Explanations by topology domain.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub detailed_explanation: Vec<DetailedExplanation>,
 }
 
-/// The answer for one topology domain.
+/// Explanation for one topology domain.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -72,46 +72,46 @@ pub struct DetailedExplanation {
     /// The domain.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub topology_domain: String,
-    /// Whether the object fits now.
+    /// True if the object is schedulable now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedulable: Option<bool>,
-    /// Whether it fits when others are preempted.
+    /// True if the object is schedulable after preemption.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedulable_after_preemption: Option<bool>,
-    /// Why it does not fit.
+    /// Reason why the object is not schedulable.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub failed_message: String,
-    /// Without preemption.
+    /// Attempt without preemption.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule_explanation: Option<SchedulingExplanation>,
-    /// With preemption.
+    /// Attempt with preemption.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preempt_explanation: Option<SchedulingExplanation>,
-    /// Who would be preempted.
+    /// Pods that would be preempted, by node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_possible_victims: Vec<NodePossibleVictims>,
 }
 
-/// One attempt to place the object.
+/// Result of one attempt to schedule the object.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulingExplanation {
-    /// Whether it fits.
+    /// True if the attempt succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedulable: Option<bool>,
-    /// Why it does not fit.
+    /// Reason why the object is not schedulable.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub failed_message: String,
-    /// Where its pods would go.
+    /// Nodes that the pods would be placed on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feasible_scheduling_result: Vec<FeasibleSchedulingResult>,
-    /// Which nodes were refused and why.
+    /// Rejected nodes, grouped by reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_failed_details: Vec<NodeFailedDetail>,
 }
 
-/// Where one pod would go.
+/// Node that one pod would be placed on.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -130,18 +130,18 @@ pub struct FeasibleSchedulingResult {
     pub node_name: String,
 }
 
-/// Nodes refused for one reason.
+/// Nodes rejected for one reason.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeFailedDetail {
-    /// Plugin that refused.
+    /// Plugin that rejected the nodes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub failed_plugin: String,
-    /// Its reason.
+    /// Reason of the rejection.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Whether preemption could change that.
+    /// True if preemption could make the nodes feasible.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preempt_might_help: Option<bool>,
     /// The nodes.
@@ -149,7 +149,7 @@ pub struct NodeFailedDetail {
     pub failed_nodes: Vec<String>,
 }
 
-/// Who would be preempted on one node.
+/// Pods that would be preempted on one node.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -176,7 +176,7 @@ pub struct PossibleVictim {
     /// Pod UID.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
-    /// Whether it only waits for the node.
+    /// True if the pod is only nominated to the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub is_nominated_pod: Option<bool>,
 }

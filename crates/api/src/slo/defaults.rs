@@ -1,8 +1,7 @@
-//! What unset fields of a NodeSLO mean.
+//! Defaults of unset NodeSLO fields.
 //!
-//! The manager writes the threshold, burst and system defaults into every NodeSLO; the class defaults
-//! of [`resource_qos_strategy`] are never written, koordlet applies them when it reads.
-//! Source: Koordinator `pkg/util/sloconfig`.
+//! The manager writes the threshold, burst and system defaults into every NodeSLO. The class defaults of
+//! [`resource_qos_strategy`] are never written; koordlet applies them when it parses a NodeSLO.
 
 use super::{
     BlkIOQOSCfg, CPUBurstPolicy, CPUBurstStrategy, CPUEvictPolicy, CPUQOSCfg, CPUQOSPolicy,
@@ -15,16 +14,18 @@ use crate::qos::QosClass;
 use crate::quantity::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// Distance between an eviction threshold and its lower bound where only the threshold is set, percent.
+/// Distance between an eviction threshold and its lower bound if only the threshold is set, in percentage
+/// points.
 pub const EVICT_LOWER_DISTANCE_PERCENT: i64 = 2;
-/// Memory and CPU requested over allocatable above which pods are evicted, percent.
+/// Ratio of requested to allocatable memory or CPU above which pods are evicted, in percent.
 pub const ALLOCATABLE_EVICT_THRESHOLD_PERCENT: i64 = 110;
-/// Memory and CPU requested over allocatable that eviction aims at, percent.
+/// Ratio of requested to allocatable memory or CPU that eviction aims at, in percent.
 pub const ALLOCATABLE_EVICT_LOWER_PERCENT: i64 = 100;
-/// Use of the BE limit below which CPU satisfaction does not evict, percent.
+/// Usage of the BE limit below which CPU satisfaction does not cause eviction, in percent.
 pub const CPU_EVICT_BE_USAGE_THRESHOLD_PERCENT: i64 = 90;
 
-/// Suppression and eviction are off; 65 % CPU and 70 % memory once they are on.
+/// Returns the threshold defaults: suppression and eviction are off; 65 % CPU and 70 % memory once they are
+/// on.
 #[must_use]
 pub fn resource_threshold_strategy() -> ResourceThresholdStrategy {
     ResourceThresholdStrategy {
@@ -37,7 +38,8 @@ pub fn resource_threshold_strategy() -> ResourceThresholdStrategy {
     }
 }
 
-/// Burst is off; 1000 % burst buffer, quotas up to 300 % without end once it is on.
+/// Returns the burst defaults: off; once on, a burst buffer of 1000 % and quotas scaled up to 300 % without a
+/// time limit.
 #[must_use]
 pub fn cpu_burst_strategy() -> CPUBurstStrategy {
     CPUBurstStrategy {
@@ -49,7 +51,7 @@ pub fn cpu_burst_strategy() -> CPUBurstStrategy {
     }
 }
 
-/// Everything is left alone; the bandwidth is unknown (0).
+/// Returns the system defaults: no kernel setting is changed; the bandwidth is unknown (0).
 #[must_use]
 pub fn system_strategy() -> SystemStrategy {
     SystemStrategy {
@@ -58,7 +60,7 @@ pub fn system_strategy() -> SystemStrategy {
     }
 }
 
-/// All classes with their values, every feature off.
+/// Returns the defaults of all classes, with every feature off.
 #[must_use]
 pub fn resource_qos_strategy() -> ResourceQOSStrategy {
     ResourceQOSStrategy {
@@ -80,7 +82,7 @@ pub fn resource_qos_strategy() -> ResourceQOSStrategy {
     }
 }
 
-/// The default settings of one class. [`QosClass::None`] gives the neutral values that replace a
+/// Returns the default settings of one class. [`QosClass::None`] gives the neutral values that replace a
 /// feature's settings while it is disabled; LSE is treated as LSR.
 #[must_use]
 pub fn resource_qos(class: QosClass) -> ResourceQOS {
@@ -102,7 +104,7 @@ pub fn resource_qos(class: QosClass) -> ResourceQOS {
     }
 }
 
-/// The default CPU settings of one class.
+/// Returns the default CPU settings of one class.
 #[must_use]
 pub fn cpu_qos(class: QosClass) -> CPUQOSCfg {
     let (identity, expeller) = match class {
@@ -118,7 +120,7 @@ pub fn cpu_qos(class: QosClass) -> CPUQOSCfg {
     }
 }
 
-/// The default memory settings of one class.
+/// Returns the default memory settings of one class.
 #[must_use]
 pub fn memory_qos(class: QosClass) -> MemoryQOSCfg {
     let (ratio, scale, adjust) = match class {
@@ -141,7 +143,7 @@ pub fn memory_qos(class: QosClass) -> MemoryQOSCfg {
     }
 }
 
-/// The default cache and memory-bandwidth settings of one class.
+/// Returns the default cache and memory-bandwidth settings of one class.
 #[must_use]
 pub fn resctrl_qos(class: QosClass) -> ResctrlQOSCfg {
     ResctrlQOSCfg {
@@ -152,7 +154,7 @@ pub fn resctrl_qos(class: QosClass) -> ResctrlQOSCfg {
     }
 }
 
-/// A NodeSLO in which everything has its default.
+/// Returns a NodeSLO spec with all defaults.
 #[must_use]
 pub fn node_slo_spec() -> NodeSLOSpec {
     NodeSLOSpec {
@@ -165,8 +167,8 @@ pub fn node_slo_spec() -> NodeSLOSpec {
     }
 }
 
-/// The settings koordlet works with: `given` over the defaults, and, for LSR, LS and BE (not SYSTEM),
-/// the neutral values in place of CPU, memory and cache settings that are disabled.
+/// Returns the settings that koordlet applies: `given` over the defaults. For LSR, LS and BE (not SYSTEM),
+/// disabled CPU, memory and cache settings are replaced by the neutral values.
 ///
 /// # Errors
 /// The merged JSON does not fit the types; impossible for values of these types.

@@ -1,4 +1,4 @@
-//! Services that run on a node outside Kubernetes but take part in co-location.
+//! Host applications: services that run on a node outside Kubernetes but take part in co-location.
 //!
 //! Source: Koordinator `apis/slo/v1alpha1/host_application.go`.
 
@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 open_enum! {
-    /// Directory a host application's cgroup path starts from.
+    /// Base directory of a host application's cgroup path.
     CgroupBase {
         /// The root of the cgroup tree.
         Root = "CgroupRoot",
@@ -23,12 +23,12 @@ open_enum! {
     }
 }
 
-/// One host application.
+/// Description of one host application.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HostApplicationSpec {
-    /// Name it is reported under.
+    /// Name used in reports.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// Priority class.
@@ -37,31 +37,32 @@ pub struct HostApplicationSpec {
     /// QoS class.
     #[serde(default, skip_serializing_if = "QosClass::is_unset")]
     pub qos: QosClass,
-    /// Its cgroup; unset means `host-latency-sensitive/<name>` and the like by QoS.
+    /// Cgroup of the application; unset means `host-latency-sensitive/<name>` and the like, depending on the
+    /// QoS class.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup_path: Option<CgroupPath>,
-    /// How it is managed.
+    /// Settings of the application.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strategy: Option<HostApplicationStrategy>,
 }
 
-/// A cgroup directory.
+/// Path of a cgroup directory.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CgroupPath {
-    /// Where the path starts.
+    /// Base directory; unset means the root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<CgroupBase>,
     /// Directory below the base.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub parent_dir: String,
-    /// Directory below that.
+    /// Directory below the parent directory.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub relative_path: String,
 }
 
-/// No settings yet.
+/// Empty: there are no settings yet.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]

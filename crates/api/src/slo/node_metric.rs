@@ -1,7 +1,6 @@
-//! NodeMetric: what koordlet measures on a node, and how it is asked to.
+//! NodeMetric: usage that koordlet measures on a node, and the settings of the measurement.
 //!
-//! The manager writes the spec, koordlet the status. CPU amounts are cores, memory bytes.
-//! Source: Koordinator `apis/slo/v1alpha1/nodemetric_types.go`.
+//! The manager writes the spec, koordlet the status. CPU amounts are in cores, memory in bytes.
 
 use crate::duration::GoDuration;
 use crate::priority::PriorityClass;
@@ -18,13 +17,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 open_enum! {
-    /// Which memory counts as used.
+    /// Memory that counts as used.
     MemoryCollectPolicy {
-        /// Without page cache; the default.
+        /// Usage without page cache; the default.
         WithoutPageCache = "usageWithoutPageCache",
-        /// With the page cache that is in use.
+        /// Usage with the page cache that is in use.
         WithHotPageCache = "usageWithHotPageCache",
-        /// With all page cache.
+        /// Usage with all page cache.
         WithPageCache = "usageWithPageCache",
     }
 }
@@ -45,7 +44,7 @@ open_enum! {
     }
 }
 
-/// What koordlet shall collect.
+/// Settings of koordlet's measurement.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -67,7 +66,7 @@ pub struct NodeMetricSpec {
     pub metric_collect_policy: Option<NodeMetricCollectPolicy>,
 }
 
-/// How usage is sampled, aggregated and reported.
+/// Windows and intervals for sampling, aggregating and reporting usage.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -81,7 +80,7 @@ pub struct NodeMetricCollectPolicy {
     /// Windows of the aggregated usages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_aggregate_policy: Option<AggregatePolicy>,
-    /// Which memory counts as used.
+    /// Memory that counts as used.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("enum" = ["usageWithHotPageCache", "usageWithoutPageCache", "usageWithPageCache"])))]
     pub node_memory_collect_policy: Option<MemoryCollectPolicy>,
@@ -92,17 +91,17 @@ pub struct NodeMetricCollectPolicy {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AggregatePolicy {
-    /// One aggregate is reported for each window.
+    /// Windows; one aggregate is reported for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub durations: Vec<GoDuration>,
 }
 
-/// The newest report of a node.
+/// Newest report of a node.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMetricStatus {
-    /// When the report was made. Unset or old means the values must not be trusted.
+    /// Time of the report. If it is unset or old, the values must not be trusted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub update_time: Option<Time>,
     /// Usage of the node and of its system part.
@@ -114,7 +113,7 @@ pub struct NodeMetricStatus {
     /// Usage by host application, sorted by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_application_metric: Vec<HostApplicationMetricInfo>,
-    /// What the predictor thinks prod pods request but will not use.
+    /// Predicted amount that prod pods request but will not use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prod_reclaimable_metric: Option<ReclaimableMetric>,
     /// Predicted peak of prod pods and the system, safety margin included.
@@ -127,19 +126,19 @@ pub struct NodeMetricStatus {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMetricInfo {
-    /// Average use of the whole node.
+    /// Average usage of the whole node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_usage: Option<ResourceMap>,
-    /// Percentiles of the use of the whole node.
+    /// Percentiles of the usage of the whole node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aggregated_node_usages: Vec<AggregatedUsage>,
-    /// Average use outside pods and host applications.
+    /// Average usage outside of pods and host applications.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system_usage: Option<ResourceMap>,
-    /// Percentiles of the use outside pods and host applications.
+    /// Percentiles of the usage outside of pods and host applications.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aggregated_system_usages: Vec<AggregatedUsage>,
-    /// Average use by NUMA node, sorted by id.
+    /// Average usage by NUMA node, sorted by id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numa_usages: Vec<NumaUsage>,
 }
@@ -152,10 +151,10 @@ pub struct NumaUsage {
     /// NUMA node.
     #[serde(rename = "numaNodeID")]
     pub numa_node_id: i32,
-    /// Average use of the NUMA node.
+    /// Average usage of the NUMA node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_usage: Option<ResourceMap>,
-    /// Average use outside pods and host applications.
+    /// Average usage outside of pods and host applications.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system_usage: Option<ResourceMap>,
 }
@@ -165,7 +164,7 @@ pub struct NumaUsage {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AggregatedUsage {
-    /// Aggregation type ([`AggregationType`]) to use. Empty until half of the window is covered.
+    /// Usage by aggregation type ([`AggregationType`]). Empty until half of the window is covered.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub usage: BTreeMap<String, ResourceMap>,
     /// The window.
@@ -197,7 +196,7 @@ pub struct PodMetricInfo {
     /// Pod namespace.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// Average use of the pod.
+    /// Average usage of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_usage: Option<ResourceMap>,
     /// Priority class, with default.
@@ -223,7 +222,7 @@ pub struct HostApplicationMetricInfo {
     /// Name from the NodeSLO.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Average use.
+    /// Average usage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<ResourceMap>,
     /// Priority class.

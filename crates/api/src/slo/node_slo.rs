@@ -1,5 +1,5 @@
-//! NodeSLO: the QoS settings of one node, written by the manager from the ConfigMap and the node's
-//! labels, read by koordlet. An unset field means "use the default" (see [`crate::slo::defaults`]).
+//! NodeSLO: the QoS settings of one node. The manager writes them from the ConfigMap and the node's labels,
+//! koordlet reads them. An unset field means the default (see [`crate::slo::defaults`]).
 //!
 //! Percentages are whole percent. Source: Koordinator `apis/slo/v1alpha1/nodeslo_types.go`.
 
@@ -13,44 +13,44 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// Free-form data of third parties, kept as it is.
+/// Free-form data of third parties, kept unchanged.
 pub type ExtensionsMap = Map<String, Value>;
 
 open_enum! {
-    /// How BE pods are kept away from the CPU time of services.
+    /// Mechanism that limits the CPU of BE pods.
     CPUSuppressPolicy {
-        /// By the set of CPUs they may run on.
+        /// A limited set of CPUs.
         Cpuset = "cpuset",
-        /// By a CFS quota.
+        /// A CFS quota.
         CfsQuota = "cfsQuota",
     }
 }
 
 open_enum! {
-    /// What CPU eviction compares usage to.
+    /// CPU amount that eviction compares with the requests of BE pods.
     CPUEvictPolicy {
-        /// The suppressed limit.
+        /// The limit after suppression.
         ByRealLimit = "evictByRealLimit",
-        /// The allocatable batch CPU.
+        /// Allocatable batch CPU of the node.
         ByAllocatable = "evictByAllocatable",
     }
 }
 
 open_enum! {
-    /// Which CPU burst mechanisms are on.
+    /// CPU burst mechanisms that are on.
     CPUBurstPolicy {
-        /// None.
+        /// No mechanism.
         None = "none",
         /// Kernel CFS burst only.
         CpuBurstOnly = "cpuBurstOnly",
         /// Scaling of the quota only.
         CfsQuotaBurstOnly = "cfsQuotaBurstOnly",
-        /// Both.
+        /// Both mechanisms.
         Auto = "auto",
     }
 }
 
-/// The QoS settings of the node the object is named after.
+/// QoS settings of the node that the object is named after.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
@@ -98,7 +98,7 @@ pub struct NodeSLOSpec {
     pub host_applications: Vec<HostApplicationSpec>,
 }
 
-/// Nothing is reported yet.
+/// Empty: the kind has no status yet.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -109,73 +109,73 @@ pub struct NodeSLOStatus {}
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceThresholdStrategy {
-    /// Whether BE pods are suppressed and evicted at all.
+    /// True if BE pods are suppressed and evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
-    /// Node CPU usage BE pods may fill up to.
+    /// Node CPU usage up to which BE pods may use CPU, percent of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cpu_suppress_threshold_percent: Option<i64>,
-    /// Share of the node's CPU that BE pods always keep.
+    /// Percentage of the node's CPU that BE pods always keep.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cpu_suppress_min_percent: Option<i64>,
-    /// How BE pods are suppressed.
+    /// Mechanism that suppresses BE pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_suppress_policy: Option<CPUSuppressPolicy>,
-    /// Node memory usage above which BE pods are evicted.
+    /// Node memory usage above which BE pods are evicted, percent of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub memory_evict_threshold_percent: Option<i64>,
-    /// Node memory usage eviction aims at; unset is the threshold − 2.
+    /// Node memory usage that eviction aims at, percent of the node; unset means the threshold − 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub memory_evict_lower_percent: Option<i64>,
-    /// Memory requested over allocatable above which pods are evicted.
+    /// Ratio of requested to allocatable memory above which pods are evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub memory_allocatable_evict_threshold_percent: Option<i64>,
-    /// Memory requested over allocatable that eviction aims at.
+    /// Ratio of requested to allocatable memory that eviction aims at.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub memory_allocatable_evict_lower_percent: Option<i64>,
-    /// CPU satisfaction of BE pods that eviction aims at.
+    /// CPU satisfaction (limit over request) of BE pods that eviction aims at.
     #[serde(
         rename = "cpuEvictBESatisfactionUpperPercent",
         skip_serializing_if = "Option::is_none"
     )]
     pub cpu_evict_be_satisfaction_upper_percent: Option<i64>,
-    /// CPU satisfaction of BE pods below which some are evicted.
+    /// CPU satisfaction (limit over request) of BE pods below which some are evicted.
     #[serde(
         rename = "cpuEvictBESatisfactionLowerPercent",
         skip_serializing_if = "Option::is_none"
     )]
     pub cpu_evict_be_satisfaction_lower_percent: Option<i64>,
-    /// Use of the BE limit below which satisfaction does not evict.
+    /// Usage of the BE limit below which satisfaction does not cause eviction.
     #[serde(
         rename = "cpuEvictBEUsageThresholdPercent",
         skip_serializing_if = "Option::is_none"
     )]
     pub cpu_evict_be_usage_threshold_percent: Option<i64>,
-    /// Window over which satisfaction is judged, in seconds.
+    /// Window over which satisfaction is averaged, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_evict_time_window_seconds: Option<i64>,
-    /// What satisfaction is judged against.
+    /// CPU amount that satisfaction is computed from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_evict_policy: Option<CPUEvictPolicy>,
     /// Node CPU usage above which pods are evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cpu_evict_threshold_percent: Option<i64>,
-    /// Node CPU usage eviction aims at; unset is the threshold − 2.
+    /// Node CPU usage that eviction aims at; unset means the threshold − 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cpu_evict_lower_percent: Option<i64>,
-    /// CPU requested over allocatable above which pods are evicted.
+    /// Ratio of requested to allocatable CPU above which pods are evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub cpu_allocatable_evict_threshold_percent: Option<i64>,
-    /// CPU requested over allocatable that eviction aims at.
+    /// Ratio of requested to allocatable CPU that eviction aims at.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub cpu_allocatable_evict_lower_percent: Option<i64>,
@@ -192,17 +192,17 @@ pub struct ResourceThresholdStrategy {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CPUBurstConfig {
-    /// Which mechanisms are on.
+    /// CPU burst mechanisms that are on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<CPUBurstPolicy>,
     /// Kernel burst buffer as percent of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 10000)))]
     pub cpu_burst_percent: Option<i64>,
-    /// How far a quota may be scaled up, percent of the limit.
+    /// Maximum to which a quota may be scaled up, percent of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cfs_quota_burst_percent: Option<i64>,
-    /// How long a quota may stay scaled up, in seconds; −1 is for ever.
+    /// Time that a quota may stay scaled up, in seconds; −1 means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cfs_quota_burst_period_seconds: Option<i64>,
 }
@@ -212,17 +212,17 @@ pub struct CPUBurstConfig {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CPUBurstStrategy {
-    /// Which mechanisms are on.
+    /// CPU burst mechanisms that are on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<CPUBurstPolicy>,
     /// Kernel burst buffer as percent of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 10000)))]
     pub cpu_burst_percent: Option<i64>,
-    /// How far a quota may be scaled up, percent of the limit.
+    /// Maximum to which a quota may be scaled up, percent of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cfs_quota_burst_percent: Option<i64>,
-    /// How long a quota may stay scaled up, in seconds; −1 is for ever.
+    /// Time that a quota may stay scaled up, in seconds; −1 means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cfs_quota_burst_period_seconds: Option<i64>,
     /// Usage of the shared CPU pool above which quotas are scaled down again.
@@ -230,7 +230,7 @@ pub struct CPUBurstStrategy {
     pub share_pool_threshold_percent: Option<i64>,
 }
 
-/// Kernel settings of the whole node; unset fields leave the kernel alone.
+/// Kernel settings of the whole node; unset fields leave the kernel setting unchanged.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]

@@ -1,4 +1,4 @@
-//! Objects whose spec is not read yet, so that one bad field does not hide the others.
+//! Objects whose spec is not parsed yet, so that one invalid field does not hide the others.
 
 use super::{NodeMetric, NodeSLO};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::marker::PhantomData;
 
-/// A NodeSLO whose spec is not read yet.
+/// A NodeSLO whose spec is not parsed yet.
 pub type RawNodeSLO = Raw<NodeSLO>;
 
-/// A NodeMetric whose spec is not read yet.
+/// A NodeMetric whose spec is not parsed yet.
 pub type RawNodeMetric = Raw<NodeMetric>;
 
-/// An object of the kind `K` as it came; its status is left out.
+/// Object of kind `K` with an unparsed spec; its status is dropped.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Raw<K> {
     /// The object's metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// The spec as it came.
+    /// The unparsed spec.
     #[serde(default)]
     pub spec: Value,
     #[serde(skip)]

@@ -30,7 +30,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// What a block-IO setting applies to.
+    /// Object that a block-IO setting applies to.
     BlockType {
         /// A device.
         Device = "device",
@@ -49,26 +49,25 @@ pub struct ResourceQOSStrategy {
     /// Mechanisms in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policies: Option<ResourceQOSPolicies>,
-    /// For LSE and LSR pods.
+    /// Settings of LSE and LSR pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lsr_class: Option<ResourceQOS>,
-    /// For LS pods.
+    /// Settings of LS pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ls_class: Option<ResourceQOS>,
-    /// For BE pods.
+    /// Settings of BE pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub be_class: Option<ResourceQOS>,
-    /// For system daemons.
+    /// Settings of system daemons.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system_class: Option<ResourceQOS>,
-    /// For the root cgroup; only block IO is used.
+    /// Settings of the root cgroup; only block IO is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup_root: Option<ResourceQOS>,
 }
 
 impl ResourceQOSStrategy {
-    /// The settings of pods of `class`, with default: LSE pods have those of LSR, and pods without a
-    /// class have none.
+    /// Returns the settings of pods of `class`. LSE pods have those of LSR; [`QosClass::None`] has none.
     #[must_use]
     pub fn of_class(&self, class: QosClass) -> Option<&ResourceQOS> {
         match class {
@@ -121,16 +120,16 @@ pub struct ResourceQOS {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CPUQOSCfg {
-    /// Whether the settings are applied.
+    /// True if the settings are applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
-    /// Group identity, −1 (yields) to 2 (goes first).
+    /// Group identity, from −1 (lowest priority) to 2 (highest).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group_identity: Option<i64>,
     /// `cpu.idle`: 0 or 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sched_idle: Option<i64>,
-    /// Whether the class keeps BE tasks off its sibling hyper-threads.
+    /// True if BE tasks are kept off the sibling hyper-threads of the class.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub core_expeller: Option<bool>,
 }
@@ -140,7 +139,7 @@ pub struct CPUQOSCfg {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryQOSCfg {
-    /// Whether the settings are applied.
+    /// True if the settings are applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
     /// `memory.min` as percent of the request.
@@ -159,7 +158,7 @@ pub struct MemoryQOSCfg {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub wmark_ratio: Option<i64>,
-    /// How much background reclaim frees, per mill of the limit.
+    /// Amount that background reclaim frees, per mille of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
     pub wmark_scale_permill: Option<i64>,
@@ -167,7 +166,7 @@ pub struct MemoryQOSCfg {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = -25, max = 50)))]
     pub wmark_min_adj: Option<i64>,
-    /// Whether page cache is limited.
+    /// True if page cache is limited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page_cache_enable: Option<bool>,
     /// Page-cache limit in bytes.
@@ -177,13 +176,13 @@ pub struct MemoryQOSCfg {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub page_cache_limit_percent: Option<i64>,
-    /// Whether reclaim is done by the allocating task.
+    /// True if the allocating task reclaims page cache itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page_cache_reclaim_sync: Option<bool>,
-    /// OOM priority: 0 or 1.
+    /// Switch of the OOM priority: 0 or 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_enable: Option<i64>,
-    /// OOM priority, 0 to 12; lower dies first.
+    /// OOM priority, 0 to 12; pods with a lower one are killed first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i64>,
     /// `memory.oom.group`: 0 or 1.
@@ -196,10 +195,10 @@ pub struct MemoryQOSCfg {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BlkIOQOSCfg {
-    /// Whether the settings are applied.
+    /// True if the settings are applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
-    /// By block device.
+    /// Settings by block device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<BlockCfg>,
 }
@@ -212,7 +211,7 @@ pub struct BlockCfg {
     /// Device, volume group or volume name.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// What the name refers to.
+    /// Object that the name refers to.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<BlockType>,
     /// Limits and weights.
@@ -245,21 +244,21 @@ pub struct IOCfg {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 100)))]
     pub io_weight_percent: Option<i64>,
-    /// Read latency target in microseconds.
+    /// Target of the read latency, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_latency: Option<i64>,
-    /// Write latency target in microseconds.
+    /// Target of the write latency, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_latency: Option<i64>,
-    /// Percentile the read target is for.
+    /// Percentile that the read target applies to.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub read_latency_percent: Option<i64>,
-    /// Percentile the write target is for.
+    /// Percentile that the write target applies to.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub write_latency_percent: Option<i64>,
-    /// Whether the model below replaces the kernel's own.
+    /// True if the model below replaces that of the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_user_model: Option<bool>,
     /// Model: bytes read per second.
@@ -293,18 +292,18 @@ pub struct IOCfg {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResctrlQOSCfg {
-    /// Whether the settings are applied.
+    /// True if the settings are applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
-    /// Start of the cache range.
+    /// Start of the cache range, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cat_range_start_percent: Option<i64>,
-    /// End of the cache range.
+    /// End of the cache range, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub cat_range_end_percent: Option<i64>,
-    /// Memory bandwidth.
+    /// Memory bandwidth, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 100)))]
     pub mba_percent: Option<i64>,
@@ -315,7 +314,7 @@ pub struct ResctrlQOSCfg {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkQOSCfg {
-    /// Whether the settings are applied.
+    /// True if the settings are applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
     /// Guaranteed incoming bandwidth.

@@ -1,4 +1,4 @@
-//! `topology.node.k8s.io/v1alpha1`: what koordlet writes.
+//! `topology.node.k8s.io/v1alpha1`: the version that koordlet writes.
 
 use super::Zone;
 use kube_derive::CustomResource;

@@ -29,12 +29,12 @@ pub struct NodeResourceTopologyFields {
     pub topology_policies: Vec<String>,
     /// The zones.
     pub zones: Vec<Zone>,
-    /// Facts about the node.
+    /// Attributes of the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attributes: Vec<AttributeInfo>,
 }
 
-/// The same object as the older version shows it: without what that does not have.
+/// Converts an object of the older version, which has no attributes.
 impl From<v1alpha1::NodeResourceTopology> for NodeResourceTopology {
     fn from(old: v1alpha1::NodeResourceTopology) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The generated custom resource definitions against a summary of upstream's.
+//! Compares the generated custom resource definitions with a summary of upstream's.
 
 use crate::summary::{self, QUANTITY};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -10,7 +10,7 @@ const UPSTREAM: &str = include_str!("upstream-crds.txt");
 /// Lines that differ on purpose: (line, `+` ours only or `-` upstream only, reason). None today.
 const INTENDED: &[(&str, char, &str)] = &[];
 
-/// Our definitions of upstream's kinds.
+/// Returns the short form of our definitions of upstream's kinds.
 fn ours() -> String {
     let mut crds = koord_api::crd_values();
     crds.retain(|crd| {
@@ -108,7 +108,7 @@ fn there_are_upstreams_thirteen_and_all_can_be_installed() {
     }
 }
 
-/// Each class is in the band that its name says, with the value that Koordinator's manifests have.
+/// Checks that each class is in the band of its name, with the value of Koordinator's manifests.
 #[test]
 fn priority_classes_are_in_their_bands() {
     use koord_api::priority::PriorityClass;
@@ -128,7 +128,7 @@ fn priority_classes_are_in_their_bands() {
     }
 }
 
-/// The rules of a structural schema that the API server insists on.
+/// Checks the rules of a structural schema that the API server enforces.
 fn structural(schema: &Value, path: &str) {
     let object = schema
         .as_object()

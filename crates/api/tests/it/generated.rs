@@ -1,8 +1,8 @@
-//! The committed definitions and schemas against those that the types give.
+//! Compares the committed definitions and schemas with those derived from the types.
 
 use std::path::{Path, PathBuf};
 
-/// Set, it writes the files.
+/// Environment variable that makes the test write the files.
 const UPDATE: &str = "UPDATE_EXPECT";
 
 #[test]

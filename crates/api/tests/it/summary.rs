@@ -1,13 +1,13 @@
-//! Custom resource definitions in short. `cargo xtask crds` writes upstream's so, and the test beside
-//! this file compares it with ours.
+//! Short textual form of custom resource definitions. `cargo xtask crds` writes upstream's definitions in
+//! this form, and the test next to this file compares it with ours.
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-/// The pattern of a Kubernetes quantity.
+/// Pattern of a Kubernetes quantity.
 pub(crate) const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
-/// Annotations that say how the file was made.
+/// Annotations about the generator of the file.
 const GENERATED: [&str; 1] = ["controller-gen.kubebuilder.io/version"];
 
 fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
@@ -17,7 +17,7 @@ fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// The definitions in short, one after the other.
+/// Returns the short form of all definitions.
 pub(crate) fn summary(definitions: &[Value]) -> String {
     let mut out = Vec::new();
     for crd in definitions {
