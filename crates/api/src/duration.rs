@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn prints_the_go_form() {
+    fn display_matches_go() {
         check("0", "0s");
         check("5m", "5m0s");
         check("600s", "10m0s");
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_go_refuses() {
+    fn parse_rejects_texts_that_go_rejects() {
         for (input, part) in [
             ("", "malformed"),
             ("5", "malformed"),

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_null_or_unknown_is_harmless() {
+    fn from_json_accepts_missing_null_and_unknown_fields() {
         for (text, socket, policy, hooks) in [
             ("{}", None, Policy::Ignore, &[][..]),
             ("null", None, Policy::Ignore, &[]),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_know_two_policies() {
+    fn policy_parses_two_names() {
         for policy in [Policy::Fail, Policy::Ignore] {
             assert_eq!(policy.name().parse(), Ok(policy));
         }

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_label_does_not_fall_through() {
+    fn unknown_label_does_not_fall_back() {
         let pod = pod(
             &json!({"koordinator.sh/priority-class": "koord-best"}),
             Some(9500),

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn sidecars_count_for_what_starts_after_them() {
+    fn peak_adds_sidecars_to_later_containers() {
         for (main, init, want) in [
             (&["500", "1000"][..], &[][..], 1500),
             (&["500"], &["3000"], 3000),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_list_has_every_resource() {
+    fn pod_requests_include_every_resource() {
         let container =
             |requests: serde_json::Value| json!({"name": "c", "resources": {"requests": requests}});
         let total = |spec| of_pod(&serde_json::from_value(spec).unwrap());

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_it_is_found_and_comes_back() {
+    fn texts_roundtrip_and_retain() {
         let all = map(&["b", "a.example/x", "", "c"]);
         let mut texts = Texts::of(Some(&all), String::as_str);
         for key in all.keys() {
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_can_be_those_of_others() {
+    fn share_keys_replaces_equal_keys() {
         let mut texts = Texts::of(Some(&map(&["a", "b"])), String::as_str);
         let (before, key) = (texts.clone(), Arc::<str>::from("b"));
         texts.share_keys(|own| if own == key { key.clone() } else { own });

@@ -70,7 +70,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn uuids_take_no_memory_of_their_own() {
+    fn uuid_is_stored_inline() {
         let is_packed = |text: &str| matches!(Uid::from(text).0, UidRepr::Uuid(_));
         let usual = "0b6d8c2e-5f0c-4c6e-8a6a-9b8e00000003";
         assert!(is_packed(usual));
@@ -93,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn texts_come_back_as_they_were(text in "([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-fA-F-]{0,40}|.*)") {
+        fn text_roundtrips(text in "([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-fA-F-]{0,40}|.*)") {
             prop_assert_eq!(Uid::from(text.as_str()).to_string(), text);
         }
 

@@ -248,11 +248,11 @@ fn number(digits: &str) -> Option<u32> {
 
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rest = self.iter().peekable();
+        let mut members = self.iter().peekable();
         let mut separator = "";
-        while let Some(first) = rest.next() {
+        while let Some(first) = members.next() {
             let mut last = first;
-            while let Some(next) = rest.next_if(|next| *next == last + 1) {
+            while let Some(next) = members.next_if(|next| *next == last + 1) {
                 last = next;
             }
             write!(f, "{separator}{first}")?;
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read_and_written_with_ranges() {
+    fn lists_parse_and_print_ranges() {
         for (text, printed) in [
             ("", ""),
             ("0", "0"),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn strides_are_for_the_kernel_alone() {
+    fn only_kernel_lists_accept_strides() {
         for (text, printed) in [
             ("0-7:2/4", "0-1,4-5"),
             ("1-10:1/3,20", "1,4,7,10,20"),
@@ -332,7 +332,7 @@ mod tests {
 
     /// Annotations come from users and may have 256 KiB, so a long list must not take much memory.
     #[test]
-    fn long_list_of_long_ranges_is_read_in_little_memory() {
+    fn long_range_list_parses_in_bounded_memory() {
         let text = vec!["0-8191"; 40_000].join(",");
         assert_eq!(set(&text).len(), 8192);
         assert_eq!(set(&text).words.len(), 128);
@@ -359,7 +359,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn printed_sets_read_back(cpus in prop::collection::vec(0..=CpuSet::MAX, 0..60)) {
+        fn printed_set_roundtrips(cpus in prop::collection::vec(0..=CpuSet::MAX, 0..60)) {
             let cpus: CpuSet = cpus.into_iter().collect();
             prop_assert_eq!(set(&cpus.to_string()), cpus);
         }

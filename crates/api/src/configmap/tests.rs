@@ -77,7 +77,7 @@ fn an_empty_config_map_gives_the_defaults() {
 }
 
 #[test]
-fn the_first_matching_override_wins_and_inherits_from_the_cluster() {
+fn first_matching_override_inherits_from_cluster() {
     let (config, report) = SloControllerConfig::parse(&data(
         keys::COLOCATION,
         &json!({
@@ -111,7 +111,7 @@ fn the_first_matching_override_wins_and_inherits_from_the_cluster() {
 }
 
 #[test]
-fn an_unreadable_section_keeps_its_old_content_and_the_others_move_on() {
+fn invalid_section_keeps_content_others_update() {
     let mut config = SloControllerConfig::default();
     let report = config.update(&data(keys::COLOCATION, &json!({ "enable": true })));
     assert_eq!(report, Report::default());
@@ -150,7 +150,7 @@ fn an_unreadable_section_keeps_its_old_content_and_the_others_move_on() {
 }
 
 #[test]
-fn an_impossible_colocation_value_refuses_the_section_or_the_override() {
+fn invalid_colocation_value_rejects_section_or_override() {
     let (config, report) = SloControllerConfig::parse(&data(
         keys::COLOCATION,
         &json!({ "enable": true, "degradeTimeMinutes": 0 }),
@@ -180,7 +180,7 @@ fn an_impossible_colocation_value_refuses_the_section_or_the_override() {
 }
 
 #[test]
-fn what_the_api_server_would_refuse_is_not_taken_over_and_what_is_doubtful_is() {
+fn api_violation_rejects_doubtful_value_is_accepted() {
     let mut config = SloControllerConfig::default();
     let threshold = |text: &str| strings(&[(keys::RESOURCE_THRESHOLD, text)]);
     let report = config.update(&threshold(
@@ -282,7 +282,7 @@ fn a_nodes_annotation_and_labels_come_last() {
 }
 
 #[test]
-fn each_setting_of_a_node_knows_where_it_comes_from() {
+fn origins_name_source_of_each_setting() {
     let text = json!({
         "enable": true, "CPUReclaimThresholdPercent": 60, "memoryReclaimThresholdPercent": 70,
         "degradeTimeMinutes": 30, "midUnallocatedPercent": 5,
@@ -492,8 +492,8 @@ fn normalisation_and_amplification_are_read() {
 }
 
 #[test]
-fn what_changes_nothing_is_named() {
-    let told = |key: &str, value: serde_json::Value| {
+fn settings_without_effect_are_remarked() {
+    let findings = |key: &str, value: serde_json::Value| {
         let (_, report) = SloControllerConfig::parse(&data(key, &value));
         for found in [&report.errors, &report.doubts, &report.left_out] {
             assert_eq!(messages(found), [""; 0]);
@@ -501,7 +501,7 @@ fn what_changes_nothing_is_named() {
         messages(&report.remarks)
     };
     let check = |key: &str, value: serde_json::Value, parts: &[&str]| {
-        let found = told(key, value);
+        let found = findings(key, value);
         assert_eq!(found.len(), parts.len(), "{found:?}");
         for (message, part) in found.iter().zip(parts) {
             assert!(
