@@ -1,21 +1,20 @@
-//! Block IO: limits, weights and cost models of groups, one line of a cgroup file per device.
+//! Block IO: limits, weights and cost models of cgroups, one line of a cgroup file per device.
 //!
-//! A device is named `MAJ:MIN`. Source of formats and defaults: Koordinator
-//! `pkg/koordlet/qosmanager/plugins/blkio`. Files and values are those of cgroup v1: who writes them
-//! finds their place in v2's.
+//! A device is named `MAJ:MIN`. Files and values are those of cgroup v1; the writer maps them to v2. Source
+//! of formats and defaults: Koordinator `pkg/koordlet/qosmanager/plugins/blkio`.
 
 use crate::field::FieldError;
 use koord_api::slo::{BlockCfg, BlockType, IOCfg};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The weight of a device that has none of its own.
+/// Weight of a device without a configured one.
 pub const DEFAULT_WEIGHT: i64 = 100;
-/// The latency target that stands for a missing one, in microseconds.
+/// Default of a missing latency target, in microseconds.
 const DEFAULT_LATENCY: i64 = 3000;
-/// The percentile that stands for a missing one.
+/// Default of a missing latency percentile.
 const DEFAULT_LATENCY_PERCENT: i64 = 95;
 
-/// A file with a line per device.
+/// Cgroup file with one line per device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum File {
     /// `blkio.throttle.read_iops_device`.
@@ -35,7 +34,7 @@ pub enum File {
 }
 
 impl File {
-    /// The files of a kind of group.
+    /// Returns the files of a kind of cgroup.
     #[must_use]
     pub fn of(kind: Kind) -> &'static [Self] {
         match kind {
@@ -51,52 +50,52 @@ impl File {
     }
 }
 
-/// One line to write.
+/// One line to write to a cgroup file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// Where.
+    /// The file.
     pub file: File,
     /// `MAJ:MIN`.
     pub device: String,
-    /// What follows the device.
+    /// Text after the device.
     pub value: String,
 }
 
-/// What a group's lines are made of.
+/// Kind of cgroup, which determines its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Limits and weight of a group.
+    /// A class, pod or container cgroup: limits and weight.
     Group,
-    /// Latency targets and cost model of the root.
+    /// The root cgroup: latency targets and cost model.
     Root,
 }
 
-/// A block that is left as it is.
+/// Problem of a configured block.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlockError {
-    /// Its device is not known.
+    /// The device is unknown; the block is skipped.
     #[error("block {name:?}: {why}")]
     Device {
         /// The block's name.
         name: String,
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// A value that is not used.
+    /// A value is out of range and is ignored.
     #[error("block {name:?}: {error}")]
     Value {
         /// The block's name.
         name: String,
-        /// What is wrong with it.
+        /// The field and its range.
         error: FieldError,
     },
 }
 
-/// The lines for `blocks`, and resets for the devices that have lines (`present`) and no block. Of
-/// two blocks on one device the later one counts.
+/// Returns the lines to write for `blocks`, and resets for the devices in `present` (those that have lines
+/// now) without a block. If two blocks name one device, the later one takes effect.
 ///
-/// `devices` finds the numbers of a block's devices. A block without one is reported and skipped;
-/// then nothing is reset, because what it stands for cannot be told from what was taken away.
+/// `devices` returns the device numbers of a block. A block without one is reported and skipped; then no
+/// device is reset, because the skipped block may stand for one of them.
 pub fn plan(
     kind: Kind,
     blocks: &[BlockCfg],
@@ -140,13 +139,13 @@ pub fn plan(
     (lines, errors)
 }
 
-/// What is out of range in `settings`.
+/// Returns the values of `settings` that are out of range.
 #[must_use]
 pub fn violations(settings: &IOCfg) -> Vec<FieldError> {
     take_violations(&mut settings.clone())
 }
 
-/// Takes what is out of range out of `settings`.
+/// Removes the values that are out of range from `settings` and returns them as errors.
 fn take_violations(settings: &mut IOCfg) -> Vec<FieldError> {
     const AMOUNT: (i64, i64, &str) = (0, i64::MAX, "at least 0");
     const MODEL: (i64, i64, &str) = (1, i64::MAX, "at least 1");
@@ -186,7 +185,7 @@ fn lines(kind: Kind, device: &str, cfg: &IOCfg) -> Vec<Line> {
         value,
     };
     match kind {
-        // 0 takes a limit away.
+        // 0 removes a limit.
         Kind::Group => [
             (File::ReadIops, cfg.read_iops.unwrap_or(0)),
             (File::ReadBps, cfg.read_bps.unwrap_or(0)),
@@ -231,7 +230,7 @@ fn cost_model(cfg: &IOCfg) -> String {
     )
 }
 
-/// What a device without a block gets.
+/// Returns the lines that reset a device without a block.
 fn resets(kind: Kind, device: &str) -> Vec<Line> {
     match kind {
         Kind::Group => lines(kind, device, &IOCfg::default()),
@@ -243,7 +242,8 @@ fn resets(kind: Kind, device: &str) -> Vec<Line> {
     }
 }
 
-/// The devices that have a line in a file of this kind; other lines, such as `Total 0`, are none.
+/// Returns the devices that have a line in a file with `content`. Other lines, such as `Total 0`, are
+/// ignored.
 #[must_use]
 pub fn devices(content: &str) -> BTreeSet<String> {
     let first = content
@@ -257,26 +257,26 @@ pub fn devices(content: &str) -> BTreeSet<String> {
     first.filter(is_device).map(str::to_owned).collect()
 }
 
-/// What the node knows of its storage. Devices are named `/dev/<name>`.
+/// Block devices of the node. Devices are named `/dev/<name>`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Storage {
-    /// Disks with their numbers.
+    /// Disk name to its number, `MAJ:MIN`.
     pub numbers: BTreeMap<String, String>,
-    /// Every block device with the disks that it lies on: a disk on itself, a partition on one, a
-    /// logical volume on those of its volume group.
+    /// Block device to the disks it is on: a disk to itself, a partition to its disk, a logical volume to the
+    /// disks of its volume group.
     pub disks: BTreeMap<String, BTreeSet<String>>,
-    /// Volume groups with their disks.
+    /// Volume group to its disks.
     pub groups: BTreeMap<String, BTreeSet<String>>,
-    /// Mount points with the device mounted there.
+    /// Mount point to the device that is mounted there.
     pub mounts: BTreeMap<String, String>,
 }
 
 impl Storage {
-    /// The numbers of the disks of a block. `mount` is where the pod's volume of the block's name is
-    /// mounted, for blocks of type `podvolume`.
+    /// Returns the numbers of the disks of a block. `mount` is the mount point of the pod volume with the
+    /// block's name, for blocks of type `podvolume`.
     ///
     /// # Errors
-    /// The storage or the type is not known; the text says which.
+    /// The storage or the type is unknown; the text names it.
     pub fn devices(
         &self,
         block: &BlockCfg,

@@ -1,7 +1,7 @@
-//! CPU burst of services: the state of the shared CPU pool, the kernel's burst buffer, the step of a
-//! raised CFS quota and the token bucket that bounds how long it may stay raised.
+//! CPU burst: the state of the shared CPU pool, the kernel's burst buffer, the step of a raised CFS quota and
+//! the token bucket that limits how long it stays raised.
 //!
-//! CPU amounts are milli-cores, quotas and buffers microseconds per CFS period of 100 ms, times
+//! CPU amounts are in milli-cores, quotas and buffers in microseconds per CFS period of 100 ms, times in
 //! milliseconds. Source of the formulas: Koordinator `pkg/koordlet/qosmanager/plugins/cpuburst`.
 
 use koord_api::qos::QosClass;
@@ -9,19 +9,19 @@ use koord_api::slo::{CPUBurstConfig, CPUBurstPolicy, CPUBurstStrategy, defaults}
 
 use crate::field::FieldError;
 
-/// From this share of the threshold on (in tenths) quotas are no longer raised.
+/// Share of the threshold, in tenths, from which quotas are no longer raised.
 const COOLING_TENTHS: i64 = 9;
-/// A raised quota grows and shrinks by this share of itself: a fifth.
+/// Divisor of a quota that gives the size of one step: a fifth.
 const STEP: i64 = 5;
-/// Use of the limit from which a container spends tokens, in percent.
+/// Usage from which a container spends tokens, in percent of its limit.
 const SPEND_FROM_PERCENT: i64 = 100;
-/// Use of the limit below which a container saves tokens, in percent.
+/// Usage below which a container gains tokens, in percent of its limit.
 const SAVE_BELOW_PERCENT: i64 = 60;
 
-/// How much of the shared CPU pool is in use.
+/// Load of the shared CPU pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolState {
-    /// There is no sample of the node, or its CPUs are not known.
+    /// There is no sample of the node, or its CPUs are unknown.
     Unknown,
     /// Below nine tenths of the threshold.
     Idle,
@@ -29,24 +29,25 @@ pub enum PoolState {
     Cooling,
     /// At the threshold or above.
     Overload {
-        /// By how much the pool's use exceeds the threshold.
+        /// Usage above the threshold, in milli-cores.
         over: i64,
     },
 }
 
-/// What a pod takes out of the shared pool.
+/// CPU request and usage of a pod, for the accounting of the shared pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolPod {
-    /// The class its label gives, without a default.
+    /// QoS class of the pod's label, without a default.
     pub qos: QosClass,
-    /// Its CPU request.
+    /// CPU request in milli-cores.
     pub request: i64,
-    /// Its mean use, when known.
+    /// Mean CPU usage in milli-cores; `None` without a sample.
     pub used: Option<i64>,
 }
 
-/// Judges the shared pool: all processors but those of LSE and LSR pods, and the node's mean use but
-/// that of LSE, LSR and BE pods. A pool without CPUs counts as fully used.
+/// Returns the state of the shared pool. Its size is all processors minus the requests of LSE and LSR pods;
+/// its usage is the node's mean usage minus that of LSE, LSR and BE pods. A pool without CPUs counts as fully
+/// used. CPU amounts are in milli-cores.
 #[must_use]
 pub fn pool_state(
     processors: usize,
@@ -85,23 +86,23 @@ pub fn pool_state(
     }
 }
 
-/// The settings of one pod, all of them given.
+/// Effective settings of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Which mechanisms are on.
+    /// Mechanisms that are on.
     pub policy: CPUBurstPolicy,
-    /// The kernel's burst buffer as percent of the limit.
+    /// Kernel burst buffer, percent of the limit.
     pub buffer_percent: i64,
-    /// How far a quota may be raised, percent of the limit.
+    /// Maximum of a raised quota, percent of the limit.
     pub quota_percent: i64,
-    /// How long a quota may stay raised, in seconds; negative is for ever.
+    /// Time that a quota may stay raised, in seconds; negative means no limit.
     pub period_seconds: i64,
 }
 
 impl Config {
-    /// The node's strategy with the fields of the pod's annotation `koordinator.sh/cpuBurst` laid over
-    /// it. A value out of its range is reported, and the one below it is used: the node's for the
-    /// pod's, the default for the node's.
+    /// Merges the pod's annotation `koordinator.sh/cpuBurst` over the node's strategy. An out-of-range value
+    /// is reported and replaced by that of the next lower layer: the node's for the pod's, the default for
+    /// the node's.
     #[must_use]
     pub fn of(node: &CPUBurstStrategy, pod: Option<&CPUBurstConfig>) -> (Self, Vec<FieldError>) {
         let default = defaults::cpu_burst_strategy();
@@ -152,7 +153,7 @@ impl Config {
         (config, errors)
     }
 
-    /// Whether the kernel's burst buffer is used.
+    /// Returns true if the kernel's burst buffer is used.
     #[must_use]
     pub fn buffers(&self) -> bool {
         matches!(
@@ -161,7 +162,7 @@ impl Config {
         )
     }
 
-    /// Whether quotas are raised.
+    /// Returns true if quotas are raised.
     #[must_use]
     pub fn raises_quota(&self) -> bool {
         matches!(
@@ -191,8 +192,8 @@ fn pick(
     default.unwrap_or_default()
 }
 
-/// The burst buffer a quota of `base` microseconds asks for, before the kernel's rule that it must not
-/// exceed the quota (see [`crate::cpu_limit`]). Nothing for a container without a limit.
+/// Returns the burst buffer for a quota of `base` microseconds, not yet capped at the quota (see
+/// [`crate::cpu_limit`]). 0 for a container without a limit.
 #[must_use]
 pub fn buffer(config: &Config, base: i64) -> i64 {
     if !config.buffers() || base <= 0 {
@@ -201,21 +202,21 @@ pub fn buffer(config: &Config, base: i64) -> i64 {
     base.saturating_mul(config.buffer_percent) / 100
 }
 
-/// What happens to the quota of a container.
+/// Change of a container's quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// A fifth more.
+    /// Raise the quota by a fifth.
     Up,
-    /// A fifth less.
+    /// Lower the quota by a fifth.
     Down,
-    /// It stays.
+    /// Keep the quota.
     Remain,
-    /// Back to the limit at once.
+    /// Reset the quota to the limit at once.
     Reset,
 }
 
-/// What a container asks for: `allowed` is the limiter's word, `throttled` the newest share of
-/// throttled periods, `None` when it is not known.
+/// Returns the operation that a container needs. `allowed` is the result of [`Limiter::allow`], `throttled`
+/// the newest share of throttled periods; `None` means unknown.
 #[must_use]
 pub fn operation(config: &Config, allowed: bool, throttled: Option<f64>) -> Operation {
     if !config.raises_quota() {
@@ -229,8 +230,8 @@ pub fn operation(config: &Config, allowed: bool, throttled: Option<f64>) -> Oper
     }
 }
 
-/// What of `asked` the pool's state lets through. `chosen` says whether the container is among those
-/// that [`lowered`] picked.
+/// Returns the operation that the pool's state permits instead of `asked`. `chosen` is true if [`lowered`]
+/// selected the container.
 #[must_use]
 pub fn admitted(asked: Operation, state: PoolState, chosen: bool) -> Operation {
     match (state, asked) {
@@ -244,10 +245,10 @@ pub fn admitted(asked: Operation, state: PoolState, chosen: bool) -> Operation {
     }
 }
 
-/// The quota after one step, or `None` when nothing is to be written.
+/// Returns the quota after one step, or `None` if nothing needs to be written.
 ///
-/// The result lies between `base` and `percent` of it. A container that has no limit of its own
-/// (`base` ≤ 0), or whose present quota is unlimited because the kubelet sets none, is left alone.
+/// The result is between `base` and `percent` of it. A container without a limit (`base` ≤ 0), or whose
+/// present quota is unlimited because the kubelet sets none, is not changed.
 #[must_use]
 pub fn next_quota(base: i64, present: i64, percent: i64, operation: Operation) -> Option<i64> {
     if base <= 0 || present <= 0 {
@@ -264,34 +265,34 @@ pub fn next_quota(base: i64, present: i64, percent: i64, operation: Operation) -
     (quota != present).then_some(quota)
 }
 
-/// The highest quota that `percent` allows; at most 100 allows none above `base`.
+/// Returns the highest quota that `percent` of `base` allows, at least `base`.
 #[must_use]
 pub fn ceiling(base: i64, percent: i64) -> i64 {
     let raised = i128::from(base) * i128::from(percent.max(100)) / 100;
     i64::try_from(raised).unwrap_or(i64::MAX)
 }
 
-/// A container whose quota may be lowered while the pool is overloaded.
+/// Container whose quota may be lowered while the pool is overloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Raised<Id> {
-    /// How the caller names it.
+    /// Identifier chosen by the caller.
     pub id: Id,
-    /// Its limit.
+    /// Quota of the container's limit.
     pub base: i64,
-    /// Its quota now.
+    /// Current quota.
     pub present: i64,
 }
 
-/// Whose quotas are lowered by one step in an overload of `over` milli-cores: those with the largest
-/// surplus over their limit first, equals by id, until the steps give back as much as is too much.
+/// Selects the containers whose quotas are lowered by one step in an overload of `over` milli-cores: those
+/// with the largest surplus over their limit first, ties by id, until the steps free `over`.
 ///
-/// Upstream lowers every one at once, so that nobody bursts for long after a short overload (#2164).
+/// Upstream lowers all at once, so that no container bursts for long after a short overload (#2164).
 #[must_use]
 pub fn lowered<Id: Ord + Copy>(over: i64, mut raised: Vec<Raised<Id>>) -> Vec<Id> {
     let surplus = |c: &Raised<Id>| c.present.saturating_sub(c.base);
     raised.retain(|c| c.base > 0 && surplus(c) > 0);
     raised.sort_by(|a, b| surplus(b).cmp(&surplus(a)).then(a.id.cmp(&b.id)));
-    // Microseconds per 100 ms are a hundred to the milli-core.
+    // One milli-core is 100 microseconds per period of 100 ms.
     let mut left = over.saturating_mul(100);
     let mut ids = Vec::new();
     for container in raised {
@@ -305,10 +306,10 @@ pub fn lowered<Id: Ord + Copy>(over: i64, mut raised: Vec<Raised<Id>>) -> Vec<Id
     ids
 }
 
-/// The token bucket of one container: it bounds how long use above the limit goes on.
+/// Token bucket of one container: limits how long its usage may stay above the limit.
 ///
-/// Capacity is `period · (percent − 100)`; a second at u % of the limit costs `u − 100` tokens from
-/// 100 % on and brings `100 − u` below 60 %. Tokens stay between minus and plus the capacity.
+/// The capacity is `period · (percent − 100)`. A second at u % of the limit costs `u − 100` tokens from 100 %
+/// on and gains `100 − u` below 60 %. The tokens stay between minus and plus the capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limiter {
     period_seconds: i64,
@@ -318,8 +319,8 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A bucket filled to `share` (0–1) of its capacity at `now`. Callers draw the share at random
-    /// below 0.5, so that the containers of a node do not run dry together.
+    /// Creates a bucket filled to `share` (0–1) of its capacity at `now`. Callers draw the share at random
+    /// below 0.5, so that the containers of a node do not run out together.
     #[must_use]
     pub fn new(config: &Config, share: f64, now: i64) -> Self {
         let capacity = Self::capacity_of(config);
@@ -336,16 +337,16 @@ impl Limiter {
         config.period_seconds.max(0).saturating_mul(surplus)
     }
 
-    /// Starts anew, as [`Limiter::new`] does, when the settings give another capacity.
+    /// Resets the bucket as [`Limiter::new`] creates it if the settings change the capacity.
     pub fn follow(&mut self, config: &Config, share: f64, now: i64) {
         if self.capacity != Self::capacity_of(config) {
             *self = Self::new(config, share, now);
         }
     }
 
-    /// Books the time since the last call at `usage_percent` of the limit; whether the quota may be
-    /// raised. Only whole seconds are booked, the rest counts at the next call; a clock that went
-    /// back books nothing.
+    /// Accounts the time since the last call at `usage_percent` of the limit, and returns true if the quota
+    /// may be raised. Only whole seconds are accounted, the rest counts at the next call; a clock that went
+    /// back accounts nothing. `now` is in milliseconds.
     pub fn allow(&mut self, now: i64, usage_percent: i64) -> bool {
         let seconds = now.saturating_sub(self.at) / 1000;
         if seconds < 0 {
@@ -361,20 +362,20 @@ impl Limiter {
         self.token > 0
     }
 
-    /// The tokens left.
+    /// Returns the remaining tokens.
     #[must_use]
     pub fn token(&self) -> i64 {
         self.token
     }
 
-    /// Whether the bucket was not asked for twice its period.
+    /// Returns true if the bucket was not used for twice its period.
     #[must_use]
     pub fn expired(&self, now: i64) -> bool {
         now.saturating_sub(self.at) > self.period_seconds.saturating_mul(2000)
     }
 }
 
-/// The use of a limit in whole percent; a container without a sample counts as at its limit.
+/// Returns the usage in whole percent of the limit. A container without a sample counts as 100 %.
 #[must_use]
 pub fn usage_percent(limit: i64, used: Option<i64>) -> i64 {
     match used {

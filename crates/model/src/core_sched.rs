@@ -1,8 +1,8 @@
-//! Core scheduling: which pods share a cookie, so that only tasks of one group run on the two
+//! Core scheduling: groups of pods that share a cookie, so that only tasks of one group run on the two
 //! hyper-threads of a core at a time.
 //!
-//! [`CoreSched`] says which group a pod belongs to, [`Cookies`] how the kernel's cookies get there.
-//! Source: Koordinator `pkg/koordlet/runtimehooks/hooks/coresched`.
+//! [`CoreSched`] assigns pods to groups, [`Cookies`] plans how their tasks get the kernel's cookies. Source:
+//! Koordinator `pkg/koordlet/runtimehooks/hooks/coresched`.
 
 mod cookies;
 
@@ -11,10 +11,10 @@ pub use cookies::{Action, Cookies, Members, Task};
 use koord_api::qos::{KubeQos, QosClass};
 use koord_api::slo::{CPUQOSPolicy, ResourceQOS, ResourceQOSStrategy};
 
-/// What the names of groups end in that also keep off the cores of other classes.
+/// Suffix of the names of groups that also keep tasks of other classes off their cores.
 const EXPELLER_SUFFIX: &str = "-expeller";
 
-/// The settings of one class.
+/// Settings of one class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Class {
     enabled: bool,
@@ -22,7 +22,7 @@ struct Class {
     idle: bool,
 }
 
-/// The settings of the classes; all off where the CPU policy is not core scheduling.
+/// Settings of all classes; all off unless the CPU policy is core scheduling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CoreSched {
     lsr: Class,
@@ -30,35 +30,35 @@ pub struct CoreSched {
     be: Class,
 }
 
-/// What becomes of the cookies of a pod's tasks.
+/// Desired cookie of a pod's tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// Nothing: they may have any.
+    /// Tasks may have any cookie.
     Untouched,
-    /// None that we gave.
+    /// Tasks must not have a cookie that koordlet created.
     Neutral,
-    /// That of a group; the empty name is a group like others.
+    /// Tasks have the cookie of the named group; the empty name is a valid group.
     Group(String),
 }
 
-/// What a pod's label `koordinator.sh/core-sched-policy` asks for.
+/// Policy of a pod's label `koordinator.sh/core-sched-policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PodPolicy {
-    /// The cookie of its group: no label, or any other value.
+    /// The cookie of the pod's group: no label, or any other value.
     #[default]
     Group,
     /// No cookie: `none`.
     None,
-    /// A cookie of its own: `exclusive`.
+    /// A separate cookie: `exclusive`.
     Exclusive,
 }
 
-/// What counts of a pod.
+/// Properties of a pod that determine its group.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask<'a> {
-    /// The label.
+    /// QoS class of the pod's label.
     pub qos: QosClass,
-    /// The kubelet's class.
+    /// Kubernetes QoS class.
     pub kube: KubeQos,
     /// The label `koordinator.sh/core-sched-group-id`.
     pub group: &'a str,
@@ -69,7 +69,7 @@ pub struct Ask<'a> {
 }
 
 impl CoreSched {
-    /// Reads the effective strategy of a node.
+    /// Creates the settings from the effective strategy of a node.
     #[must_use]
     pub fn of(strategy: &ResourceQOSStrategy) -> Self {
         let policy = strategy
@@ -94,19 +94,20 @@ impl CoreSched {
         }
     }
 
-    /// Whether any class is enabled.
+    /// Returns true if any class is enabled.
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         self.lsr.enabled || self.ls.enabled || self.be.enabled
     }
 
-    /// Whether pods with the label's class `qos` and the kubelet's class `kube` are to be `cpu.idle`.
+    /// Returns true if pods with the label's class `qos` and the Kubernetes class `kube` are to be
+    /// `cpu.idle`.
     #[must_use]
     pub fn is_idle(&self, qos: QosClass, kube: KubeQos) -> bool {
         qos != QosClass::System && self.class(qos, kube).idle
     }
 
-    /// Where a pod belongs.
+    /// Returns the desired cookie of a pod.
     #[must_use]
     pub fn wanted(&self, ask: Ask<'_>) -> Wanted {
         if ask.qos == QosClass::System {

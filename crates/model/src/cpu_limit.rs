@@ -1,13 +1,14 @@
-//! One owner for the CFS quota and the burst buffer of a container and of its pod.
+//! Calculation of the CFS quota and the burst buffer of a container and of its pod, with all features that
+//! affect them in one place.
 //!
-//! What wants these two files is put together in this order:
+//! The inputs are combined in this order:
 //! 1. the base: the limit in the spec as a quota; a container without a limit has none;
-//! 2. the kubelet's word: a native limit whose quota the kubelet does not set (`cpuCFSQuota: false`)
-//!    is left alone; for batch limits, which the kubelet does not know, we are the only writer;
+//! 2. the kubelet's quota: a native limit whose quota the kubelet does not set (`cpuCFSQuota: false`)
+//!    is not written; for batch limits, which the kubelet does not handle, koordlet is the only writer;
 //! 3. CPU normalization: the base divided by the node's ratio, rounded up;
 //! 4. quota burst: raised to at most `quota_percent` of the normalized base;
-//! 5. the burst buffer: what the strategy asks for, but never more than the quota, which the kernel
-//!    refuses.
+//! 5. the burst buffer: the amount that the strategy requests, capped at the quota, because the kernel
+//!    rejects a larger one.
 //!
 //! Quotas and buffers are microseconds per CFS period of 100 ms, −1 means no limit; CPU limits are
 //! milli-cores.
@@ -15,12 +16,12 @@
 use crate::burst;
 use crate::suppress::UNLIMITED;
 
-/// The smallest quota the kernel takes.
+/// Smallest quota that the kernel accepts.
 pub const MIN_QUOTA_US: i64 = 1_000;
-/// The largest burst buffer we write: a thousand periods.
+/// Largest burst buffer that is written: a thousand periods.
 pub const MAX_BURST_US: i64 = 100_000_000;
 
-/// The quota of a CPU limit in milli-cores; no limit and zero have none.
+/// Returns the quota of a CPU limit in milli-cores; [`UNLIMITED`] for no limit and for 0.
 #[must_use]
 pub fn quota_of(limit: Option<i64>) -> i64 {
     match limit {
@@ -29,8 +30,8 @@ pub fn quota_of(limit: Option<i64>) -> i64 {
     }
 }
 
-/// A quota under the node's CPU normalization ratio: divided by it, rounded up, where the ratio is
-/// above 1. `None` is a node without normalization.
+/// Returns a quota divided by the node's CPU normalization ratio and rounded up, if the ratio is above 1.
+/// `None` means a node without normalization.
 #[must_use]
 pub fn normalized(quota: i64, ratio: Option<f64>) -> i64 {
     match ratio {
@@ -41,8 +42,8 @@ pub fn normalized(quota: i64, ratio: Option<f64>) -> i64 {
     }
 }
 
-/// A raised quota after its base changed: the same multiple of the new base. Without this a changed
-/// normalization ratio would look like a burst.
+/// Rescales a raised quota to a changed base by the same factor. Otherwise a changed normalization ratio
+/// would look like a burst.
 #[must_use]
 pub fn rebased(quota: i64, old_base: i64, new_base: i64) -> i64 {
     if old_base <= 0 || new_base <= 0 || quota <= old_base {
@@ -52,33 +53,33 @@ pub fn rebased(quota: i64, old_base: i64, new_base: i64) -> i64 {
     i64::try_from(scaled).unwrap_or(i64::MAX)
 }
 
-/// Where a limit comes from.
+/// Resource that a CPU limit comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// `resources.limits.cpu`: the kubelet writes the quota, too.
+    /// `resources.limits.cpu`: the kubelet writes the quota as well.
     Native,
-    /// `kubernetes.io/batch-cpu`: only we know it.
+    /// `kubernetes.io/batch-cpu`: only koordlet writes the quota.
     Batch,
 }
 
-/// What is wanted of one container.
+/// CPU limit and burst settings of one container.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Container {
-    /// Its CPU limit.
+    /// CPU limit in milli-cores; `None` means no limit.
     pub limit: Option<i64>,
-    /// Where the limit comes from.
+    /// Resource that the limit comes from.
     pub source: Source,
-    /// The quota in the kernel now, when it could be read.
+    /// Current quota in the kernel; `None` if it could not be read.
     pub present: Option<i64>,
-    /// The raised quota that the burst strategy wants (see [`burst::next_quota`]); `None` wants none.
+    /// Raised quota that the burst strategy requests (see [`burst::next_quota`]); `None` requests none.
     pub raised: Option<i64>,
-    /// How far it may be raised, percent of the normalized base.
+    /// Maximum of the raised quota, percent of the normalized base.
     pub quota_percent: i64,
-    /// The buffer that the burst strategy wants, percent of the normalized base.
+    /// Burst buffer that the burst strategy requests, percent of the normalized base.
     pub buffer_percent: i64,
 }
 
-/// The two values of one group.
+/// CFS quota and burst buffer of one cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// `cpu.cfs_quota_us`, or the first word of `cpu.max`.
@@ -87,8 +88,8 @@ pub struct Limits {
     pub burst: i64,
 }
 
-/// What to write for a container, `None` to leave it alone. `ratio` is the node's CPU normalization
-/// ratio.
+/// Returns the values to write for a container, or `None` if it must not be changed. `ratio` is the node's
+/// CPU normalization ratio.
 #[must_use]
 pub fn container(wanted: &Container, ratio: Option<f64>) -> Option<Limits> {
     let base = quota_of(wanted.limit);
@@ -112,11 +113,11 @@ pub fn container(wanted: &Container, ratio: Option<f64>) -> Option<Limits> {
     })
 }
 
-/// What to write for a pod, `None` to leave it alone.
+/// Returns the values to write for a pod, or `None` if it must not be changed.
 ///
-/// `limit` is the pod's own limit (`None` when one of its containers has none), which also counts init
-/// containers and overhead. Its quota is that limit, normalized, plus what the containers are raised
-/// by, and never below one of them; its buffer is the sum of theirs.
+/// `limit` is the pod's own limit (`None` if one of its containers has none), which includes init containers
+/// and overhead. The quota is that limit, normalized, plus the amounts by which the containers are raised,
+/// and never below that of one container; the buffer is the sum of theirs.
 #[must_use]
 pub fn pod(
     limit: Option<i64>,

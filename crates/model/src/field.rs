@@ -1,19 +1,19 @@
-//! Settings that cannot be used.
+//! Error type for settings that are out of range.
 
-/// A setting that is not used because its value is out of range.
+/// Error for a setting that is ignored because its value is out of range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} must be {want}, got {value}")]
 pub struct FieldError {
-    /// The field's name on the wire.
+    /// Name of the field in the API object.
     pub field: &'static str,
     /// The allowed range.
     pub want: &'static str,
-    /// The value that was given.
+    /// The rejected value.
     pub value: String,
 }
 
 impl FieldError {
-    /// `value` of `field` is not `want`.
+    /// Creates the error for a `field` whose `value` is not in the range `want`.
     #[must_use]
     pub fn new(field: &'static str, want: &'static str, value: &impl ToString) -> Self {
         Self {

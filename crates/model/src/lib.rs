@@ -1,4 +1,4 @@
-//! Decisions as functions of values: no I/O, no clock, no global state.
+//! Decision logic of koord as pure functions of values: no I/O, no clock, no global state.
 
 pub mod alignment;
 pub mod blkio;

@@ -1,19 +1,19 @@
-//! Resource lists compared and combined, exactly and by name. For decisions about what people wrote
-//! (quotas, limits), whose refusals show the amounts; the schedulers' hot paths have
+//! Exact comparison and combination of resource lists by name. It serves decisions about amounts that users
+//! wrote (quotas, limits), whose errors show the amounts; the schedulers' hot paths use
 //! [`crate::resources::Amounts`].
 //!
 //! Source: `k8s.io/apiserver/pkg/quota/v1` and Koordinator `pkg/util/resource.go`.
 
 use koord_api::quantity::{Quantity, ResourceList};
 
-/// The resources with an amount below zero.
+/// Returns the resources with an amount below zero.
 #[must_use]
 pub fn negative(list: &ResourceList) -> Vec<&str> {
     let below = list.iter().filter(|(_, amount)| amount.signum() < 0);
     below.map(|(name, _)| name.as_str()).collect()
 }
 
-/// The resources of `list` that `limit` names and that are above it. What `limit` does not name is
+/// Returns the resources of `list` whose amount is above that of `limit`. A resource missing in `limit` is
 /// unlimited.
 #[must_use]
 pub fn above<'a>(list: &'a ResourceList, limit: &ResourceList) -> Vec<&'a str> {
@@ -23,21 +23,22 @@ pub fn above<'a>(list: &'a ResourceList, limit: &ResourceList) -> Vec<&'a str> {
     over.map(|(name, _)| name.as_str()).collect()
 }
 
-/// Whether nothing of `list` is above `limit`, where what `limit` does not name is zero.
+/// Returns true if no amount of `list` is above that of `limit`. A resource missing in `limit` counts as
+/// zero.
 #[must_use]
 pub fn fits_in(list: &ResourceList, limit: &ResourceList) -> bool {
     list.iter()
         .all(|(name, amount)| *amount <= limit.get(name).copied().unwrap_or(Quantity::ZERO))
 }
 
-/// The amounts of `list` whose name `keep` accepts.
+/// Returns the amounts of `list` whose name `keep` accepts.
 #[must_use]
 pub fn masked(list: &ResourceList, keep: impl Fn(&str) -> bool) -> ResourceList {
     let kept = list.iter().filter(|(name, _)| keep(name));
     kept.map(|(name, amount)| (name.clone(), *amount)).collect()
 }
 
-/// Whether every resource of `list` is one of `names`.
+/// Returns true if every resource of `list` is in `names`.
 #[must_use]
 pub fn names_within(list: &ResourceList, names: &ResourceList) -> bool {
     list.keys().all(|name| names.contains_key(name))

@@ -1,24 +1,24 @@
-//! Which nodes a pod's spec allows: taints and tolerations, node selectors. Rules of Kubernetes, read by whoever
-//! places pods and by whoever moves them.
+//! Taints, tolerations and node selectors: the nodes that a pod's spec allows. These rules of Kubernetes are
+//! shared by the schedulers and the descheduler.
 //!
 //! Source: `k8s.io/component-helpers/scheduling/corev1`.
 
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
 
-/// Effect of taints that keep new pods off.
+/// Effect of taints that reject new pods.
 pub const NO_SCHEDULE: &str = "NoSchedule";
-/// Effect of taints that also end pods that run.
+/// Effect of taints that reject new pods and evict running ones.
 pub const NO_EXECUTE: &str = "NoExecute";
-/// Effect of taints that pods rather avoid.
+/// Effect of taints that the scheduler avoids if possible.
 pub const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
 
-/// Whether any of `tolerations` tolerates `taint`.
+/// Returns true if any of `tolerations` tolerates `taint`.
 #[must_use]
 pub fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
     tolerates_comparing(tolerations, taint, false)
 }
 
-/// As [`tolerates`]; with `compares`, the operators `Lt` and `Gt` count (gate
+/// Like [`tolerates`], and supports the operators `Lt` and `Gt` if `compares` is true (gate
 /// `TaintTolerationComparisonOperators`).
 #[must_use]
 pub fn tolerates_comparing(tolerations: &[Toleration], taint: &Taint, compares: bool) -> bool {
@@ -48,7 +48,7 @@ pub fn tolerates_comparing(tolerations: &[Toleration], taint: &Taint, compares: 
     })
 }
 
-/// The first taint that keeps a pod with these tolerations off a node.
+/// Returns the first taint with effect NoSchedule or NoExecute that `tolerations` do not tolerate.
 #[must_use]
 pub fn untolerated<'a>(tolerations: &[Toleration], taints: &'a [Taint]) -> Option<&'a Taint> {
     let mut hard = taints
@@ -57,8 +57,8 @@ pub fn untolerated<'a>(tolerations: &[Toleration], taints: &'a [Taint]) -> Optio
     hard.find(|taint| !tolerates(tolerations, taint))
 }
 
-/// Whether one of `terms` matches the node `name` whose labels `label` tells; a term without requirements
-/// matches nothing.
+/// Returns true if one of `terms` matches the node `name`. `label` returns the value of a node label. A term
+/// without requirements matches no node.
 pub fn any_term<'a>(
     terms: &[NodeSelectorTerm],
     name: &str,
@@ -67,8 +67,8 @@ pub fn any_term<'a>(
     terms.iter().any(|term| term_matches(term, name, &label))
 }
 
-/// Whether all requirements of `term` are met; one without any matches nothing. `metadata.name` is the only
-/// field there is.
+/// Returns true if all requirements of `term` are met. A term without requirements matches no node. The only
+/// supported field is `metadata.name`.
 pub fn term_matches<'a>(
     term: &NodeSelectorTerm,
     name: &str,
@@ -91,7 +91,8 @@ pub fn term_matches<'a>(
         && fields.iter().all(field)
 }
 
-/// Whether `value`, of the label or field that `requirement` names, meets it. Unknown operators are never met.
+/// Returns true if `value`, that of the label or field of `requirement`, meets it. `None` means that it is
+/// missing. An unknown operator is never met.
 #[must_use]
 pub fn requirement_matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How a node's kubelet aligns, as its report says.
+//! Topology manager settings of a node's kubelet, as reported.
 
 use std::str::FromStr;
 
@@ -16,7 +16,7 @@ pub enum Policy {
     SingleNumaNode,
 }
 
-/// `topologyManagerScope` of the kubelet: what is aligned as one.
+/// `topologyManagerScope` of the kubelet: the unit of alignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scope {
     /// Each container.
@@ -26,7 +26,7 @@ pub enum Scope {
     Pod,
 }
 
-/// A name that is none of a kubelet's.
+/// Error for a name that is not in the kubelet's configuration API.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{value:?} is none of {known}")]
 pub struct UnknownName {
@@ -45,7 +45,7 @@ impl UnknownName {
 }
 
 impl Policy {
-    /// All of them, from the laxest to the strictest.
+    /// All policies, from the least to the most strict.
     pub const ALL: [Self; 4] = [
         Self::None,
         Self::BestEffort,
@@ -53,7 +53,7 @@ impl Policy {
         Self::SingleNumaNode,
     ];
 
-    /// As the kubelet's configuration names it.
+    /// Returns the name used in the kubelet's configuration.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -75,10 +75,10 @@ impl FromStr for Policy {
 }
 
 impl Scope {
-    /// Both.
+    /// Both scopes.
     pub const ALL: [Self; 2] = [Self::Container, Self::Pod];
 
-    /// As the kubelet's configuration names it.
+    /// Returns the name used in the kubelet's configuration.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -97,14 +97,14 @@ impl FromStr for Scope {
     }
 }
 
-/// The kubelet's configuration.
+/// Topology manager configuration of a kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// What it demands.
+    /// Alignment policy.
     pub policy: Policy,
-    /// Of what.
+    /// Unit of alignment.
     pub scope: Scope,
-    /// The most NUMA nodes it deals with; 2 to 1024.
+    /// Maximum number of NUMA nodes that the kubelet supports, 2 to 1024.
     pub max_zones: i64,
 }
 
@@ -121,8 +121,9 @@ impl Default for Config {
 const MOST: i64 = 1024;
 
 impl Config {
-    /// Reads the first of the (deprecated) policies, then the attributes, which say more; the names and
-    /// values that mean nothing here are passed over, and returned if the name does.
+    /// Parses the first of the deprecated `policies`, then the attributes, which take precedence. Returns the
+    /// configuration and the attributes that were ignored because their value is invalid. Attributes with
+    /// other names are skipped.
     #[must_use]
     pub fn read<'t>(
         policies: impl IntoIterator<Item = &'t str>,

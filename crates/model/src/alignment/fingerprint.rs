@@ -1,4 +1,4 @@
-//! Which pods an exporter has counted: their fingerprint, as it and the scheduler compute it.
+//! Fingerprint of the pods that an exporter included in a report, as computed by exporter and scheduler.
 //!
 //! Format: `k8stopologyawareschedwg/podfingerprint`, version 1. Each pod is XXH64 of its name, seeded
 //! with XXH64 of its namespace (seed 0); these, in ascending order as eight bytes each, little-endian,
@@ -8,14 +8,14 @@ use twox_hash::XxHash64;
 
 const PREFIX: &str = "pfp0v001";
 
-/// One pod in a fingerprint.
+/// Returns the hash of one pod.
 #[must_use]
 pub fn pod(namespace: &str, name: &str) -> u64 {
     let seed = XxHash64::oneshot(0, namespace.as_bytes());
     XxHash64::oneshot(seed, name.as_bytes())
 }
 
-/// The fingerprint of `pods`, each as [`pod`] makes it, in any order.
+/// Returns the fingerprint of `pods`, hashed by [`pod`], in any order.
 #[must_use]
 pub fn of(pods: impl IntoIterator<Item = u64>) -> String {
     let mut pods: Vec<u64> = pods.into_iter().collect();
@@ -27,7 +27,7 @@ pub fn of(pods: impl IntoIterator<Item = u64>) -> String {
 /// Checks that `text` has the form of a fingerprint.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why the text is not a fingerprint.
 pub fn check(text: &str) -> Result<(), String> {
     let digits = text
         .strip_prefix("pfp0")

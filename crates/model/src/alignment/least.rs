@@ -1,16 +1,17 @@
-//! How few zones a pod needs, and how near they are to each other.
+//! Score by the number of zones a pod needs and the distances between them.
 
 use super::{Ask, BEST, Free, Kind, Scope, UNKNOWN_COST, Want, suits};
 
-/// Sets of zones that are looked at for one container; a request that is not placed after so many is
-/// tried with one zone more.
+/// Maximum number of zone sets of one size that are examined for one container. A request that fits none of
+/// them is tried with sets of one zone more.
 const LOOKED_AT: usize = 50_000;
 
-/// The score of a node, 0 to 100: the fewer zones the better, and among nodes that need as many those
-/// whose zones are as near to each other as zones are on that node. Of several containers the worst
-/// counts. 0 when something does not fit in all zones together.
+/// Returns the score of a node, 0 to 100: the fewer zones the pod needs the better; among equal numbers, sets
+/// whose zones have the smallest distance on that node are better. For several containers the worst one
+/// counts. The score is 0 if a container does not fit in all zones together.
 ///
-/// `max_zones` is the most NUMA nodes that the kubelet deals with: each zone costs 100 / `max_zones`.
+/// `max_zones` is the maximum number of NUMA nodes that the kubelet supports: each zone costs 100 /
+/// `max_zones`.
 #[must_use]
 pub fn least(ask: &Ask, scope: Scope, mut free: Free<'_>, max_zones: i64) -> i64 {
     let whole = std::slice::from_ref(&ask.whole);
@@ -21,7 +22,7 @@ pub fn least(ask: &Ask, scope: Scope, mut free: Free<'_>, max_zones: i64) -> i64
     let last = parts.len().saturating_sub(1);
     let (mut most, mut near) = (0, true);
     for (at, wants) in parts.into_iter().enumerate() {
-        // As in the filter, what may lie on the host as a whole, and does, asks no zone.
+        // As in the filter, resources of the host that no zone lists need no zone.
         let wants = wants.iter().copied();
         let bound = wants.filter(|want| want.kind != Kind::Host || free.lists(want.id));
         let wants: Vec<Want> = bound.collect();
@@ -47,14 +48,14 @@ pub fn least(ask: &Ask, scope: Scope, mut free: Free<'_>, max_zones: i64) -> i64
 }
 
 pub(super) struct Nearest {
-    /// Ascending.
+    /// Indices of the zones, ascending.
     pub(super) zones: Vec<usize>,
-    /// Whether no set of as many zones of this node is nearer together.
+    /// True if no set of this size on the node has a smaller distance.
     pub(super) near: bool,
 }
 
-/// The smallest set of zones with all of `wants`, and of those the one that is nearest together, the
-/// first in order of zones.
+/// Returns the smallest set of zones that holds all of `wants`; of equal sizes that with the smallest
+/// distance, then the first in lexicographic order.
 pub(super) fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Option<Nearest> {
     for size in 1..=free.len() {
         if !could_hold(guaranteed, wants, free, size) {
@@ -78,8 +79,8 @@ pub(super) fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Opti
     None
 }
 
-/// The distances within a set of zones, each zone to itself included, in sum: sets of one size are
-/// compared.
+/// Returns the sum of the distances within a set of zones, including that of each zone to itself. Comparable
+/// between sets of one size.
 pub(super) fn apart(free: &Free<'_>, zones: &[usize]) -> u64 {
     let pairs = zones
         .iter()
@@ -95,7 +96,7 @@ fn hold(guaranteed: bool, wants: &[Want], free: &Free<'_>, zones: &[usize]) -> b
     wants.iter().all(|want| {
         let mut sum = 0_i64;
         for at in zones {
-            // Each zone must know the resource.
+            // Each zone must list the resource.
             let Some(have) = free.get(*at, want.id) else {
                 return false;
             };
@@ -105,7 +106,8 @@ fn hold(guaranteed: bool, wants: &[Want], free: &Free<'_>, zones: &[usize]) -> b
     })
 }
 
-/// Whether the `size` zones with the most of each resource have enough of it: if not, no set has.
+/// Returns true if the `size` zones with the largest free amounts of each resource have enough of it. If not,
+/// no set of this size does.
 fn could_hold(guaranteed: bool, wants: &[Want], free: &Free<'_>, size: usize) -> bool {
     wants.iter().all(|want| {
         let all = (0..free.len()).filter_map(|at| free.get(at, want.id));
@@ -117,7 +119,7 @@ fn could_hold(guaranteed: bool, wants: &[Want], free: &Free<'_>, size: usize) ->
     })
 }
 
-/// Takes `wants` from the zones, from each what it has, in their order.
+/// Allocates `wants` from the zones in order, from each as much as it has.
 pub(super) fn drain(wants: &[Want], free: &mut Free<'_>, zones: &[usize]) {
     for want in wants {
         let mut left = want.amount;
@@ -129,7 +131,7 @@ pub(super) fn drain(wants: &[Want], free: &mut Free<'_>, zones: &[usize]) {
     }
 }
 
-/// The sets of `size` of the numbers below `count`, in lexicographic order.
+/// Iterator over the sets of `size` numbers below `count`, in lexicographic order.
 struct Sets {
     count: usize,
     next: Option<Vec<usize>>,

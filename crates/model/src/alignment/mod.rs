@@ -1,12 +1,11 @@
-//! Which NUMA nodes a kubelet will align a pod to, predicted from what an exporter says is free.
+//! Prediction of the NUMA alignment of a pod by a kubelet, from the free resources that an exporter reports.
 //!
-//! The community's half of topology-aware scheduling: a NodeResourceTopology (v1alpha2) lists what is
-//! free in each zone, the kubelet's topology manager chooses, after the binding. [`single`] tells whether
-//! a kubelet with policy `single-numa-node` would admit a pod, [`strategy`] and [`least`] how well it
-//! would lie, [`fingerprint`] which pods a report has counted.
+//! This is the scheduler's part of the community's topology-aware scheduling: a NodeResourceTopology
+//! (v1alpha2) lists the free resources of each zone; the kubelet's topology manager chooses zones after
+//! binding. [`single`] predicts whether a kubelet with policy `single-numa-node` admits a pod, [`strategy`]
+//! and [`least`] score the alignment, and [`fingerprint`] identifies the pods that a report includes.
 //!
-//! Source of rules and formulas: `kubernetes-sigs/scheduler-plugins`, plugin
-//! `NodeResourceTopologyMatch`.
+//! Source of rules and formulas: `kubernetes-sigs/scheduler-plugins`, plugin `NodeResourceTopologyMatch`.
 
 mod config;
 pub mod fingerprint;
@@ -23,26 +22,27 @@ pub use strategy::{Strategy, strategy};
 
 use crate::resources::{Amounts, CPU, MEMORY, ResourceId};
 
-/// Zones beyond these are not looked at: sets of NUMA nodes are 64 bits everywhere.
+/// Maximum number of zones; further ones are ignored. Sets of NUMA nodes are 64-bit masks.
 pub const MAX_ZONES: u32 = 64;
-/// The distance of two zones whose cost nobody told: "unreachable" of the ACPI SLIT.
+/// Distance of two zones without a reported cost: "unreachable" of the ACPI SLIT.
 pub const UNKNOWN_COST: u32 = 255;
-/// The best score.
+/// Best score.
 pub const BEST: i64 = 100;
 
-/// A NUMA node of a report.
+/// NUMA node of a NodeResourceTopology report.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Zone {
-    /// Its number, below [`MAX_ZONES`].
+    /// Number of the NUMA node, below [`MAX_ZONES`].
     pub id: u32,
-    /// What is not used yet, not below 0; what is not listed does not lie in NUMA nodes.
+    /// Available amounts, at least 0. A resource that is not listed is not bound to NUMA nodes.
     pub available: Amounts,
-    /// Distance to other zones, by number; at most [`UNKNOWN_COST`].
+    /// Distances to other zones, as pairs of zone number and distance; at most [`UNKNOWN_COST`].
     pub costs: Vec<(u32, u32)>,
 }
 
 impl Zone {
-    /// Distance to `other`, as in the ACPI SLIT (10 is local).
+    /// Returns the distance to `other` as in the ACPI SLIT (10 is local), [`UNKNOWN_COST`] if it is not
+    /// reported.
     #[must_use]
     pub fn cost(&self, other: &Self) -> u32 {
         let found = self.costs.iter().find(|(id, _)| *id == other.id);
@@ -50,20 +50,20 @@ impl Zone {
     }
 }
 
-/// How a resource can lie in NUMA nodes.
+/// Relation of a resource to NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// CPU, memory and huge pages: always in NUMA nodes, and handed out exclusively to Guaranteed pods
-    /// only.
+    /// CPU, memory and huge pages: always belong to NUMA nodes, and are allocated exclusively only to
+    /// Guaranteed pods.
     Affine,
-    /// Devices, extended resources and storage: perhaps on the host as a whole.
+    /// Devices, extended resources and storage: may belong to the host as a whole.
     Host,
-    /// Any other resource of Kubernetes.
+    /// Any other native resource of Kubernetes.
     Native,
 }
 
 impl Kind {
-    /// The kind of the resource `name`. A name with a domain is Kubernetes' own if the domain ends in
+    /// Returns the kind of the resource `name`. A name with a domain is native if the domain ends in
     /// `kubernetes.io`.
     #[must_use]
     pub fn of(name: &str) -> Self {
@@ -78,52 +78,53 @@ impl Kind {
     }
 }
 
-/// One requested resource.
+/// Request for one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Want {
-    /// Which.
+    /// The resource.
     pub id: ResourceId,
-    /// How much, in the resource's unit.
+    /// Requested amount, in the resource's unit.
     pub amount: i64,
-    /// How it can lie.
+    /// Relation of the resource to NUMA nodes.
     pub kind: Kind,
 }
 
-/// What a container is to the kubelet.
+/// Role of a container in its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// An init container that ends before the next one starts.
+    /// An init container that terminates before the next one starts.
     Init,
-    /// An init container that stays (`restartPolicy: Always`).
+    /// A sidecar: an init container that keeps running (`restartPolicy: Always`).
     Sidecar,
     /// A main container.
     Main,
 }
 
-/// What a pod asks for.
+/// Resource requests of a pod and its containers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Ask {
-    /// Whether its Kubernetes QoS class is Guaranteed.
+    /// True if the pod's Kubernetes QoS class is Guaranteed.
     pub guaranteed: bool,
-    /// What it needs as a whole, overhead included.
+    /// Requests of the pod as a whole, overhead included.
     pub whole: Vec<Want>,
-    /// What each container needs, in the order in which the kubelet asks: init containers first.
+    /// Requests of each container in the kubelet's order of admission: init containers first.
     pub containers: Vec<(Role, Vec<Want>)>,
 }
 
-/// The zones of a node as a pod would find them.
+/// Free resources of a node's zones during the admission of a pod.
 #[derive(Debug, Clone)]
 pub struct Free<'a> {
-    /// By number, ascending, without repeats.
+    /// Zones in ascending order of their numbers, without duplicates.
     zones: &'a [Zone],
-    /// Taken, nobody knows from which zone: missing in all of them.
+    /// Amounts allocated from an unknown zone; subtracted from every zone.
     held: &'a Amounts,
-    /// Taken from each zone meanwhile; empty before the first.
+    /// Amounts allocated from each zone so far; empty before the first allocation.
     taken: Vec<Amounts>,
 }
 
 impl<'a> Free<'a> {
-    /// The zones, by number, ascending, without repeats; `held` is missing in all of them.
+    /// Creates the view of `zones`, which must be in ascending order of their numbers, without duplicates.
+    /// `held` is subtracted from every zone.
     #[must_use]
     pub fn new(zones: &'a [Zone], held: &'a Amounts) -> Self {
         Self {
@@ -133,19 +134,20 @@ impl<'a> Free<'a> {
         }
     }
 
-    /// How many zones there are.
+    /// Returns the number of zones.
     #[must_use]
     pub fn len(&self) -> usize {
         self.zones.len()
     }
 
-    /// Whether there is no zone.
+    /// Returns true if there is no zone.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.zones.is_empty()
     }
 
-    /// What is free of `id` in the zone at `at`; `None` where the zone does not list it.
+    /// Returns the free amount of resource `id` in the zone at index `at`; `None` if the zone does not list
+    /// the resource.
     #[must_use]
     pub fn get(&self, at: usize, id: ResourceId) -> Option<i64> {
         let zone = self.zones.get(at)?;
@@ -157,7 +159,7 @@ impl<'a> Free<'a> {
         Some(left.max(0).saturating_sub(taken).max(0))
     }
 
-    /// Whether any zone lists `id`.
+    /// Returns true if any zone lists resource `id`.
     #[must_use]
     pub fn lists(&self, id: ResourceId) -> bool {
         self.zones.iter().any(|zone| zone.available.contains(id))
@@ -171,12 +173,13 @@ impl<'a> Free<'a> {
     }
 }
 
-/// Whether `have` is enough of `want`: only Guaranteed pods are given CPU and memory of their own.
+/// Returns true if the free amount `have` suffices for `want`. CPU and memory are only checked for Guaranteed
+/// pods, which alone get exclusive ones.
 fn suits(guaranteed: bool, want: &Want, have: i64) -> bool {
     (!guaranteed && want.kind == Kind::Affine) || have >= want.amount
 }
 
-/// An amount in whole units: cores, bytes, devices; what is left of a core counts as one.
+/// Converts an amount to whole units: cores (rounded up), bytes, devices.
 fn units(id: ResourceId, amount: i64) -> i64 {
     if id == CPU {
         amount / 1000 + i64::from(amount % 1000 > 0)
@@ -185,8 +188,8 @@ fn units(id: ResourceId, amount: i64) -> i64 {
     }
 }
 
-/// Whether `wants` of a Guaranteed pod's container give it whole cores, memory or huge pages for itself
-/// alone. Devices, which are nobody else's either, are not looked at.
+/// Returns true if a container of a Guaranteed pod with these `wants` gets exclusive whole cores, memory or
+/// huge pages. Devices, which are exclusive as well, are not considered.
 #[must_use]
 pub fn has_own(wants: &[Want]) -> bool {
     wants.iter().any(|want| match want.id {
@@ -195,7 +198,7 @@ pub fn has_own(wants: &[Want]) -> bool {
     })
 }
 
-/// Whether `id` is CPU or memory, which every node has.
+/// Returns true for CPU and memory, which every node has.
 fn is_everywhere(id: ResourceId) -> bool {
     [CPU, MEMORY].contains(&id)
 }

@@ -1,29 +1,30 @@
-//! Whether a kubelet with policy `single-numa-node` admits a pod.
+//! Admission of a pod by a kubelet with policy `single-numa-node`.
 
 use super::{Ask, Free, Kind, Role, Scope, Want, is_everywhere, suits};
 use crate::resources::{CPU, EPHEMERAL_STORAGE, PODS, ResourceId};
 
-/// Why a kubelet would refuse a pod.
+/// Reason why a kubelet would reject a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unfit {
-    /// The text of the pod's condition, as upstream's.
+    /// Message of the pod's condition, identical to upstream's.
     pub message: &'static str,
     /// The container, as an index into [`Ask::containers`]; `None` for the pod as a whole.
     pub container: Option<usize>,
-    /// The resource that no zone has enough of beside the ones before it, in order of resource.
+    /// First resource, in order of ids, for which no zone is left that also satisfies the resources before
+    /// it.
     pub resource: ResourceId,
 }
 
-/// Whether each container, or the pod, fits in one zone. `on_node` tells whether the node has a resource
-/// at all.
+/// Checks that each container, or the pod, fits in one zone. `on_node` returns true if the node has a
+/// resource at all.
 ///
-/// A container that stays has its part of the zone that the kubelet chooses, the lowest that fits, from
-/// then on; an init container that ends hands its part on. While CPUs and devices that it had are not
-/// used up, who needs such after it gets no other zone. Which CPUs a container takes is not known: where
-/// it may have used up the last ones and may not, the pod must fit both ways.
+/// A container that keeps running allocates from the zone that the kubelet chooses, the lowest that fits; an
+/// init container passes its allocation on when it ends. While CPUs and devices of ended init containers are
+/// left over, later containers that need such resources are bound to their zone. Which CPUs a container gets
+/// is not predictable: if it may or may not have used up the last ones, the pod must fit in both cases.
 ///
 /// # Errors
-/// What does not fit.
+/// The container and resource that do not fit.
 pub fn single(
     ask: &Ask,
     scope: Scope,
@@ -48,20 +49,20 @@ pub fn single(
     course.run(ask, 0, &on_node, &mut ways)
 }
 
-/// A pod of containers that come one by one may fit in exponentially many ways.
+/// Maximum number of cases that are examined: a pod of several containers may have exponentially many.
 const MAX_WAYS: u32 = 256;
 
-/// CPUs or devices that init containers left to those after them.
+/// CPUs or devices that ended init containers leave to later containers.
 #[derive(Debug, Clone, Copy)]
 struct Left {
     id: ResourceId,
-    /// Where they lie, as an index.
+    /// Index of their zone.
     zone: usize,
-    /// How much at least.
+    /// Lower bound of the amount.
     least: i64,
 }
 
-/// How the containers of a pod are given their parts, one after the other.
+/// State of the admission of a pod's containers, one after the other.
 #[derive(Debug, Clone)]
 struct Course<'a> {
     free: Free<'a>,
@@ -69,7 +70,8 @@ struct Course<'a> {
 }
 
 impl Course<'_> {
-    /// Goes on with the container at `from`; beyond `ways` more ways a pod fits none.
+    /// Continues with the container at index `from`. A pod that needs more than `ways` further cases is
+    /// rejected.
     fn run(
         mut self,
         ask: &Ask,
@@ -120,7 +122,7 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// An init container ends.
+    /// Records the allocation that an ended init container leaves.
     fn leave(&mut self, ask: &Ask, zone: usize, wants: &[Want]) {
         for want in wants.iter().filter(|want| is_own(ask, want)) {
             if self.free.get(zone, want.id).is_none() {
@@ -137,7 +139,8 @@ impl Course<'_> {
         }
     }
 
-    /// A container that stays has taken its part; whether CPUs may or may not be left.
+    /// Subtracts the allocation of a container that keeps running from the leftovers. Returns true if it is
+    /// uncertain whether CPUs are left.
     fn consume(&mut self, ask: &Ask, zone: usize, wants: &[Want]) -> bool {
         let mut unsure = false;
         let free = &self.free;
@@ -147,7 +150,7 @@ impl Course<'_> {
                 continue;
             };
             left.least = left.least.saturating_sub(want.amount);
-            // Devices are taken from what is left first; of CPUs nothing is left where none is free.
+            // Devices are allocated from leftovers first; no CPUs are left over if the zone has no free one.
             if want.id == CPU && left.least <= 0 && free.get(zone, CPU).unwrap_or(0) > 0 {
                 left.least = 1;
                 unsure = true;
@@ -158,14 +161,14 @@ impl Course<'_> {
     }
 }
 
-/// Whether the container gets CPUs or devices that are nobody else's.
+/// Returns true if the container gets exclusive CPUs or devices for `want`.
 fn is_own(ask: &Ask, want: &Want) -> bool {
     let cores = want.id == CPU && ask.guaranteed && want.amount % 1000 == 0;
     want.amount > 0 && (cores || want.kind == Kind::Host)
 }
 
-/// The lowest zone with all of `wants`; `None` where none of them lies in zones. `only` tells the zone
-/// that a want must be served from, if it is one.
+/// Returns the lowest zone that holds all of `wants`; `None` if none of them belongs to zones. `only` returns
+/// the zone that a resource must come from, if it is restricted to one.
 fn lowest(
     guaranteed: bool,
     wants: &[Want],
@@ -176,7 +179,7 @@ fn lowest(
     let mut fits: Vec<usize> = (0..free.len()).collect();
     let mut bound = false;
     for want in wants.iter().filter(|want| want.amount > 0) {
-        // What every node has is judged by the zones alone.
+        // Resources that every node has are checked by the zones alone.
         let everywhere = is_everywhere(want.id) || [EPHEMERAL_STORAGE, PODS].contains(&want.id);
         if !everywhere && !on_node(want.id) {
             return Err(want.id);

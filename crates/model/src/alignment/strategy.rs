@@ -1,21 +1,22 @@
-//! How full, or how even, the zones of a node would be.
+//! Scores by the allocation of a node's zones.
 
 use super::{Ask, BEST, Free, Scope, Want, units};
 use crate::resources::ResourceId;
 
-/// What makes a zone a good one.
+/// Strategy that scores a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strategy {
-    /// Much is left.
+    /// Prefers zones with much free.
     LeastAllocated,
-    /// Little is left.
+    /// Prefers zones with little free.
     MostAllocated,
-    /// The requested resources are used alike.
+    /// Prefers zones whose requested resources are allocated evenly.
     BalancedAllocation,
 }
 
-/// The score of a node, 0 to 100: of each container, or of the pod, that of the worst zone that has room
-/// for it; of several containers the mean. `weight` is at least 1.
+/// Returns the score of a node, 0 to 100. The score of a container, or of the pod, is that of the worst zone
+/// with a score above 0; that of several containers is the mean. `weight` returns the weight of a resource,
+/// at least 1.
 ///
 /// An empty request scores 100.
 #[must_use]
@@ -70,7 +71,7 @@ fn of_zone(
     i64::try_from(sum / weights.max(1)).unwrap_or(BEST)
 }
 
-/// 100 times one minus the sample variance of what is used of each resource. Of a single one it is 100,
+/// Returns 100 times one minus the sample variance of the allocated shares. For a single resource it is 100,
 /// where upstream divides by zero.
 fn balanced(pairs: impl Iterator<Item = (i64, i64)>) -> i64 {
     let mut shares = Vec::new();

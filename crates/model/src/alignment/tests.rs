@@ -6,7 +6,7 @@ use koord_api::quantity::Quantity;
 
 mod rows;
 
-/// Turns texts like `cpu 2, memory 20Mi` into what is asked about.
+/// Parses texts like `cpu 2, memory 20Mi` to requests and amounts.
 #[derive(Default)]
 struct Desk {
     table: ResourceTable,

@@ -1,67 +1,67 @@
-//! How tasks come to the cookies of their groups.
+//! Planning of the operations that give tasks the cookie of their group.
 //!
-//! The kernel makes a cookie on a task and copies it from task to task; nobody can name one. So each
-//! round looks at the cookies the tasks have, takes the first one of a group as the group's, and asks
-//! for copies. Unlike upstream there is no cache of task ids that could go stale.
+//! The kernel creates a cookie on a task and copies it between tasks; a cookie cannot be chosen by value. So
+//! each round reads the cookies of the tasks, uses the first one of a group as the group's, and plans copies.
+//! Unlike upstream there is no cache of task ids that could become stale.
 
 use super::Wanted;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A process and the cookie it has now; 0 is none.
+/// Process and its current cookie; 0 means none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Task {
-    /// The process id.
+    /// Process id.
     pub pid: u32,
-    /// Its cookie.
+    /// Current cookie.
     pub cookie: u64,
 }
 
 /// The processes of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Members {
-    /// Where they belong.
+    /// Desired cookie.
     pub wanted: Wanted,
-    /// Those whose cookie could be read.
+    /// Processes whose cookie could be read.
     pub tasks: Vec<Task>,
 }
 
-/// One thing to do, for a process with all its threads.
+/// One operation on a process with all its threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Make a new cookie on `pid`.
+    /// Create a new cookie on `pid`.
     Create {
         /// The process.
         pid: u32,
     },
     /// Copy the cookie of `from` to `to`.
     Share {
-        /// A process that has the cookie, or gets it earlier in the same round.
+        /// Process that has the cookie, or gets it earlier in the same round.
         from: u32,
-        /// The process that gets it.
+        /// Process that gets the cookie.
         to: u32,
     },
-    /// Take the cookie off `pid`.
+    /// Remove the cookie of `pid`.
     Clear {
         /// The process.
         pid: u32,
     },
 }
 
-/// What is remembered between rounds.
+/// State that is kept between rounds.
 #[derive(Debug, Clone, Default)]
 pub struct Cookies {
     of_group: BTreeMap<String, u64>,
-    /// Cookies that we gave; others are not taken off.
+    /// Cookies that this process created; others are not removed.
     ours: BTreeSet<u64>,
     begun: bool,
 }
 
 impl Cookies {
-    /// What brings every process to the cookie of its group. `containers` come in the order of their
-    /// pods' creation: where a group has several cookies the first one stays.
+    /// Returns the operations that give every process the cookie of its group. `containers` must be in the
+    /// order of their pods' creation: if a group has several cookies, the first one is kept.
     ///
-    /// In the first round every cookie of a container that we may touch counts as ours: it is from
-    /// before a restart.
+    /// In the first round every cookie of a managed container counts as created by this process, because it
+    /// dates from before a restart.
     pub fn plan(&mut self, containers: &[Members]) -> Vec<Action> {
         let groups = groups(containers);
         if !self.begun && containers.iter().any(|c| !c.tasks.is_empty()) {
@@ -92,7 +92,7 @@ impl Cookies {
         actions
     }
 
-    /// The cookie of a group, once it is known.
+    /// Returns the cookie of a group; `None` until the group has one.
     #[must_use]
     pub fn of(&self, group: &str) -> Option<u64> {
         self.of_group.get(group).copied()
@@ -100,7 +100,7 @@ impl Cookies {
 
     fn bring(&mut self, name: &str, tasks: &[Task], actions: &mut Vec<Action>) {
         let known = self.of_group.get(name).copied().or_else(|| {
-            // A cookie of another group came along when a pod changed its group.
+            // A pod that changed its group still has the cookie of the old one.
             let taken: BTreeSet<u64> = self.of_group.values().copied().collect();
             let mut cookies = tasks.iter().map(|task| task.cookie);
             cookies.find(|cookie| *cookie != 0 && !taken.contains(cookie))
@@ -117,7 +117,7 @@ impl Cookies {
             }));
             return;
         }
-        // Best on a task without a cookie: if making one fails, copies from it do no harm.
+        // Prefer a task without a cookie: if the creation fails, copies from it do no harm.
         let bare = tasks.iter().find(|task| task.cookie == 0);
         let Some(leader) = bare.or_else(|| tasks.first()) else {
             return;
@@ -133,7 +133,7 @@ impl Cookies {
     }
 }
 
-/// The tasks of each group, groups and tasks in the order of the containers.
+/// Returns the tasks of each group; groups and tasks are in the order of the containers.
 fn groups(containers: &[Members]) -> Vec<(&str, Vec<Task>)> {
     let mut groups: Vec<(&str, Vec<Task>)> = Vec::new();
     let mut index: BTreeMap<&str, usize> = BTreeMap::new();
