@@ -1,4 +1,4 @@
-//! CPU topology and the choice of CPUs for a pod.
+//! CPU topology and the selection of CPUs for a pod.
 
 mod packed;
 mod take;

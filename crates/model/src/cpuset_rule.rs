@@ -1,5 +1,4 @@
-//! On which CPUs a container runs: those the scheduler gave its pod, else the pools that its class
-//! shares.
+//! The CPUs of a container: those that the scheduler allocated to its pod, otherwise the pools of its class.
 //!
 //! Source: Koordinator `pkg/koordlet/runtimehooks/hooks/cpuset`.
 
@@ -8,45 +7,45 @@ use koord_api::qos::{KubeQos, QosClass};
 use koord_api::quantity::Quantity;
 use koord_api::resources;
 
-/// What the node's NodeResourceTopology says about CPUs.
+/// CPU pools of a node, from its NodeResourceTopology.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Pools {
-    /// The CPUs that services share, by NUMA node.
+    /// CPUs that LS pods share, by NUMA node.
     pub shared: Vec<CpuSharedPool>,
-    /// The CPUs that batch pods share, by NUMA node.
+    /// CPUs that BE pods share, by NUMA node.
     pub batch: Vec<CpuSharedPool>,
-    /// The CPUs of SYSTEM pods; empty when there are none set apart.
+    /// CPUs of SYSTEM pods; empty if none are reserved for them.
     pub system: String,
-    /// Whether the kubelet gives out CPUs itself (its `static` policy).
+    /// True if the kubelet allocates CPUs itself (its `static` policy).
     pub kubelet_static: bool,
 }
 
-/// A host application whose class has no CPUs of its own.
+/// Error for a host application whose class has no CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("only LS host applications get CPUs, got QoS {:?}", .0.as_str())]
 pub struct UnsupportedQos(pub QosClass);
 
-/// What counts of a pod.
+/// Properties of a pod that determine its CPUs.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask<'a> {
-    /// The label.
+    /// QoS class of the pod's label.
     pub qos: QosClass,
-    /// The kubelet's class.
+    /// Kubernetes QoS class.
     pub kube: KubeQos,
-    /// The CPUs that the scheduler gave the pod for itself; never empty.
+    /// Exclusive CPUs that the scheduler allocated to the pod; never empty.
     pub own: Option<&'a str>,
-    /// What the scheduler gave on single NUMA nodes.
+    /// Resources that the scheduler allocated on single NUMA nodes.
     pub numa: &'a [NumaNodeResource],
-    /// Whether batch pods are kept to their pools (gate BECPUManager).
+    /// True if BE pods are restricted to their pools (gate BECPUManager).
     pub batch_by_pool: bool,
 }
 
-/// The CPU list of every container of a pod, sandbox included. `None` leaves the container as it is;
-/// the empty text takes back what the kubelet asked the runtime for, and writes nothing to a cgroup.
+/// Returns the CPU list of every container of a pod, sandbox included. `None` leaves the container unchanged;
+/// the empty text removes the CPU list of the kubelet's request and writes nothing to a cgroup.
 ///
-/// The first that holds: CPUs of the pod itself; no pools known: nothing; CPU on NUMA nodes: the pools
-/// of these nodes; SYSTEM: its own CPUs; LS: all shared pools; the kubelet's BestEffort: the empty text;
-/// the kubelet gives out CPUs: nothing; else all shared pools.
+/// The first matching case applies: CPUs allocated to the pod; no known pools: `None`; CPU allocated on NUMA
+/// nodes: the pools of these nodes; SYSTEM: its own CPUs; LS: all shared pools; Kubernetes class BestEffort:
+/// the empty text; the kubelet allocates CPUs: `None`; otherwise all shared pools.
 #[must_use]
 pub fn container_cpus(ask: Ask<'_>, pools: Option<&Pools>) -> Option<String> {
     if let Some(own) = ask.own {
@@ -76,10 +75,10 @@ pub fn container_cpus(ask: Ask<'_>, pools: Option<&Pools>) -> Option<String> {
     (!pools.kubelet_static).then(|| join(&pools.shared))
 }
 
-/// The CPU list of a host application.
+/// Returns the CPU list of a host application. `None` leaves it unchanged.
 ///
 /// # Errors
-/// Its class is not LS.
+/// The class is not LS.
 pub fn host_app_cpus(
     qos: QosClass,
     pools: Option<&Pools>,
@@ -91,7 +90,7 @@ pub fn host_app_cpus(
     }
 }
 
-/// Whether CPU was given on single NUMA nodes; nodes can be given for other resources alone.
+/// Returns true if CPU was allocated on single NUMA nodes; they may be set for other resources only.
 fn has_numa_cpu(numa: &[NumaNodeResource]) -> bool {
     let positive = |list: &koord_api::ResourceList, name: &str| {
         list.get(name)

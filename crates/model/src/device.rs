@@ -1,8 +1,8 @@
-//! Devices: what pods ask for and which devices they get.
+//! Device scheduling: the devices that pods request and the selection of devices.
 //!
-//! A node's devices come from its Device object ([`Inventory`]), what pods hold of them is kept in
-//! [`Books`], and [`allocate`] picks devices for a [`Need`]. A device is known by its type and its
-//! minor number; minors are below 64 so that sets of them are one word.
+//! The devices of a node come from its Device object ([`Inventory`]), the allocations of pods are kept in
+//! [`Books`], and [`allocate`] selects devices for a [`Need`]. A device is identified by its type and its
+//! minor number; minors are below 64, so that a set of them is one word.
 
 mod allocate;
 mod books;
@@ -30,12 +30,12 @@ pub use request::{RequestError, convert};
 pub use score::Scorer;
 pub use units::{DeviceResource, DeviceType, PerMinor, Units, bit, minors};
 
-/// Which of upstream's oddities are kept.
+/// Upstream quirks to reproduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Quirks {
     /// GPU partitions with the lowest allocation score are tried first.
     pub worst_partition_first: bool,
-    /// Shared GPUs within a topology scope are scored by their free share against their total, as
-    /// if nothing were taken from them, instead of the other way round.
+    /// Shared GPUs within a topology scope are scored by their total and free amounts in this order, as if
+    /// nothing were allocated from them, instead of the other way round.
     pub straight_shared_score: bool,
 }

@@ -1,8 +1,8 @@
-//! What a node's agent says of its devices: the Device object that follows from what was found.
+//! Device object of a node from the devices that koordlet detected.
 //!
-//! The agent is one writer of that object among several: administrators put partition tables and labels
-//! there. [`plan`] therefore changes the keys that are reported and takes back only those that the agent
-//! wrote itself, which the object's managed fields tell.
+//! koordlet is one writer of that object among several: administrators set partition tables and labels there.
+//! [`plan`] therefore changes the reported keys and removes only those that koordlet wrote itself, according
+//! to the object's managed fields.
 //!
 //! Source of formats: Koordinator `pkg/koordlet/statesinformer/impl/states_device_linux.go`.
 
@@ -15,10 +15,10 @@ use koord_api::scheduling::{CONDITION_HEALTHY, Device, DeviceInfo, DeviceType};
 use koord_api::{annotations, labels};
 use std::collections::BTreeMap;
 
-/// The field manager under which the agent writes.
+/// Field manager of koordlet's writes.
 pub const MANAGER: &str = "koordlet";
 
-/// Labels of the Device that a report may have.
+/// Labels of the Device that a report can set.
 pub const OWN_LABELS: [&str; 4] = [
     labels::NODE_GPU_VENDOR,
     labels::NODE_GPU_MODEL,
@@ -26,69 +26,69 @@ pub const OWN_LABELS: [&str; 4] = [
     labels::NODE_GPU_PARTITION_POLICY,
 ];
 
-/// Annotations of the Device that a report may have.
+/// Annotations of the Device that a report can set.
 pub const OWN_ANNOTATIONS: [&str; 1] = [annotations::DEVICE_GPU_PARTITIONS];
 
-/// Longest message of a condition in bytes, as the schema of conditions has it.
+/// Maximum length of a condition message in bytes, from the schema of conditions.
 const LONGEST_MESSAGE: usize = 32_768;
 
-/// Something that was found and cannot be used as it is.
+/// Problem of a detected device or its description.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// The field, such as `[1].minor`; empty for the whole.
+    /// Path of the field, such as `[1].minor`; empty for the whole input.
     pub field: String,
-    /// Its value.
+    /// Value of the field.
     pub value: String,
-    /// What is wrong with it, and what becomes of it.
+    /// Reason and consequence.
     pub why: String,
 }
 
-/// Whether a device works, as its source says.
+/// Health of a device as reported by its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// Whether it does.
+    /// True if the device works.
     pub healthy: bool,
-    /// The source's code for what is wrong; may be empty.
+    /// Error code of the source; may be empty.
     pub code: String,
-    /// The same in words; may be empty.
+    /// Error message of the source; may be empty.
     pub message: String,
 }
 
-/// A device that was found.
+/// Detected device.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Detected {
-    /// What is reported of it, without conditions.
+    /// Reported description, without conditions.
     pub info: DeviceInfo,
-    /// What becomes its condition `Healthy`; without one it has none.
+    /// Source of its condition `Healthy`; without it the device has no such condition.
     pub health: Option<Health>,
 }
 
-/// What is reported.
+/// Detected devices and the labels and annotations to report.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Report {
-    /// The devices. Those without a minor are left out: nobody could be given one.
+    /// Detected devices. Those without a minor are not reported, because they cannot be allocated.
     pub devices: Vec<Detected>,
-    /// Labels, of [`OWN_LABELS`].
+    /// Labels, a subset of [`OWN_LABELS`].
     pub labels: BTreeMap<String, String>,
-    /// Annotations, of [`OWN_ANNOTATIONS`].
+    /// Annotations, a subset of [`OWN_ANNOTATIONS`].
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Whose devices they are.
+/// Node that the devices belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner<'a> {
-    /// The node's name.
+    /// Name of the node.
     pub name: &'a str,
-    /// Its UID.
+    /// UID of the node.
     pub uid: &'a str,
 }
 
-/// The Device to write: a new one where there is none, the changed one where something is to be changed,
-/// and nothing where the stored one says what is reported.
+/// Returns the Device to write: a new object if there is none, the changed one if the stored one differs from
+/// the report, and `None` if it does not.
 ///
-/// Devices of types `gpu` and `rdma` are the agent's; others stay. A device that is known by type and id
-/// keeps its labels and its module, which are not reported, and a condition whose status is the same
-/// keeps its time. `now` is cut to whole seconds.
+/// koordlet manages devices of types `gpu` and `rdma`; others are kept. A device with the type and id of a
+/// stored one keeps its labels and module id, which are not reported; a condition with unchanged status keeps
+/// its time. `now` is truncated to whole seconds.
 #[must_use]
 pub fn plan(old: Option<&Device>, owner: Owner<'_>, report: &Report, now: Time) -> Option<Device> {
     let mut new = old.cloned().unwrap_or_else(|| {
@@ -121,7 +121,7 @@ fn is_ours(device: &DeviceInfo) -> bool {
     matches!(device.type_, Some(DeviceType::Gpu | DeviceType::Rdma))
 }
 
-/// By what devices are ordered.
+/// Returns the sort key of a device.
 fn place(device: &DeviceInfo) -> (Option<&str>, Option<i32>, &str) {
     let type_ = device.type_.as_ref().map(DeviceType::as_str);
     (type_, device.minor, &device.id)
@@ -152,7 +152,7 @@ fn described(found: &Detected, known: &[DeviceInfo], now: &Time) -> DeviceInfo {
     info
 }
 
-/// The condition that tells `health`.
+/// Returns the condition for `health`.
 #[must_use]
 pub fn condition(health: &Health, now: Time) -> Condition {
     let (status, reason, mut message) = if health.healthy {
@@ -168,7 +168,7 @@ pub fn condition(health: &Health, now: Time) -> Condition {
         };
         match reason(&health.code) {
             Some(reason) if reason == health.code => ("False", reason, message.to_owned()),
-            // The code as it is must not get lost.
+            // The original code must not be lost.
             Some(reason) => (
                 "False",
                 reason,
@@ -190,9 +190,9 @@ pub fn condition(health: &Health, now: Time) -> Condition {
     }
 }
 
-/// `code` as the reason of a condition: letters, digits, `_`, `,` and `:`, beginning with a letter. The API
-/// server refuses the whole Device for one that is not, such as `-8001` or `chip error`. Nothing for an
-/// empty code.
+/// Converts `code` to a condition reason: letters, digits, `_`, `,` and `:`, starting with a letter. The API
+/// server rejects the whole Device for an invalid reason, such as `-8001` or `chip error`. Returns `None` for
+/// an empty code.
 fn reason(code: &str) -> Option<String> {
     let code = code.trim();
     if code.is_empty() {
@@ -210,7 +210,7 @@ fn reason(code: &str) -> Option<String> {
     Some(format!("Code_{}", text.trim_start_matches(['_', ',', ':'])))
 }
 
-/// Whether the agent wrote `key` last, as the managed fields say.
+/// Returns true if koordlet wrote `key` last, according to the managed fields.
 fn wrote(fields: &[ManagedFieldsEntry], map: &str, key: &str) -> bool {
     let ours = fields
         .iter()
@@ -238,7 +238,8 @@ fn merge(
     }
 }
 
-/// Sees to it that the Device goes with its node. Another node of that name may have had it before.
+/// Sets the owner reference, so that the Device is deleted with its node. A reference to an earlier node of
+/// that name is removed.
 fn own(device: &mut Device, owner: Owner<'_>) {
     let references = device.metadata.owner_references.get_or_insert_default();
     let ours = OwnerReference {

@@ -1,26 +1,26 @@
-//! What a pod will probably use, and what that means for a node: the arithmetic of load-aware
-//! scheduling (`LoadAwareScheduling` of Koordinator, default estimator).
+//! Estimated usage of pods and nodes: the arithmetic of load-aware scheduling (`LoadAwareScheduling` of
+//! Koordinator, default estimator).
 
 use crate::resources::percent;
 
-/// Milli-cores assumed of a pod that asks for no (batch) CPU.
+/// Milli-cores assumed for a pod that requests no (batch) CPU.
 pub const DEFAULT_MILLI_CPU: i64 = 250;
-/// Bytes assumed of a pod that asks for no (batch) memory: 200 MiB.
+/// Bytes assumed for a pod that requests no (batch) memory: 200 MiB.
 pub const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
 
-/// What to assume of a pod that asks for nothing of a resource.
+/// Default for a pod that does not request a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallback {
     /// [`DEFAULT_MILLI_CPU`].
     Cpu,
     /// [`DEFAULT_MEMORY`].
     Memory,
-    /// Nothing.
+    /// Zero.
     Zero,
 }
 
-/// Estimated use of one resource: `factor` percent of the larger of request and limit, never more
-/// than the limit. All in the resource's own unit.
+/// Returns the estimated usage of one resource: `factor` percent of the larger of request and limit, at most
+/// the limit. Amounts are in the unit of the resource.
 #[must_use]
 pub fn estimate(request: i64, limit: i64, factor: i64, fallback: Fallback) -> i64 {
     let asked = request.max(limit);
@@ -35,8 +35,8 @@ pub fn estimate(request: i64, limit: i64, factor: i64, fallback: Fallback) -> i6
     if limit > 0 { scaled.min(limit) } else { scaled }
 }
 
-/// Whether `used` of `allocatable` exceeds `threshold` percent. The percentage is rounded half up
-/// first; a zero threshold or allocatable never refuses.
+/// Returns true if `used` of `allocatable` exceeds `threshold` percent. The percentage is rounded half up
+/// first; a threshold or allocatable of zero is never exceeded.
 #[must_use]
 pub fn exceeds(used: i64, allocatable: i64, threshold: i64) -> bool {
     if threshold == 0 || allocatable <= 0 {
@@ -45,7 +45,8 @@ pub fn exceeds(used: i64, allocatable: i64, threshold: i64) -> bool {
     round_div(i128::from(used) * 100, i128::from(allocatable)) > threshold
 }
 
-/// 0..=100: how much of `allocatable` is left, zero when over-used or when there is none.
+/// Returns the free percentage of `allocatable`, 0 to 100; zero if it is overused or `allocatable` is not
+/// positive.
 #[must_use]
 pub fn least_used_score(used: i64, allocatable: i64) -> i64 {
     if allocatable <= 0 || used > allocatable {
@@ -56,7 +57,7 @@ pub fn least_used_score(used: i64, allocatable: i64) -> i64 {
         .unwrap_or(0)
 }
 
-/// The node's score from `(weight, score)` per resource, and the weight of the scarcest resource.
+/// Returns the node's score from `(weight, score)` per resource and the weight of the scarcest resource.
 ///
 /// `(Σ weight·score + dominant·min(100, min score)) / (Σ weight + dominant)`, integer division.
 #[must_use]
@@ -76,27 +77,27 @@ pub fn weighted_score(scores: impl IntoIterator<Item = (i64, i64)>, dominant_wei
     if weights == 0 { 0 } else { sum / weights }
 }
 
-/// The part of a pod's estimate that the node's report does not show yet.
+/// Returns the part of a pod's estimate that the node's report does not show yet.
 #[must_use]
 pub fn unreported(estimate: i64, reported: i64) -> i64 {
     estimate.saturating_sub(reported).max(0)
 }
 
-/// What decides whether a report already covers a pod.
+/// Times that determine whether a report covers a pod.
 #[derive(Debug, Clone, Copy)]
 pub struct Coverage {
-    /// When the pod was assigned, in any one unit of time.
+    /// Time of the pod's assignment; all fields use one unit of time.
     pub assigned: i64,
-    /// Until when the estimate is to be trusted over the report, if configured.
+    /// Time until which the estimate is preferred to the report, if configured.
     pub deadline: Option<i64>,
-    /// When the report was made, in any one unit of time.
+    /// Time of the report.
     pub reported: i64,
-    /// How often reports come, in the same unit.
+    /// Interval between reports.
     pub interval: i64,
 }
 
 impl Coverage {
-    /// Whether the pod's estimate still counts beside a report that lists the pod.
+    /// Returns true if the pod's estimate must be added although the report lists the pod.
     #[must_use]
     pub fn estimate_counts(&self) -> bool {
         self.reported.saturating_sub(self.interval) < self.assigned
@@ -106,7 +107,7 @@ impl Coverage {
     }
 }
 
-/// `n / d` rounded half away from zero, `d > 0`.
+/// Returns `n / d` rounded half away from zero; `d` must be positive.
 fn round_div(n: i128, d: i128) -> i64 {
     let rounded = if n >= 0 {
         (2 * n + d) / (2 * d)

@@ -1,7 +1,7 @@
-//! Whom eviction takes, and how much has to go.
+//! Eviction of pods by koordlet: the victims and the amounts to release.
 //!
-//! [`config`] checks the limits and says how much each asks for, [`plan`] orders the candidates and
-//! keeps the books of all features together. Sources: Koordinator
+//! [`config`] validates the thresholds and computes the amounts to release, [`plan`] orders the candidates
+//! and accounts for all features together. Sources: Koordinator
 //! `pkg/koordlet/qosmanager/plugins/{cpuevict,memoryevict,util}`.
 
 pub mod config;

@@ -1,16 +1,16 @@
-//! The choice of CPUs as a kubelet's static CPU manager makes it.
+//! Selection of CPUs as by the kubelet's static CPU manager.
 
 use super::{Cpu, CpuSet, Topology};
 use std::collections::BTreeMap;
 
-/// `count` of `free` as the static CPU manager takes them; `None` if there are not as many.
+/// Returns `count` CPUs of `free`, selected as by the static CPU manager; `None` if there are fewer.
 #[must_use]
 pub fn packed(topology: &Topology, free: &CpuSet, count: usize) -> Option<CpuSet> {
     (count <= free.len()).then(|| choose(topology, free, count))
 }
 
-/// `count` of `free`, packed: whole sockets and NUMA nodes, then whole cores, then what is left of
-/// cores; each time from the fullest socket and NUMA node. `free` has as many.
+/// Returns `count` CPUs of `free`, packed: whole sockets and NUMA nodes, then whole cores, then single
+/// threads; each time from the fullest socket and NUMA node. `free` must have at least `count`.
 fn choose(topology: &Topology, free: &CpuSet, count: usize) -> CpuSet {
     let mut pick = Pick {
         topology,
@@ -40,7 +40,7 @@ struct Pick<'a> {
 }
 
 impl Pick<'_> {
-    /// Takes units, as `unit` numbers them, that are wholly free and not larger than what is left.
+    /// Takes units, identified by `unit`, that are wholly free and not larger than the remaining count.
     fn whole<K: Ord>(&mut self, unit: impl Fn(&Cpu) -> K) {
         let mut sizes: BTreeMap<K, usize> = BTreeMap::new();
         for cpu in self.topology.cpus() {
@@ -75,7 +75,7 @@ impl Pick<'_> {
         }
     }
 
-    /// The free CPUs: those of the fullest socket, NUMA node and core first, then by number.
+    /// Returns the free CPUs: those of the fullest socket, NUMA node and core first, then by number.
     fn by_fullness(&self) -> Vec<u32> {
         let mut counts: BTreeMap<(u8, i64, u64), usize> = BTreeMap::new();
         let keys = |cpu: &Cpu| {

@@ -1,24 +1,24 @@
-//! Which CPUs a pod gets.
+//! Selection of the CPUs of a pod.
 //!
-//! The rules are Koordinator's: stay within one NUMA node, else within one socket; among those
-//! that have room, the fullest or the emptiest, as the strategy says. Exclusiveness is a wish:
-//! each step first tries to honour it, then goes without.
+//! The rules are upstream's: stay within one NUMA node, otherwise within one socket; of those with enough
+//! free CPUs, use the fullest or the emptiest, depending on the strategy. Exclusiveness is a preference: each
+//! step first tries to honor it, then ignores it.
 
 use super::{Cpu, CpuSet, Topology};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How CPUs are picked from physical cores.
+/// Policy for taking CPUs from physical cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BindPolicy {
-    /// Whole cores.
+    /// Use whole cores.
     FullPCpus,
-    /// One thread of each core.
+    /// Use one thread of each core.
     SpreadByPCpus,
 }
 
 impl BindPolicy {
-    /// The name in annotations.
+    /// Returns the name used in annotations.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -28,66 +28,66 @@ impl BindPolicy {
     }
 }
 
-/// How far away pods with the same wish are kept.
+/// Distance between the CPUs of pods with the same exclusive policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ExclusivePolicy {
-    /// Not at all.
+    /// No distance.
     #[default]
     None,
-    /// Not on the same physical core.
+    /// Different physical cores.
     PCpuLevel,
-    /// Not on the same NUMA node.
+    /// Different NUMA nodes.
     NumaNodeLevel,
 }
 
-/// Which of the places that have room is taken.
+/// Preference among NUMA nodes or sockets with enough free CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Strategy {
-    /// The one with the most room.
+    /// Prefer the one with the most free CPUs.
     #[default]
     LeastAllocated,
-    /// The one with the least room.
+    /// Prefer the one with the fewest free CPUs.
     MostAllocated,
 }
 
-/// What others hold, as far as it matters for the choice.
+/// Allocations of other pods that affect the selection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Owned {
-    /// Cores with CPUs of pods that want a core for themselves.
+    /// Cores with CPUs of pods whose exclusive policy is PCPULevel.
     pub cores: BTreeSet<u64>,
-    /// NUMA nodes with CPUs of pods that want a NUMA node for themselves.
+    /// NUMA nodes with CPUs of pods whose exclusive policy is NUMANodeLevel.
     pub nodes: BTreeSet<u8>,
-    /// How many pods hold a CPU already; only for machines that share CPUs.
+    /// CPU to the number of pods it is allocated to; used only on nodes that share CPUs.
     pub shares: BTreeMap<u32, u32>,
 }
 
-/// What is asked for.
+/// Request for CPUs.
 #[derive(Debug, Clone, Copy)]
 pub struct Want<'a> {
-    /// The machine.
+    /// CPU topology of the node.
     pub topology: &'a Topology,
-    /// The CPUs to choose from.
+    /// CPUs to choose from.
     pub available: &'a CpuSet,
-    /// Those to use first, as far as they are available.
+    /// CPUs to use first if they are available.
     pub preferred: &'a CpuSet,
-    /// What others hold.
+    /// Allocations of other pods.
     pub owned: &'a Owned,
-    /// How many CPUs.
+    /// Number of requested CPUs.
     pub needed: usize,
-    /// From which cores.
+    /// Bind policy.
     pub bind: BindPolicy,
-    /// Away from whom.
+    /// Exclusive policy.
     pub exclusive: ExclusivePolicy,
-    /// From which place.
+    /// Preference among NUMA nodes or sockets.
     pub strategy: Strategy,
 }
 
-/// There are not enough CPUs.
+/// Error: there are not enough CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not enough cpus available to satisfy request")]
 pub struct NotEnough;
 
-/// Chooses CPUs: preferred ones first, each part by the same rules.
+/// Selects CPUs: preferred ones first, each part by the same rules.
 ///
 /// # Errors
 /// Fewer CPUs are available than needed.
@@ -105,8 +105,8 @@ pub fn take(want: &Want<'_>) -> Result<CpuSet, NotEnough> {
     Ok(taken)
 }
 
-/// The CPUs of `available` that can be part of a result that must obey `bind`: those of wholly
-/// available cores, or the first thread of each core.
+/// Returns the CPUs of `available` that can be part of a result with the required policy `bind`: those of
+/// wholly available cores, or the first thread of each core.
 #[must_use]
 pub fn usable(topology: &Topology, available: &CpuSet, bind: BindPolicy) -> CpuSet {
     let mut cores: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
@@ -121,10 +121,10 @@ pub fn usable(topology: &Topology, available: &CpuSet, bind: BindPolicy) -> CpuS
     kept.flatten().collect()
 }
 
-/// A part of the machine with what is free there, in the order in which it would be taken.
+/// NUMA node or socket with its free CPUs, in the order in which they would be taken.
 struct Place {
     cpus: Vec<u32>,
-    /// Room here and in the socket around it; the smaller id wins between equals.
+    /// Number of free CPUs here and in the surrounding socket, and the id; the smaller id wins ties.
     rank: (usize, usize, i64),
 }
 
@@ -136,7 +136,7 @@ enum Scope {
 
 struct Search<'a> {
     want: &'a Want<'a>,
-    /// By number.
+    /// Free CPUs, by number.
     free: Vec<Cpu>,
     missing: usize,
     taken: CpuSet,
@@ -179,8 +179,8 @@ impl<'a> Search<'a> {
         Ok(self.taken)
     }
 
-    /// Whole cores: from one NUMA node, else from one socket, else from whole sockets and then from
-    /// those with the fewest.
+    /// Takes whole cores: from one NUMA node, otherwise from one socket, otherwise from whole sockets and
+    /// then from those with the fewest.
     fn take_cores(&mut self) {
         let topology = self.want.topology;
         if self.missing <= topology.per_node() {
@@ -216,7 +216,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Single threads: from one NUMA node, else from one socket; first one thread of each core.
+    /// Takes single threads: from one NUMA node, otherwise from one socket; first one thread of each core.
     fn take_spread(&mut self) {
         let topology = self.want.topology;
         let limits = [
@@ -236,7 +236,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Takes all that is missing from the first place that has it.
+    /// Takes all missing CPUs from the first place that has enough. Returns false if none has.
     fn claim_within(&mut self, places: Vec<Place>, spread: bool) -> bool {
         let fits = |place: &Place| place.cpus.len() >= self.missing;
         let Some(place) = places.into_iter().find(fits) else {
@@ -265,7 +265,7 @@ impl<'a> Search<'a> {
         self.missing -= ids.len().min(self.missing);
     }
 
-    /// Whether `cpu` is where this pod does not want to be.
+    /// Returns true if the exclusive policy of the pod should avoid `cpu`.
     fn avoided(&self, cpu: &Cpu) -> bool {
         self.shares_core(cpu) || self.shares_node(cpu)
     }
@@ -289,7 +289,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Wholly free cores by place, places in the order of the strategy.
+    /// Returns wholly free cores by place, places in the order of the strategy. If `away` is true, NUMA nodes
+    /// to avoid are left out.
     fn full_cores(&self, scope: Scope, away: bool) -> Vec<Place> {
         let free = || self.free.iter().filter(|c| !(away && self.shares_node(c)));
         let mut cores: BTreeMap<u64, Vec<&Cpu>> = BTreeMap::new();
@@ -315,8 +316,8 @@ impl<'a> Search<'a> {
         self.ordered(places.collect())
     }
 
-    /// Free threads by place, places in the order of the strategy. While others are avoided, one
-    /// thread of each core only.
+    /// Returns free threads by place, places in the order of the strategy. If `away` is true, CPUs to avoid
+    /// are left out, and only one thread of each core is returned.
     fn threads(&self, scope: Scope, away: bool) -> Vec<Place> {
         let skip = |cpu: &Cpu| match scope {
             Scope::Node => self.avoided(cpu),
@@ -355,7 +356,7 @@ impl<'a> Search<'a> {
         places
     }
 
-    /// Sorts the preferred amount of room first.
+    /// Returns a sort key that puts the preferred number of free CPUs first.
     fn by_room(&self, room: usize) -> i64 {
         let room = i64::try_from(room).unwrap_or(i64::MAX);
         match self.want.strategy {
@@ -364,7 +365,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// All free CPUs: near those taken already, then by the strategy, from broken cores first.
+    /// Returns all free CPUs: near those already taken first, then by the strategy, from partly used cores
+    /// first.
     fn everything(&self, away: bool) -> Vec<u32> {
         let free = || self.free.iter().filter(|cpu| !(away && self.avoided(cpu)));
         let mut sockets: BTreeMap<i32, usize> = BTreeMap::new();
@@ -399,7 +401,7 @@ impl<'a> Search<'a> {
         cores.into_iter().flatten().map(|cpu| cpu.id).collect()
     }
 
-    /// The first thread of each core in the given order, then the second threads, and so on.
+    /// Returns the first thread of each core in the given order, then the second threads, and so on.
     fn spread(&self, cpus: Vec<u32>) -> Vec<u32> {
         if cpus.len() <= self.want.topology.per_core() {
             return cpus;

@@ -1,4 +1,4 @@
-//! Where each CPU of a machine sits.
+//! CPU topology of a machine.
 
 use super::CpuSet;
 use std::collections::BTreeSet;
@@ -6,18 +6,18 @@ use std::collections::BTreeSet;
 /// One logical CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Cpu {
-    /// Its number.
+    /// Number of the CPU.
     pub id: u32,
-    /// Its physical core, unique in the machine.
+    /// Id of the physical core, unique in the machine.
     pub core: u64,
-    /// Its socket.
+    /// Socket number.
     pub socket: i32,
-    /// Its NUMA node; below 64.
+    /// NUMA node number, below 64.
     pub node: u8,
 }
 
 impl Cpu {
-    /// A CPU whose `core` number is only unique in its socket, as the kernel counts.
+    /// Creates a CPU whose `core` number is only unique in its socket, as the kernel numbers cores.
     #[must_use]
     pub fn new(id: u32, core: u32, socket: i32, node: u8) -> Self {
         // Ordered by socket first, like the CPU numbers of most machines.
@@ -34,16 +34,16 @@ impl Cpu {
 /// All CPUs of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Topology {
-    /// By number, each once.
+    /// Sorted by number, without duplicates.
     cpus: Vec<Cpu>,
     all: CpuSet,
     nodes: Vec<(u8, CpuSet)>,
-    /// How many sockets, NUMA nodes and cores there are.
+    /// Numbers of sockets, NUMA nodes and cores.
     counts: [usize; 3],
 }
 
 impl Topology {
-    /// The machine made of `cpus`; of two with the same number the later counts.
+    /// Creates the topology of `cpus`; if two have the same number, the later one is used.
     #[must_use]
     pub fn new(cpus: impl IntoIterator<Item = Cpu>) -> Self {
         let mut cpus: Vec<Cpu> = cpus.into_iter().collect();
@@ -66,75 +66,75 @@ impl Topology {
         }
     }
 
-    /// Whether there are CPUs at all.
+    /// Returns true if there is at least one CPU.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         !self.cpus.is_empty()
     }
 
-    /// The CPUs by number.
+    /// Returns the CPUs, sorted by number.
     #[must_use]
     pub fn cpus(&self) -> &[Cpu] {
         &self.cpus
     }
 
-    /// The CPU with number `id`.
+    /// Returns the CPU with number `id`.
     #[must_use]
     pub fn cpu(&self, id: u32) -> Option<&Cpu> {
         let at = self.cpus.binary_search_by_key(&id, |cpu| cpu.id).ok()?;
         self.cpus.get(at)
     }
 
-    /// The numbers of all CPUs.
+    /// Returns the numbers of all CPUs.
     #[must_use]
     pub fn all(&self) -> &CpuSet {
         &self.all
     }
 
-    /// The CPUs of NUMA node `node`, if it has any.
+    /// Returns the CPUs of NUMA node `node`, if it has any.
     #[must_use]
     pub fn on_node(&self, node: u8) -> Option<&CpuSet> {
         let at = self.nodes.binary_search_by_key(&node, |(id, _)| *id).ok()?;
         self.nodes.get(at).map(|(_, cpus)| cpus)
     }
 
-    /// The NUMA nodes that have CPUs, ascending.
+    /// Returns the NUMA nodes that have CPUs, ascending.
     pub fn nodes(&self) -> impl Iterator<Item = u8> + '_ {
         self.nodes.iter().map(|(node, _)| *node)
     }
 
-    /// How many sockets, NUMA nodes and physical cores there are.
+    /// Returns the numbers of sockets, NUMA nodes and physical cores.
     #[must_use]
     pub fn counts(&self) -> [usize; 3] {
         self.counts
     }
 
-    /// CPUs per socket, on average.
+    /// Returns the average number of CPUs per socket.
     #[must_use]
     pub fn per_socket(&self) -> usize {
         self.cpus.len().checked_div(self.counts[0]).unwrap_or(0)
     }
 
-    /// CPUs per NUMA node, on average.
+    /// Returns the average number of CPUs per NUMA node.
     #[must_use]
     pub fn per_node(&self) -> usize {
         self.cpus.len().checked_div(self.counts[1]).unwrap_or(0)
     }
 
-    /// Threads per physical core, on average; 0 for a machine without CPUs.
+    /// Returns the average number of threads per physical core; 0 for a machine without CPUs.
     #[must_use]
     pub fn per_core(&self) -> usize {
         self.cpus.len().checked_div(self.counts[2]).unwrap_or(0)
     }
 
-    /// How many physical cores `cpus` touch.
+    /// Returns the number of physical cores that have a CPU in `cpus`.
     #[must_use]
     pub fn cores_of(&self, cpus: &CpuSet) -> usize {
         let cores: BTreeSet<u64> = self.members(cpus).map(|cpu| cpu.core).collect();
         cores.len()
     }
 
-    /// The CPUs of this machine that are in `cpus`, by number.
+    /// Returns the CPUs of this machine that are in `cpus`, by number.
     pub fn members<'a>(&'a self, cpus: &'a CpuSet) -> impl Iterator<Item = &'a Cpu> {
         self.cpus.iter().filter(|cpu| cpus.contains(cpu.id))
     }

@@ -1,4 +1,4 @@
-//! Picking devices on one node.
+//! Selection of devices on one node.
 
 use super::Quirks;
 use super::books::Used;
@@ -12,50 +12,50 @@ use crate::numa::NumaMask;
 use koord_api::extension;
 use std::collections::BTreeMap;
 
-/// A virtual function of a device.
+/// Virtual function of a device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VirtualFunction {
-    /// Its PCI bus id.
+    /// PCI bus id.
     pub bus_id: String,
-    /// Its minor, -1 when it has none.
+    /// Minor number; -1 if it has none.
     pub minor: i32,
 }
 
-/// What is taken of one device.
+/// Allocation from one device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Grant {
-    /// The device.
+    /// Minor number of the device.
     pub minor: u8,
-    /// The amounts.
+    /// Allocated amounts.
     pub units: Units,
-    /// The virtual functions that go with it.
+    /// Allocated virtual functions of the device.
     pub functions: Vec<VirtualFunction>,
 }
 
-/// Devices by type.
+/// Allocated devices by type.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Allocation([Vec<Grant>; 3]);
 
 impl Allocation {
-    /// The devices of one type.
+    /// Returns the allocated devices of one type.
     #[must_use]
     pub fn of(&self, kind: DeviceType) -> &[Grant] {
         &self.0[kind.index()]
     }
 
-    /// The minors of one type as a set.
+    /// Returns the minors of one type as a bit set.
     #[must_use]
     pub fn set_of(&self, kind: DeviceType) -> u64 {
         set(self.of(kind))
     }
 
-    /// Whether no device is in it.
+    /// Returns true if no device is allocated.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(Vec::is_empty)
     }
 
-    /// The amounts per device of one type.
+    /// Returns the amounts per device of one type.
     #[must_use]
     pub fn units(&self, kind: DeviceType) -> PerMinor {
         let mut out = PerMinor::default();
@@ -65,7 +65,7 @@ impl Allocation {
         out
     }
 
-    /// Takes what `other` has of the same devices out, as far as it is there.
+    /// Subtracts the amounts and virtual functions that `other` has of the same devices.
     pub fn take(&mut self, other: &Self) {
         for kind in DeviceType::ALL {
             for taken in other.of(kind) {
@@ -80,8 +80,8 @@ impl Allocation {
         }
     }
 
-    /// Whether every device of `other`, which is what is had of a type by minor, is in it, with no less of
-    /// what it lists.
+    /// Returns true if every device of `other`, the amounts of type `kind` by minor, is allocated here with
+    /// at least its amounts.
     #[must_use]
     pub fn covers(&self, kind: DeviceType, other: &PerMinor) -> bool {
         let own = self.units(kind);
@@ -89,7 +89,7 @@ impl Allocation {
         other.iter().all(has)
     }
 
-    /// Completes GPU memory by its share, or the share by the memory.
+    /// Adds the missing one of GPU memory and memory ratio, computed from the other.
     fn complete(&mut self, inventory: &Inventory) {
         for grant in &mut self.0[DeviceType::Gpu.index()] {
             let device = inventory.device(DeviceType::Gpu, grant.minor);
@@ -98,7 +98,7 @@ impl Allocation {
         }
     }
 
-    /// The annotation of the pod that gets the devices.
+    /// Converts to the device annotation of a pod. `inventory` supplies the device ids.
     #[must_use]
     pub fn to_annotation(&self, inventory: Option<&Inventory>) -> extension::DeviceAllocations {
         let entry = |kind: DeviceType, grant: &Grant| extension::DeviceAllocation {
@@ -133,10 +133,10 @@ impl Allocation {
         out
     }
 
-    /// What the annotation of a pod says.
+    /// Parses the device annotation of a pod. Unknown device types are skipped.
     ///
     /// # Errors
-    /// A minor or an amount that cannot be.
+    /// A minor is out of range or an amount is negative.
     pub fn from_annotation(said: &extension::DeviceAllocations) -> Result<Self, String> {
         let mut out = Self::default();
         for (name, list) in said {
@@ -171,7 +171,7 @@ pub(super) fn set(grants: &[Grant]) -> u64 {
     grants.iter().fold(0, |set, grant| set | bit(grant.minor))
 }
 
-/// `units` of a GPU with its memory in bytes and in percent.
+/// Returns the `units` of a GPU with its memory both in bytes and in percent.
 fn completed(units: &Units, total: &Units) -> Units {
     let total = total.get(R::GpuMemory);
     let mut out = *units;
@@ -187,7 +187,7 @@ fn completed(units: &Units, total: &Units) -> Units {
     out
 }
 
-/// `bytes` in percent of `total`, cut off; in floating point, as upstream computes it.
+/// Returns `bytes` in percent of `total`, truncated; in floating point, as upstream computes it.
 fn ratio(bytes: i64, total: i64) -> i64 {
     if total <= 0 {
         return 0;
@@ -195,12 +195,12 @@ fn ratio(bytes: i64, total: i64) -> i64 {
     (bytes as f64 / total as f64 * 100.0) as i64
 }
 
-/// Why a node cannot serve a request.
+/// Reason why a node cannot satisfy a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
-    /// The text for the pod's condition.
+    /// Text for the pod's condition.
     pub reason: &'static str,
-    /// Whether it could if others gave devices back.
+    /// True if preemption of other pods could help.
     pub resolvable: bool,
 }
 
@@ -226,40 +226,39 @@ impl Refusal {
     }
 }
 
-/// The node.
+/// Device state of a node.
 #[derive(Debug, Clone, Copy)]
 pub struct Site<'a> {
-    /// Its devices.
+    /// Devices of the node.
     pub inventory: &'a Inventory,
-    /// What is taken of them.
+    /// Allocated amounts and virtual functions.
     pub used: &'a Used,
-    /// Partitions of its GPU model, for when its Device object lists none.
+    /// Partitions of the GPU model, used if the Device object lists none.
     pub model: Option<&'static PartitionTable>,
-    /// Whether the node's label asks to keep to them.
+    /// True if the node's label requires partitions.
     pub honor_model: bool,
 }
 
-/// How to pick.
+/// Restrictions and preferences of a selection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rules<'a> {
-    /// Only devices of these NUMA nodes.
+    /// NUMA nodes that devices must belong to; `None` means any.
     pub numa: Option<NumaMask>,
-    /// For the types with entries: only these devices, and no more of them than this.
+    /// For types with entries: the only devices to use, and the maximum amounts; `None` means no restriction.
     pub within: Option<&'a [PerMinor; 3]>,
-    /// Devices to take first, by type.
+    /// Bit sets of the devices to take first, by type.
     pub preferred: [u64; 3],
-    /// For the devices with entries, sorted: only these virtual functions.
+    /// For devices with entries: the only virtual functions to use, as sorted pairs of minor and bus id.
     pub functions: Option<&'a [Vec<(u8, String)>; 3]>,
-    /// Orders the devices; without, the lowest minors are taken.
+    /// Scorer that orders the devices; without it the lowest minors are taken.
     pub scorer: Option<&'a Scorer>,
-    /// Devices that belong to the leading type are looked for although the node is planned such
-    /// that they are there.
+    /// If true, devices joined with the leading type are selected even on nodes whose wiring guarantees them.
     pub in_full: bool,
-    /// Which oddities are kept.
+    /// Upstream quirks to reproduce.
     pub quirks: Quirks,
 }
 
-/// What is wanted of one type, and what there is.
+/// Request for one device type and the available devices.
 pub(super) struct Pool<'a> {
     pub(super) kind: DeviceType,
     pub(super) count: usize,
@@ -271,10 +270,10 @@ pub(super) struct Pool<'a> {
     pub(super) need: &'a Need,
 }
 
-/// Per type, how many devices are wanted and what of each.
+/// By type: number of requested devices and the amounts of each.
 pub(super) type Wanted = [Option<(usize, Units)>; 3];
 
-/// What `need` means on a node.
+/// Returns the requested devices of `need` on a node with the devices `on`.
 ///
 /// # Errors
 /// The node has no such devices.
@@ -308,10 +307,10 @@ pub(super) fn wanted(need: &Need, on: &Inventory, in_full: bool) -> Result<Wante
     Ok(out)
 }
 
-/// The devices to give to a pod that needs `need`.
+/// Selects the devices for a pod that needs `need`.
 ///
 /// # Errors
-/// Why the node cannot serve it.
+/// The reason why the node cannot satisfy the request.
 pub fn allocate(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Result<Allocation, Refusal> {
     let wanted = wanted(need, site.inventory, rules.in_full)?;
     let pool = |kind: DeviceType| {
@@ -357,8 +356,8 @@ pub fn allocate(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Result<Alloc
     Ok(out)
 }
 
-/// Per requested type, how many devices are wanted, what of each, and how many could give it; empty
-/// when the node has no such devices at all.
+/// Returns for each requested type the number of devices, the amounts of each, and the number of devices that
+/// have them free. Empty if the node has no such devices at all.
 #[must_use]
 pub fn supply(
     need: &Need,
@@ -377,7 +376,7 @@ pub fn supply(
     out
 }
 
-/// The score of a node for `need`: 0 to 100 per type of device.
+/// Returns the score of a node for `need`: 0 to 100 per device type.
 ///
 /// # Errors
 /// The node has no such devices.
@@ -424,7 +423,7 @@ impl<'a> Pool<'a> {
                 let Some(most) = within.get(device.minor) else {
                     continue;
                 };
-                // A GPU's memory may be listed in one unit only.
+                // A reservation may list GPU memory in one unit only.
                 left = match kind {
                     DeviceType::Gpu => left.capped(&completed(most, &device.total)),
                     _ => left.capped(most),
@@ -445,7 +444,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// Takes `count` devices, or more of them if that covers more of `pcies`.
+    /// Selects `count` devices, or more if that covers more of `pcies`.
     fn pick(&self, count: usize, pcies: &[&str]) -> Result<Vec<Grant>, Refusal> {
         let count = count.max(1);
         let most = count.max(pcies.len());
@@ -455,8 +454,8 @@ impl<'a> Pool<'a> {
         self.pick_any(count, most, pcies)
     }
 
-    /// Whether one device can give what is wanted of each. GPU memory and its share are both looked
-    /// at, whichever is asked for: shares are cut off, and many small ones would add up.
+    /// Returns true if one device has the requested amounts free. GPU memory and its ratio are both compared,
+    /// whichever is requested: ratios are truncated, and many small ones would add up.
     pub(super) fn serves(&self, minor: u8) -> bool {
         let Some(free) = self.free.get(minor).filter(|free| !free.is_zero()) else {
             return false;
@@ -468,7 +467,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// Takes between `count` and `most` devices, best first.
+    /// Selects between `count` and `most` devices, best first.
     pub(super) fn pick_any(
         &self,
         count: usize,
@@ -502,8 +501,8 @@ impl<'a> Pool<'a> {
         Ok(out)
     }
 
-    /// All minors, best first: preferred ones, else one of each of `pcies` in turn; by score; by
-    /// number.
+    /// Returns all minors, best first: preferred ones, otherwise one of each of `pcies` in turn; then by
+    /// score, then by number.
     fn order(&self, pcies: &[&str]) -> Vec<u8> {
         let preferred = self.rules.preferred[self.kind.index()];
         let scored = self.free.iter().map(|(minor, free)| {
@@ -518,7 +517,7 @@ impl<'a> Pool<'a> {
             scored.sort_by_key(|(minor, _)| preferred & bit(*minor) == 0);
             return scored.into_iter().map(|(minor, _)| minor).collect();
         }
-        // The turn in which a device is taken: how many of its PCIe root come before it.
+        // Turn in which a device is taken: the number of better devices of its PCIe root.
         let mut taken = vec![0_usize; pcies.len()];
         let turn = |minor: u8| {
             let device = self.site.inventory.device(self.kind, minor);
@@ -540,7 +539,7 @@ impl<'a> Pool<'a> {
         turns.into_iter().map(|(_, (minor, _))| minor).collect()
     }
 
-    /// The free virtual function of `minor` with the lowest bus id.
+    /// Returns the free virtual function of `minor` with the lowest bus id.
     fn function(&self, minor: u8) -> Option<VirtualFunction> {
         let device: &Device = self.site.inventory.device(self.kind, minor)?;
         let wanted = self.need.hint(self.kind)?.vf_selector.as_ref()?;

@@ -1,31 +1,31 @@
-//! Who holds what of a node's devices.
+//! Allocations of a node's devices.
 
 use super::allocate::Allocation;
 use super::units::{DeviceType, PerMinor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What one pod, or one reservation, holds.
+/// Devices allocated to one pod or reserved by one reservation.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Holding {
     /// The devices.
     pub devices: Allocation,
-    /// Held for others: what pods took from it is not counted twice.
+    /// True for a reservation: amounts that pods allocated from it are not counted twice.
     pub reserves: bool,
-    /// The reservation (by uid) it took from.
+    /// UID of the reservation that the devices were allocated from.
     pub from: Option<Arc<str>>,
 }
 
-/// What is taken of each device, and the virtual functions in use.
+/// Allocated amounts of each device and the virtual functions in use.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Used {
-    /// By type and minor.
+    /// Amounts by type and minor.
     pub units: [PerMinor; 3],
-    /// By type: minor and bus id, sorted.
+    /// Virtual functions by type, as sorted pairs of minor and bus id.
     pub functions: [Vec<(u8, String)>; 3],
 }
 
-/// What is held on one node, by uid.
+/// Device allocations on one node by UID of the holder.
 #[derive(Debug, Clone, Default)]
 pub struct Books {
     holdings: BTreeMap<Arc<str>, Holding>,
@@ -33,44 +33,45 @@ pub struct Books {
 }
 
 impl Books {
-    /// Books `holding` for `uid`, in place of what was booked for it.
+    /// Records `holding` for `uid`, replacing an earlier one.
     pub fn put(&mut self, uid: Arc<str>, holding: Holding) {
         self.holdings.insert(uid, holding);
         self.used = self.without(|_| false);
     }
 
-    /// Takes back what is booked for `uid`.
+    /// Removes and returns the allocation of `uid`.
     pub fn remove(&mut self, uid: &str) -> Option<Holding> {
         let holding = self.holdings.remove(uid)?;
         self.used = self.without(|_| false);
         Some(holding)
     }
 
-    /// What `uid` holds.
+    /// Returns the allocation of `uid`.
     #[must_use]
     pub fn get(&self, uid: &str) -> Option<&Holding> {
         self.holdings.get(uid)
     }
 
-    /// All holders with what they hold, in order of uid.
+    /// Returns all holders with their allocations, in order of UID.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Holding)> {
         self.holdings.iter()
     }
 
-    /// Whether nothing is held.
+    /// Returns true if nothing is allocated.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.holdings.is_empty()
     }
 
-    /// What is taken.
+    /// Returns the total of all allocations.
     #[must_use]
     pub fn used(&self) -> &Used {
         &self.used
     }
 
-    /// What would be taken if the holders that `gone` names were not there. A reservation holds
-    /// only what pods did not take from it, so a pod that leaves gives back to its reservation.
+    /// Returns the total of all allocations without the holders for which `gone` returns true. A reservation
+    /// counts only with the part that pods did not allocate from it, so that a removed pod returns its
+    /// devices to its reservation.
     #[must_use]
     pub fn without(&self, gone: impl Fn(&str) -> bool) -> Used {
         let mut used = Used::default();
@@ -99,7 +100,7 @@ impl Books {
         used
     }
 
-    /// What is left of the reservation `uid`, when the pods that `gone` names are not there.
+    /// Returns the unallocated part of the reservation `uid` without the pods for which `gone` returns true.
     #[must_use]
     pub fn left_of(&self, uid: &str, gone: impl Fn(&str) -> bool) -> Allocation {
         let Some(holding) = self.get(uid) else {

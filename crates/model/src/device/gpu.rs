@@ -1,16 +1,16 @@
-//! Picking GPUs: as a partition, close together, or any.
+//! Selection of GPUs: as a partition, close together, or any.
 
 use super::allocate::{Grant, Pool, Refusal};
 use super::need::GpuNeed;
 use super::topology::Search;
 use super::units::{DeviceType, Units, bit};
 
-/// Takes `count` GPUs, or up to `most` where neither wiring nor place matters.
+/// Selects `count` GPUs, or up to `most` if neither partition nor topology matters.
 pub(super) fn pick(pool: &Pool<'_>, count: usize, most: usize) -> Result<Vec<Grant>, Refusal> {
     let Some(need) = &pool.need.gpu else {
         return Err(Refusal::passing("No GPU Requirements"));
     };
-    // Devices that are not to choose from count as busy when somebody uses them.
+    // Devices outside of the pool count as busy if they are in use.
     let known = pool.total.set_of();
     let elsewhere = pool.site.used.units[DeviceType::Gpu.index()].busy() & !known;
     let taken = pool.free.iter().filter(|(minor, free)| {

@@ -1,4 +1,4 @@
-//! Which NUMA nodes can serve a pod's devices.
+//! Topology hints for a pod's devices.
 
 use super::allocate::{Allocation, Refusal, wanted};
 use super::inventory::Inventory;
@@ -6,16 +6,16 @@ use super::need::Need;
 use super::units::DeviceType;
 use crate::numa::{Hint, NumaMask};
 
-/// Outweighs the preferences of CPU and memory.
+/// Score that outweighs the preferences of CPU and memory.
 const SAME_DEVICES: i64 = 500;
-/// With more NUMA nodes than this, only single ones and all of them together are offered.
+/// Number of NUMA nodes above which only single ones and the set of all are offered.
 const ALL_SETS: usize = 8;
 
-/// Per requested type, the sets of NUMA nodes that can serve the pod; `place` says what devices it
-/// would get from a set. Empty when no device has a known NUMA node.
+/// Returns for each requested type the sets of NUMA nodes that can satisfy the pod. `place` returns the
+/// devices that would be allocated from a set. Empty if no device has a known NUMA node.
 ///
 /// # Errors
-/// Why not even all NUMA nodes together can serve it.
+/// The reason why not even all NUMA nodes together can satisfy the request.
 pub fn numa_hints<E: From<Refusal>>(
     need: &Need,
     inventory: &Inventory,
@@ -62,7 +62,7 @@ pub fn numa_hints<E: From<Refusal>>(
     Ok(kinds.map(|kind| (kind, hints.clone())).collect())
 }
 
-/// All non-empty sets of `nodes`, small ones first, in order of their ids.
+/// Returns all non-empty sets of `nodes`, small ones first, then in order of ids.
 fn sets(nodes: &[u8]) -> Vec<NumaMask> {
     let of = |chosen: u32| {
         let picked = nodes.iter().enumerate();

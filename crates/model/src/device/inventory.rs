@@ -1,4 +1,4 @@
-//! What devices a node has, from its Device object.
+//! Devices of a node, from its Device object.
 
 use super::partition::PartitionTable;
 use super::topology::Scope;
@@ -8,41 +8,41 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::{annotations, labels, scheduling, selector};
 use std::collections::BTreeMap;
 
-/// One device.
+/// A device of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Device {
-    /// Its minor number, below 64.
+    /// Minor number, below 64.
     pub minor: u8,
-    /// Its unique id.
+    /// Unique id.
     pub id: String,
-    /// What it offers; nothing while it is unhealthy.
+    /// Capacity; empty while the device is unhealthy.
     pub total: Units,
-    /// What selectors look at.
+    /// Labels that selectors match.
     pub labels: BTreeMap<String, String>,
-    /// Where it sits, when that is known.
+    /// Position in the machine, if known.
     pub place: Option<Place>,
     /// Groups of virtual functions.
     pub functions: Vec<scheduling::VirtualFunctionGroup>,
 }
 
-/// Where a device sits.
+/// Position of a device in the machine.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// The NUMA node, when it is known.
+    /// NUMA node; `None` if the device belongs to none.
     pub numa: Option<u8>,
-    /// The PCIe root.
+    /// PCIe root.
     pub pcie: String,
 }
 
 impl Device {
-    /// Whether `selector`, if there is one, selects the device.
+    /// Returns true if `selector` matches the device; `None` matches every device.
     #[must_use]
     pub fn selected(&self, selector: Option<&LabelSelector>) -> bool {
         selector.is_none_or(|selector| selector::matches(selector, &self.labels).unwrap_or(false))
     }
 
-    /// Whether the device may serve a pod that is aligned to the NUMA nodes `mask`. A device of
-    /// unknown place may not; one that is known to belong to no NUMA node may.
+    /// Returns true if the device may be allocated to a pod that is aligned to the NUMA nodes `mask`. A
+    /// device of unknown position may not; one that is known to belong to no NUMA node may.
     #[must_use]
     pub fn within(&self, mask: NumaMask) -> bool {
         self.place
@@ -54,27 +54,27 @@ impl Device {
 /// All devices of a node.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Inventory {
-    /// By type, ascending by minor.
+    /// Devices by type, ascending by minor.
     devices: [Vec<Device>; 3],
-    /// The partitions its GPUs can form, when the Device object says.
+    /// Partitions of the GPUs, if the Device object lists them.
     pub(super) partitions: Option<PartitionTable>,
-    /// No GPUs outside of partitions are to be given away.
+    /// True if GPUs are only allocated as partitions.
     pub(super) honor_partitions: bool,
-    /// Whichever GPUs are taken, the other devices that belong to them are there.
+    /// True if the wiring guarantees the other devices that belong to any selected GPUs.
     pub(super) well_planned: bool,
-    /// How the GPUs hang together, when the place of each is known.
+    /// Topology of the GPUs, if the position of each is known.
     pub(super) tree: Option<Scope>,
 }
 
 impl Inventory {
-    /// Reads a Device object; with what was ignored.
+    /// Parses a Device object. Returns the devices and descriptions of the ignored parts.
     #[must_use]
     pub fn new(object: &scheduling::Device) -> (Self, Vec<String>) {
         let mut problems = Vec::new();
         let mut out = Self::default();
         for (at, info) in object.spec.devices.iter().enumerate() {
             let kind = info.type_.as_ref().map_or("", |kind| kind.as_str());
-            // Types that nobody asks for by a resource of theirs are none of our business.
+            // Types without a resource name of their own cannot be requested.
             let Some(kind) = DeviceType::parse(kind) else {
                 continue;
             };
@@ -126,13 +126,13 @@ impl Inventory {
         (out, problems)
     }
 
-    /// The devices of one type, ascending by minor.
+    /// Returns the devices of one type, ascending by minor.
     #[must_use]
     pub fn devices(&self, kind: DeviceType) -> &[Device] {
         &self.devices[kind.index()]
     }
 
-    /// The device with this minor.
+    /// Returns the device with this minor.
     #[must_use]
     pub fn device(&self, kind: DeviceType, minor: u8) -> Option<&Device> {
         let all = self.devices(kind);
@@ -140,7 +140,7 @@ impl Inventory {
         at.ok().map(|at| &all[at])
     }
 
-    /// The same devices, none of which can be given away any more: the Device object is gone.
+    /// Returns the devices with no capacity, because the Device object was deleted.
     #[must_use]
     pub fn withdrawn(&self) -> Self {
         let mut out = self.clone();
@@ -150,7 +150,7 @@ impl Inventory {
         out
     }
 
-    /// The NUMA nodes that have devices, ascending.
+    /// Returns the NUMA nodes that have devices, ascending.
     #[must_use]
     pub fn numa_nodes(&self) -> Vec<u8> {
         let places = self
@@ -164,7 +164,7 @@ impl Inventory {
         ids
     }
 
-    /// How many devices of `kind` sit in the NUMA nodes of `mask`.
+    /// Returns the number of devices of `kind` in the NUMA nodes of `mask`.
     #[must_use]
     pub fn count_in(&self, kind: DeviceType, mask: NumaMask) -> usize {
         let sits = |device: &&Device| {
@@ -174,14 +174,14 @@ impl Inventory {
         self.devices(kind).iter().filter(sits).count()
     }
 
-    /// Whether some device of `kind` has virtual functions.
+    /// Returns true if a device of `kind` has virtual functions.
     #[must_use]
     pub fn has_functions(&self, kind: DeviceType) -> bool {
         let mut devices = self.devices(kind).iter();
         devices.any(|device| !device.functions.is_empty())
     }
 
-    /// The PCIe roots of devices of `kind`.
+    /// Returns the PCIe roots of the devices of `kind` in `set`.
     pub(super) fn pcies(&self, kind: DeviceType, set: u64) -> Vec<&str> {
         let chosen = self
             .devices(kind)

@@ -1,4 +1,4 @@
-//! What a pod needs, from its requests and annotations.
+//! Device requirements of a pod, from its requests and annotations.
 
 use super::inventory::Inventory;
 use super::request::{self, RequestError};
@@ -8,90 +8,91 @@ use koord_api::extension::{DeviceAllocateHints, DeviceJointAllocate, GpuPartitio
 use koord_api::selector;
 use koord_api::texts::Texts;
 
-/// A pod whose requests or annotations make no sense.
+/// Error for a pod with invalid requests or annotations.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NeedError {
-    /// The requests.
+    /// The requests are invalid.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// A selector of the allocate hint.
+    /// A selector of the allocate hint is invalid.
     #[error("invalid {field} of DeviceHint, deviceType: {device}, err: {error}")]
     Selector {
         /// `Selector` or `VFSelector`.
         field: &'static str,
-        /// The type of device.
+        /// Device type.
         device: String,
-        /// What is wrong with it.
+        /// The reason.
         error: String,
     },
 }
 
-/// How a request for devices that are not GPUs becomes a number of devices.
+/// Conversion of a request for non-GPU devices to a number of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Strategy {
     /// One device, or as many as there are whole hundreds.
     #[default]
     Default,
-    /// The same from every device that the selector matches.
+    /// The full request from every device that the selector matches.
     ApplyForAll,
-    /// As many devices as are requested.
+    /// As many devices as the requested amount.
     RequestsAsCount,
 }
 
-/// The pod's wishes for one type of device.
+/// Allocation hints of a pod for one device type.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TypeHint {
-    /// Only devices with such labels.
+    /// Selector of the devices.
     pub selector: Option<LabelSelector>,
-    /// A virtual function, of a group with such labels, goes with each device.
+    /// Selector of virtual-function groups; if set, each device is allocated with a virtual function of a
+    /// matching group.
     pub vf_selector: Option<LabelSelector>,
-    /// How devices are counted.
+    /// Conversion of the request to a number of devices.
     pub strategy: Strategy,
-    /// The device is not to be shared with others.
+    /// True if devices must not be shared with other pods.
     pub exclusive: bool,
 }
 
-/// What is needed of GPUs.
+/// GPU requirements of a pod.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GpuNeed {
-    /// How many.
+    /// Number of GPUs.
     pub count: usize,
-    /// What of each.
+    /// Amounts of each GPU.
     pub each: Units,
-    /// Whether the GPUs may be shared with others.
+    /// True if the GPUs may be shared with other pods.
     pub shared: bool,
-    /// Only GPUs that form a partition.
+    /// True if the GPUs must form a partition.
     pub partition: bool,
-    /// Only partitions of the best score.
+    /// True if only partitions of the best score may be used.
     pub best_partition: bool,
-    /// The least bandwidth within the partition.
+    /// Minimum bandwidth within the partition.
     pub bandwidth: Option<i64>,
-    /// The GPUs must be within one scope of at least this level: 1 node, 2 NUMA node, 3 PCIe, 4
-    /// device; 0 for a scope that is unknown.
+    /// Minimum level of a topology scope that must contain all GPUs: 1 node, 2 NUMA node, 3 PCIe, 4 device; 0
+    /// for an unknown scope; `None` means no restriction.
     pub scope: Option<u8>,
 }
 
-/// What a pod needs of devices.
+/// Device requirements of a pod.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Need {
-    /// The converted requests per type.
+    /// Converted requests by type.
     pub requests: [Option<Units>; 3],
-    /// The wishes per type.
+    /// Allocation hints by type.
     pub hints: [Option<TypeHint>; 3],
-    /// Types that belong together, the leading one first.
+    /// Types that are allocated jointly, the leading one first.
     pub joint: Vec<DeviceType>,
-    /// They must sit at the same PCIe roots.
+    /// True if joint devices must be at the same PCIe roots.
     pub same_pcie: bool,
-    /// What is needed of GPUs.
+    /// GPU requirements; `None` if the pod requests no GPU.
     pub gpu: Option<GpuNeed>,
 }
 
 impl Need {
-    /// Reads the device resources of a pod's requests with its annotations; `None` when it asks
-    /// for no device.
+    /// Parses the device resources of a pod's requests and its annotations. Returns `None` if the pod
+    /// requests no device.
     ///
     /// # Errors
-    /// The requests are not possible, or a selector is malformed.
+    /// The requests are not satisfiable by any device, or a selector is invalid.
     pub fn new(
         requests: &Units,
         hints: &DeviceAllocateHints,
@@ -169,33 +170,33 @@ impl Need {
         Ok(Some(need))
     }
 
-    /// The wishes for `device`.
+    /// Returns the allocation hints for `device`.
     #[must_use]
     pub fn hint(&self, device: DeviceType) -> Option<&TypeHint> {
         self.hints[device.index()].as_ref()
     }
 
-    /// Whether `device` is requested.
+    /// Returns true if `device` is requested.
     #[must_use]
     pub fn asks_for(&self, device: DeviceType) -> bool {
         self.requests[device.index()].is_some()
     }
 
-    /// Whether each device comes with a virtual function.
+    /// Returns true if each device is allocated with a virtual function.
     #[must_use]
     pub fn wants_functions(&self, device: DeviceType) -> bool {
         self.hint(device)
             .is_some_and(|hint| hint.vf_selector.is_some())
     }
 
-    /// Whether GPUs are shared with others.
+    /// Returns true if GPUs may be shared with other pods.
     #[must_use]
     pub fn shares_gpus(&self) -> bool {
         self.gpu.as_ref().is_some_and(|gpu| gpu.shared)
     }
 
-    /// What is taken of each device of a type that is not GPU, and of how many. `None`: there is
-    /// no device to take it from.
+    /// Returns the number of devices of type `device` and the amounts of each. `None` means that no device on
+    /// the node matches.
     pub(super) fn per_device(&self, device: DeviceType, on: &Inventory) -> Option<(usize, Units)> {
         let total = self.requests[device.index()]?;
         let resource = match device {

@@ -1,4 +1,4 @@
-//! GPUs that are wired together, and which such group to take.
+//! GPU partitions: sets of GPUs that are wired together, and their selection.
 
 use super::Quirks;
 use super::need::GpuNeed;
@@ -7,20 +7,20 @@ use koord_api::extension;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// GPUs that are wired together.
+/// Set of GPUs that are wired together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
-    /// Their minors, in the order of the table.
+    /// Minors, in the order of the table.
     pub minors: Vec<u8>,
-    /// The same as a set.
+    /// Minors as a bit set.
     pub set: u64,
-    /// The bandwidth between them, when it is known.
+    /// Bandwidth between the GPUs, if known.
     pub bandwidth: Option<i64>,
-    /// Higher is better.
+    /// Score; higher is better.
     pub score: i64,
 }
 
-/// The partitions of a node by number of GPUs, those with the best score first.
+/// Partitions of a node by number of GPUs, those with the best score first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PartitionTable(BTreeMap<usize, Vec<Partition>>);
 
@@ -45,11 +45,11 @@ impl Partition {
 }
 
 impl PartitionTable {
-    /// Reads the annotation of a Device object; with the partitions that were left out because
-    /// they do not have the number of GPUs under which they are listed.
+    /// Parses the annotation of a Device object. Also returns descriptions of the partitions that were
+    /// dropped because they do not have the number of GPUs under which they are listed.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why the annotation is invalid.
     pub fn parse(text: &str) -> Result<(Self, Vec<String>), String> {
         let table: extension::GpuPartitionTable =
             serde_json::from_str(text).map_err(|error| error.to_string())?;
@@ -84,19 +84,19 @@ impl PartitionTable {
         Ok((Self(out), left_out))
     }
 
-    /// The table of a GPU model that is known to be wired in one way only.
+    /// Returns the table of a GPU model that is wired in only one way; `None` for other models.
     #[must_use]
     pub fn of_model(vendor: &str, model: &str) -> Option<&'static Self> {
         let nvidia = matches!(vendor, "" | "nvidia");
         (nvidia && matches!(model, "H100" | "H800" | "H20")).then(|| &*HOPPER)
     }
 
-    /// Whether the table has partitions of `count` GPUs.
+    /// Returns true if the table has partitions of `count` GPUs.
     pub(super) fn covers(&self, count: usize) -> bool {
         self.0.get(&count).is_some_and(|list| !list.is_empty())
     }
 
-    /// The partition to take when only GPUs of `fit` can serve and those of `busy` are in use.
+    /// Selects a partition whose GPUs are all in `fit` and none in `busy`.
     pub(super) fn choose(
         &self,
         need: &GpuNeed,
@@ -118,7 +118,7 @@ impl PartitionTable {
                 break;
             }
         }
-        // The first of those that leave most behind.
+        // The first partition that preserves the most value for later requests.
         let mut best: Option<(i64, &Partition)> = None;
         for partition in feasible {
             let left = self.left(need.count, busy | partition.set, quirks);
@@ -129,7 +129,7 @@ impl PartitionTable {
         best.map(|(_, partition)| partition)
     }
 
-    /// The worth of the larger partitions that stay whole when `busy` is taken.
+    /// Returns the value of the larger partitions that stay whole when `busy` is in use.
     fn left(&self, count: usize, busy: u64, quirks: Quirks) -> i64 {
         let sizes = [(8, 10_000), (4, 100), (2, 1)];
         let larger = sizes.into_iter().filter(|(size, _)| *size >= count);
@@ -143,7 +143,7 @@ impl PartitionTable {
     }
 }
 
-/// Partitions of equal score, the score to prefer first.
+/// Groups partitions of equal score, those with the preferred score first.
 fn buckets(list: &[Partition], quirks: Quirks) -> impl Iterator<Item = &[Partition]> {
     let mut buckets: Vec<&[Partition]> = list.chunk_by(|a, b| a.score == b.score).collect();
     if quirks.worst_partition_first {

@@ -1,19 +1,19 @@
-//! Which mixtures of device resources a pod may request, and what they come to.
+//! Valid combinations of device resources in a pod's requests, and their conversion.
 
 use super::units::{DeviceResource as R, Units};
 
-/// A request that no device can serve.
+/// Error for a request that no device can satisfy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// More than one device, but not a whole number of devices.
+    /// The amount is more than one device but not a whole number of devices.
     #[error("invalid resource unit {resource}: {amount}")]
     Unit {
         /// The resource.
         resource: &'static str,
-        /// What is asked for.
+        /// Requested amount.
         amount: String,
     },
-    /// The resources do not go together, or their amounts do not.
+    /// The resources or their amounts cannot be combined.
     #[error("invalid resource device requests: [{}]", .0.join(" "))]
     Mixture(Vec<&'static str>),
 }
@@ -58,11 +58,11 @@ const MIXTURES: [(&[R], Rule); 17] = [
     (&[R::Rdma], Rule::Any),
 ];
 
-/// Checks the requests for one type of device (zero amounts left out) and brings them to the units
-/// in which devices are booked: whole cards become percent of core and memory.
+/// Checks the requests for one device type (without zero amounts) and converts them to the units of
+/// allocations: whole cards become percent of core and memory.
 ///
 /// # Errors
-/// The mixture or an amount is not possible.
+/// The combination or an amount is invalid.
 pub fn convert(requests: &Units) -> Result<Units, RequestError> {
     for resource in [R::Gpu, R::Fpga, R::Rdma] {
         let amount = requests.get(resource);
@@ -112,12 +112,12 @@ fn obeys(requests: &Units, rule: Rule) -> bool {
     }
 }
 
-/// A part of one device, or a number of whole ones.
+/// Returns true for a part of one device (in percent) and for a number of whole ones.
 fn whole_or_part(amount: i64) -> bool {
     amount <= 100 || amount % 100 == 0
 }
 
-/// How many GPUs a converted request is about, what it takes of each, and whether it shares them.
+/// Returns the number of GPUs of a converted request, the amounts of each, and true if GPUs are shared.
 #[must_use]
 pub(super) fn per_gpu(requests: &Units) -> (usize, Units, bool) {
     let ratio = requests.get(R::GpuMemoryRatio);

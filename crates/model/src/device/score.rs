@@ -1,18 +1,18 @@
-//! How good a device, or a node, is for a request.
+//! Scoring of devices and nodes for a request.
 
 use super::units::{DeviceResource, PerMinor, Units};
 
-/// Scores by how much would be allocated, 0 to 100.
+/// Scorer by the share that would be allocated, 0 to 100.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scorer {
-    /// More allocated is better, rather than less.
+    /// True if a larger allocated share scores higher, false if a smaller one does.
     pub most: bool,
-    /// The resources that count, with their weights.
+    /// Resources that are scored, with their weights.
     pub weights: Vec<(DeviceResource, i64)>,
 }
 
 impl Scorer {
-    /// The score of a device with `total`, of which `free` is free.
+    /// Returns the score of a device with capacity `total`, of which `free` is free.
     #[must_use]
     pub fn device(&self, request: &Units, total: &Units, free: &Units) -> i64 {
         let (mut score, mut weights) = (0_i64, 0_i64);
@@ -41,7 +41,7 @@ impl Scorer {
         if weights == 0 { 0 } else { score / weights }
     }
 
-    /// The score of devices taken together.
+    /// Returns the score of several devices, added up.
     #[must_use]
     pub fn devices(&self, request: &Units, total: &PerMinor, free: &PerMinor) -> i64 {
         self.device(request, &total.sum(), &free.sum())

@@ -1,42 +1,43 @@
-//! GPUs close to each other: within a PCIe root, a NUMA node, or the node.
+//! Selection of GPUs close to each other: within a PCIe root, a NUMA node, or the node.
 
 use super::inventory::Device;
 use super::need::GpuNeed;
 use super::units::{bit, minors};
 use std::collections::BTreeMap;
 
-/// GPUs that share something.
+/// Topology scope: GPUs that share a PCIe root, a NUMA node or the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Scope {
-    /// 1 the node, 2 a NUMA node, 3 a PCIe root.
+    /// Level: 1 the node, 2 a NUMA node, 3 a PCIe root.
     level: u8,
     set: u64,
     within: Vec<Scope>,
 }
 
-/// GPUs of one scope that can serve a request.
+/// GPUs of one scope that can satisfy a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Located {
     pub(super) minors: Vec<u8>,
-    /// How many scopes around them are in use already.
+    /// Number of surrounding scopes that are in use already.
     used_scopes: u32,
     depth: u32,
     score: i64,
 }
 
-/// What the search looks at.
+/// Input of the search.
 pub(super) struct Search<'a> {
     pub(super) need: &'a GpuNeed,
-    /// GPUs from which the request can be served.
+    /// GPUs that can satisfy the request.
     pub(super) fit: u64,
-    /// GPUs that are in use.
+    /// GPUs in use.
     pub(super) busy: u64,
-    /// The worth of a GPU for sharing.
+    /// Score of a GPU for sharing.
     pub(super) score: &'a dyn Fn(u8) -> i64,
 }
 
 impl Scope {
-    /// The scopes of the given GPUs; none when the place of one is unknown, or there is none.
+    /// Builds the scopes of the given GPUs. Returns `None` if the position of one is unknown, or there is
+    /// none.
     pub(super) fn of(gpus: &[Device]) -> Option<Self> {
         let mut sets: BTreeMap<_, BTreeMap<&str, u64>> = BTreeMap::new();
         for gpu in gpus {
@@ -66,8 +67,8 @@ impl Scope {
         })
     }
 
-    /// The GPUs to take: from the smallest scope that has enough, of those from the one whose
-    /// surroundings are used most already, of those (for shared GPUs) the one of best score.
+    /// Selects GPUs: from the smallest scope that has enough; of those from the one with the most surrounding
+    /// scopes in use; of those, for shared GPUs, the one with the best score.
     pub(super) fn find(&self, search: &Search<'_>) -> Option<Located> {
         self.find_in(search, 0, 0)
     }

@@ -1,10 +1,10 @@
-//! Amounts of device resources, per device.
+//! Amounts of device resources per device.
 
 use crate::resources::{MOST, canonical};
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_api::resources as names;
 
-/// A kind of device.
+/// Device type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceType {
     /// GPUs and other accelerators.
@@ -16,29 +16,29 @@ pub enum DeviceType {
 }
 
 impl DeviceType {
-    /// All of them, in the order in which they are allocated.
+    /// All types, in the order in which they are allocated.
     pub const ALL: [Self; 3] = [Self::Gpu, Self::Rdma, Self::Fpga];
 
-    /// Its place in [`Self::ALL`].
+    /// Returns the index in [`Self::ALL`].
     #[must_use]
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// Its name in Device objects and annotations.
+    /// Returns the name used in Device objects and annotations.
     #[must_use]
     pub fn name(self) -> &'static str {
         ["gpu", "rdma", "fpga"][self.index()]
     }
 
-    /// The type called `name`.
+    /// Returns the type with this name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 }
 
-/// A resource that devices offer.
+/// Resource that devices provide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceResource {
     /// `nvidia.com/gpu`: whole cards.
@@ -47,9 +47,9 @@ pub enum DeviceResource {
     AmdGpu,
     /// `dcu.com/gpu`: whole cards.
     Dcu,
-    /// `koordinator.sh/gpu`: percent of cards.
+    /// `koordinator.sh/gpu`: percent of a card's core and memory.
     Gpu,
-    /// `koordinator.sh/gpu.shared`: the number of cards that are shared.
+    /// `koordinator.sh/gpu.shared`: the number of shared cards.
     GpuShared,
     /// `koordinator.sh/gpu-core`: percent.
     GpuCore,
@@ -87,7 +87,7 @@ const NAMES: [&str; COUNT] = [
 ];
 
 impl DeviceResource {
-    /// All of them.
+    /// All resources.
     pub const ALL: [Self; COUNT] = [
         Self::NvidiaGpu,
         Self::AmdGpu,
@@ -104,20 +104,20 @@ impl DeviceResource {
         Self::Fpga,
     ];
 
-    /// Its name in resource lists.
+    /// Returns the name used in resource lists.
     #[must_use]
     pub fn name(self) -> &'static str {
         NAMES[self as usize]
     }
 
-    /// The resource called `name`, possibly by a deprecated name.
+    /// Returns the resource with this name or deprecated name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let name = canonical(name);
         Self::ALL.into_iter().find(|known| known.name() == name)
     }
 
-    /// The type of device that offers it.
+    /// Returns the device type that provides the resource.
     #[must_use]
     pub fn device(self) -> DeviceType {
         match self {
@@ -127,7 +127,7 @@ impl DeviceResource {
         }
     }
 
-    /// `amount` as a quantity in the notation that is usual for the resource.
+    /// Converts `amount` to a quantity in the usual notation of the resource.
     #[must_use]
     pub fn quantity(self, amount: i64) -> Quantity {
         match self {
@@ -141,8 +141,8 @@ impl DeviceResource {
     }
 }
 
-/// Amounts of device resources. A resource that is not listed is unlimited when it is missing in
-/// what is free, and not asked for when it is missing in a request.
+/// Amounts of device resources. A resource that is not listed is unlimited in free amounts and not requested
+/// in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Units {
     listed: u16,
@@ -150,13 +150,13 @@ pub struct Units {
 }
 
 impl Units {
-    /// Nothing listed.
+    /// Amounts with no listed resource.
     pub const NONE: Self = Self {
         listed: 0,
         amounts: [0; COUNT],
     };
 
-    /// The device resources of `list`; others are left out.
+    /// Extracts the device resources of `list`; others are ignored.
     #[must_use]
     pub fn of(list: &ResourceList) -> Self {
         let mut out = Self::NONE;
@@ -168,7 +168,7 @@ impl Units {
         out
     }
 
-    /// The amounts as quantities.
+    /// Converts to a resource list.
     #[must_use]
     pub fn to_list(&self) -> ResourceList {
         self.iter()
@@ -176,19 +176,19 @@ impl Units {
             .collect()
     }
 
-    /// The amount of `resource`, zero when it is not listed.
+    /// Returns the amount of `resource`, zero if it is not listed.
     #[must_use]
     pub fn get(&self, resource: DeviceResource) -> i64 {
         self.amounts[resource as usize]
     }
 
-    /// Whether `resource` is listed.
+    /// Returns true if `resource` is listed.
     #[must_use]
     pub fn lists(&self, resource: DeviceResource) -> bool {
         self.listed & resource.flag() != 0
     }
 
-    /// Which resources are listed, as a set of bits; equal for equal sets.
+    /// Returns the listed resources as a bit set; equal for equal sets.
     #[must_use]
     pub fn listed(&self) -> u16 {
         self.listed
@@ -200,7 +200,7 @@ impl Units {
         self.amounts[resource as usize] = amount;
     }
 
-    /// What is listed.
+    /// Returns the listed resources with their amounts.
     pub fn iter(&self) -> impl Iterator<Item = (DeviceResource, i64)> + '_ {
         DeviceResource::ALL
             .into_iter()
@@ -208,26 +208,26 @@ impl Units {
             .map(|resource| (resource, self.get(resource)))
     }
 
-    /// Whether every amount is zero.
+    /// Returns true if every amount is zero.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         self.amounts.iter().all(|amount| *amount == 0)
     }
 
-    /// Whether no amount is negative.
+    /// Returns true if no amount is negative.
     #[must_use]
     pub fn is_sane(&self) -> bool {
         self.amounts.iter().all(|amount| *amount >= 0)
     }
 
-    /// Whether every resource that both list is asked for in no larger amount than is `free`.
+    /// Returns true if no resource that both list has a larger amount here than in `free`.
     #[must_use]
     pub fn fits(&self, free: &Self) -> bool {
         self.iter()
             .all(|(resource, amount)| !free.lists(resource) || amount <= free.get(resource))
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         let mut out = *self;
@@ -237,7 +237,7 @@ impl Units {
         out
     }
 
-    /// What is left without `other`, never below zero; lists what `self` lists.
+    /// Returns the amounts minus those of `other`, at least zero; lists the resources of `self`.
     #[must_use]
     pub fn minus(&self, other: &Self) -> Self {
         let mut out = *self;
@@ -248,7 +248,7 @@ impl Units {
         out
     }
 
-    /// The smaller of both for every resource that `self` lists; zero where `other` does not.
+    /// Returns the smaller amount of every resource that `self` lists; zero if `other` does not list it.
     #[must_use]
     pub fn capped(&self, other: &Self) -> Self {
         let mut out = *self;
@@ -258,7 +258,7 @@ impl Units {
         out
     }
 
-    /// Only the resources of one type of device, without those of amount zero.
+    /// Returns the non-zero amounts of the resources of one device type.
     #[must_use]
     pub fn only(&self, device: DeviceType) -> Self {
         let mut out = Self::NONE;
@@ -281,23 +281,23 @@ impl FromIterator<(DeviceResource, i64)> for Units {
     }
 }
 
-/// The set with one minor; empty for numbers that are out of range.
+/// Returns the bit set with one minor; empty for numbers above 63.
 #[must_use]
 pub fn bit(minor: u8) -> u64 {
     1_u64.checked_shl(u32::from(minor)).unwrap_or(0)
 }
 
-/// The minors of a set, ascending.
+/// Returns the minors of a bit set, ascending.
 pub fn minors(set: u64) -> impl Iterator<Item = u8> {
     (0..64).filter(move |minor| set & bit(*minor) != 0)
 }
 
-/// Amounts by minor, ascending.
+/// Amounts by minor, in ascending order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PerMinor(Vec<(u8, Units)>);
 
 impl PerMinor {
-    /// The amounts of `minor`, if it is listed.
+    /// Returns the amounts of `minor`, if it is listed.
     #[must_use]
     pub fn get(&self, minor: u8) -> Option<&Units> {
         let at = self.0.binary_search_by_key(&minor, |(known, _)| *known);
@@ -318,37 +318,37 @@ impl PerMinor {
         self.set(minor, sum);
     }
 
-    /// All minors with their amounts.
+    /// Returns all minors with their amounts.
     pub fn iter(&self) -> impl Iterator<Item = (u8, &Units)> {
         self.0.iter().map(|(minor, units)| (*minor, units))
     }
 
-    /// The minors as a set.
+    /// Returns the minors as a bit set.
     #[must_use]
     pub fn set_of(&self) -> u64 {
         self.iter().fold(0, |set, (minor, _)| set | bit(minor))
     }
 
-    /// The minors of which some amount is not zero.
+    /// Returns the bit set of minors with a non-zero amount.
     #[must_use]
     pub fn busy(&self) -> u64 {
         let some = self.iter().filter(|(_, units)| !units.is_zero());
         some.fold(0, |set, (minor, _)| set | bit(minor))
     }
 
-    /// How many minors are listed.
+    /// Returns the number of listed minors.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether no minor is listed.
+    /// Returns true if no minor is listed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The amounts of all minors together.
+    /// Returns the sum over all minors.
     #[must_use]
     pub fn sum(&self) -> Units {
         self.iter()

@@ -1,10 +1,6 @@
-//! Devices that vendors' tools describe in files: the contract that needs no library of a vendor.
+//! Devices described by vendors' tools in files: an interface that needs no vendor library.
 //!
 //! A file is a JSON list of devices:
-//! `{"vendor", "model", "uuid", "minor": "0", "resources": {name: quantity}, "topology": {"p2pLinks":
-//! [{"peerMinor": "1,2", "type"}], "mustHonorPartition": bool, "socketID", "nodeID", "pcieID", "busID"},
-//! "status": {"healthy": bool, "errCode", "errMessage"}}`, where everything that does not say `bool` is text.
-//! Source: Koordinator `pkg/koordlet/util/device.go`.
 
 use super::{Detected, Health, Problem, Report};
 use koord_api::extension::{GpuPartition, GpuPartitionTable};
@@ -13,29 +9,29 @@ use koord_api::{Quantity, annotations, labels, resources};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// GPUs of a node are kept as sets of this many by its readers.
+/// Maximum number of GPUs: consumers store sets of them as 64-bit masks.
 const MOST_GPUS: i32 = 64;
 
-/// A device as a file describes it.
+/// Device described in a file.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Card {
-    /// Who made it.
+    /// Vendor.
     pub vendor: String,
-    /// Which it is.
+    /// Model.
     pub model: String,
-    /// What is reported of it.
+    /// Reported description and health.
     pub found: Detected,
-    /// The sets of GPUs that it is wired with, itself included, and how; `None` where the file has no
+    /// Sets of GPUs wired with this one, itself included, with the link type; `None` if the file has no
     /// links.
     pub links: Option<Vec<(BTreeSet<i32>, String)>>,
-    /// Whether only wired sets may be given away.
+    /// True if only wired sets may be allocated.
     pub must_honor: bool,
 }
 
-/// Reads the content of a file, with what of it is not used.
+/// Parses the content of a file. Also returns the problems of ignored parts.
 ///
 /// # Errors
-/// When the content is no JSON list: nothing of it can be used.
+/// The content is not a JSON list; nothing of it can be used.
 pub fn parse(text: &str) -> Result<(Vec<Card>, Vec<Problem>), Problem> {
     let whole = |why: String| Problem {
         field: String::new(),
@@ -61,8 +57,8 @@ pub fn parse(text: &str) -> Result<(Vec<Card>, Vec<Problem>), Problem> {
     Ok((cards, problems))
 }
 
-/// What is reported of the cards of all files, with what is wrong with them together. The first card's
-/// vendor and model are the node's, and so is what it says of partitions.
+/// Builds the report of the cards of all files, and returns the problems of their combination. Vendor, model
+/// and partition policy of the node are those of the first card.
 #[must_use]
 pub fn report(cards: &[Card]) -> (Report, Vec<Problem>) {
     let mut report = Report::default();
@@ -108,8 +104,8 @@ pub fn report(cards: &[Card]) -> (Report, Vec<Problem>) {
     (report, problems)
 }
 
-/// Adds a label. Blanks, which tools put into names of models, become `-`; what is no label's value then is
-/// left out, since the API server would refuse the whole object for it.
+/// Adds a label. Blanks, which occur in model names, become `-`. An invalid label value is dropped and
+/// reported, because the API server would reject the whole object.
 pub fn label(
     labels: &mut BTreeMap<String, String>,
     key: &str,
@@ -134,7 +130,7 @@ pub fn label(
     });
 }
 
-/// The table of wired sets, by how many they have; none where there are no sets.
+/// Returns the JSON table of wired sets by size; `None` if there are no sets.
 fn partitions<'a>(links: impl Iterator<Item = &'a (BTreeSet<i32>, String)>) -> Option<String> {
     let mut known = BTreeSet::new();
     let mut table = GpuPartitionTable::new();
@@ -151,11 +147,11 @@ fn partitions<'a>(links: impl Iterator<Item = &'a (BTreeSet<i32>, String)>) -> O
                 });
         }
     }
-    // Texts and numbers can always be written.
+    // Texts and numbers can always be serialized.
     (!table.is_empty()).then(|| serde_json::to_string(&table).unwrap_or_default())
 }
 
-/// Reads one device, noting what is wrong by its path in the file.
+/// Parser of one device that records problems with their path in the file.
 struct Reader<'a> {
     path: String,
     problems: &'a mut Vec<Problem>,
@@ -182,7 +178,7 @@ impl Reader<'_> {
         let minor = map.get("minor").unwrap_or(&Value::Null);
         let number = minor.as_str().and_then(|text| text.parse::<i32>().ok());
         let Some(number) = number.filter(|number| *number >= 0) else {
-            // Any other number would be the one of another device.
+            // Any default would be the number of another device.
             self.wrong(
                 ".minor",
                 minor,
@@ -212,7 +208,7 @@ impl Reader<'_> {
         })
     }
 
-    /// A text; empty where there is none.
+    /// Returns the text field `key`; empty if it is missing.
     fn text(&mut self, map: &Map<String, Value>, parent: &str, key: &str) -> String {
         match map.get(key) {
             None | Some(Value::Null) => String::new(),
@@ -240,7 +236,7 @@ impl Reader<'_> {
         }
     }
 
-    /// An object; none where there is none.
+    /// Returns the object field `key`; `None` if it is missing.
     fn object<'a>(
         &mut self,
         map: &'a Map<String, Value>,
@@ -293,7 +289,7 @@ impl Reader<'_> {
             .get("status")
             .filter(|value| !value.is_null() && !value.is_object())
         {
-            // Whoever says something of its health that nobody understands does not say that it works.
+            // A health status that cannot be parsed does not count as healthy.
             self.wrong(
                 ".status",
                 other,
@@ -330,7 +326,7 @@ impl Reader<'_> {
         let node_id = match (node.as_str(), node.parse::<i32>()) {
             ("", _) => -1,
             (_, Ok(id)) if id >= 0 => id,
-            // What some tools write where the machine does not tell.
+            // Some tools write -1 if the NUMA node is unknown.
             ("-1", _) => -1,
             _ => {
                 let why = "must be a NUMA node's number as text; it counts as not given";
@@ -364,7 +360,7 @@ impl Reader<'_> {
         (Some(place), links, must_honor)
     }
 
-    /// The set of GPUs that a link is about.
+    /// Parses the set of GPUs of a link and its type.
     fn link(&mut self, number: usize, link: &Value, minor: i32) -> Option<(BTreeSet<i32>, String)> {
         let path = format!(".topology.p2pLinks[{number}]");
         let Value::Object(map) = link else {
@@ -394,7 +390,7 @@ impl Reader<'_> {
             }
         }
         if minor >= MOST_GPUS {
-            // The scheduler would refuse the table for one such set.
+            // The scheduler would reject the table because of one such set.
             self.wrong(
                 &path,
                 link,
@@ -406,7 +402,7 @@ impl Reader<'_> {
     }
 }
 
-/// The beginning of a value, for messages.
+/// Returns the beginning of a value, for messages.
 fn excerpt(text: &str) -> String {
     const LIMIT: usize = 120;
     match text.char_indices().nth(LIMIT) {

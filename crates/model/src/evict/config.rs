@@ -1,34 +1,34 @@
-//! The limits of eviction, checked. What is wrong names the field of the NodeSLO and its value.
+//! Validated eviction thresholds. Errors name the field of the NodeSLO and its value.
 
 use koord_api::slo::{CPUEvictPolicy, ResourceThresholdStrategy, defaults};
 
-/// Pods of a higher priority are never evicted by what is allocatable: the top of the mid band.
+/// Maximum priority of pods that are evicted by allocatable: the top of the mid band.
 pub const MAX_ALLOCATABLE_PRIORITY: i32 = 7999;
 
-/// Why a limit cannot be used.
+/// Error for a threshold that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A value without which the feature cannot work.
+    /// A required value is not set.
     #[error("{0} is not set")]
     Missing(&'static str),
-    /// A value out of its range.
+    /// A value is out of range.
     #[error("{field} must be {want}, got {value}")]
     Range {
         /// The field.
         field: &'static str,
-        /// Its range.
+        /// Allowed range.
         want: &'static str,
-        /// What it is.
+        /// The value.
         value: i64,
     },
-    /// Two bounds in the wrong order.
+    /// Two bounds are in the wrong order.
     #[error("{low} must be less than {high} {high_value}, got {low_value}")]
     Order {
-        /// The lower bound's field.
+        /// Field of the lower bound.
         low: &'static str,
         /// The lower bound.
         low_value: i64,
-        /// The upper bound's field.
+        /// Field of the upper bound.
         high: &'static str,
         /// The upper bound.
         high_value: i64,
@@ -59,18 +59,18 @@ fn below(low: (&'static str, i64), high: (&'static str, i64)) -> Result<(), Conf
     })
 }
 
-/// Limits of the use of a node, in percent of its capacity.
+/// Thresholds of the usage of a node, in percent of its capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UsageThreshold {
-    /// Use at or above this starts eviction.
+    /// Usage at or above this starts eviction.
     pub percent: i64,
-    /// Eviction aims at this.
+    /// Level that eviction aims at.
     pub lower: i64,
 }
 
 impl UsageThreshold {
-    /// `memoryEvictThresholdPercent` and `memoryEvictLowerPercent`, which is two points below where it
-    /// is not set.
+    /// Returns `memoryEvictThresholdPercent` and `memoryEvictLowerPercent`, which defaults to two points
+    /// below the former.
     ///
     /// # Errors
     /// The threshold is missing or negative, or the bounds are in the wrong order.
@@ -87,10 +87,10 @@ impl UsageThreshold {
         )
     }
 
-    /// `cpuEvictThresholdPercent` and `cpuEvictLowerPercent`, as for memory.
+    /// Returns `cpuEvictThresholdPercent` and `cpuEvictLowerPercent`, with the default of [`Self::memory`].
     ///
     /// # Errors
-    /// As for memory.
+    /// Those of [`Self::memory`].
     pub fn cpu(strategy: &ResourceThresholdStrategy) -> Result<Self, ConfigError> {
         Self::new(
             (
@@ -111,9 +111,9 @@ impl UsageThreshold {
         Ok(Self { percent, lower })
     }
 
-    /// How much has to be released, in the unit of `capacity`; 0 below the threshold.
+    /// Returns the amount to release, in the unit of `capacity`; 0 below the threshold.
     ///
-    /// `capacity · (used % − lower) / 100` with the use in whole percent.
+    /// `capacity · (used % − lower) / 100` with the usage in whole percent.
     #[must_use]
     pub fn release(&self, capacity: i64, used: i64) -> i64 {
         if capacity <= 0 {
@@ -128,29 +128,29 @@ impl UsageThreshold {
     }
 }
 
-/// `evictEnabledPriorityThreshold`: pods of a higher priority are not evicted by the node's use.
+/// Returns `evictEnabledPriorityThreshold`: pods of a higher priority are not evicted by the node's usage.
 ///
 /// # Errors
-/// It is not set.
+/// The field is not set.
 pub fn usage_priority(strategy: &ResourceThresholdStrategy) -> Result<i32, ConfigError> {
     strategy
         .evict_enabled_priority_threshold
         .ok_or(ConfigError::Missing("evictEnabledPriorityThreshold"))
 }
 
-/// Limits of what is requested, in percent of what is allocatable.
+/// Thresholds of the requested amounts, in percent of allocatable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllocatableThreshold {
     /// Requests above this start eviction.
     pub percent: i64,
-    /// Eviction aims at this.
+    /// Level that eviction aims at.
     pub lower: i64,
     /// Pods of a higher priority are neither counted nor evicted.
     pub priority: i32,
 }
 
 impl AllocatableThreshold {
-    /// `cpuAllocatableEvictThresholdPercent`, `cpuAllocatableEvictLowerPercent` and
+    /// Returns `cpuAllocatableEvictThresholdPercent`, `cpuAllocatableEvictLowerPercent` and
     /// `allocatableEvictPriorityThreshold`, all of them required.
     ///
     /// # Errors
@@ -169,10 +169,10 @@ impl AllocatableThreshold {
         )
     }
 
-    /// The same for memory.
+    /// Returns the thresholds of memory, like [`Self::cpu`].
     ///
     /// # Errors
-    /// As for CPU.
+    /// Those of [`Self::cpu`].
     pub fn memory(strategy: &ResourceThresholdStrategy) -> Result<Self, ConfigError> {
         Self::new(
             (
@@ -211,8 +211,8 @@ impl AllocatableThreshold {
         })
     }
 
-    /// How much of one resource has to be released: everything where nothing is allocatable, else
-    /// what is requested beyond the lower bound once the threshold is exceeded.
+    /// Returns the amount of one resource to release: all requests if nothing is allocatable, otherwise the
+    /// requests beyond the lower bound once the threshold is exceeded.
     #[must_use]
     pub fn release(&self, requested: i64, allocatable: Option<i64>) -> i64 {
         let Some(allocatable) = allocatable.filter(|amount| *amount > 0) else {
@@ -227,34 +227,34 @@ impl AllocatableThreshold {
     }
 }
 
-/// Limits of how far batch pods get the CPU they request.
+/// Thresholds of the CPU satisfaction of BE pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Satisfaction {
-    /// At or below this share of the requests, in percent, some pods are evicted.
+    /// Satisfaction at or below which pods are evicted, in percent of the requests.
     pub lower: i64,
-    /// Eviction aims at this.
+    /// Level that eviction aims at.
     pub upper: i64,
-    /// Batch work must use this share of its limit, in percent.
+    /// Usage below which BE pods are not evicted, in percent of their limit.
     pub usage: i64,
-    /// The window that is averaged, in seconds; at least one sample's interval.
+    /// Averaging window in seconds, at least the sampling interval.
     pub window_seconds: i64,
-    /// Whether the limit is what is allocatable, instead of what suppression left.
+    /// True if the limit is the allocatable batch CPU instead of the limit after suppression.
     pub by_allocatable: bool,
 }
 
-/// What batch work got, in milli-cores.
+/// CPU of all BE pods together, in milli-cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BatchCpu {
-    /// What suppression leaves it.
+    /// Limit after suppression.
     pub real_limit: i64,
-    /// What its pods request.
+    /// Sum of the requests.
     pub request: i64,
-    /// What it uses.
+    /// Usage.
     pub used: i64,
 }
 
 impl Satisfaction {
-    /// The fields `cpuEvict…` of a NodeSLO. `interval_seconds` lies between two samples.
+    /// Parses the fields `cpuEvict…` of a NodeSLO. `interval_seconds` is the sampling interval.
     ///
     /// # Errors
     /// A bound is missing or out of range, or they are in the wrong order.
@@ -302,11 +302,11 @@ impl Satisfaction {
         })
     }
 
-    /// How much of the requests has to go, in milli-cores.
+    /// Returns the amount of requests to release, in milli-cores.
     ///
-    /// The mean of the window and the newest sample must both call for it. The smaller of both is
-    /// released, and the mean's where request and limit did not change. `allocatable` is the node's
-    /// batch CPU; a negative or missing one is unknown, zero counts as one milli-core.
+    /// The mean of the window and the newest sample must both require it. The smaller of both amounts is
+    /// released, and that of the mean if request and limit did not change. `allocatable` is the node's batch
+    /// CPU; a negative or missing one is unknown, zero counts as one milli-core.
     #[must_use]
     pub fn release(&self, mean: BatchCpu, newest: BatchCpu, allocatable: Option<i64>) -> i64 {
         let limit = |sample: BatchCpu| {
@@ -341,7 +341,8 @@ impl Satisfaction {
         i64::try_from(release).unwrap_or(i64::MAX).max(0)
     }
 
-    /// A limit below one core counts as used; none at all is no reason to evict.
+    /// Returns true if usage is close to the limit. A limit below one core always counts as used; a limit of
+    /// 0 never does.
     fn uses_its_limit(&self, sample: BatchCpu, limit: i64) -> bool {
         limit > 0
             && (limit < 1000
@@ -349,7 +350,7 @@ impl Satisfaction {
     }
 }
 
-/// Whether `count` samples, `interval_seconds` apart, fill a third of `window_seconds`.
+/// Returns true if `count` samples, taken every `interval_seconds`, cover a third of `window_seconds`.
 #[must_use]
 pub fn enough_samples(window_seconds: i64, count: i64, interval_seconds: i64) -> bool {
     count.saturating_mul(interval_seconds) >= window_seconds / 3

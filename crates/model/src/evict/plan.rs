@@ -1,8 +1,8 @@
-//! Whom eviction takes, and the books of what that releases.
+//! Selection of eviction victims and accounting of the released amounts.
 //!
-//! Several features may ask at once. Each is a [`Task`] with its candidates in order; what a victim
-//! releases counts for all of them, once per resource and basis (use or request), so that nobody is
-//! evicted for what another task has freed already.
+//! Several features may request evictions at once. Each is a [`Task`] with its candidates in order; the
+//! amount that a victim releases counts for all of them, once per resource and basis (usage or request), so
+//! that no pod is evicted for an amount that another task has freed already.
 
 use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
@@ -10,16 +10,16 @@ use koord_api::resources;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a resource is measured by.
+/// Basis on which an amount is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Basis {
-    /// What is in use.
+    /// Usage.
     Used,
-    /// What is requested.
+    /// Requests.
     Request,
 }
 
-/// The kinds of resource that eviction frees. CPU is milli-cores, memory bytes.
+/// Resource kinds that eviction frees. CPU is in milli-cores, memory in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dimension {
     /// CPU.
@@ -28,8 +28,8 @@ pub enum Dimension {
     Memory,
 }
 
-/// What a pod of this class requests when it requests `dimension`: batch and mid pods their own
-/// extended resources, every other pod the native one.
+/// Returns the resource name that pods of `class` use for `dimension`: batch and mid pods use their extended
+/// resources, all others the native one.
 #[must_use]
 pub fn resource_of(class: PriorityClass, dimension: Dimension) -> &'static str {
     match (class, dimension) {
@@ -42,57 +42,57 @@ pub fn resource_of(class: PriorityClass, dimension: Dimension) -> &'static str {
     }
 }
 
-/// How a pod stands to earlier evictions.
+/// State of a pod with respect to earlier evictions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Standing {
-    /// Nobody has asked it to go.
+    /// No eviction was requested.
     #[default]
     Present,
-    /// On its way out: what it holds counts as released, and it is not evicted again.
+    /// Terminating: its amounts count as released, and it is not evicted again.
     Leaving,
-    /// An eviction was refused lately, for instance by a disruption budget: it is passed over.
+    /// An eviction was recently refused, for instance by a PodDisruptionBudget: the pod is skipped.
     Refused,
 }
 
 /// Amounts of one dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Amounts {
-    /// In use, from the newest sample.
+    /// Usage of the newest sample; `None` without a sample.
     pub used: Option<i64>,
-    /// Requested of the resource that [`resource_of`] names.
+    /// Request for the resource that [`resource_of`] names.
     pub request: i64,
 }
 
-/// A pod as eviction sees it.
+/// Properties of a pod that eviction considers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pod {
-    /// `metadata.name`, which orders pods that are equal otherwise.
+    /// `metadata.name`, which breaks ties in the order of pods.
     pub name: String,
-    /// The class its label gives, without a default.
+    /// QoS class of the pod's label, without a default.
     pub qos: QosClass,
-    /// Its priority class, with default.
+    /// Priority class, with default.
     pub class: PriorityClass,
     /// `spec.priority`.
     pub priority: Option<i32>,
-    /// Its priority with default (see [`koord_api::priority::value_of_pod`]).
+    /// Priority with default (see [`koord_api::priority::value_of_pod`]).
     pub priority_value: i32,
     /// The label `koordinator.sh/priority`, or `priority_value`.
     pub sub_priority: i64,
     /// The annotation `koordinator.sh/eviction-priority`, or 0.
     pub eviction_priority: i32,
-    /// Whether its phase is Pending or Running.
+    /// True if the phase is Pending or Running.
     pub active: bool,
-    /// Whether the label `koordinator.sh/eviction-enabled` is `true`.
+    /// True if the label `koordinator.sh/eviction-enabled` is `true`.
     pub enabled: bool,
-    /// The features that may evict it: `None` is all, an unreadable annotation is none.
+    /// Features that may evict the pod: `None` means all, an invalid annotation none.
     pub evictable_by: Option<Vec<String>>,
-    /// Its earlier evictions.
+    /// State with respect to earlier evictions.
     pub standing: Standing,
     /// CPU.
     pub cpu: Amounts,
     /// Memory.
     pub memory: Amounts,
-    /// Batch CPU it requests, whatever its priority class.
+    /// Requested batch CPU, regardless of the priority class.
     pub batch_cpu_request: i64,
 }
 
@@ -111,10 +111,10 @@ impl Pod {
     }
 }
 
-/// What a task counts.
+/// Amount that a task counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
-    /// The use of a native resource.
+    /// Usage of a native resource.
     Used(Dimension),
     /// Requests of the resource of each pod's class.
     Request(Dimension),
@@ -130,7 +130,7 @@ impl Measure {
         }
     }
 
-    /// What `pod` would release; `None` as amount is unknown.
+    /// Returns the resource and amount that `pod` would release; an amount of `None` is unknown.
     fn of(self, pod: &Pod) -> (&'static str, Option<i64>) {
         match self {
             Self::Used(dimension) => (
@@ -146,36 +146,36 @@ impl Measure {
     }
 }
 
-/// What a feature asks for.
+/// Eviction request of one feature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
-    /// The feature, by the name that `koordinator.sh/eviction-policy` lists.
+    /// Name of the feature, as listed by `koordinator.sh/eviction-policy`.
     pub feature: &'static str,
-    /// What it counts.
+    /// Amount that the task counts.
     pub measure: Measure,
-    /// Resource to the amount that has to be released.
+    /// Resource to the amount to release.
     pub wanted: BTreeMap<&'static str, i64>,
-    /// Candidates by their place in the list of pods, first to go first.
+    /// Candidates as indices into the list of pods, in order of eviction.
     pub candidates: Vec<usize>,
 }
 
 /// One eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Victim {
-    /// The pod's place in the list.
+    /// Index of the pod in the list.
     pub pod: usize,
-    /// The place of the task it goes for.
+    /// Index of the task that the pod is evicted for.
     pub task: usize,
 }
 
-/// What to do, and what it does not achieve.
+/// Planned evictions and the amounts they do not cover.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// Whom to evict now, in order.
+    /// Pods to evict now, in order.
     pub victims: Vec<Victim>,
-    /// What is released, by basis and resource, with what leaving pods hold.
+    /// Released amounts by basis and resource, including those of terminating pods.
     pub released: Released,
-    /// By task: what stays missing although every candidate goes.
+    /// By task: amounts still missing after all candidates are evicted.
     pub missing: Vec<BTreeMap<&'static str, i64>>,
 }
 
@@ -191,10 +191,10 @@ impl Plan {
     }
 }
 
-/// Chooses the victims of all tasks, in the order of the tasks.
+/// Selects the victims of all tasks, in the order of the tasks.
 ///
-/// What leaving candidates hold is counted before anybody is chosen. A candidate that is known to
-/// release nothing of what is still missing stays.
+/// Amounts of terminating candidates are counted first. A candidate that is known to release nothing of the
+/// missing amounts is not evicted.
 #[must_use]
 pub fn choose(pods: &[Pod], tasks: &[Task]) -> Plan {
     let mut plan = Plan::default();
@@ -232,7 +232,7 @@ pub fn choose(pods: &[Pod], tasks: &[Task]) -> Plan {
     plan
 }
 
-/// What of the wanted amounts is not released yet.
+/// Returns the requested amounts that are not released yet.
 fn missing(task: &Task, released: &Released) -> BTreeMap<&'static str, i64> {
     let basis = task.measure.basis();
     let left = task.wanted.iter().map(|(resource, wanted)| {
@@ -247,7 +247,7 @@ fn helps(task: &Task, pod: &Pod, released: &Released) -> bool {
     amount != Some(0) && missing(task, released).contains_key(resource)
 }
 
-/// What `pod` releases for all tasks together: the largest amount by basis and resource.
+/// Returns the amounts that `pod` releases for all tasks together: the largest amount by basis and resource.
 fn releases(pod: &Pod, tasks: &[Task]) -> Released {
     let mut sum = BTreeMap::new();
     for task in tasks.iter().filter(|task| !task.wanted.is_empty()) {
@@ -258,11 +258,11 @@ fn releases(pod: &Pod, tasks: &[Task]) -> Released {
     sum
 }
 
-/// The candidates of the features that go by a priority threshold, first to go first: active, allowed
-/// by their policy and label, at or below `priority`, with a sample of their use.
+/// Returns the candidates of the features with a priority threshold in order of eviction: active pods,
+/// allowed by their policy and label, with a priority of at most `priority` and a usage sample.
 ///
-/// Order: eviction priority, priority, sub-priority, all rising; then what they use or request
-/// falling; then the name.
+/// Order: eviction priority, priority, sub-priority, all ascending; then usage or request descending; then
+/// the name.
 #[must_use]
 pub fn by_priority(pods: &[Pod], feature: &str, priority: i32, measure: Measure) -> Vec<usize> {
     let dimension = match measure {
@@ -287,8 +287,8 @@ pub fn by_priority(pods: &[Pod], feature: &str, priority: i32, measure: Measure)
     places.into_iter().map(|(place, _)| place).collect()
 }
 
-/// The candidates for BECPUEvict: active BE pods that the feature may evict, by `spec.priority`
-/// rising, then by use over batch request falling, then by name. No sample counts as no use.
+/// Returns the candidates of BECPUEvict: active BE pods that the feature may evict, by `spec.priority`
+/// ascending, then by usage over batch request descending, then by name. A missing sample counts as no usage.
 #[must_use]
 pub fn by_batch_cpu(pods: &[Pod], feature: &str) -> Vec<usize> {
     let mut places = places(pods, |pod| is_batch_candidate(pod, feature));
@@ -300,8 +300,8 @@ pub fn by_batch_cpu(pods: &[Pod], feature: &str) -> Vec<usize> {
     places.into_iter().map(|(place, _)| place).collect()
 }
 
-/// The candidates for BEMemoryEvict: active BE pods that the feature may evict, by `spec.priority`
-/// rising, then by memory in use falling; pods without a sample last, by name falling.
+/// Returns the candidates of BEMemoryEvict: active BE pods that the feature may evict, by `spec.priority`
+/// ascending, then by memory usage descending; pods without a sample last, by name descending.
 #[must_use]
 pub fn by_batch_memory(pods: &[Pod], feature: &str) -> Vec<usize> {
     let mut places = places(pods, |pod| is_batch_candidate(pod, feature));
@@ -326,12 +326,12 @@ fn places(pods: &[Pod], wanted: impl Fn(&Pod) -> bool) -> Vec<(usize, &Pod)> {
         .collect()
 }
 
-/// A pod without a priority has the cluster's default, 0.
+/// Compares by `spec.priority`. A pod without one has the cluster's default, 0.
 fn by_spec_priority(a: &Pod, b: &Pod) -> Ordering {
     a.priority.unwrap_or(0).cmp(&b.priority.unwrap_or(0))
 }
 
-/// Compares use over batch request without dividing; a pod that requests nothing has ratio 0.
+/// Compares usage over batch request without division; a pod that requests nothing has ratio 0.
 fn ratio_order(a: &Pod, b: &Pod) -> Ordering {
     let parts = |pod: &Pod| match pod.batch_cpu_request {
         request if request > 0 => (i128::from(pod.cpu.used.unwrap_or(0)), i128::from(request)),
@@ -341,8 +341,8 @@ fn ratio_order(a: &Pod, b: &Pod) -> Ordering {
     (a_used * b_request).cmp(&(b_used * a_request))
 }
 
-/// The requests that count for the allocatable features: those of active pods at or below `priority`,
-/// by the resource of their class.
+/// Returns the requests that count for the allocatable features: those of active pods with a priority of at
+/// most `priority`, by resource of their class.
 #[must_use]
 pub fn requested(pods: &[Pod], priority: i32, dimension: Dimension) -> BTreeMap<&'static str, i64> {
     let mut sum = BTreeMap::new();
